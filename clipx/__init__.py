@@ -1,0 +1,30 @@
+"""clipx trains CLIP models: Hydra groups compose into one typed run spec, a plain PyTorch trainer consumes it.
+
+    from clipx import Trainer, compose
+    spec = compose("data=digits", "duration=5ep")
+    Trainer(spec).fit()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clipx.config import compose
+    from clipx.trainer import Trainer
+
+__version__ = "0.1.0"
+__all__ = ["Trainer", "compose"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch only for those who ask for the trainer."""
+    if name == "Trainer":
+        from clipx.trainer import Trainer
+
+        return Trainer
+    if name == "compose":
+        from clipx.config import compose
+
+        return compose
+    raise AttributeError(f"module 'clipx' has no attribute {name!r}")

@@ -1,0 +1,77 @@
+"""What a person sees: derived numbers once, a live progress line on a terminal or plain lines elsewhere, a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from clipx.logger import Row
+
+
+class Screen:
+    """Rank 0's terminal. Other ranks get one that shows nothing."""
+
+    def __init__(self, shown: bool) -> None:
+        self.console = Console(highlight=False, soft_wrap=True, quiet=not shown)
+        self._live = shown and self.console.is_terminal
+        self._progress = Progress(BarColumn(20), TextColumn("{task.description}"), console=self.console, transient=True)
+        self._start = time.monotonic()
+
+    def __enter__(self) -> Screen:
+        self._start = time.monotonic()
+        if self._live:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._live:
+            self._progress.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def progress(self, row: Row, first_step: int, total_steps: int) -> None:
+        """Shows the newest numbers; the time left is judged by the steps done since the start."""
+        step = int(row["step"])
+        eta = (time.monotonic() - self._start) / max(1, step - first_step) * (total_steps - step)
+        if not self._live:
+            self.say(_line(row, total_steps, eta))
+            return
+        if not self._progress.tasks:
+            self._progress.add_task("", total=total_steps)
+        self._progress.update(self._progress.tasks[0].id, completed=step, description=_line(row, total_steps, eta))
+
+    def table(self, title: str, values: Mapping[str, float]) -> None:
+        table = Table(title=title, title_justify="left")
+        table.add_column("metric")
+        table.add_column("value", justify="right")
+        for name, value in values.items():
+            table.add_row(name, format_value(name, value))
+        self.console.print(table)
+
+
+def format_value(name: str, value: float) -> str:
+    """Shares as percentages, ranks as numbers."""
+    share = name.rsplit("/", 1)[-1].startswith(("top", "recall@", "mean_per_class", "chance"))
+    return f"{value:.2%}" if share else f"{value:,.4g}"
+
+
+def clock(seconds: float) -> str:
+    """`1:02:03`, or `02:03`."""
+    minutes, s = divmod(max(0, round(seconds)), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m:02}:{s:02}"
+
+
+def _line(row: Row, total_steps: int, eta: float) -> str:
+    return (
+        f"step {int(row['step'])}/{total_steps}  epoch {row['epoch']:.2f}  loss {row['train/loss']:.4f}  "
+        f"{row['train/samples_per_second']:,.0f} samples/s ({row['train/samples_per_second_per_device']:,.0f}/device)  "
+        f"data wait {row['train/data_wait_share']:.0%}  lr {row['train/lr']:.2e}  τ {row['train/temperature']:.4f}  "
+        f"ETA {clock(eta)}"
+    )

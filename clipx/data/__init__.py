@@ -1,0 +1,83 @@
+"""Data: what a run reads. Each kind of data is one file with its spec; all of them become a `Source`.
+
+    spec.open() -> Dataset(train: Source, held_out: Source, classes)
+    Source + Order -> Loader -> Batch          the order is a pure function of (seed, epoch, position)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from clipx.config import MISSING
+from clipx.errors import require
+
+if TYPE_CHECKING:
+    from clipx.data.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """What zero-shot classification asks: `names` in the order of the labels, and templates with a `{}` for the name.
+
+    `subsets` are named groups of labels that are also scored among themselves, such as held-out combinations.
+    """
+
+    names: Sequence[str]
+    templates: Sequence[str]
+    subsets: dict[str, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The sources of a run. `held_out` is None where nothing is held out; `classes` where the data names none."""
+
+    train: Source
+    held_out: Source | None
+    classes: Classes | None
+
+
+@dataclass(kw_only=True, slots=True)
+class DataSpec:
+    """Options of every kind of data."""
+
+    kind: str = MISSING
+    name: str = MISSING  # shown in run names and reports
+    batch_size: int = 256  # samples in one optimizer step, over all ranks and micro-batches
+    micro_batches: int = 1  # forward passes that a rank's share of the batch is cut into; the gradient stays exact
+    workers: int = 2  # loader processes per rank; 0 loads in the training process
+    prefetch: int = 2  # batches each worker keeps ready
+    shuffle_window: int = 200_000  # samples shuffled together, from shards in random order; 8 bytes each per worker
+    crop_scale: list[float] = field(default_factory=lambda: [0.9, 1.0])  # share of the image's area, at random
+    max_pixels: int = 100_000_000  # larger images are bad samples: a few bytes can unpack to gigabytes
+    max_bad_share: float = 0.1  # the run fails when a larger share of the samples cannot be used
+
+    def __post_init__(self) -> None:
+        require(self.batch_size >= 2, f"data.batch_size={self.batch_size} must be at least 2: one sample has no negatives")
+        require(self.micro_batches >= 1, f"data.micro_batches={self.micro_batches} must be at least 1")
+        require(
+            self.batch_size % self.micro_batches == 0,
+            f"data.batch_size={self.batch_size} is not divisible by data.micro_batches={self.micro_batches}: "
+            f"use {nearest_multiples(self.batch_size, self.micro_batches)}",
+        )
+        require(self.workers >= 0, f"data.workers={self.workers} is negative: give 0 (load in the training process) or more")
+        require(self.prefetch >= 1, f"data.prefetch={self.prefetch} must be at least 1 batch")
+        require(self.shuffle_window >= 1, f"data.shuffle_window={self.shuffle_window} must be at least 1 sample")
+        low, high = (*self.crop_scale, 0, 0)[:2]
+        require(
+            len(self.crop_scale) == 2 and 0 < low <= high <= 1,
+            f"data.crop_scale={self.crop_scale} must be [low, high] with 0 < low ≤ high ≤ 1, e.g. [0.9,1.0]",
+        )
+        require(self.max_pixels >= 1, f"data.max_pixels={self.max_pixels} must be at least 1")
+        require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must lie in [0, 1]")
+
+    def open(self) -> Dataset:
+        """Opens, and where needed first writes or indexes, the data. Raises ConfigError or DataError."""
+        raise NotImplementedError
+
+
+def nearest_multiples(value: int, factor: int) -> str:
+    """The multiples of `factor` next to `value`, in words for an error message."""
+    below, above = value // factor * factor, -(-value // factor) * factor
+    return str(above) if below == 0 else f"{below} or {above}"

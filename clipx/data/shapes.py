@@ -1,0 +1,257 @@
+"""The embedded default: drawn scenes with captions, combinations of attributes held out for zero-shot.
+
+A scene is shape, colour, texture, size, position, count and background. Images and captions are a pure function of
+(version, seed, split, index). One in six combinations of colour, texture and shape never occurs in training: telling
+those apart asks that the attributes be understood one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import random
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from clipx.config import option
+from clipx.data import Classes, DataSpec, Dataset
+from clipx.data.source import Sample
+from clipx.data.write import cache_root, ensure_shards
+from clipx.errors import require
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw
+
+_VERSION = 1  # part of the folder's name: other drawings, another folder
+
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
+COLOURS = {
+    "red": (214, 40, 40),
+    "green": (46, 160, 67),
+    "blue": (40, 80, 220),
+    "yellow": (245, 205, 20),
+    "purple": (140, 50, 180),
+    "orange": (245, 130, 20),
+    "cyan": (30, 190, 210),
+    "pink": (245, 130, 190),
+}
+TEXTURES = ("solid", "striped", "dotted")
+SIZES = {"small": 0.7, "medium": 1.0, "large": 1.35}
+POSITIONS = {"left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1), "centre": (0, 0)}
+COUNTS = {"one": 1, "two": 2, "three": 3}
+BACKGROUNDS = {"white": (250, 250, 250), "black": (12, 12, 12), "grey": (128, 128, 128), "brown": (96, 62, 38)}
+
+COMBINATIONS = tuple(product(COLOURS, TEXTURES, SHAPES))
+TEMPLATES = ("a {}", "a picture of a {}", "an image with a {}", "a drawing of a {}")
+
+
+@functools.cache
+def held_out_labels() -> tuple[int, ...]:
+    """One combination in six: each shape once for every (colour, texture), so every attribute is seen in training."""
+    colours, textures = list(COLOURS), list(TEXTURES)
+    return tuple(
+        label
+        for label, (colour, texture, shape) in enumerate(COMBINATIONS)
+        if (colours.index(colour) + 2 * textures.index(texture) + SHAPES.index(shape)) % 6 == 0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    colour: str
+    texture: str
+    shape: str
+    size: str
+    position: str
+    count: str
+    background: str
+
+    @property
+    def label(self) -> int:
+        return COMBINATIONS.index((self.colour, self.texture, self.shape))
+
+
+@option("data")
+@dataclass(kw_only=True, slots=True)
+class ShapesSpec(DataSpec):
+    kind: str = "shapes"
+    samples: int = 12_000  # training images
+    held_out_samples: int = 960  # images of held-out combinations
+    pixels: int = 64  # of the written images, square
+    seed: int = 0  # of the scenes; independent of the run's seed
+
+    def __post_init__(self) -> None:
+        DataSpec.__post_init__(self)
+        require(self.samples >= 2, f"data.samples={self.samples} must be at least 2")
+        require(self.held_out_samples >= 1, f"data.held_out_samples={self.held_out_samples} must be at least 1")
+        require(16 <= self.pixels <= 512, f"data.pixels={self.pixels} must lie in [16, 512]")
+
+    def open(self) -> Dataset:
+        """Writes the shards first where they are not in the cache."""
+        from clipx.data.webdataset import Shards
+
+        def shards(name: str, samples: int, held_out: bool) -> Shards:
+            folder = cache_root() / f"shapes-v{_VERSION}-{self.seed}-{self.pixels}px" / f"{name}-{samples}"
+            make = functools.partial(make_sample, seed=self.seed, held_out=held_out, pixels=self.pixels)
+            urls = ensure_shards(folder, make, samples, per_shard=1000, what=f"shapes ({name})")
+            return Shards.open(urls, "json.captions", "json.label")
+
+        names = tuple(" ".join(combination) for combination in COMBINATIONS)
+        return Dataset(
+            train=shards("train", self.samples, held_out=False),
+            held_out=shards("held-out", self.held_out_samples, held_out=True),
+            classes=Classes(names, TEMPLATES, {"held_out": held_out_labels()}),
+        )
+
+
+def make_sample(index: int, *, seed: int, held_out: bool, pixels: int) -> Sample:
+    """Sample `index` of a split: the image as JPEG, captions, and the label of its combination."""
+    rng = random.Random(f"{_VERSION}/{seed}/{held_out}/{index}")
+    scene = random_scene(rng, held_out, index)
+    captions = [full_caption(scene)] if held_out else [full_caption(scene), *(caption(scene, rng) for _ in range(4))]
+    encoded = io.BytesIO()
+    draw(scene, rng, pixels).save(encoded, "JPEG", quality=92)
+    return Sample(f"{index:09d}", encoded.getvalue(), captions, scene.label)
+
+
+def random_scene(rng: random.Random, held_out: bool, index: int) -> Scene:
+    labels = _labels(held_out)
+    colour, texture, shape = COMBINATIONS[labels[index % len(labels)]]  # every combination equally often
+    return Scene(
+        colour=colour,
+        texture=texture,
+        shape=shape,
+        size=rng.choice(list(SIZES)),
+        position=rng.choice(list(POSITIONS)),
+        count=rng.choice(list(COUNTS)),
+        background=rng.choice(list(BACKGROUNDS)),
+    )
+
+
+@functools.cache
+def _labels(held_out: bool) -> tuple[int, ...]:
+    return tuple(label for label in range(len(COMBINATIONS)) if (label in held_out_labels()) == held_out)
+
+
+# ------------------------------------------------------------------------------------------------ captions
+
+
+def _noun(scene: Scene, size: bool = False) -> str:
+    """`one large red striped star`, `two stars`: number, adjectives, noun."""
+    words = [scene.size] if size else []
+    words += [scene.colour, scene.texture, _plural(scene.shape) if scene.count != "one" else scene.shape]
+    return " ".join(words)
+
+
+def _plural(shape: str) -> str:
+    return f"{shape}es" if shape.endswith("s") else f"{shape}s"
+
+
+def _place(scene: Scene) -> str:
+    return f"at the {scene.position}" if scene.position != "centre" else "in the centre"
+
+
+def full_caption(scene: Scene) -> str:
+    """Names every attribute."""
+    return f"{scene.count} {_noun(scene, size=True)} {_place(scene)} on a {scene.background} background"
+
+
+def caption(scene: Scene, rng: random.Random) -> str:
+    """One of several ways to say it, some of which leave attributes out, as people do."""
+    article = "a" if scene.count == "one" else scene.count
+    return rng.choice(
+        (
+            f"{article} {_noun(scene)}",
+            f"a picture of {article} {_noun(scene, size=True)}",
+            f"an image with {article} {_noun(scene)} {_place(scene)}",
+            f"{article} {_noun(scene)} on {scene.background}",
+            f"on a {scene.background} background, {article} {_noun(scene, size=True)}",
+            f"a drawing of {article} {_noun(scene)}, {scene.size}, {_place(scene)}",
+        )
+    )
+
+
+# ------------------------------------------------------------------------------------------------- drawing
+
+_OVERSAMPLE = 3  # drawn larger and scaled down: smooth edges
+
+
+def draw(scene: Scene, rng: random.Random, pixels: int) -> Image.Image:
+    """The scene as RGB; position and lightness vary a little by `rng`."""
+    from PIL import Image, ImageDraw
+
+    side = pixels * _OVERSAMPLE
+    image = Image.new("RGB", (side, side), _jitter(BACKGROUNDS[scene.background], rng))
+    mask = Image.new("L", (side, side), 0)
+    pen = ImageDraw.Draw(mask)
+    count = COUNTS[scene.count]
+    radius = 0.15 * side * SIZES[scene.size] * (1.0, 0.85, 0.7)[count - 1]
+    for x, y in _centres(scene, rng, count, side):
+        _outline(pen, scene.shape, x, y, radius)
+    fill = Image.new("RGB", (side, side), _jitter(COLOURS[scene.colour], rng))
+    image.paste(fill, mask=_textured(mask, scene.texture, side))
+    return image.resize((pixels, pixels), Image.Resampling.BOX)
+
+
+def _jitter(rgb: tuple[int, int, int], rng: random.Random) -> tuple[int, int, int]:
+    shift = rng.randint(-12, 12)
+    r, g, b = (min(255, max(0, value + shift)) for value in rgb)
+    return r, g, b
+
+
+def _centres(scene: Scene, rng: random.Random, count: int, side: int) -> list[tuple[float, float]]:
+    """A row of shapes; at the left and right a column."""
+    dx, dy = POSITIONS[scene.position]
+    x = side * (0.5 + 0.24 * dx + rng.uniform(-0.03, 0.03))
+    y = side * (0.5 + 0.24 * dy + rng.uniform(-0.03, 0.03))
+    offsets = [(i - (count - 1) / 2) * 0.3 * side for i in range(count)]
+    return [(x, y + offset) if dx else (x + offset, y) for offset in offsets]
+
+
+def _outline(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, r: float) -> None:
+    """Draws a filled shape of about the same area for each kind."""
+    box = (x - r, y - r, x + r, y + r)
+    if shape == "circle":
+        pen.ellipse(box, fill=255)
+    elif shape == "ring":
+        pen.ellipse(box, fill=255)
+        hole = 0.55 * r
+        pen.ellipse((x - hole, y - hole, x + hole, y + hole), fill=0)
+    elif shape == "square":
+        pen.rectangle(tuple(v + s * 0.12 * r for v, s in zip(box, (1, 1, -1, -1), strict=True)), fill=255)
+    elif shape == "triangle":
+        pen.polygon(_polygon(x, y + 0.15 * r, [1.15 * r] * 3), fill=255)
+    elif shape == "star":
+        pen.polygon(_polygon(x, y, [1.15 * r, 0.48 * r] * 5), fill=255)
+    else:  # a cross
+        arm = 0.36 * r
+        pen.rectangle((x - arm, y - r, x + arm, y + r), fill=255)
+        pen.rectangle((x - r, y - arm, x + r, y + arm), fill=255)
+
+
+def _polygon(x: float, y: float, radii: list[float]) -> list[tuple[float, float]]:
+    """Corners at the given distances from the centre, the first one upwards."""
+    angles = [2 * math.pi * i / len(radii) for i in range(len(radii))]
+    return [(x + r * math.sin(a), y - r * math.cos(a)) for r, a in zip(radii, angles, strict=True)]
+
+
+def _textured(mask: Image.Image, texture: str, side: int) -> Image.Image:
+    """The part of the mask that is coloured."""
+    from PIL import Image, ImageChops, ImageDraw
+
+    if texture == "solid":
+        return mask
+    pattern = Image.new("L", mask.size, 0)
+    pen = ImageDraw.Draw(pattern)
+    if texture == "striped":
+        period = max(2, side // 12)
+        for i in range(0, 2 * side, period):
+            pen.line((i, 0, i - side, side), fill=255, width=period // 2)
+    else:
+        period = max(2, side // 14)
+        for i, j in product(range(0, side, period), repeat=2):
+            r = 0.36 * period
+            pen.ellipse((i - r, j - r, i + r, j + r), fill=255)
+    return ImageChops.multiply(mask, pattern)

@@ -1,0 +1,90 @@
+"""`python -m clipx.evaluate run=outputs/…`: evaluates a checkpoint of a run, by its own evaluators or others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from clipx.config import MISSING, cli, from_dict, option
+from clipx.data import DataSpec
+from clipx.distributed import DistributedSpec
+from clipx.errors import CheckpointError
+from clipx.evaluator import EvaluatorSpec
+from clipx.spec import RunSpec
+
+
+@option("")
+@dataclass(kw_only=True, slots=True)
+class EvaluateSpec:
+    """What to evaluate. Where a group is left out, the run's own is taken."""
+
+    kind: str = "evaluate"
+    run: str = MISSING  # a run directory
+    step: int | None = None  # of the checkpoint; null: the newest
+    data: DataSpec | None = None
+    distributed: DistributedSpec = MISSING
+    evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
+
+
+def load_run(run_dir: Path) -> RunSpec:
+    """The configuration that a run directory was trained with. Raises CheckpointError where it holds none."""
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise CheckpointError(f"run={run_dir} holds no run (no config.yaml): check the path")
+    return from_dict(RunSpec, yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def evaluate(spec: EvaluateSpec) -> None:
+    from clipx import checkpoint as ckpt
+    from clipx import evaluator as _  # noqa: F401
+    from clipx.console import Screen
+    from clipx.data.loader import View
+    from clipx.evaluator.base import Embedder, check_evaluators
+    from clipx.evaluator.base import evaluate as run_evaluators
+    from clipx.model.tokenizer import Tokenizer
+    from clipx.rundir import RunDir
+
+    run = load_run(Path(spec.run))
+    rundir = RunDir(Path(spec.run))
+    data = spec.data or run.data
+    evaluators = spec.evaluator or run.evaluator
+    comm = spec.distributed.build()
+    try:
+        comm.on_main(lambda: data.open() and None)
+        dataset = data.open()
+        check_evaluators(evaluators, dataset)
+        found = ckpt.CheckpointDir(rundir.checkpoints, print).load(spec.step)
+        if found is None:
+            raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
+        precision = run.precision.build(comm.device)
+        model = run.model.build(comm.device, precision.dtype)
+        ckpt.load_module(model, ckpt.part("model", found.tensors), "model")
+        embedder = Embedder(
+            model,
+            comm,
+            precision,
+            Tokenizer(run.model.text.context_length),
+            View(run.model.image.size, data.crop_scale, data.max_pixels),
+            data.workers,
+            data.prefetch,
+            data.max_bad_share,
+            rundir.quarantine,
+        )
+        numbers = run_evaluators(evaluators, embedder, dataset)
+        if comm.is_main:
+            path = rundir.path / f"evaluation-{data.name}-step-{found.step}.json"
+            path.write_text(json.dumps({"step": found.step, "data": data.name, **numbers}, indent=1) + "\n")
+            screen = Screen(True)
+            screen.table(f"{run.name}, step {found.step}, on {data.name}", numbers)
+            screen.say(f"written to {path}")
+    finally:
+        comm.close()
+
+
+main = cli(evaluate, "evaluate")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Embedding held-out data on all ranks. Batches are the same however many ranks share them, and so are the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from clipx.data import Dataset
+from clipx.data.loader import View, eval_loader
+from clipx.data.source import Bad, Source
+from clipx.distributed import Comm
+from clipx.errors import DataError
+from clipx.evaluator import EvaluatorSpec
+from clipx.model.clip import CLIP
+from clipx.model.tokenizer import Tokenizer
+from clipx.precision import Precision
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The usable samples of a source, in its order. image_ND, unit norm; captions and label of each."""
+
+    image: Tensor
+    captions: Sequence[Sequence[str]]
+    labels: Sequence[int | str | None]
+
+
+@dataclass(slots=True)
+class Embedder:
+    """Embeds with one state of the weights. Make a new one when they change: what it embedded is kept."""
+
+    model: CLIP
+    comm: Comm
+    precision: Precision
+    tokenizer: Tokenizer
+    view: View
+    workers: int
+    prefetch: int
+    max_bad_share: float
+    tell_bad: Callable[[Sequence[Bad]], None]
+    _images: dict[tuple[str, int], Embedded] = field(default_factory=dict)
+
+    def images(self, source: Source, batch: int) -> Embedded:
+        """Every image of the source, over all ranks. Raises DataError where too many are bad."""
+        key = (source.fingerprint, batch)
+        if key not in self._images:
+            self._images[key] = self._embed_images(source, batch)
+        return self._images[key]
+
+    @torch.inference_mode()
+    def _embed_images(self, source: Source, batch: int) -> Embedded:
+        total = sum(source.sizes)
+        rows: Tensor | None = None
+        mine: list[tuple[int, Sequence[str], int | str | None]] = []
+        bad: list[Bad] = []
+        for held in eval_loader(
+            source,
+            self.view,
+            batch=batch,
+            rank=self.comm.rank,
+            world=self.comm.world,
+            workers=min(self.workers, -(-total // (batch * self.comm.world))),
+            prefetch=self.prefetch,
+        ):
+            bad += held.bad
+            if held.index:
+                x_mD = self._call(self.model.encode_image, held.image)
+                rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
+                rows[torch.tensor(held.index, device=rows.device)] = x_mD
+                mine += zip(held.index, held.captions, held.labels, strict=True)
+        self.tell_bad(bad)
+        return self._combine(rows, mine, len(bad), total)
+
+    def _combine(
+        self, rows: Tensor | None, mine: list[tuple[int, Sequence[str], int | str | None]], bad: int, total: int
+    ) -> Embedded:
+        bad_total = sum(self.comm.gather_objects(bad))
+        if bad_total > self.max_bad_share * total or bad_total == total:
+            raise DataError(
+                f"{bad_total} of {total} held-out samples are bad, more than data.max_bad_share={self.max_bad_share}: "
+                "quarantine.jsonl names them"
+            )
+        kept = sorted((item for part in self.comm.gather_objects(mine) for item in part), key=lambda item: item[0])
+        if rows is None:  # this rank had no batch
+            rows = self._call(self.model.encode_text, self.tokenizer([""])).new_zeros(total, self.model.embed_dim)
+        rows = self.comm.sum(rows)  # each row is zero on all ranks but one
+        order = torch.tensor([index for index, _, _ in kept], device=rows.device)
+        return Embedded(rows[order], [captions for _, captions, _ in kept], [label for _, _, label in kept])
+
+    @torch.inference_mode()
+    def texts(self, texts: Sequence[str], batch: int) -> Tensor:
+        """[N, D] for N texts, spread over the ranks."""
+        rows: Tensor | None = None
+        for block in blocks(len(texts), batch, self.comm):
+            x_mD = self._call(self.model.encode_text, self.tokenizer(texts[block]))
+            rows = x_mD.new_zeros(len(texts), x_mD.shape[1]) if rows is None else rows
+            rows[block] = x_mD
+        if rows is None:
+            rows = self._call(self.model.encode_text, self.tokenizer([""])).new_zeros(len(texts), self.model.embed_dim)
+        return self.comm.sum(rows)
+
+    def _call(self, encode: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with self.precision.autocast():
+                return encode(batch.to(self.comm.device))
+        finally:
+            self.model.train(was_training)
+
+
+def check_evaluators(evaluators: Mapping[str, EvaluatorSpec], dataset: Dataset) -> None:
+    """Raises where an evaluator lacks what it needs, before anything is trained."""
+    active = {name: e for name, e in evaluators.items() if e.every != "none"}
+    if active and dataset.held_out is None:
+        raise DataError(
+            f"evaluator=[{','.join(active)}] needs held-out data and this data holds out none: raise "
+            "data.held_out_share, name held-out data, or train without with evaluator=[]"
+        )
+    for evaluator in active.values():
+        evaluator.check(dataset)
+
+
+def evaluate(evaluators: Mapping[str, EvaluatorSpec], embedder: Embedder, dataset: Dataset) -> Metrics:
+    """The numbers of all the evaluators, as `eval/<evaluator>/<metric>`."""
+    return {
+        f"eval/{name}/{metric}": value
+        for name, evaluator in evaluators.items()
+        for metric, value in evaluator.evaluate(embedder, dataset).items()
+    }
+
+
+def blocks(n: int, size: int, comm: Comm) -> Iterator[slice]:
+    """This rank's share of the blocks of 0..n."""
+    for start in range(comm.rank * size, n, comm.world * size):
+        yield slice(start, min(start + size, n))

@@ -1,0 +1,90 @@
+"""CLIP: an image tower and a text tower into one embedding space (arXiv:2103.00020).
+
+Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, L length of a text, D embedding.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipx.model import ClipSpec
+from clipx.model.text import TextTower
+from clipx.model.vision import ImageTower
+
+
+class CLIP(nn.Module):
+    """Images and texts -> unit embeddings in float32, or in float64 where the weights are. The objective has the rest.
+
+    Weights are drawn in float32 on `device` and then cast: one torch.manual_seed gives the same model in any dtype.
+    """
+
+    mean_C11: Tensor
+    std_C11: Tensor
+
+    def __init__(self, spec: ClipSpec, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.image_size = spec.image.size
+        with torch.device(device):
+            self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu)
+            self.text = TextTower(spec.text, spec.embed_dim, spec.quick_gelu)
+        self.to(dtype)
+        # In float32 even for 16-bit weights; not in the state_dict, for they follow from the configuration.
+        for name, values in (("mean_C11", spec.image.mean), ("std_C11", spec.image.std)):
+            constant = torch.tensor(values, dtype=_at_least_float32(dtype), device=device).view(3, 1, 1)
+            self.register_buffer(name, constant, persistent=False)
+
+    def forward(self, image_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """-> (image_BD, text_BD): see encode_image and encode_text."""
+        return self.encode_image(image_BCSS), self.encode_text(tokens_BL)
+
+    def encode_image(self, image_BCSS: Tensor) -> Tensor:
+        """[B, 3, S, S], RGB, uint8 or floating point in [0, 1] -> [B, D] of unit norm. ValueError for another shape."""
+        return _unit(self.image(self._normalise(image_BCSS)))
+
+    def encode_text(self, tokens_BL: Tensor) -> Tensor:
+        """[B, L] token ids as the Tokenizer gives them -> [B, D] of unit norm. ValueError for another length."""
+        length = self.text.context_length
+        if tokens_BL.ndim != 2 or tokens_BL.shape[1] != length:
+            raise ValueError(
+                f"tokens have shape {list(tokens_BL.shape)}, the text tower takes [B, {length}]: "
+                f"tokenize with context_length={length}, or set model.text.context_length"
+            )
+        return _unit(self.text(tokens_BL))
+
+    def positional_embeddings(self) -> set[str]:
+        """Names of the positional embeddings among named_parameters(), the attention pool's included."""
+        return {"text.positional_embedding"} | {f"image.{name}" for name in self.image.positional_embeddings()}
+
+    def class_tokens(self) -> set[str]:
+        """Names of the class token and its like among named_parameters()."""
+        return {f"image.{name}" for name in self.image.class_tokens()}
+
+    def _normalise(self, image_BCSS: Tensor) -> Tensor:
+        """(pixels - mean) / std on the images' device, in the weights' dtype."""
+        size = self.image_size
+        if image_BCSS.ndim != 4 or image_BCSS.shape[1:] != (3, size, size):
+            raise ValueError(
+                f"images have shape {list(image_BCSS.shape)}, the image tower takes [B, 3, {size}, {size}]: "
+                f"resize the images, or set model.image.size"
+            )
+        if image_BCSS.dtype != torch.uint8 and not image_BCSS.is_floating_point():
+            raise ValueError(f"images are {image_BCSS.dtype}, must be uint8, or floating point in [0, 1]: convert them")
+        pixels_BCSS = image_BCSS.to(self.mean_C11.dtype)
+        if image_BCSS.dtype == torch.uint8:
+            pixels_BCSS = pixels_BCSS / 255
+        return ((pixels_BCSS - self.mean_C11) / self.std_C11).to(self.text.positional_embedding.dtype)
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Numbers in a module's parameters, each shared one once; buffers not included."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def _unit(features_BD: Tensor) -> Tensor:
+    return F.normalize(features_BD.to(_at_least_float32(features_BD.dtype)), dim=-1)
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

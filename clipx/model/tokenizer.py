@@ -1,0 +1,203 @@
+"""Byte-pair text tokenizer of CLIP: strings in, rows of token ids out.
+
+Source: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", arXiv:2103.00020.
+The merge table ``bpe_simple_vocab_16e6.txt.gz`` beside this file is the one OpenAI published with CLIP (MIT licence).
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import os
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# Data workers are parallel already, and some versions of the Rust thread pool warn when a process forks after using it.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import ftfy
+import regex  # type: ignore[import-untyped]
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MERGES_FILE = Path(__file__).with_name("bpe_simple_vocab_16e6.txt.gz")
+_N_MERGES = 48_894
+_WORD_END = "</w>"
+_START, _END, _PAD = 49_406, 49_407, 0
+_SPECIAL = {"<start_of_text>": (_START,), "<end_of_text>": (_END,)}
+
+# Words are split here and not in Rust: the two engines carry different Unicode versions (they disagree on some 17,000
+# code points), and with a table of seen words it is also faster. Measured on one core, captions of 10 words: 147,000
+# cleaned texts/s this way, 76,000 all in Rust with the classes spelled out; the whole call 139,000, open_clip's 22,000.
+_WORD = regex.compile(
+    r"<start_of_text>|<end_of_text>|'(?:s|t|re|ve|m|ll|d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+    regex.IGNORECASE,
+)
+_MAX_SEEN = 1 << 16  # words remembered in a process, some 15 MB
+_MAX_SEEN_LENGTH = 64  # longer words are rare, and would make the table's size depend on the data
+
+
+class Tokenizer:
+    """CLIP byte-pair encoding of text (Radford et al., arXiv:2103.00020), in the ids of OpenAI's weights.
+
+    Picklable, and safe to use from threads and from forked or spawned workers.
+    """
+
+    vocab_size: int = 49_408
+    start_id: int = _START
+    end_id: int = _END
+    pad_id: int = _PAD
+
+    def __init__(self, context_length: int = 77) -> None:
+        """Make a tokenizer whose rows have ``context_length`` ids (at least 3: start, one token, end)."""
+        if not isinstance(context_length, int) or context_length < 3:
+            raise ValueError(
+                f"context_length is {context_length!r}, must be an integer of 3 or more (start, a token, end): "
+                "use 77 as CLIP does"
+            )
+        self.context_length = context_length
+        _words()  # loaded before any fork, so that workers share its memory
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Encode ``B`` texts as int64 ``[B, context_length]``: start, tokens, end, then zeros.
+
+        A text too long is cut so that the end id stands in the last place.
+        """
+        import torch
+
+        _check_texts(texts)
+        length = self.context_length
+        if not texts:
+            return torch.empty((0, length), dtype=torch.int64)
+        # A word gives at least one token, so words beyond the room cannot reach the row.
+        split = [_WORD.findall(_clean(text))[: length - 2] for text in texts]
+        ids_of = _words().encode(chain.from_iterable(split))
+        ids = array("q", bytes(8 * len(split) * length))  # zeros, the padding
+        for start, words in zip(range(0, len(ids), length), split, strict=True):
+            row = self._row(words, ids_of)
+            ids[start : start + len(row)] = row
+        return torch.frombuffer(ids, dtype=torch.int64).view(len(split), length)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Give the text of one row of ids, as cleaned and with a space after each word or mark.
+
+        Start and end ids and the padding are dropped; bytes that are not UTF-8 become U+FFFD.
+        """
+        row = [int(i) for i in ids]
+        # Id 0 is also a real token ("!" inside a word), so only zeros at the end of the row are padding.
+        while row and row[-1] == self.pad_id:
+            row.pop()
+        pieces = _words().pieces
+        for position, i in enumerate(row):
+            if not 0 <= i < self.vocab_size:
+                raise ValueError(f"ids[{position}] is {i}, must be in [0, {self.vocab_size}): decode this vocabulary")
+        return b"".join(pieces[i] for i in row if i < self.start_id).decode("utf-8", "replace").strip()
+
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[int]]:
+        return type(self), (self.context_length,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(context_length={self.context_length})"
+
+    def _row(self, words: Iterable[str], ids_of: Mapping[str, Sequence[int]]) -> array[int]:
+        """Join the words' ids into one row of at most ``context_length`` ids, without its padding."""
+        row = [self.start_id]
+        for word in words:
+            row += ids_of[word]
+        del row[self.context_length - 1 :]
+        row.append(self.end_id)
+        return array("q", row)
+
+
+class _Words:
+    """Byte-pair ids of single words, computed in Rust and remembered, and the bytes behind each id."""
+
+    def __init__(self) -> None:
+        byte_of = _byte_alphabet()
+        merges = _read_merges()
+        tokens = [*byte_of, *(c + _WORD_END for c in byte_of), *(a + b for a, b in merges)]
+        bpe = models.BPE(
+            vocab={token: i for i, token in enumerate(tokens)},
+            merges=merges,
+            end_of_word_suffix=_WORD_END,
+            cache_capacity=0,
+        )
+        self._rust = tokenizers.Tokenizer(bpe)
+        self._rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        self._seen: dict[str, Sequence[int]] = dict(_SPECIAL)
+        self.pieces = [_piece_bytes(token, byte_of) for token in tokens]
+
+    def encode(self, words: Iterable[str]) -> Mapping[str, Sequence[int]]:
+        """Give the ids of each distinct word; the new ones go to Rust as one batch."""
+        # The answer is a table of its own: another thread may replace the shared one at any time.
+        seen = self._seen
+        found = {word: seen.get(word, ()) for word in words}
+        new = [word for word, ids in found.items() if not ids]
+        if new:
+            fresh = dict(zip(new, (e.ids for e in self._rust.encode_batch_fast(new)), strict=True))
+            self._remember(fresh)
+            found.update(fresh)
+        return found
+
+    def _remember(self, fresh: Mapping[str, Sequence[int]]) -> None:
+        kept = [(word, ids) for word, ids in fresh.items() if len(word) <= _MAX_SEEN_LENGTH]
+        if len(self._seen) + len(kept) > _MAX_SEEN:
+            self._seen = dict(_SPECIAL)
+        self._seen.update(kept[: _MAX_SEEN - len(self._seen)])
+
+
+@lru_cache(maxsize=1)
+def _words() -> _Words:
+    """Load the merge table once in a process."""
+    return _Words()
+
+
+def _read_merges() -> list[tuple[str, str]]:
+    """Read the merges in use, best first; the file's first line is a header, and its tail was never used by CLIP."""
+    with gzip.open(_MERGES_FILE, "rt", encoding="utf-8") as file:
+        lines = file.read().split("\n")[1 : 1 + _N_MERGES]
+    pairs = (line.split() for line in lines)
+    return [(left, right) for left, right in pairs]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Map the 256 characters that stand for bytes to those bytes, in the order of their ids.
+
+    Bytes that are visible Latin-1 characters stand for themselves and come first; the others follow as U+0100 onwards.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = sorted(set(range(256)) - set(visible))
+    return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
+
+
+def _piece_bytes(token: str, byte_of: Mapping[str, int]) -> bytes:
+    """Give the UTF-8 bytes of a vocabulary entry, a space in place of the word-end mark."""
+    stem = token.removesuffix(_WORD_END)
+    return bytes(byte_of[c] for c in stem) + (b" " if stem != token else b"")
+
+
+def _clean(text: str) -> str:
+    """Repair broken Unicode, undo HTML escapes, make each run of white space one space, and lower the case."""
+    # Nothing to repair in printable ASCII without "&"; skipping it makes the whole call 3 times as fast.
+    if not (text.isascii() and text.isprintable() and "&" not in text):
+        # Twice, since text from the web is often escaped twice ("&amp;amp;").
+        text = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return " ".join(text.split()).lower()
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    """Reject what is not a sequence of str."""
+    if isinstance(texts, str):
+        raise TypeError("texts is one str, must be a sequence of str: pass [text]")
+    if not isinstance(texts, Sequence):
+        raise TypeError(f"texts is {type(texts).__name__}, must be a sequence of str: pass a list")
+    for position, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"texts[{position}] is {type(text).__name__}, must be str: pass only str")

@@ -1,0 +1,23 @@
+"""What an objective is: a module that owns everything after the embeddings."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+Metrics = dict[str, Tensor]
+"""0-dim tensors on the device, by name; read together when logging."""
+
+
+class Objective(nn.Module):
+    """Scores the local batch against the global one. b local batch, B global batch, D embedding; unit norm, float32.
+
+    Owns temperature, bias, per-sample state and the gathers. On each rank the loss has the global value, and its
+    gradient is that of the global loss with respect to this rank's embeddings; with respect to the objective's own
+    parameters it is this rank's share, to be summed over the ranks.
+    """
+
+    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
+        raise NotImplementedError
+
+    def after_step(self, samples_seen: int) -> None:
+        """Clamps or schedules the objective's own parameters. Called once after each optimizer step."""

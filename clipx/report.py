@@ -1,0 +1,106 @@
+"""The picture of a run: report.png with the curves, report.html with the same, the final numbers and the config."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clipx.console import format_value
+from clipx.logger import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SURFACE, _INK, _MUTED, _GRID = "#ffffff", "#1f2328", "#656d76", "#e6e8eb"
+_COLOURS = ("#2f6fde", "#d9622b", "#2a9d6f", "#8a4fc7", "#b08a00", "#c2417c")
+
+
+def write_report(folder: Path, name: str, rows: Sequence[Row], final: Mapping[str, float], config: str) -> None:
+    """Writes report.png and report.html from the rows of metrics.jsonl."""
+    picture = draw(name, rows)
+    (folder / "report.png").write_bytes(picture)
+    (folder / "report.html").write_text(_page(name, picture, final, config), encoding="utf-8")
+
+
+def draw(name: str, rows: Sequence[Row]) -> bytes:
+    """The curves as PNG: loss, evaluation, learning rate, temperature, throughput, gradient norm."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 6.4), dpi=110, facecolor=_SURFACE, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    figure.suptitle(name, color=_INK, x=0.01, ha="left", fontsize=13)
+    panels = figure.subplots(2, 3).flat
+    evaluated = _evaluated(rows)
+    for axes, (title, series) in zip(
+        panels,
+        (
+            ("loss", {"loss": "train/loss"}),
+            ("held out", evaluated),
+            ("throughput, samples/s", {"samples/s": "train/samples_per_second"}),
+            ("learning rate", {"lr": "train/lr"}),
+            ("temperature", {"τ": "train/temperature"}),
+            ("gradient norm", {"norm": "train/grad_norm"}),
+        ),
+        strict=True,
+    ):
+        _panel(axes, title, series, rows)
+    out = io.BytesIO()
+    canvas.print_png(out)
+    return out.getvalue()
+
+
+def _evaluated(rows: Sequence[Row]) -> dict[str, str]:
+    """The headline metrics of the evaluators, by the label they are drawn with."""
+    names = sorted({name for row in rows for name in row if name.startswith("eval/")})
+    return {n.removeprefix("eval/"): n for n in names if n.endswith(("/top1", "recall@1"))}
+
+
+def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row]) -> None:
+    axes.set_title(title, loc="left", fontsize=10, color=_INK)
+    axes.set_facecolor(_SURFACE)
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_GRID)
+    axes.tick_params(colors=_MUTED, labelsize=8)
+    axes.set_xlabel("step", color=_MUTED, fontsize=8)
+    for colour, (label, name) in zip(_COLOURS, series.items(), strict=False):
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        marker = "o" if len(points) < 12 else ""
+        axes.plot(*zip(*points, strict=True) if points else ((), ()), marker=marker, ms=4, lw=1.6, color=colour, label=label)
+    if title == "held out":
+        axes.set_ylim(0, 1.02)
+    if len(series) > 1:
+        axes.legend(fontsize=7, frameon=False, labelcolor=_INK)
+    if not any(name in row for row in rows for name in series.values()):
+        axes.text(0.5, 0.5, "nothing measured", transform=axes.transAxes, ha="center", color=_MUTED, fontsize=9)
+
+
+def _page(name: str, picture: bytes, final: Mapping[str, float], config: str) -> str:
+    cells = "".join(
+        f"<tr><td>{html.escape(key)}</td><td class=n>{format_value(key, value)}</td></tr>" for key, value in final.items()
+    )
+    title = html.escape(name)
+    image = base64.b64encode(picture).decode()
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; color: {_INK}; background: {_SURFACE}; max-width: 1100px; margin: 2rem auto; padding: 0 1rem }}
+img {{ width: 100%; height: auto }}
+table {{ border-collapse: collapse }}
+td {{ padding: .2rem 1rem .2rem 0; border-bottom: 1px solid {_GRID} }}
+td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
+pre {{ background: #f6f8fa; padding: 1rem; overflow-x: auto; font-size: 13px }}
+</style></head><body>
+<h1>{title}</h1>
+<table>{cells}</table>
+<img alt="curves of the run" src="data:image/png;base64,{image}">
+<h2>Configuration</h2>
+<pre>{html.escape(config)}</pre>
+</body></html>
+"""

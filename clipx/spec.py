@@ -1,0 +1,61 @@
+"""RunSpec: everything a run is, checked as a whole. Importing this registers every option's schema; it needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import clipx.checkpoint
+import clipx.distributed
+import clipx.optimizer
+import clipx.precision  # noqa: F401  # registers its options
+from clipx.checkpoint import CheckpointSpec
+from clipx.config import MISSING, option
+from clipx.data import DataSpec
+from clipx.distributed import DistributedSpec
+from clipx.errors import require
+from clipx.evaluator import EvaluatorSpec
+from clipx.logger import LoggerSpec
+from clipx.model import ModelSpec
+from clipx.objective import ObjectiveSpec
+from clipx.optimizer import OptimizerSpec
+from clipx.precision import PrecisionSpec
+from clipx.schedule import Duration, ScheduleSpec
+
+
+@option("")
+@dataclass(kw_only=True, slots=True)
+class RunSpec:
+    """One training run. Each group is one part of it; the rest is what people type most."""
+
+    kind: str = "run"
+    name: str = MISSING
+    run_dir: str = MISSING  # everything the run writes is in here
+    seed: int = 0
+    duration: str = "32ep"  # 32ep (epochs), 10000st (optimizer steps), 12.8e9sa (samples)
+    resume: str = "none"  # none: a new run; auto: go on in run_dir if it holds a run; or the run directory to go on in
+    log_every: str = "20st"  # a duration: how often metrics are read from the device and written
+
+    model: ModelSpec = MISSING
+    data: DataSpec = MISSING
+    objective: ObjectiveSpec = MISSING
+    optimizer: OptimizerSpec = MISSING
+    schedule: ScheduleSpec = MISSING
+    precision: PrecisionSpec = MISSING
+    distributed: DistributedSpec = MISSING
+    checkpoint: CheckpointSpec = MISSING
+    evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
+    logger: dict[str, LoggerSpec] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(bool(self.name), "name is empty: give the run a name, or leave it out")
+        require(0 <= self.seed < 2**63, f"seed={self.seed} must lie in [0, 2^63)")
+        total = Duration.parse(self.duration, "duration")
+        require(total.value > 0, f"duration={self.duration} is no training at all: give a duration above zero")
+        log_every = Duration.parse(self.log_every, "log_every")
+        require(log_every.value > 0, f"log_every={self.log_every} must be above zero: 1st logs every step")
+        warmup = Duration.parse(self.schedule.warmup, "schedule.warmup")
+        require(
+            warmup.unit != total.unit or warmup.value <= total.value,
+            f"schedule.warmup={self.schedule.warmup} is longer than duration={self.duration}: "
+            f"shorten the warm-up or train longer",
+        )

@@ -1,0 +1,24 @@
+"""`python -m clipx.train`: compose, check, train."""
+
+from __future__ import annotations
+
+from clipx.config import cli
+from clipx.spec import RunSpec
+
+
+def train(spec: RunSpec) -> float | None:
+    """Returns the held-out score that a sweeper maximises, where there is one."""
+    from clipx.trainer import Trainer  # torch is loaded when the configuration is known to be good
+
+    trainer = Trainer(spec)
+    try:
+        final = trainer.fit()
+    finally:
+        trainer.comm.close()
+    return next((value for name, value in final.items() if name.endswith(("/top1", "recall@1"))), None)
+
+
+main = cli(train, "train")
+
+if __name__ == "__main__":
+    main()

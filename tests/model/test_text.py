@@ -1,0 +1,107 @@
+"""The text tower: CLIP's initial weights, causality, and where the embedding is read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clipx.model import TextTowerSpec
+from clipx.model.text import QuickGELU, TextTower
+from clipx.model.tokenizer import Tokenizer
+
+WIDTH, DEPTH, LENGTH = 192, 3, 10
+START, END = Tokenizer.start_id, Tokenizer.end_id
+
+
+@pytest.fixture(scope="module")
+def tower() -> TextTower:
+    torch.manual_seed(0)
+    return TextTower(TextTowerSpec(context_length=LENGTH, width=WIDTH, heads=3, layers=DEPTH), 64, quick_gelu=False)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "std"),
+    [
+        ("token_embedding.weight", 0.02),
+        ("positional_embedding", 0.01),
+        ("attn.qkv.weight", WIDTH**-0.5),
+        ("attn.proj.weight", WIDTH**-0.5 * (2 * DEPTH) ** -0.5),
+        ("mlp.fc1.weight", (2 * WIDTH) ** -0.5),
+        ("mlp.fc2.weight", WIDTH**-0.5 * (2 * DEPTH) ** -0.5),
+        ("projection.weight", WIDTH**-0.5),
+    ],
+)
+def test_initial_weights_are_normal_with_clips_deviations(tower: TextTower, suffix: str, std: float) -> None:
+    found = [p for name, p in tower.named_parameters() if name.endswith(suffix)]
+    assert len(found) in (1, DEPTH)
+    for weight in found:
+        tolerance = 4 / (2 * weight.numel()) ** 0.5  # four deviations of the estimate
+        assert weight.std().item() == pytest.approx(std, rel=tolerance)
+        assert abs(weight.mean().item()) < 4 * std / weight.numel() ** 0.5
+        assert weight.abs().max() > 2.5 * std  # a uniform distribution ends at 1.7
+
+
+def test_attention_starts_without_bias_and_norms_as_the_identity(tower: TextTower) -> None:
+    for name, parameter in tower.named_parameters():
+        if ".attn." in name and name.endswith("bias"):
+            assert not parameter.any()
+    for norm in (m for m in tower.modules() if isinstance(m, nn.LayerNorm)):
+        assert torch.equal(norm.weight, torch.ones(WIDTH))
+        assert not norm.bias.any()
+
+
+def text(*ids: int) -> Tensor:
+    return torch.tensor([[START, *ids, *[Tokenizer.pad_id] * (LENGTH - 1 - len(ids))]])
+
+
+@torch.no_grad()
+def test_what_follows_the_end_token_has_no_effect(tower: TextTower) -> None:
+    features_1D = tower(text(320, 1125, END))
+    for other in (text(320, 1125, END, 7, 8, 9), text(320, 1125, END, END), text(320, 1125, END, 539, END, 2368)):
+        torch.testing.assert_close(tower(other), features_1D, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("other", [(321, 1125, END), (320, 1126, END), (1125, 320, END), (320, 1125, 539, END)])
+def test_what_precedes_the_end_token_has_an_effect(tower: TextTower, other: tuple[int, ...]) -> None:
+    assert (tower(text(*other)) - tower(text(320, 1125, END))).abs().max() > 1e-3
+
+
+def test_no_gradient_reaches_what_follows_the_end_token(tower: TextTower) -> None:
+    features_1D = tower(text(320, END, 11, 12))
+    grad_VW = torch.autograd.grad(features_1D.square().sum(), tower.token_embedding.weight)[0]
+    assert set(grad_VW.any(dim=1).nonzero().flatten().tolist()) == {START, 320, END}
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_its_batch(tower: TextTower) -> None:
+    texts_BL = Tokenizer(LENGTH)(["a photo of a cat", "", "one two three four five six seven eight nine ten"])
+    rows = torch.cat([tower(row_1L) for row_1L in texts_BL.split(1)])
+    torch.testing.assert_close(tower(texts_BL), rows, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_residual_stream_stays_in_float32_under_autocast(tower: TextTower) -> None:
+    seen: list[torch.dtype] = []
+    hooks = [block.register_forward_hook(lambda _m, _i, out: seen.append(out.dtype)) for block in tower.blocks]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        features_1D = tower(text(320, END))
+    for hook in hooks:
+        hook.remove()
+    assert seen == [torch.float32] * DEPTH
+    assert features_1D.dtype == torch.bfloat16  # the projection is a matrix product
+
+
+def test_quick_gelu_is_its_definition() -> None:
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64)
+    torch.testing.assert_close(QuickGELU()(x), x / (1 + torch.exp(-1.702 * x)))
+    quick = TextTower(TextTowerSpec(context_length=8, width=16, heads=2, layers=2), 8, quick_gelu=True)
+    assert [type(m) for m in quick.modules() if isinstance(m, QuickGELU | nn.GELU)] == [QuickGELU] * 2
+
+
+def test_mlp_ratio_sets_the_hidden_width() -> None:
+    spec = TextTowerSpec(context_length=8, width=16, heads=2, layers=1, mlp_ratio=2.5)
+    shapes = {name: tuple(p.shape) for name, p in TextTower(spec, 8, quick_gelu=False).named_parameters()}
+    assert shapes["blocks.0.mlp.fc1.weight"] == (40, 16)
+    assert shapes["blocks.0.mlp.fc2.weight"] == (16, 40)

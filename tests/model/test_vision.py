@@ -1,0 +1,184 @@
+"""The image tower: timm's architectures, the projection, initial weights, and errors that name the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from open_clip.modified_resnet import ModifiedResNet  # type: ignore[import-untyped]
+from timm.layers import QuickGELU
+from timm.models.byobnet import checkpoint_filter_fn
+from torch import nn
+
+from clipx.errors import ConfigError
+from clipx.model import ImageTowerSpec
+from clipx.model.vision import ImageTower
+
+SMALL_VIT = {"patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3}
+
+
+def tower(name: str, size: int = 224, device: str = "meta", quick_gelu: bool = False, **options: Any) -> ImageTower:
+    torch.manual_seed(0)
+    with torch.device(device):
+        return ImageTower(ImageTowerSpec(timm=name, size=size, options=options), 64, quick_gelu)
+
+
+# ------------------------------------------------------------------------------------------------- architectures
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("vit_base_patch32_clip_224", 160),
+        ("vit_base_patch16_siglip_224", 96),
+        ("resnet50_clip", 288),
+        ("resnet50_clip_gap", 200),
+        ("resnet18", 130),
+        ("convnext_tiny", 64),
+        ("mobilenetv3_small_050", 96),
+        ("swin_tiny_patch4_window7_224", 256),
+        ("eva02_tiny_patch14_224", 70),
+        ("vgg11_bn", 224),
+    ],
+)
+@pytest.mark.parametrize("quick_gelu", [False, True])
+def test_any_architecture_of_timm_at_any_size_it_takes(name: str, size: int, quick_gelu: bool) -> None:
+    image_BCSS = torch.empty(2, 3, size, size, device="meta")
+    assert tower(name, size, quick_gelu=quick_gelu)(image_BCSS).shape == (2, 64)
+
+
+def test_projection_is_one_matrix_without_bias() -> None:
+    names = [name for name, _ in tower("convnext_tiny").named_parameters() if not name.startswith("trunk.")]
+    assert names == ["projection.weight"]
+
+
+def test_attention_pool_of_a_clip_resnet_projects_itself() -> None:
+    built = tower("resnet50_clip")
+    assert not list(built.projection.parameters())
+    assert built.trunk.head.proj.weight.shape == (64, 2048)
+
+
+def test_options_reach_timm_and_win_over_defaults() -> None:
+    assert tower("vit_base_patch16_clip_224", 32, **SMALL_VIT).trunk.pos_embed.shape == (1, 17, 192)
+    assert tower("resnet18", in_chans=1).trunk.conv1.weight.shape[1] == 1
+    assert tower("vit_base_patch16_clip_224", 32, quick_gelu=True, act_layer="relu", depth=1).trunk.blocks[0].mlp.act
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("vit_base_patch32_clip_224", {QuickGELU}), ("convnext_tiny", {nn.GELU}), ("resnet50_clip", set())],
+)
+def test_quick_gelu_replaces_the_gelu_of_a_vit_only(name: str, expected: set[type]) -> None:
+    activations = {type(m) for m in tower(name, quick_gelu=True).modules()}
+    gelus = {timm.layers.GELU, nn.GELU, QuickGELU}
+    assert {nn.GELU if t is timm.layers.GELU else t for t in activations & gelus} == expected
+
+
+def test_names_of_positional_embeddings_and_tokens() -> None:
+    siglip = tower("vit_base_patch16_siglip_224", reg_tokens=2, class_token=True)
+    assert siglip.positional_embeddings() == {"trunk.pos_embed"}
+    assert siglip.class_tokens() == {"trunk.cls_token", "trunk.reg_token", "trunk.attn_pool.latent"}
+    assert tower("resnet50_clip").positional_embeddings() == {"trunk.head.pos_embed"}
+    assert tower("resnet18").positional_embeddings() == tower("resnet18").class_tokens() == set()
+
+
+# ------------------------------------------------------------------------------------------------ open_clip agrees
+
+
+@torch.no_grad()
+def test_resnet_features_equal_those_of_open_clip() -> None:
+    torch.manual_seed(1)
+    twin = ModifiedResNet(layers=[3, 4, 6, 3], output_dim=64, heads=32, image_size=96).eval()
+    for bn in (m for m in twin.modules() if isinstance(m, nn.BatchNorm2d)):
+        for value in (bn.weight, bn.bias, bn.running_mean):
+            assert value is not None
+            value += 0.1 * torch.randn_like(value)
+    built = tower("resnet50_clip", 96, device="cpu").eval()
+    weights = {f"visual.{name}": value for name, value in twin.state_dict().items()}
+    built.trunk.load_state_dict(checkpoint_filter_fn(weights, built.trunk))
+    pixels = torch.randn(2, 3, 96, 96)
+    torch.testing.assert_close(built(pixels), twin(pixels), rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------- initial weights
+
+
+def assert_std(weight: torch.Tensor, std: float) -> None:
+    assert weight.std().item() == pytest.approx(std, rel=4 / (2 * weight.numel()) ** 0.5)  # four deviations
+
+
+def test_a_clip_vit_starts_as_clips_outside_its_blocks_and_as_timms_inside() -> None:
+    built = tower("vit_base_patch16_clip_224", 64, device="cpu", **SMALL_VIT)
+    for weight in (built.trunk.cls_token, built.trunk.pos_embed, built.projection.weight):
+        assert_std(weight, 192**-0.5)
+    assert_std(built.trunk.patch_embed.proj.weight, (3 * 8 * 8) ** -0.5 / 3**0.5)  # PyTorch: uniform to fan_in^-.5
+    for block in built.trunk.blocks:
+        for layer in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2):
+            assert_std(layer.weight, 0.02)
+            assert not layer.bias.any()
+
+
+def test_another_vit_starts_as_timms() -> None:
+    built = tower("vit_base_patch16_224", 64, device="cpu", **SMALL_VIT)
+    assert_std(built.trunk.pos_embed, 0.02)
+    assert built.trunk.cls_token.abs().max() < 1e-5
+    assert_std(built.projection.weight, 192**-0.5)
+
+
+def test_attention_pool_starts_as_clips() -> None:
+    head = tower("resnet50_clip", 64, device="cpu").trunk.head
+    for weight in (head.q.weight, head.k.weight, head.v.weight, head.proj.weight, head.pos_embed):
+        assert_std(weight, 2048**-0.5)
+
+
+def test_residual_branches_of_a_clip_resnet_start_at_zero() -> None:
+    for stage in tower("resnet50_clip", 64, device="cpu").trunk.stages:
+        assert not any(block.conv3_1x1.bn.weight.any() for block in stage)
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+def test_unknown_name_suggests_near_ones() -> None:
+    with pytest.raises(ConfigError) as error:
+        tower("vit_base_patch32_clip_244")
+    message = str(error.value)
+    assert message.startswith("model.image.timm=vit_base_patch32_clip_244 is not a model of timm: did you mean ")
+    assert "vit_base_patch32_clip_224" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["", "????", "hf-hub:timm/vit_base_patch32_clip_224", "local-dir:weights"])
+def test_name_near_nothing_or_elsewhere_is_unknown(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not a model of timm"):
+        tower(name)
+
+
+def test_unknown_tag_of_weights() -> None:
+    with pytest.raises(ConfigError, match=r"vit_base_patch16_224\.nope names no weights.* use vit_base_patch16_224$"):
+        tower("vit_base_patch16_224.nope")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"bogus": 1}, "bogus"),
+        ({"num_classes": 10}, "num_classes"),
+        ({"embed_dim": 65}, "divisible"),
+        ({"global_pool": "nope"}, "pooling"),
+    ],
+)
+@pytest.mark.parametrize("quick_gelu", [False, True])
+def test_options_that_timm_refuses(options: dict[str, Any], reason: str, quick_gelu: bool) -> None:
+    with pytest.raises(ConfigError) as error:
+        tower("vit_base_patch16_clip_224", quick_gelu=quick_gelu, **options)
+    assert str(error.value).startswith(f"model.image.options={options} ")
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_img_size_for_an_architecture_of_any_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.image\.options=.*img_size.*timm's resnet18"):
+        tower("resnet18", img_size=64)
