@@ -133,21 +133,41 @@ def _register_all(config_dirs: Sequence[Path]) -> None:
 
 
 def _to_spec(cfg: DictConfig) -> Any:
-    missing = sorted(OmegaConf.missing_keys(cfg))
-    if missing:
+    if missing := sorted(OmegaConf.missing_keys(cfg)):
         raise ConfigError(f"{missing[0]} has no value: it is required; add {missing[0]}=…")
+    _refuse_added_keys(cfg)
     if cfg.get("resume", "none") not in ("none", "auto") and "run_dir" in cfg:
         cfg.run_dir = cfg.resume  # to resume a run directory is to work in it
     return OmegaConf.to_object(cfg)
+
+
+def _refuse_added_keys(cfg: DictConfig, prefix: str = "") -> None:
+    """A key added with `+` to a typed node would have no effect."""
+    node_type = OmegaConf.get_type(cfg)
+    known = [f.name for f in dataclasses.fields(node_type)] if dataclasses.is_dataclass(node_type) else None
+    for key in cfg:
+        full = f"{prefix}{key}"
+        if known is not None and key not in known:
+            raise ConfigError(_no_such_key(full, known))
+        child = cfg._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none():
+            _refuse_added_keys(child, f"{full}.")
 
 
 def cli(task: Callable[[Any], Any], config_name: str) -> Callable[[], None]:
     """The entry point of a command: compose, check, run; every user's error is one line and a non-zero exit code."""
 
     def job(cfg: DictConfig) -> Any:
-        if "run_dir" in cfg and HydraConfig.get().mode == RunMode.MULTIRUN:
-            cfg.run_dir = HydraConfig.get().runtime.output_dir  # each point of a sweep has its own folder
-        return task(_to_spec(cfg))
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            if "run_dir" in cfg:
+                cfg.run_dir = HydraConfig.get().runtime.output_dir  # each point of a sweep has its own folder
+            return task(_to_spec(cfg))
+        try:
+            return task(_to_spec(cfg))
+        except ClipxError as error:  # past Hydra, which would print a line of its own
+            failed.append(error)
+
+    failed: list[ClipxError] = []
 
     def main() -> None:
         full_error = bool(os.environ.get("HYDRA_FULL_ERROR"))
@@ -156,6 +176,8 @@ def cli(task: Callable[[Any], Any], config_name: str) -> Callable[[], None]:
         try:
             _register_all(_config_dirs(sys.argv[1:]))
             hydra_main(config_path=str(CONF_DIR), config_name=config_name, version_base="1.3")(job)()
+            if failed:
+                raise failed[0]
         except ClipxError as error:
             code = error.exit_code
             _report_error(str(error), full_error)
@@ -224,59 +246,58 @@ def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
 
 # -------------------------------------------------------------------------------------------------- errors
 
-_RULES = {
-    "Integer": "a whole number",
-    "Float": "a number",
-    "Boolean": "true or false",
-}
+_RULES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 
 
 def _one_line(error: BaseException) -> str:
     """Hydra's and OmegaConf's errors as one line with value, rule and fix."""
     text = " ".join(str(error).split())
-    cause = error.__cause__ or error
-    key = getattr(cause, "full_key", None) or ""
-    if not key:
-        found = re.search(r"full_key: (\S+)", text)
-        key = found.group(1) if found else ""
-    return (
-        _unknown_option(text)
-        or _unknown_key(text, key, cause)
-        or _wrong_type(text, key)
-        or re.sub(r"\s*(full_key|object_type|reference_type)[:=].*", "", text)
-    )
+    cause = _root(error)
+    if cause is None:
+        return _unknown_option(text) or re.sub(r" Config search path:.*| See https?://.*", "", text)
+    key = str(getattr(cause, "full_key", "") or "")
+    why = str(cause).splitlines()[0]
+    return _unknown_key(why, key, cause) or _wrong_value(why, key) or f"{key}: {why}"
+
+
+def _root(error: BaseException) -> BaseException | None:
+    """OmegaConf's own error, which knows the key, under Hydra's."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OmegaConfBaseException):
+        found = found.__cause__
+    return found
 
 
 def _unknown_option(text: str) -> str | None:
-    found = re.match(r"(?:In '[^']*': )?Could not find '([^']+)/([^'/]+)' Available options in '[^']+': (.*?)( Config search path:|$)", text)
+    found = re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text)
     if found is None:
-        if found := re.match(r"Could not override '([^']+)'\.? No match in the defaults list", text):
-            groups = sorted(p.name for p in CONF_DIR.iterdir() if p.is_dir())
-            return f"{found[1]}= names no group of options: the groups are {', '.join(groups)}"
         return None
-    group, name, options = found[1], found[2], found[3].split()
-    return f"{group}={name} is not an option: choose from {', '.join(options)}{_near(name, options)}"
+    options = sorted(
+        {path.stem for folder in (CONF_DIR, *_config_dirs(sys.argv[1:])) for path in (folder / found[1]).glob("*.yaml")}
+    )
+    if not options:
+        return f"{found[1]}={found[2]} is not an option: there is no group {found[1]}"
+    return f"{found[1]}={found[2]} is not an option: choose from {', '.join(options)}{_near(found[2], options)}"
 
 
-def _unknown_key(text: str, key: str, cause: BaseException) -> str | None:
-    found = re.search(r"Key '([^']+)' (?:is )?not in (?:struct|'(\w+)')", text)
-    if found is None:
+def _unknown_key(why: str, key: str, cause: BaseException) -> str | None:
+    if not re.match(r"Key '[^']*' (is )?not in ", why):
         return None
     parent = getattr(cause, "parent_node", None)
-    siblings = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
-    full = key or found[1]
-    return f"{full} is not a key of this configuration: keys here are {', '.join(siblings)}{_near(found[1], siblings)}"
+    return _no_such_key(key, [str(k) for k in parent] if isinstance(parent, DictConfig) else [])
 
 
-def _wrong_type(text: str, key: str) -> str | None:
-    if found := re.search(r"Value '(.*?)'(?: of type '\w+')? could not be converted to (\w+)", text):
-        rule = _RULES.get(found[2], found[2])
-        return f"{key}={found[1]} has the wrong type: it must be {rule}"
-    if found := re.search(r"Invalid value '(.*?)', expected one of \[(.*?)\]", text):
-        return f"{key}={found[1]} is not a choice: choose from {found[2].lower()}"
-    if found := re.search(r"Incompatible value '(.*?)' for field of type '(\w+)'", text):
-        rule = "required: give a value" if found[1] == "None" else f"not a {found[2]}"
-        return f"{key}={found[1]} is {rule}"
+def _no_such_key(key: str, siblings: Sequence[str]) -> str:
+    return f"{key} is not a key here: the keys are {', '.join(siblings)}{_near(key.rpartition('.')[2], siblings)}"
+
+
+def _wrong_value(why: str, key: str) -> str | None:
+    if found := re.match(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", why):
+        return f"{key}={found[1]} has the wrong type: give {_RULES.get(found[2], f'a {found[2]}')}"
+    if found := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", why):
+        return f"{key}={found[1]} is not a choice: choose from {found[2]}"
+    if re.match(r"field '.*' is not Optional", why):
+        return f"{key}=null is not allowed: give a value"
     return None
 
 

@@ -50,15 +50,25 @@ class ImageTower(nn.Module):
 def _trunk(spec: ImageTowerSpec, quick_gelu: bool) -> Any:
     """timm's model without a classifier: [B, 3, S, S] -> [B, features]. Raises ConfigError for what timm refuses."""
     options = {**_size_option(spec), **spec.options}
+    rehearsed = _rehearse(spec, options)
+    if quick_gelu and isinstance(rehearsed, VisionTransformer):  # the GELUs of others are not CLIP's to replace
+        options = {"act_layer": "quick_gelu", **options}
+    return timm.create_model(spec.timm, pretrained=False, num_classes=0, **options)
+
+
+def _rehearse(spec: ImageTowerSpec, options: dict[str, Any]) -> Any:
+    """The trunk without memory, after one image without memory: what does not fit shows at once, for under 0.5 s."""
     try:
-        if quick_gelu and _is_vit(spec.timm, options):
-            options = {"act_layer": "quick_gelu", **options}
-        return timm.create_model(spec.timm, pretrained=False, num_classes=0, **options)
-    except (TypeError, ValueError, KeyError, AttributeError, AssertionError) as error:
+        with torch.device("meta"), torch.no_grad():
+            trunk = timm.create_model(spec.timm, pretrained=False, num_classes=0, **options).eval()
+            shape = list(trunk(torch.empty(1, 3, spec.size, spec.size)).shape)
+            require(shape == [1, trunk.head_hidden_size], f"it gives {shape} for an image instead of one vector")
+            return trunk
+    except Exception as error:  # anything timm or torch may say about arguments it did not foresee
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
-            f"model.image.options={spec.options} with model.image.size={spec.size} is refused by timm's {spec.timm} "
-            f"({reason}): give only arguments of that architecture, and a size that fits it"
+            f"model.image.size={spec.size} and model.image.options={spec.options} do not fit timm's {spec.timm} "
+            f"({reason}): give a size and arguments that this architecture takes"
         ) from error
 
 
@@ -77,12 +87,6 @@ def _size_option(spec: ImageTowerSpec) -> dict[str, int]:
 def _near(name: str) -> str:
     close = difflib.get_close_matches(name, timm.list_models(), n=3)
     return f": did you mean {' or '.join(close)}?" if close else ": give a name from timm.list_models()"
-
-
-def _is_vit(name: str, options: dict[str, Any]) -> bool:
-    """Whether this is timm's VisionTransformer, whose only activation is the GELU of its blocks."""
-    with torch.device("meta"):
-        return isinstance(timm.create_model(name, pretrained=False, num_classes=0, **options), VisionTransformer)
 
 
 def _projection(trunk: Any, embed_dim: int) -> nn.Module:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from functools import cache
 
 import open_clip.model  # type: ignore[import-untyped]
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import Tensor
 
-from clipx.config import CONF_DIR
+from clipx.config import CONF_DIR, compose
 from clipx.model import ClipSpec, ImageTowerSpec, TextTowerSpec
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.tokenizer import Tokenizer
@@ -36,12 +35,18 @@ PUBLISHED = {
 }
 
 
-def spec_of(name: str) -> ClipSpec:
-    values = yaml.safe_load((CONF_DIR / "model" / f"{name}.yaml").read_text())
-    values.pop("defaults")
-    assert values["name"] == name
-    image, text = ImageTowerSpec(**values.pop("image")), TextTowerSpec(**values.pop("text"))
-    return ClipSpec(**values, image=image, text=text)
+@cache
+def composed(name: str) -> ClipSpec:
+    """The spec that `model=<name>` composes to."""
+    spec = compose(f"model={name}").model
+    assert isinstance(spec, ClipSpec)
+    assert spec.name == name
+    return spec
+
+
+@cache
+def published(name: str) -> CLIP:
+    return composed(name).build(META, torch.float32)
 
 
 def small_spec(quick_gelu: bool = False) -> ClipSpec:
@@ -80,7 +85,7 @@ def tokens() -> Tensor:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_architecture_has_the_published_counts(name: str) -> None:
-    model = spec_of(name).build(META, torch.float32)
+    model = published(name)
     counts = parameter_count(model) + 1, parameter_count(model.image), len(model.state_dict()) + 1
     assert counts == PUBLISHED[name]
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -88,18 +93,18 @@ def test_published_architecture_has_the_published_counts(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*PUBLISHED, "vit_tiny"])
 def test_first_line_of_the_yaml_states_the_counts(name: str) -> None:
-    model = spec_of(name).build(META, torch.float32)
-    title = Path(CONF_DIR / "model" / f"{name}.yaml").read_text().splitlines()[0]
+    model = published(name)
+    title = (CONF_DIR / "model" / f"{name}.yaml").read_text().splitlines()[0]
     stated = [int(n.replace(",", "")) for n in re.findall(r"\d+(?:,\d{3})+", title)]
     assert stated == [parameter_count(model), parameter_count(model.image)]
 
 
 @pytest.mark.parametrize("name", ["rn50", "vit_b32", "convnext_base_w", "vit_tiny"])
 def test_a_forward_pass_has_the_embedding_width_on_the_meta_device(name: str) -> None:
-    spec = spec_of(name)
+    spec = composed(name)
     image = torch.empty(2, 3, spec.image.size, spec.image.size, dtype=torch.uint8, device=META)
     tokens = torch.empty(2, spec.text.context_length, dtype=torch.int64, device=META)
-    image_BD, text_BD = spec.build(META, torch.float32)(image, tokens)
+    image_BD, text_BD = published(name)(image, tokens)
     assert image_BD.shape == text_BD.shape == (2, spec.embed_dim)
 
 
@@ -123,7 +128,7 @@ def open_clip_twin(spec: ClipSpec) -> torch.nn.Module:
     twin: torch.nn.Module = open_clip.model.CLIP(spec.embed_dim, vision_cfg, text_cfg, quick_gelu=spec.quick_gelu)
     with torch.no_grad():
         for parameter in twin.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
+            parameter.add_(0.1 * torch.randn_like(parameter))
     return twin.eval()
 
 
@@ -297,7 +302,7 @@ def test_state_holds_the_parameters_and_no_constants(small: CLIP) -> None:
 def test_names_of_positional_embeddings_and_class_tokens(
     name: str, positions: set[str], class_tokens: set[str]
 ) -> None:
-    model = spec_of(name).build(META, torch.float32)
+    model = published(name)
     assert model.positional_embeddings() == positions
     assert model.class_tokens() == class_tokens
     assert positions | class_tokens <= {n for n, _ in model.named_parameters()}

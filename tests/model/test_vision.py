@@ -34,7 +34,7 @@ def tower(name: str, size: int = 224, device: str = "meta", quick_gelu: bool = F
         ("vit_base_patch32_clip_224", 160),
         ("vit_base_patch16_siglip_224", 96),
         ("resnet50_clip", 288),
-        ("resnet50_clip_gap", 200),
+        ("resnet50_clip_gap", 192),
         ("resnet18", 130),
         ("convnext_tiny", 64),
         ("mobilenetv3_small_050", 96),
@@ -62,8 +62,8 @@ def test_attention_pool_of_a_clip_resnet_projects_itself() -> None:
 
 def test_options_reach_timm_and_win_over_defaults() -> None:
     assert tower("vit_base_patch16_clip_224", 32, **SMALL_VIT).trunk.pos_embed.shape == (1, 17, 192)
-    assert tower("resnet18", in_chans=1).trunk.conv1.weight.shape[1] == 1
-    assert tower("vit_base_patch16_clip_224", 32, quick_gelu=True, act_layer="relu", depth=1).trunk.blocks[0].mlp.act
+    block = tower("vit_base_patch16_clip_224", 32, quick_gelu=True, act_layer="relu", depth=1).trunk.blocks[0]
+    assert isinstance(block.mlp.act, nn.ReLU)
 
 
 @pytest.mark.parametrize(
@@ -127,15 +127,12 @@ def test_another_vit_starts_as_timms() -> None:
     assert_std(built.projection.weight, 192**-0.5)
 
 
-def test_attention_pool_starts_as_clips() -> None:
-    head = tower("resnet50_clip", 64, device="cpu").trunk.head
-    for weight in (head.q.weight, head.k.weight, head.v.weight, head.proj.weight, head.pos_embed):
+def test_a_clip_resnet_starts_as_clips_in_its_pool_and_with_residual_branches_at_zero() -> None:
+    trunk = tower("resnet50_clip", 64, device="cpu").trunk
+    pool = trunk.head
+    for weight in (pool.q.weight, pool.k.weight, pool.v.weight, pool.proj.weight, pool.pos_embed):
         assert_std(weight, 2048**-0.5)
-
-
-def test_residual_branches_of_a_clip_resnet_start_at_zero() -> None:
-    for stage in tower("resnet50_clip", 64, device="cpu").trunk.stages:
-        assert not any(block.conv3_1x1.bn.weight.any() for block in stage)
+    assert not any(block.conv3_1x1.bn.weight.any() for stage in trunk.stages for block in stage)
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
@@ -168,17 +165,24 @@ def test_unknown_tag_of_weights() -> None:
         ({"num_classes": 10}, "num_classes"),
         ({"embed_dim": 65}, "divisible"),
         ({"global_pool": "nope"}, "pooling"),
+        ({"global_pool": ""}, "it gives [1, 197, 768] for an image instead of one vector"),
+        ({"in_chans": 1}, "channel"),
     ],
 )
 @pytest.mark.parametrize("quick_gelu", [False, True])
 def test_options_that_timm_refuses(options: dict[str, Any], reason: str, quick_gelu: bool) -> None:
     with pytest.raises(ConfigError) as error:
         tower("vit_base_patch16_clip_224", quick_gelu=quick_gelu, **options)
-    assert str(error.value).startswith(f"model.image.options={options} ")
+    assert str(error.value).startswith(f"model.image.size=224 and model.image.options={options} do not fit timm's ")
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_img_size_for_an_architecture_of_any_size_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.image\.options=.*img_size.*timm's resnet18"):
+    with pytest.raises(ConfigError, match=r"model\.image\.options=.*img_size.* do not fit timm's resnet18"):
         tower("resnet18", img_size=64)
+
+
+def test_size_that_an_architecture_does_not_take_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.image\.size=200 .* do not fit timm's resnet50_clip_gap"):
+        tower("resnet50_clip_gap", 200)
