@@ -1,8 +1,8 @@
 """clipx trains CLIP models: Hydra groups compose into one typed run spec, a plain PyTorch trainer consumes it.
 
-    from clipx import Trainer, compose
-    spec = compose("data=digits", "duration=5ep")
-    Trainer(spec).fit()
+from clipx import Trainer, compose
+spec = compose("data=digits", "duration=5ep")
+Trainer(spec).fit()
 """
 
 from __future__ import annotations

@@ -199,11 +199,19 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     for name, tensor in tensors.items():
         parameter, _, key = name.rpartition("/")
         by_name.setdefault(parameter, {})[key] = tensor
+    parameters = {
+        name: p.detach()
+        for group in optimizer.param_groups
+        for name, p in zip(group["param_names"], group["params"], strict=True)
+    }
     state = optimizer.state_dict()
     for group in state["param_groups"]:
         for index, name in zip(group["params"], group["param_names"], strict=True):
             if name in by_name:
                 state["state"][index] = by_name.pop(name)
+                for key, value in state["state"][index].items():
+                    if value.shape == parameters[name].shape:  # in the parameter's memory format, as it was
+                        state["state"][index][key] = torch.empty_like(parameters[name]).copy_(value)
             elif tensors:
                 raise CheckpointError(f"the checkpoint's optimizer has no state for {name}")
     if by_name:

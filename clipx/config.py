@@ -145,7 +145,7 @@ def _refuse_added_keys(cfg: DictConfig, prefix: str = "") -> None:
     """A key added with `+` to a typed node would have no effect."""
     node_type = OmegaConf.get_type(cfg)
     known = [f.name for f in dataclasses.fields(node_type)] if dataclasses.is_dataclass(node_type) else None
-    for key in cfg:
+    for key in map(str, cfg):
         full = f"{prefix}{key}"
         if known is not None and key not in known:
             raise ConfigError(_no_such_key(full, known))

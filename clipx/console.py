@@ -46,6 +46,11 @@ class Screen:
             self._progress.add_task("", total=total_steps)
         self._progress.update(self._progress.tasks[0].id, completed=step, description=_line(row, total_steps, eta))
 
+    def evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
+        """The headline numbers of an evaluation during training, in a line."""
+        shown = [f"{n.removeprefix('eval/')} {format_value(n, v)}" for n, v in numbers.items() if headline(n)]
+        self.say(f"step {step}  {'  '.join(shown)}")
+
     def table(self, title: str, values: Mapping[str, float]) -> None:
         table = Table(title=title, title_justify="left")
         table.add_column("metric")
@@ -59,6 +64,11 @@ def format_value(name: str, value: float) -> str:
     """Shares as percentages, ranks as numbers."""
     share = name.rsplit("/", 1)[-1].startswith(("top", "recall@", "mean_per_class", "chance"))
     return f"{value:.2%}" if share else f"{value:,.4g}"
+
+
+def headline(name: str) -> bool:
+    """Whether a metric is one of the few that a line or a picture has room for."""
+    return name.endswith(("/top1", "recall@1"))
 
 
 def clock(seconds: float) -> str:

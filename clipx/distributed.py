@@ -18,7 +18,6 @@ from clipx.config import option
 from clipx.errors import ClipxError, ConfigError, require
 from clipx.lazy import dist, torch
 
-
 T = TypeVar("T")
 
 
@@ -141,7 +140,9 @@ class DistributedSpec:
         count = torch.cuda.device_count()
         if self.device == "cpu" or (self.device == "auto" and count == 0):
             return torch.device("cpu")
-        require(count > 0, "distributed.device=cuda but no CUDA device is visible: use distributed=cpu, or check the driver")
+        require(
+            count > 0, "distributed.device=cuda but no CUDA device is visible: use distributed=cpu, or check the driver"
+        )
         return torch.device("cuda", local_rank % count)  # right whether a task sees all devices or only its own
 
 
@@ -171,5 +172,3 @@ def _first_host(nodelist: str) -> str:
             f"SLURM_STEP_NODELIST={nodelist} cannot be expanded ({error}): set MASTER_ADDR to the first host"
         ) from error
     return hosts[0]
-
-

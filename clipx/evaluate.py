@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from clipx.config import MISSING, cli, from_dict, option
-from clipx.data import DataSpec
+from clipx.data import DataSpec, open_on_all
 from clipx.distributed import DistributedSpec
 from clipx.errors import CheckpointError
 from clipx.evaluator import EvaluatorSpec
@@ -39,12 +39,9 @@ def load_run(run_dir: Path) -> RunSpec:
 
 def evaluate(spec: EvaluateSpec) -> None:
     from clipx import checkpoint as ckpt
-    from clipx import evaluator as _  # noqa: F401
     from clipx.console import Screen
-    from clipx.data.loader import View
     from clipx.evaluator.base import Embedder, check_evaluators
     from clipx.evaluator.base import evaluate as run_evaluators
-    from clipx.model.tokenizer import Tokenizer
     from clipx.rundir import RunDir
 
     run = load_run(Path(spec.run))
@@ -53,8 +50,7 @@ def evaluate(spec: EvaluateSpec) -> None:
     evaluators = spec.evaluator or run.evaluator
     comm = spec.distributed.build()
     try:
-        comm.on_main(lambda: data.open() and None)
-        dataset = data.open()
+        dataset = open_on_all(data, comm)
         check_evaluators(evaluators, dataset)
         found = ckpt.CheckpointDir(rundir.checkpoints, print).load(spec.step)
         if found is None:
@@ -62,17 +58,7 @@ def evaluate(spec: EvaluateSpec) -> None:
         precision = run.precision.build(comm.device)
         model = run.model.build(comm.device, precision.dtype)
         ckpt.load_module(model, ckpt.part("model", found.tensors), "model")
-        embedder = Embedder(
-            model,
-            comm,
-            precision,
-            Tokenizer(run.model.text.context_length),
-            View(run.model.image.size, data.crop_scale, data.max_pixels),
-            data.workers,
-            data.prefetch,
-            data.max_bad_share,
-            rundir.quarantine,
-        )
+        embedder = Embedder.build(model, run.model, data, comm, precision, rundir.quarantine)
         numbers = run_evaluators(evaluators, embedder, dataset)
         if comm.is_main:
             path = rundir.path / f"evaluation-{data.name}-step-{found.step}.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -86,11 +87,11 @@ class _TensorBoard:
     def log(self, row: Row) -> None:
         for name, value in row.items():
             if name not in _COUNTERS:
-                self._writer.add_scalar(name, value, int(row["step"]))  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, int(row["step"]))
+        self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 @option("logger")
@@ -120,14 +121,14 @@ class WandbSpec(LoggerSpec):
             )
         id_file = run_dir / "wandb_id"
         if not id_file.is_file():
-            id_file.write_text(wandb.util.generate_id())
+            id_file.write_text(uuid.uuid4().hex[:8])
         run = wandb.init(
             project=self.project,
             entity=self.entity,
             name=name,
             id=id_file.read_text().strip(),
             resume="allow",
-            mode=self.mode,
+            mode="offline" if self.mode == "offline" else "online",
             dir=str(run_dir),
             tags=self.tags or None,
             config=config,

@@ -55,7 +55,7 @@ class AdamWSpec(OptimizerSpec):
         OptimizerSpec.__post_init__(self)
         require(
             len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas),
-            f"optimizer.betas={self.betas} must be two numbers in [0, 1): [0.9,0.98] for ViTs, [0.9,0.999] for ConvNets",
+            f"optimizer.betas={self.betas} must be two numbers in [0, 1), e.g. [0.9,0.98]",
         )
         require(self.eps > 0, f"optimizer.eps={self.eps} must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets")
 

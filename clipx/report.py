@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipx.console import format_value
+from clipx.console import format_value, headline
 from clipx.logger import Row
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def draw(name: str, rows: Sequence[Row]) -> bytes:
 def _evaluated(rows: Sequence[Row]) -> dict[str, str]:
     """The headline metrics of the evaluators, by the label they are drawn with."""
     names = sorted({name for row in rows for name in row if name.startswith("eval/")})
-    return {n.removeprefix("eval/"): n for n in names if n.endswith(("/top1", "recall@1"))}
+    return {n.removeprefix("eval/"): n for n in names if headline(n)}
 
 
 def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row]) -> None:
@@ -69,10 +69,13 @@ def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row
     axes.spines[["left", "bottom"]].set_color(_GRID)
     axes.tick_params(colors=_MUTED, labelsize=8)
     axes.set_xlabel("step", color=_MUTED, fontsize=8)
+    axes.set_xlim(0, 1.03 * max((row["step"] for row in rows), default=1))
     for colour, (label, name) in zip(_COLOURS, series.items(), strict=False):
         points = [(row["step"], row[name]) for row in rows if name in row]
         marker = "o" if len(points) < 12 else ""
-        axes.plot(*zip(*points, strict=True) if points else ((), ()), marker=marker, ms=4, lw=1.6, color=colour, label=label)
+        axes.plot(
+            *zip(*points, strict=True) if points else ((), ()), marker=marker, ms=4, lw=1.6, color=colour, label=label
+        )
     if title == "held out":
         axes.set_ylim(0, 1.02)
     if len(series) > 1:
@@ -83,14 +86,16 @@ def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row
 
 def _page(name: str, picture: bytes, final: Mapping[str, float], config: str) -> str:
     cells = "".join(
-        f"<tr><td>{html.escape(key)}</td><td class=n>{format_value(key, value)}</td></tr>" for key, value in final.items()
+        f"<tr><td>{html.escape(key)}</td><td class=n>{format_value(key, value)}</td></tr>"
+        for key, value in final.items()
     )
     title = html.escape(name)
     image = base64.b64encode(picture).decode()
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>
-body {{ font: 15px/1.5 system-ui, sans-serif; color: {_INK}; background: {_SURFACE}; max-width: 1100px; margin: 2rem auto; padding: 0 1rem }}
+body {{ font: 15px/1.5 system-ui, sans-serif; color: {_INK}; background: {_SURFACE}; max-width: 1100px;
+        margin: 2rem auto; padding: 0 1rem }}
 img {{ width: 100%; height: auto }}
 table {{ border-collapse: collapse }}
 td {{ padding: .2rem 1rem .2rem 0; border-bottom: 1px solid {_GRID} }}

@@ -1,4 +1,4 @@
-"""RunSpec: everything a run is, checked as a whole. Importing this registers every option's schema; it needs no torch."""
+"""RunSpec: everything a run is, checked as a whole. Importing this registers every option's schema."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from clipx.spec import RunSpec
 
 def train(spec: RunSpec) -> float | None:
     """Returns the held-out score that a sweeper maximises, where there is one."""
+    from clipx.console import headline
     from clipx.trainer import Trainer  # torch is loaded when the configuration is known to be good
 
     trainer = Trainer(spec)
@@ -15,7 +16,7 @@ def train(spec: RunSpec) -> float | None:
         final = trainer.fit()
     finally:
         trainer.comm.close()
-    return next((value for name, value in final.items() if name.endswith(("/top1", "recall@1"))), None)
+    return next((value for name, value in final.items() if headline(name)), None)
 
 
 main = cli(train, "train")

@@ -16,7 +16,7 @@ from clipx import checkpoint as ckpt
 from clipx.checkpoint import Checkpoint, CheckpointDir
 from clipx.config import to_dict
 from clipx.console import Screen
-from clipx.data import DataSpec, Dataset, nearest_multiples
+from clipx.data import Dataset, nearest_multiples
 from clipx.data.loader import Batch, View, train_loader
 from clipx.data.order import Order
 from clipx.data.source import Bad
@@ -76,18 +76,11 @@ class Trainer:
     def _build_data(self) -> None:
         spec, comm = self.spec, self.comm
         batch = spec.data.batch_size
-        require(
-            batch % comm.world == 0,
-            f"data.batch_size={batch} is not divisible by {comm.world} ranks: use {nearest_multiples(batch, comm.world)}",
-        )
-        per_rank = comm.world * spec.data.micro_batches
-        require(
-            batch % per_rank == 0,
-            f"data.batch_size={batch} is not divisible by {comm.world} ranks x {spec.data.micro_batches} micro-batches: "
-            f"use {nearest_multiples(batch, per_rank)}",
-        )
-        comm.on_main(lambda: _ready(spec.data))  # writes or indexes once; then all ranks open what is there
-        self.dataset = spec.data.open()
+        parts, micro = comm.world * spec.data.micro_batches, spec.data.micro_batches
+        split = f"{comm.world} ranks" + (f" x {micro} micro-batches" if micro > 1 else "")
+        fix = nearest_multiples(batch, parts)
+        require(batch % parts == 0, f"data.batch_size={batch} is not divisible by {split}: use {fix}")
+        self.dataset = open_on_all(spec.data, comm)
         train = self.dataset.train
         n = sum(train.sizes)
         _check_bad_share(len(train.bad), n + len(train.bad), spec.data.max_bad_share, train.bad[:1])
@@ -149,9 +142,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         micro_batches = self.spec.data.micro_batches
-        loss, metrics = forward_backward(
-            self.parallel, self.objective, batch, micro_batches, self.comm, self.precision
-        )
+        loss, metrics = forward_backward(self.parallel, self.objective, batch, micro_batches, self.comm, self.precision)
         norm = self._clip()
         self._finite &= loss.isfinite() & norm.isfinite()
         self.optimizer.step()
@@ -218,7 +209,7 @@ class Trainer:
             due = [name for name, cadence in self._cadences.items() if cadence.due(before, self.samples_seen)]
             if due and not done:
                 start = time.perf_counter()
-                screen.table(f"step {self.steps_done}", self._evaluate(due))
+                screen.evaluation(self.steps_done, self._evaluate(due))
                 meter.paused(start)
             if self._save_cadence.due(before, self.samples_seen) and not done:
                 start = time.perf_counter()
@@ -256,8 +247,8 @@ class Trainer:
         if not self._finite.item():
             self.rundir.event("non_finite", step=self.steps_done, rank=self.comm.rank)
             raise ClipxError(
-                f"loss or gradient is not finite by step {self.steps_done}: lower optimizer.lr, lengthen schedule.warmup, "
-                "or set optimizer.clip_norm=1; the last checkpoint is from before"
+                f"loss or gradient is not finite by step {self.steps_done}: lower optimizer.lr, lengthen "
+                "schedule.warmup, or set optimizer.clip_norm=1; the last checkpoint is from before"
             )
 
     def _row(self, measured: dict[str, float], lr: float) -> Row:
@@ -297,17 +288,8 @@ class Trainer:
         if not names:
             return {}
         self._check_finite()
-        data = self.spec.data
-        embedder = Embedder(
-            self.model,
-            self.comm,
-            self.precision,
-            self.tokenizer,
-            self.view,
-            data.workers,
-            data.prefetch,
-            data.max_bad_share,
-            self.rundir.quarantine,
+        embedder = Embedder.build(
+            self.model, self.spec.model, self.spec.data, self.comm, self.precision, self.rundir.quarantine
         )
         numbers = evaluate({name: self.spec.evaluator[name] for name in names}, embedder, self.dataset)
         self._log({**self._row({}, self.learning_rate(self.samples_seen)), **numbers})
@@ -353,12 +335,16 @@ class Trainer:
         ckpt.load_module(self.objective, ckpt.part("objective", found.tensors), "objective")
         ckpt.load_optimizer(self.optimizer, ckpt.part("optimizer", found.tensors))
         self.samples_seen = int(found.state["samples_seen"])
-        if len(found.state["rng"]) == self.comm.world:
-            set_rng_state(ckpt.part(f"rng/{self.comm.rank}", found.tensors), found.state["rng"][self.comm.rank], self.comm.device)
-        else:
-            log.warning("%d ranks wrote the checkpoint, %d resume: dropout's random numbers start anew", len(found.state["rng"]), self.comm.world)
-            torch.manual_seed(self.spec.seed + 1 + self.comm.rank + self.samples_seen)
+        self._resume_rng(found)
         return True
+
+    def _resume_rng(self, found: Checkpoint) -> None:
+        saved, comm = found.state["rng"], self.comm
+        if len(saved) == comm.world:
+            set_rng_state(ckpt.part(f"rng/{comm.rank}", found.tensors), saved[comm.rank], comm.device)
+        else:
+            log.warning("%d ranks wrote the checkpoint, %d go on: dropout draws anew", len(saved), comm.world)
+            torch.manual_seed(self.spec.seed + 1 + comm.rank + self.samples_seen)
 
     def _newest_step(self) -> int | None:
         found = self.checkpoints.load()
@@ -370,25 +356,25 @@ class Trainer:
         """The derived numbers, once."""
         spec, comm, n = self.spec, self.comm, self.order.samples
         batch, micro = spec.data.batch_size, spec.data.micro_batches
-        parts = f"{batch // comm.world // micro:,} x {comm.world} ranks" + (f" x {micro} micro-batches" if micro > 1 else "")
-        screen.say(f"run         {spec.name} in {self.rundir.path}")
-        screen.say(
-            f"model       {spec.model.name}: {parameter_count(self.model) + parameter_count(self.objective):,} parameters, "
-            f"image {parameter_count(self.model.image):,}; {spec.precision.kind} on {comm.world} x {comm.device.type}"
-        )
-        held = "nothing" if self.dataset.held_out is None else f"{sum(self.dataset.held_out.sizes):,}"
-        screen.say(f"data        {spec.data.name}: {n:,} samples, {held} held out; {len(self.dataset.train.bad):,} unusable")
-        screen.say(
-            f"global batch {batch:,} = {parts}; {self.total:,} samples = {self.total / n:.4g} epochs = {self.steps_total:,} steps"
-        )
+        parts = f"{batch // comm.world // micro:,} x {comm.world} ranks"
+        if micro > 1:
+            parts += f" x {micro} micro-batches"
+        parameters = parameter_count(self.model) + parameter_count(self.objective)
+        held = 0 if self.dataset.held_out is None else sum(self.dataset.held_out.sizes)
+        lines = {
+            "run": f"{spec.name} in {self.rundir.path}",
+            "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(self.model.image):,} of them in "
+            f"the image tower; {spec.precision.kind} on {comm.world} x {comm.device.type}",
+            "data": f"{spec.data.name}, {n:,} samples, {held:,} held out, {len(self.dataset.train.bad):,} unusable",
+            "batch": f"global batch {batch:,} = {parts}",
+            "length": f"{self.total:,} samples = {self.total / n:.4g} epochs = {self.steps_total:,} steps",
+        }
         if self._resumed:
-            screen.say(f"resumed at step {self.steps_done:,} ({self.samples_seen:,} samples)")
-        for line in self._changed:
-            screen.say(f"changed since: {line}")
-
-
-def _ready(data: DataSpec) -> None:
-    data.open()
+            lines["resumed"] = f"at step {self.steps_done:,}, {self.samples_seen:,} samples"
+        if self._changed:
+            lines["changed"] = "; ".join(self._changed)
+        for name, text in lines.items():
+            screen.say(f"{name:8} {text}")
 
 
 def _check_bad_share(bad: int, total: int, limit: float, examples: Sequence[Bad]) -> None:

@@ -1,7 +1,7 @@
 """Data: what a run reads. Each kind of data is one file with its spec; all of them become a `Source`.
 
-    spec.open() -> Dataset(train: Source, held_out: Source, classes)
-    Source + Order -> Loader -> Batch          the order is a pure function of (seed, epoch, position)
+spec.open() -> Dataset(train: Source, held_out: Source, classes)
+Source + Order -> Loader -> Batch          the order is a pure function of (seed, epoch, position)
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from clipx.errors import require
 
 if TYPE_CHECKING:
     from clipx.data.source import Source
+    from clipx.distributed import Comm
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,18 @@ class DataSpec:
     max_bad_share: float = 0.1  # the run fails when a larger share of the samples cannot be used
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 2, f"data.batch_size={self.batch_size} must be at least 2: one sample has no negatives")
+        require(
+            self.batch_size >= 2, f"data.batch_size={self.batch_size} must be at least 2: one sample has no negatives"
+        )
         require(self.micro_batches >= 1, f"data.micro_batches={self.micro_batches} must be at least 1")
         require(
             self.batch_size % self.micro_batches == 0,
             f"data.batch_size={self.batch_size} is not divisible by data.micro_batches={self.micro_batches}: "
             f"use {nearest_multiples(self.batch_size, self.micro_batches)}",
         )
-        require(self.workers >= 0, f"data.workers={self.workers} is negative: give 0 (load in the training process) or more")
+        require(
+            self.workers >= 0, f"data.workers={self.workers} is negative: give 0 (load in the training process) or more"
+        )
         require(self.prefetch >= 1, f"data.prefetch={self.prefetch} must be at least 1 batch")
         require(self.shuffle_window >= 1, f"data.shuffle_window={self.shuffle_window} must be at least 1 sample")
         low, high = (*self.crop_scale, 0, 0)[:2]
@@ -75,6 +80,16 @@ class DataSpec:
     def open(self) -> Dataset:
         """Opens, and where needed first writes or indexes, the data. Raises ConfigError or DataError."""
         raise NotImplementedError
+
+
+def open_on_all(data: DataSpec, comm: Comm) -> Dataset:
+    """Rank 0 writes or indexes what is not there yet; then every rank opens it. An error is every rank's."""
+
+    def prepare() -> None:
+        data.open()
+
+    comm.on_main(prepare)
+    return data.open()
 
 
 def nearest_multiples(value: int, factor: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipx.config import option
-from clipx.data import DataSpec, Dataset
+from clipx.data import Dataset, DataSpec
 from clipx.data.source import Bad, BadSample, Sample, Source, split
 from clipx.data.webdataset import check_share
 from clipx.errors import ConfigError, DataError, require
@@ -31,9 +31,7 @@ class CsvSpec(DataSpec):
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
         check_share(self.held_out_share)
-        require(
-            len(self._separator) == 1, f'data.separator={self.separator} must be one character, e.g. "," or "\\t"'
-        )
+        require(len(self._separator) == 1, f'data.separator={self.separator} must be one character, e.g. "," or "\\t"')
 
     @property
     def _separator(self) -> str:
@@ -85,11 +83,11 @@ class Table:
             captions.setdefault(image, []).append(caption)
             labels[image] = int(label) if label is not None and label.lstrip("-").isdigit() else label
         if not captions:
-            raise DataError(f"{path} holds no row with an image and a caption ({len(bad)} rows without): check the file")
+            raise DataError(
+                f"{path} holds no row with an image and a caption ({len(bad)} rows without): check the file"
+            )
         fingerprint = hashlib.sha256(encoded).hexdigest()[:16]
-        return cls(
-            str(path.parent), list(captions), list(captions.values()), list(labels.values()), bad, fingerprint
-        )
+        return cls(str(path.parent), list(captions), list(captions.values()), list(labels.values()), bad, fingerprint)
 
     @property
     def sizes(self) -> Sequence[int]:

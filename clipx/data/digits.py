@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clipx.config import option
-from clipx.data import Classes, DataSpec, Dataset
+from clipx.data import Classes, Dataset, DataSpec
 from clipx.data.source import Sample, split
 from clipx.data.write import cache_root, ensure_shards
 from clipx.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Positions of the stream -> batches on this rank. A batch depends on (seed, positions) alone: not on workers or ranks."""
+"""Positions of the stream -> batches on this rank. A batch depends on (seed, positions) alone."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class _Collate:
 
     def __call__(self, drawn: Sequence[_Drawn]) -> Batch:
         return Batch(
-            image=torch.from_numpy(np.stack([d.pixels for d in drawn])),
+            image=_stack([d.pixels for d in drawn]),
             tokens=self.tokenizer([d.caption for d in drawn]),
             index=torch.tensor([d.index for d in drawn]),
             bad=[bad for d in drawn for bad in d.bad],
@@ -132,7 +132,7 @@ def train_loader(
     Starting anywhere costs the same: nothing before the first position is read.
     """
     return DataLoader(
-        _Stream(source, order, view, seed),
+        _Stream(source, order, view, seed),  # type: ignore[arg-type]  # items are drawn; batches are what comes out
         batch_sampler=_Positions(samples.start, samples.stop, batch, rank, world),  # type: ignore[arg-type]
         collate_fn=_Collate(tokenizer),
         pin_memory=pin,
@@ -142,6 +142,11 @@ def train_loader(
 
 def _worker_options(workers: int, prefetch: int) -> dict[str, Any]:
     return {"num_workers": workers, "prefetch_factor": prefetch if workers else None}
+
+
+def _stack(pixels: Sequence[Pixels]) -> Tensor:
+    """[b, 3, S, S] in channels-last memory, as decoders give pixels and convolutions want them."""
+    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
@@ -175,7 +180,7 @@ def _collate_held(items: Sequence[tuple[int, Sample | None, Pixels | None, Bad |
     good = [(index, sample, pixels) for index, sample, pixels, _ in items if sample is not None and pixels is not None]
     pixels = [p for _, _, p in good]
     return EvalBatch(
-        image=torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0, 3, 0, 0, dtype=torch.uint8),
+        image=_stack(pixels) if pixels else torch.empty(0, 3, 0, 0, dtype=torch.uint8),
         index=[i for i, _, _ in good],
         captions=[s.captions for _, s, _ in good],
         labels=[s.label for _, s, _ in good],
@@ -190,8 +195,8 @@ def eval_loader(
     total = sum(source.sizes)
     starts = range(rank * batch, total, world * batch)
     return DataLoader(
-        _Held(source, view),
-        batch_sampler=[range(start, min(start + batch, total)) for start in starts],  # type: ignore[arg-type]
+        _Held(source, view),  # type: ignore[arg-type]
+        batch_sampler=[list(range(start, min(start + batch, total))) for start in starts],
         collate_fn=_collate_held,
         **_worker_options(workers, prefetch),
     )

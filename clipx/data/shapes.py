@@ -16,7 +16,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from clipx.config import option
-from clipx.data import Classes, DataSpec, Dataset
+from clipx.data import Classes, Dataset, DataSpec
 from clipx.data.source import Sample
 from clipx.data.write import cache_root, ensure_shards
 from clipx.errors import require
@@ -79,7 +79,7 @@ class ShapesSpec(DataSpec):
     kind: str = "shapes"
     samples: int = 12_000  # training images
     held_out_samples: int = 960  # images of held-out combinations
-    pixels: int = 64  # of the written images, square
+    pixels: int = 48  # of the written images, square
     seed: int = 0  # of the scenes; independent of the run's seed
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from clipx.data.source import BadSample
 
 Pixels = NDArray[np.uint8]
-"""[3, size, size]"""
+"""[size, size, 3]"""
 
 _RATIO = (3 / 4, 4 / 3)
 
@@ -26,7 +26,9 @@ def decode(encoded: bytes, max_pixels: int) -> Image.Image:
     try:
         with Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG", "WEBP")) as image:
             if image.width * image.height > max_pixels:
-                raise BadSample(f"image has {image.width}x{image.height} pixels, more than data.max_pixels={max_pixels}")
+                raise BadSample(
+                    f"image has {image.width}x{image.height} pixels, more than data.max_pixels={max_pixels}"
+                )
             return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadSample(f"image cannot be decoded: {' '.join(str(error).split())[:120]}") from None
@@ -67,4 +69,4 @@ def eval_transform(image: Image.Image, size: int) -> Pixels:
 
 
 def _pixels(image: Image.Image) -> Pixels:
-    return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
+    return np.asarray(image, dtype=np.uint8)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from clipx.config import option
-from clipx.data import DataSpec, Dataset
+from clipx.data import Dataset, DataSpec
 from clipx.data.source import Bad, BadSample, Sample, Source, caption_text, split
 from clipx.data.write import cache_root
 from clipx.errors import ConfigError, DataError, require
@@ -86,7 +86,7 @@ def expand(pattern: str, key: str) -> list[str]:
     urls: list[str] = []
     for part in filter(None, pattern.split("::")):
         for url in braceexpand(part):
-            urls += sorted(glob.glob(url)) if glob.has_magic(url) else [url]
+            urls += sorted(glob.glob(url)) if glob.has_magic(url) else [url]  # noqa: PTH207
     require(bool(urls), f"{key}={pattern} matches no shard: check the path, and quote braces and stars in the shell")
     twice = {url for url in urls if urls.count(url) > 1} if len(set(urls)) < len(urls) else set()
     require(not twice, f"{key}={pattern} names {', '.join(sorted(twice)[:3])} twice: name each shard once")
@@ -295,8 +295,6 @@ def _scan(url: str, column: int) -> tuple[list[list[tuple[int, int]]], list[tupl
             members = [(0, -1)] * 4
     close()
     return rows, bad
-
-
 
 
 def _check_end(file: IO[bytes], offset: int) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class EvaluatorSpec:
     kind: str = MISSING
-    every: str = "end"  # a duration (1ep, 500st, 1e6sa; happens at the end too), end, or none
+    every: str = "1ep"  # a duration (1ep, 500st, 1e6sa; happens at the end too), end, or none
     batch_size: int = 256  # images or captions embedded at a time
 
     def __post_init__(self) -> None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from clipx.data import Dataset
+from clipx.data import Dataset, DataSpec
 from clipx.data.loader import View, eval_loader
 from clipx.data.source import Bad, Source
 from clipx.distributed import Comm
 from clipx.errors import DataError
 from clipx.evaluator import EvaluatorSpec
+from clipx.model import ModelSpec
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision import Precision
@@ -44,6 +45,29 @@ class Embedder:
     max_bad_share: float
     tell_bad: Callable[[Sequence[Bad]], None]
     _images: dict[tuple[str, int], Embedded] = field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        model: CLIP,
+        model_spec: ModelSpec,
+        data: DataSpec,
+        comm: Comm,
+        precision: Precision,
+        tell_bad: Callable[[Sequence[Bad]], None],
+    ) -> Embedder:
+        """For a model and the data it is to be tried on."""
+        return cls(
+            model=model,
+            comm=comm,
+            precision=precision,
+            tokenizer=Tokenizer(model_spec.text.context_length),
+            view=View(model_spec.image.size, data.crop_scale, data.max_pixels),
+            workers=data.workers,
+            prefetch=data.prefetch,
+            max_bad_share=data.max_bad_share,
+            tell_bad=tell_bad,
+        )
 
     def images(self, source: Source, batch: int) -> Embedded:
         """Every image of the source, over all ranks. Raises DataError where too many are bad."""

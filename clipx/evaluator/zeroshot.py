@@ -62,7 +62,9 @@ class ZeroShotSpec(EvaluatorSpec):
     def _classes(self, data: Dataset) -> Classes:
         own = data.classes
         names = _lines(self.classnames, "classnames") if self.classnames else own.names if own else None
-        templates = _lines(self.templates, "templates") if self.templates else own.templates if own else ("a photo of a {}.",)
+        templates = (
+            _lines(self.templates, "templates") if self.templates else own.templates if own else ("a photo of a {}.",)
+        )
         if names is None:
             raise ConfigError(
                 "evaluator.zeroshot.classnames has no value and the data names no classes: give a file with one name a "

@@ -25,11 +25,12 @@ class CLIP(nn.Module):
 
     def __init__(self, spec: ClipSpec, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.image_size = spec.image.size
+        self.image_size, self.embed_dim = spec.image.size, spec.embed_dim
         with torch.device(device):
             self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu)
             self.text = TextTower(spec.text, spec.embed_dim, spec.quick_gelu)
         self.to(dtype)
+        self.image.to(memory_format=torch.channels_last)  # as images arrive; convolutions are 1.4 to 2 times as fast
         # In float32 even for 16-bit weights; not in the state_dict, for they follow from the configuration.
         for name, values in (("mean_C11", spec.image.mean), ("std_C11", spec.image.std)):
             constant = torch.tensor(values, dtype=_at_least_float32(dtype), device=device).view(3, 1, 1)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import ftfy
-import regex  # type: ignore[import-untyped]
+import regex
 import tokenizers
 from tokenizers import models, pre_tokenizers
 

@@ -54,7 +54,7 @@ def contrastive_loss(
     image_bD: Tensor, text_bD: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tile: int
 ) -> Tensor:
     """The global loss, 0-dim. Gradients: see `Objective`. Float32 or wider, whatever the inputs or autocast."""
-    loss: Tensor = _ContrastiveLoss.apply(image_bD, text_bD, scale, normaliser, comm, tile)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ContrastiveLoss.apply(image_bD, text_bD, scale, normaliser, comm, tile)
     return loss
 
 
@@ -80,7 +80,9 @@ class _ContrastiveLoss(torch.autograd.Function):
                 w = alpha / (2 * len(x_BD))
                 dx = w * row_gradient(x_bD, y_BD, alpha, a_r, a_cG, diagonal_b, first, tile)
                 dy = w * row_gradient(y_bD, x_BD, alpha, a_c, a_rG, diagonal_b, first, tile)
-                ctx.save_for_backward(dx.to(image.dtype), dy.to(text.dtype), ((x_bD * dx).sum() / alpha).to(scale.dtype))
+                ctx.save_for_backward(
+                    dx.to(image.dtype), dy.to(text.dtype), ((x_bD * dx).sum() / alpha).to(scale.dtype)
+                )
             return (0.5 * (a_rG + a_cG) - pos_B).mean()
 
     @staticmethod

@@ -91,7 +91,7 @@ def test_published_architecture_has_the_published_counts(name: str) -> None:
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "vit_tiny"])
+@pytest.mark.parametrize("name", [*PUBLISHED, "tiny"])
 def test_first_line_of_the_yaml_states_the_counts(name: str) -> None:
     model = published(name)
     title = (CONF_DIR / "model" / f"{name}.yaml").read_text().splitlines()[0]
@@ -99,7 +99,7 @@ def test_first_line_of_the_yaml_states_the_counts(name: str) -> None:
     assert stated == [parameter_count(model), parameter_count(model.image)]
 
 
-@pytest.mark.parametrize("name", ["rn50", "vit_b32", "convnext_base_w", "vit_tiny"])
+@pytest.mark.parametrize("name", ["rn50", "vit_b32", "convnext_base_w", "tiny"])
 def test_a_forward_pass_has_the_embedding_width_on_the_meta_device(name: str) -> None:
     spec = composed(name)
     image = torch.empty(2, 3, spec.image.size, spec.image.size, dtype=torch.uint8, device=META)
