@@ -16,7 +16,7 @@ from clipx import checkpoint as ckpt
 from clipx.checkpoint import Checkpoint, CheckpointDir
 from clipx.config import to_dict
 from clipx.console import Screen
-from clipx.data import Dataset, nearest_multiples
+from clipx.data import Dataset, nearest_multiples, open_on_all
 from clipx.data.loader import Batch, View, train_loader
 from clipx.data.order import Order
 from clipx.data.source import Bad
