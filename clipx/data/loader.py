@@ -141,7 +141,12 @@ def train_loader(
 
 
 def _worker_options(workers: int, prefetch: int) -> dict[str, Any]:
-    return {"num_workers": workers, "prefetch_factor": prefetch if workers else None}
+    # A generator of its own: else making an iterator would draw from the one that dropout draws from.
+    return {
+        "num_workers": workers,
+        "prefetch_factor": prefetch if workers else None,
+        "generator": torch.Generator(),
+    }
 
 
 def _stack(pixels: Sequence[Pixels]) -> Tensor:

@@ -1,0 +1,25 @@
+"""Run by torchrun: the gradients of one step on this rank's share of a global batch, in float64. Saved by rank 0."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from support import VIT, small
+
+from clipx.gradcache import forward_backward
+from clipx.trainer import Trainer
+
+out, micro_batches = Path(sys.argv[1]), int(sys.argv[2])
+t = Trainer(small(out.with_suffix(".run"), *VIT, "precision=fp64", "checkpoint=none", f"data.micro_batches={micro_batches}"))
+batch = next(iter(t._batches()))
+loss, _ = forward_backward(t.parallel, t.objective, batch, micro_batches, t.comm, t.precision)
+losses = t.comm.gather(loss[None])
+everywhere = {n: t.comm.gather(p.grad[None]) for n, p in (*t.model.named_parameters(), *t.objective.named_parameters())}
+for name, grads in everywhere.items():
+    assert torch.equal(grads[0], grads[-1]), f"{name} differs between the ranks"
+if t.comm.is_main:
+    save_file({"losses": losses, **{n: g[0].contiguous() for n, g in everywhere.items()}}, out)
+t.comm.close()
