@@ -208,12 +208,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     for group in state["param_groups"]:
         for index, name in zip(group["params"], group["param_names"], strict=True):
             if name in by_name:
-                state["state"][index] = by_name.pop(name)
-                for key, value in state["state"][index].items():
-                    if value.shape == parameters[name].shape:  # in the parameter's memory format, as it was
-                        state["state"][index][key] = torch.empty_like(parameters[name]).copy_(value)
+                state["state"][index] = {k: _like(parameters[name], v) for k, v in by_name.pop(name).items()}
             elif tensors:
                 raise CheckpointError(f"the checkpoint's optimizer has no state for {name}")
     if by_name:
         raise CheckpointError(f"the checkpoint's optimizer has state for unknown {_some(sorted(by_name))}")
     optimizer.load_state_dict(state)
+
+
+def _like(parameter: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+    """A copy; in the parameter's own memory format where it has the parameter's shape, as the optimizer made it."""
+    return torch.empty_like(parameter).copy_(saved) if saved.shape == parameter.shape else saved.clone()
