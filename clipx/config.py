@@ -6,32 +6,38 @@ a mistyped key answer at once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import difflib
 import importlib
-import importlib.util
+import math
 import os
 import re
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra import main as hydra_main
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
+from hydra.version import VersionBase
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from clipx.errors import ClipxError, ConfigError
+from clipx import plugins
+from clipx.errors import LISTS, ClipxError, ConfigError, no_such_key, no_such_option, no_value, reworded
 
 if TYPE_CHECKING:
     from clipx.spec import RunSpec
@@ -41,6 +47,7 @@ __all__ = ["CONF_DIR", "MISSING", "cli", "compose", "discover", "from_dict", "op
 _PACKAGE = Path(__file__).parent
 # A wheel carries the configuration inside the package; in a checkout it is at the top level.
 CONF_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
+_NOT_COMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 Spec = TypeVar("Spec")
 
@@ -62,7 +69,7 @@ def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
     return register
 
 
-def discover(conf_dir: Path, package: str | None = None) -> None:
+def discover(conf_dir: Path, own: bool = True) -> None:
     """Imports the module of each option under `conf_dir`, so that it registers its schema.
 
     An option and the module that reads it share a name: `conf/objective/infonce.yaml` and
@@ -70,25 +77,13 @@ def discover(conf_dir: Path, package: str | None = None) -> None:
     """
     for path in sorted(conf_dir.glob("*/*.yaml")):
         group, name = path.parent.name, path.stem
-        if package is not None:
-            if (_PACKAGE / group / f"{name}.py").is_file():
-                importlib.import_module(f"{package}.{group}.{name}")
-        elif path.with_suffix(".py").is_file():
-            _import_plugin(f"clipx_plugins.{group}.{name}", path.with_suffix(".py"))
+        if own and (_PACKAGE / group / f"{name}.py").is_file():
+            importlib.import_module(f"clipx.{group}.{name}")
+        elif not own and path.with_suffix(".py").is_file():
+            plugins.load(conf_dir.absolute(), group, name)
 
 
-def _import_plugin(module_name: str, path: Path) -> None:
-    known = sys.modules.get(module_name)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return
-    module_spec = importlib.util.spec_from_file_location(module_name, path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_name] = module  # dataclasses look their module up while it is executed
-    module_spec.loader.exec_module(module)
-
-
-def _schema(group: str, kind: str) -> type[Any]:
+def _schema(group: str, kind: Any) -> type[Any]:
     """The spec class registered for a kind of a group."""
     options = ConfigStore.instance().repo.get("schema", {}).get(group, {})
     if f"{kind}.yaml" not in options:
@@ -109,105 +104,157 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
     `overrides` are what one types on the command line (`"model=vit_b32"`, `"data.batch_size=512"`); `config_dir`
     is a folder with groups of one's own. Raises ConfigError, one line naming value, rule and fix.
     """
-    _register_all([Path(config_dir)] if config_dir else [])
-    searchpath = [f"hydra.searchpath=[{Path(config_dir).absolute()}]"] if config_dir else []
-    was_initialized = GlobalHydra.instance().is_initialized()
+    folders = [Path(config_dir).absolute()] if config_dir else []
+    searchpath = [f"hydra.searchpath={[str(folder) for folder in folders]}"]
     try:
-        if was_initialized:
-            cfg = hydra_compose(config_name, [*overrides, *searchpath])
-        else:
-            with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-                cfg = hydra_compose(config_name, [*overrides, *searchpath])
-        return typing.cast("RunSpec", _to_spec(cfg))
-    except (HydraException, OmegaConfBaseException) as error:
+        _prepare(overrides, folders)
+        with _own_hydra():
+            return typing.cast("RunSpec", _to_spec(hydra_compose(config_name, [*overrides, *searchpath])))
+    except _NOT_COMPOSED as error:
         raise ConfigError(_one_line(error)) from error
 
 
-def _register_all(config_dirs: Sequence[Path]) -> None:
+@contextlib.contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Hydra on our configuration, whether or not another one is running: it is left as it was."""
+    base, outer = VersionBase.instance().getbase(), GlobalHydra.instance().hydra
+    GlobalHydra.instance().hydra = None
+    try:
+        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            yield
+    finally:
+        VersionBase.instance().version_base = base
+        GlobalHydra.instance().hydra = outer
+
+
+def _prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
+    """Registers every option, and refuses overrides that Hydra has no words for, or takes for something else."""
     importlib.import_module("clipx.spec")
-    discover(CONF_DIR, package="clipx")
-    for config_dir in config_dirs:
-        if not config_dir.is_dir():
-            raise ConfigError(f"--config-dir={config_dir} is not a folder: give the folder that holds your groups")
-        discover(config_dir)
+    discover(CONF_DIR)
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir={folder} is not a folder: give the folder that holds your groups")
+        discover(folder, own=False)
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        group, value = override.key_or_group, override.value()
+        known = [path.stem for folder in (CONF_DIR, *folders) for path in (folder / group).glob("*.yaml")]
+        if not group:
+            raise ConfigError(_unreadable(str(override.input_line)))
+        if override.is_delete() and group in LISTS and value is None:
+            raise ConfigError(f"~{group} is not possible: for none write {group}=[]")
+        if override.is_delete() or not known:
+            continue
+        for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
+            names = choice if isinstance(choice, list) and group in LISTS else [choice]
+            if any(isinstance(name, (NoneType, int, float, list, dict)) for name in names):
+                raise ConfigError(no_such_option(group, str(override.input_line).partition("=")[2], known))
 
 
 def _to_spec(cfg: DictConfig) -> Any:
-    if missing := sorted(OmegaConf.missing_keys(cfg)):
-        raise ConfigError(f"{missing[0]} has no value: it is required; add {missing[0]}=…")
-    _refuse_added_keys(cfg)
-    if cfg.get("resume", "none") not in ("none", "auto") and "run_dir" in cfg:
-        cfg.run_dir = cfg.resume  # to resume a run directory is to work in it
-    return OmegaConf.to_object(cfg)
+    """The checked spec of a composed configuration. Raises ConfigError."""
+    try:
+        if missing := sorted(OmegaConf.missing_keys(cfg)):
+            raise ConfigError(no_value(missing[0]))
+        _check_nodes(cfg)
+        if cfg.get("resume", "none") not in ("none", "auto") and "run_dir" in cfg:
+            cfg.run_dir = cfg.resume  # to resume a run directory is to work in it
+        return OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
 
 
-def _refuse_added_keys(cfg: DictConfig, prefix: str = "") -> None:
-    """A key added with `+` to a typed node would have no effect."""
-    node_type = OmegaConf.get_type(cfg)
-    known = [f.name for f in dataclasses.fields(node_type)] if dataclasses.is_dataclass(node_type) else None
+def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
+    """Refuses what OmegaConf accepts in a typed node: a key added with `+`, another `kind`, numbers without end."""
+    cls = OmegaConf.get_type(cfg)
+    defaults = {f.name: f.default for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
     for key in map(str, cfg):
-        full = f"{prefix}{key}"
-        if known is not None and key not in known:
-            raise ConfigError(_no_such_key(full, known))
-        child = cfg._get_node(key)
+        full, child = f"{prefix}{key}", cfg._get_node(key)
+        if defaults is not None and key not in defaults:
+            raise ConfigError(no_such_key(full, list(defaults)))
         if isinstance(child, DictConfig) and not child._is_none():
-            _refuse_added_keys(child, f"{full}.")
+            _check_nodes(child, f"{full}.")
+        elif defaults is not None and key == "kind" and cfg[key] != defaults[key]:
+            fix = f"choose an option of the group, {prefix[:-1]}=…" if prefix else "leave it out"
+            raise ConfigError(f"{full}={cfg[key]} cannot be set: {fix}")
+        elif isinstance(cfg[key], float) and not math.isfinite(cfg[key]):
+            raise ConfigError(f"{full}={cfg[key]} is not a finite number: give one")
+
+
+# -------------------------------------------------------------------------------------------- command line
 
 
 def cli(task: Callable[[Any], Any], config_name: str) -> Callable[[], None]:
     """The entry point of a command: compose, check, run; every user's error is one line and a non-zero exit code."""
 
-    def job(cfg: DictConfig) -> Any:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            if "run_dir" in cfg:
-                cfg.run_dir = HydraConfig.get().runtime.output_dir  # each point of a sweep has its own folder
-            return task(_to_spec(cfg))
-        try:
-            return task(_to_spec(cfg))
-        except ClipxError as error:  # past Hydra, which would print a line of its own
-            failed.append(error)
-
-    failed: list[ClipxError] = []
-
     def main() -> None:
-        full_error = bool(os.environ.get("HYDRA_FULL_ERROR"))
+        full_error = os.environ.get("HYDRA_FULL_ERROR")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises; the words are chosen here
-        code = 0
         try:
-            _register_all(_config_dirs(sys.argv[1:]))
-            hydra_main(config_path=str(CONF_DIR), config_name=config_name, version_base="1.3")(job)()
-            if failed:
-                raise failed[0]
-        except ClipxError as error:
-            code = error.exit_code
-            _report_error(str(error), full_error)
-        except (HydraException, OmegaConfBaseException) as error:
-            code = ConfigError.exit_code
-            _report_error(_one_line(error), full_error)
+            errors = _run(task, config_name)
         except KeyboardInterrupt:
-            code = 130
             print("interrupted", file=sys.stderr)
-        if code:
-            sys.exit(code)
+            sys.exit(130)
+        finally:
+            del os.environ["HYDRA_FULL_ERROR"]
+            if full_error is not None:
+                os.environ["HYDRA_FULL_ERROR"] = full_error
+        for error in errors:
+            _report(error, full_error == "1")
+        if errors:
+            sys.exit(errors[0].exit_code)
 
     return main
 
 
-def _config_dirs(argv: Sequence[str]) -> list[Path]:
-    """The folders given by --config-dir: their plug-ins must be registered before Hydra composes."""
-    found = []
-    for i, argument in enumerate(argv):
-        flag, equals, value = argument.partition("=")
-        if flag in ("--config-dir", "-cd"):
-            found.append(Path(value if equals else argv[i + 1] if i + 1 < len(argv) else ""))
-    return found
+def _run(task: Callable[[Any], Any], config_name: str) -> list[ClipxError]:
+    """Runs a command, or each point of a sweep. Returns what the user has to put right; other exceptions pass."""
+    failed: list[ClipxError] = []
+    started = False
+
+    def job(cfg: DictConfig) -> Any:
+        nonlocal started
+        started = True
+        hydra = HydraConfig.get()
+        sweep = hydra.mode == RunMode.MULTIRUN
+        typed = typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task))
+        if sweep and "run_dir" in cfg and not any(text.startswith("run_dir=") for text in typed):
+            cfg.run_dir = hydra.runtime.output_dir  # each point of a sweep has its own folder
+        try:
+            return task(_to_spec(cfg))
+        except ClipxError as error:  # past Hydra, which would print a line of its own
+            if not sweep:
+                failed.append(error)
+                return None
+            failed.append(type(error)(f"point {hydra.job.num} ({' '.join(typed)}): {error}"))
+            raise
+
+    try:
+        arguments = get_args_parser().parse_args()
+        folders = [Path(arguments.config_dir)] if arguments.config_dir else []
+        _prepare([] if arguments.shell_completion else arguments.overrides, folders)
+        hydra_main(config_path=str(CONF_DIR), config_name=config_name, version_base="1.3")(job)()
+    except ClipxError as error:
+        return failed or [error]
+    except _NOT_COMPOSED as error:
+        failed.append(_worded(error, _one_line(error)))
+    except ValueError as error:
+        if started:
+            raise
+        failed.append(_worded(error, str(error)))  # Hydra's, of flags that do not go together
+    return failed
 
 
-def _report_error(message: str, full: bool) -> None:
+def _worded(error: Exception, message: str) -> ConfigError:
+    worded = ConfigError(message)
+    worded.__cause__ = error
+    return worded
+
+
+def _report(error: ClipxError, full: bool) -> None:
     if full:
-        traceback.print_exc()
+        traceback.print_exception(error)
     rank = os.environ.get("RANK")
-    print(f"error{f' (rank {rank})' if rank else ''}: {message}", file=sys.stderr, flush=True)
+    print(f"error{f' (rank {rank})' if rank else ''}: {error}", file=sys.stderr, flush=True)
 
 
 # -------------------------------------------------------------------------------------------------- saving
@@ -225,82 +272,68 @@ def save(spec: Any, path: Path) -> None:
 
 def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
     """The inverse of `to_dict`: each group's class is found by its `kind`. Raises ConfigError."""
-    _register_all([])
+    _prepare([], [])
     cfg = OmegaConf.structured(cls)
     types = typing.get_type_hints(cls)
     try:
         for key, value in values.items():
             if isinstance(value, dict) and "kind" in value:
-                cfg[key] = OmegaConf.merge(OmegaConf.structured(_schema(key, value["kind"])), value)
+                cfg[key] = _typed(key, value)
             elif isinstance(value, dict) and typing.get_origin(types.get(key)) is dict:
-                cfg[key] = {
-                    name: OmegaConf.merge(OmegaConf.structured(_schema(key, child["kind"])), child)
-                    for name, child in value.items()
-                }
+                cfg[key] = {name: _typed(key, child) for name, child in value.items()}
             else:
                 cfg[key] = value
-        return typing.cast(Spec, OmegaConf.to_object(cfg))
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
+    return typing.cast(Spec, _to_spec(cfg))
+
+
+def _typed(group: str, values: Any) -> Any:
+    kind = values.get("kind") if isinstance(values, dict) else None
+    return OmegaConf.merge(OmegaConf.structured(_schema(group, kind)), values)
 
 
 # -------------------------------------------------------------------------------------------------- errors
 
-_RULES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
-
 
 def _one_line(error: BaseException) -> str:
-    """Hydra's and OmegaConf's errors as one line with value, rule and fix."""
+    """Hydra's, OmegaConf's and YAML's errors as one line with value, rule and fix."""
     text = " ".join(str(error).split())
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
+    if isinstance(error, yaml.YAMLError):
+        return f"YAML cannot be read: {text}: correct the file"
+    found = re.match(r"In '([^']+)'", text)
+    inner = not found or found[1] in ("train", "evaluate", "hydra/config") or found[1].startswith("schema/")
+    place = "" if found is None or inner else f" (in {found[1]}.yaml)"
+    if isinstance(error, MissingConfigException):
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        if group:
+            return no_such_option(group, name, error.options or _options(group)) + place
     cause = _root(error)
-    if cause is None:
-        return _unknown_option(text) or re.sub(r" Config search path:.*| See https?://.*", "", text)
     key = str(getattr(cause, "full_key", "") or "")
-    why = str(cause).splitlines()[0]
-    return _unknown_key(why, key, cause) or _wrong_value(why, key) or f"{key}: {why}"
+    if cause is not None and re.match(r"Key '[^']*' (is )?not in ", str(cause)):
+        parent = cause.parent_node
+        siblings = [str(name) for name in parent if name != "hydra"] if isinstance(parent, DictConfig) else []
+        return no_such_key(key, siblings, free=OmegaConf.get_type(parent) is dict) + place
+    return reworded(text if cause is None else str(cause).splitlines()[0], key, text) + place
 
 
-def _root(error: BaseException) -> BaseException | None:
+def _unreadable(override: str) -> str:
+    return f"{override} cannot be read: write key=value, a list as key=[a,b], and other signs as key='…'"
+
+
+def _root(error: BaseException) -> OmegaConfBaseException | None:
     """OmegaConf's own error, which knows the key, under Hydra's."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OmegaConfBaseException):
-        found = found.__cause__
+        found = found.__cause__ or found.__context__
     return found
 
 
-def _unknown_option(text: str) -> str | None:
-    found = re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text)
-    if found is None:
-        return None
-    options = sorted(
-        {path.stem for folder in (CONF_DIR, *_config_dirs(sys.argv[1:])) for path in (folder / found[1]).glob("*.yaml")}
-    )
-    if not options:
-        return f"{found[1]}={found[2]} is not an option: there is no group {found[1]}"
-    return f"{found[1]}={found[2]} is not an option: choose from {', '.join(options)}{_near(found[2], options)}"
-
-
-def _unknown_key(why: str, key: str, cause: BaseException) -> str | None:
-    if not re.match(r"Key '[^']*' (is )?not in ", why):
-        return None
-    parent = getattr(cause, "parent_node", None)
-    return _no_such_key(key, [str(k) for k in parent] if isinstance(parent, DictConfig) else [])
-
-
-def _no_such_key(key: str, siblings: Sequence[str]) -> str:
-    return f"{key} is not a key here: the keys are {', '.join(siblings)}{_near(key.rpartition('.')[2], siblings)}"
-
-
-def _wrong_value(why: str, key: str) -> str | None:
-    if found := re.match(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", why):
-        return f"{key}={found[1]} has the wrong type: give {_RULES.get(found[2], f'a {found[2]}')}"
-    if found := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", why):
-        return f"{key}={found[1]} is not a choice: choose from {found[2]}"
-    if re.match(r"field '.*' is not Optional", why):
-        return f"{key}=null is not allowed: give a value"
-    return None
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def _options(group: str) -> list[str]:
+    """The options of a group that is named in a YAML file."""
+    stored: Any = ConfigStore.instance().repo
+    for part in group.split("/"):
+        stored = stored.get(part, {})
+    return [name.removesuffix(".yaml") for name in stored] or [p.stem for p in CONF_DIR.glob(f"{group}/*.yaml")]

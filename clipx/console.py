@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -13,11 +14,16 @@ from rich.table import Table
 from clipx.logger import Row
 
 
+def terminal(quiet: bool = False) -> Console:
+    """Standard output. Where that is a file or a pipe, nothing is squeezed into eighty columns."""
+    return Console(highlight=False, soft_wrap=True, quiet=quiet, width=None if sys.stdout.isatty() else 200)
+
+
 class Screen:
     """Rank 0's terminal. Other ranks get one that shows nothing."""
 
     def __init__(self, shown: bool) -> None:
-        self.console = Console(highlight=False, soft_wrap=True, quiet=not shown)
+        self.console = terminal(quiet=not shown)
         self._live = shown and self.console.is_terminal
         self._progress = Progress(BarColumn(20), TextColumn("{task.description}"), console=self.console, transient=True)
         self._start = time.monotonic()
@@ -61,9 +67,11 @@ class Screen:
 
 
 def format_value(name: str, value: float) -> str:
-    """Shares as percentages, ranks as numbers."""
+    """Shares as percentages, counts in full, other numbers to four digits."""
     share = name.rsplit("/", 1)[-1].startswith(("top", "recall@", "mean_per_class", "chance"))
-    return f"{value:.2%}" if share else f"{value:,.4g}"
+    if share:
+        return f"{value:.2%}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
 
 
 def headline(name: str) -> bool:
@@ -79,9 +87,10 @@ def clock(seconds: float) -> str:
 
 
 def _line(row: Row, total_steps: int, eta: float) -> str:
+    temperature = f"τ {row['train/temperature']:.4f}  " if "train/temperature" in row else ""  # not every loss has one
     return (
         f"step {int(row['step'])}/{total_steps}  epoch {row['epoch']:.2f}  loss {row['train/loss']:.4f}  "
         f"{row['train/samples_per_second']:,.0f} samples/s ({row['train/samples_per_second_per_device']:,.0f}/device)  "
-        f"data wait {row['train/data_wait_share']:.0%}  lr {row['train/lr']:.2e}  τ {row['train/temperature']:.4f}  "
+        f"data wait {row['train/data_wait_share']:.0%}  lr {row['train/lr']:.2e}  {temperature}"
         f"ETA {clock(eta)}"
     )

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from clipx.config import MISSING, option
-from clipx.errors import require
+from clipx.errors import ConfigError, require
 
-_UNITS = {"ep": "epochs", "st": "optimizer steps", "sa": "samples"}
+_LONGEST = 1e15  # of any unit: above it float64 no longer counts one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,15 @@ class Duration:
     @classmethod
     def parse(cls, text: str, key: str) -> Duration:
         """Raises ConfigError naming `key`, the value, the rule and examples."""
-        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE]\+?\d+)?)\s*(ep|st|sa)\s*", str(text))
-        require(
-            found is not None,
-            f"{key}={text} is not a duration: give a number and its unit, "
-            "e.g. 32ep (epochs), 10000st (optimizer steps) or 12.8e9sa (samples)",
-        )
-        assert found is not None
-        return cls(float(found[1]), found[2])
+        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE]\+?\d+)?)\s*(ep|st|sa)\s*", text)
+        if found is None:
+            raise ConfigError(
+                f"{key}={text} is not a duration: give a number and its unit, "
+                "e.g. 32ep (epochs), 10000st (optimizer steps) or 12.8e9sa (samples)"
+            )
+        value = float(found[1])
+        require(value <= _LONGEST, f"{key}={text} is too long: give at most {_LONGEST:g}{found[2]}")
+        return cls(value, found[2])
 
     def samples(self, epoch: int, batch: int) -> int:
         """Samples in this duration; `epoch` and `batch` are the samples in an epoch and in an optimizer step."""
@@ -78,6 +79,9 @@ class ScheduleSpec:
     def __post_init__(self) -> None:
         Duration.parse(self.warmup, "schedule.warmup")
 
+    def check(self, lr: float) -> None:
+        """Raises ConfigError where the optimizer's `lr` does not go with this schedule."""
+
     def build(self, lr: float, total: int, epoch: int, batch: int) -> LearningRate:
         """The learning rate over `total` samples; `epoch` and `batch` are in samples."""
         raise NotImplementedError
@@ -95,8 +99,10 @@ class CosineSpec(ScheduleSpec):
         ScheduleSpec.__post_init__(self)
         require(self.min_lr >= 0, f"schedule.min_lr={self.min_lr} is negative: give 0 or a small learning rate")
 
-    def build(self, lr: float, total: int, epoch: int, batch: int) -> LearningRate:
+    def check(self, lr: float) -> None:
         require(self.min_lr <= lr, f"schedule.min_lr={self.min_lr} is above optimizer.lr={lr}: give at most {lr}")
+
+    def build(self, lr: float, total: int, epoch: int, batch: int) -> LearningRate:
         warmup = Duration.parse(self.warmup, "schedule.warmup").samples(epoch, batch)
         span = max(1, total - warmup)
 

@@ -47,15 +47,19 @@ class RunSpec:
     logger: dict[str, LoggerSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(bool(self.name), "name is empty: give the run a name, or leave it out")
-        require(0 <= self.seed < 2**63, f"seed={self.seed} must lie in [0, 2^63)")
+        for key, text in (("name", self.name), ("run_dir", self.run_dir), ("resume", self.resume)):
+            require(bool(text), f"{key}= is empty: give a value, or leave it out")
+        require(0 <= self.seed < 2**63, f"seed={self.seed} must lie in [0, 2^63): give 0 or more")
         total = Duration.parse(self.duration, "duration")
         require(total.value > 0, f"duration={self.duration} is no training at all: give a duration above zero")
         log_every = Duration.parse(self.log_every, "log_every")
         require(log_every.value > 0, f"log_every={self.log_every} must be above zero: 1st logs every step")
         warmup = Duration.parse(self.schedule.warmup, "schedule.warmup")
-        require(
-            warmup.unit != total.unit or warmup.value <= total.value,
-            f"schedule.warmup={self.schedule.warmup} is longer than duration={self.duration}: "
-            f"shorten the warm-up or train longer",
-        )
+        known = {"st": self.data.batch_size, "sa": 1}  # an epoch's samples are counted when the data is opened
+        if warmup.unit == total.unit or known.keys() >= {warmup.unit, total.unit}:
+            require(
+                warmup.value * known.get(warmup.unit, 1) <= total.value * known.get(total.unit, 1),
+                f"schedule.warmup={self.schedule.warmup} is longer than duration={self.duration}: "
+                f"shorten the warm-up or train longer",
+            )
+        self.schedule.check(self.optimizer.lr)

@@ -18,7 +18,9 @@ from clipx.errors import CheckpointError
 
 
 def checkpoint(step: int, size: int = 1000) -> Checkpoint:
-    return Checkpoint(step, {"a/x": torch.full((size,), float(step)), "a/n": torch.tensor(step)}, {"samples_seen": step})
+    return Checkpoint(
+        step, {"a/x": torch.full((size,), float(step)), "a/n": torch.tensor(step)}, {"samples_seen": step}
+    )
 
 
 class Told(list[str]):

@@ -69,7 +69,9 @@ def test_ten_steps_and_ten_after_a_resume_are_twenty_bit_for_bit(
 
 def test_evaluating_and_saving_more_often_change_nothing(tmp_path: Path, straight: Path) -> None:
     run_dir = tmp_path / "busy"
-    Trainer(small(run_dir, *TWENTY, "checkpoint.every=5st", "evaluator=[retrieval]", "evaluator.retrieval.every=3st")).fit()
+    Trainer(
+        small(run_dir, *TWENTY, "checkpoint.every=5st", "evaluator=[retrieval]", "evaluator.retrieval.every=3st")
+    ).fit()
     expected, found = tensors(straight, 20), tensors(run_dir, 20)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 

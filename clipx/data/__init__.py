@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from clipx.data.source import Source
     from clipx.distributed import Comm
 
+PILLOW_LIMIT = 178_956_970  # pixels
+
 
 @dataclass(frozen=True, slots=True)
 class Classes:
@@ -51,7 +53,7 @@ class DataSpec:
     prefetch: int = 2  # batches each worker keeps ready
     shuffle_window: int = 200_000  # samples shuffled together, from shards in random order; 8 bytes each per worker
     crop_scale: list[float] = field(default_factory=lambda: [0.9, 1.0])  # share of the image's area, at random
-    max_pixels: int = 100_000_000  # larger images are bad samples: a few bytes can unpack to gigabytes
+    max_pixels: int = 89_000_000  # larger images are bad samples: a few bytes can unpack to gigabytes
     max_bad_share: float = 0.1  # the run fails when a larger share of the samples cannot be used
 
     def __post_init__(self) -> None:
@@ -74,7 +76,10 @@ class DataSpec:
             len(self.crop_scale) == 2 and 0 < low <= high <= 1,
             f"data.crop_scale={self.crop_scale} must be [low, high] with 0 < low ≤ high ≤ 1, e.g. [0.9,1.0]",
         )
-        require(self.max_pixels >= 1, f"data.max_pixels={self.max_pixels} must be at least 1")
+        require(
+            1 <= self.max_pixels <= PILLOW_LIMIT,
+            f"data.max_pixels={self.max_pixels} must lie in [1, {PILLOW_LIMIT}]: Pillow opens no larger image",
+        )
         require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must lie in [0, 1]")
 
     def open(self) -> Dataset:
@@ -83,13 +88,10 @@ class DataSpec:
 
 
 def open_on_all(data: DataSpec, comm: Comm) -> Dataset:
-    """Rank 0 writes or indexes what is not there yet; then every rank opens it. An error is every rank's."""
-
-    def prepare() -> None:
-        data.open()
-
-    comm.on_main(prepare)
-    return data.open()
+    """Rank 0 writes or indexes what is not there yet; then the others open it too. An error is every rank's."""
+    opened: list[Dataset] = []
+    comm.on_main(lambda: opened.append(data.open()))
+    return opened[0] if opened else data.open()
 
 
 def nearest_multiples(value: int, factor: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from clipx.config import option
 from clipx.data import Classes, Dataset, DataSpec
 from clipx.data.source import Sample, split
-from clipx.data.write import cache_root, ensure_shards
+from clipx.data.write import ensure_shards
 from clipx.errors import ConfigError
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -39,7 +39,7 @@ class DigitsSpec(DataSpec):
         images, labels = load_digits(return_X_y=True)
         version = hashlib.sha256(images.tobytes()).hexdigest()[:8]
         make = functools.partial(make_sample, images=images.reshape(-1, 8, 8), labels=labels)
-        folder = cache_root() / f"digits-v{_VERSION}-{version}"
+        folder = f"digits-v{_VERSION}-{version}"
         urls = ensure_shards(folder, make, len(images), per_shard=1000, what="digits")
         train, held_out = split(Shards.open(urls, "json.captions", "json.label"), _HELD_OUT)
         return Dataset(train, held_out, Classes(NAMES, TEMPLATES))
@@ -53,4 +53,4 @@ def make_sample(index: int, *, images: Any, labels: Any) -> Sample:
     encoded = io.BytesIO()
     ink.resize((_PIXELS, _PIXELS), Image.Resampling.BICUBIC).convert("RGB").save(encoded, "JPEG", quality=95)
     label = int(labels[index])
-    return Sample(f"{index:09d}", encoded.getvalue(), [t.format(NAMES[label]) for t in TEMPLATES], label)
+    return Sample(encoded.getvalue(), [t.format(NAMES[label]) for t in TEMPLATES], label)

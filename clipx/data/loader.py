@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from clipx.data.order import Order
 from clipx.data.source import Bad, BadSample, Sample, Source
 from clipx.data.transform import Pixels, decode, eval_transform, train_transform
 from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 _TRIES = 100  # replacements for one place of a batch before the data is given up
 
@@ -53,63 +56,78 @@ class View:
     max_pixels: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    pixels: Pixels
-    caption: str
-    index: int
-    bad: Sequence[Bad]
+class _Stream(Dataset["Batch | DataError"]):
+    """The batch at positions of the stream. A bad sample's place is taken by another, drawn from (seed, position)."""
 
+    def __init__(self, source: Source, order: Order, view: View, tokenizer: Tokenizer, seed: int) -> None:
+        self.source, self.order, self.view, self.tokenizer, self.seed = source, order, view, tokenizer, seed
 
-class _Stream(Dataset[_Drawn]):
-    """The item at a position of the stream. A bad sample's place is taken by another, drawn from (seed, position)."""
+    def __getitem__(self, positions: range) -> Batch | DataError:
+        """An error is handed over, to be raised in the main process: on its way it would become a stack trace."""
+        pixels, captions, indices, bad = [], [], [], list[Bad]()
+        for position in positions:
+            rng = random.Random(f"{self.seed}/{position}")
+            try:
+                index, image, texts = self._draw(position, rng, bad)
+            except DataError as error:
+                return error
+            pixels.append(train_transform(image, self.view.size, self.view.crop_scale, rng))
+            captions.append(rng.choice(texts))
+            indices.append(index)
+        return Batch(_stack(pixels), self.tokenizer(captions), torch.tensor(indices), bad)
 
-    def __init__(self, source: Source, order: Order, view: View, seed: int) -> None:
-        self.source, self.order, self.view, self.seed = source, order, view, seed
-
-    def __getitem__(self, position: int) -> _Drawn:
-        rng = random.Random(f"{self.seed}/{position}")
-        bad: list[Bad] = []
+    def _draw(self, position: int, rng: random.Random, bad: list[Bad]) -> tuple[int, Image, Sequence[str]]:
         index = self.order(position)
         for _ in range(_TRIES):
             try:
                 sample = self.source.read(index)
-                image = decode(sample.image, self.view.max_pixels)
+                return index, decode(sample.image, self.view.max_pixels), sample.captions
             except BadSample as error:
                 bad.append(Bad(self.source.key(index), str(error)))
                 index = rng.randrange(self.order.samples)
-                continue
-            pixels = train_transform(image, self.view.size, self.view.crop_scale, rng)
-            return _Drawn(pixels, rng.choice(sample.captions), index, bad)
         raise DataError(f"{_TRIES} samples in a row are bad, the last {bad[-1].key}: {bad[-1].reason}")
 
 
-class _Positions:
+class _Positions(Sampler[range]):
     """For each step the positions that this rank reads: its consecutive share of the global batch."""
 
-    def __init__(self, start: int, stop: int, batch: int, rank: int, world: int) -> None:
-        self.start, self.stop, self.batch, self.rank, self.world = start, stop, batch, rank, world
+    def __init__(self, samples: range, batch: int, rank: int, world: int) -> None:
+        self.firsts = range(samples.start, samples.stop, batch)
+        self.local, self.rank = batch // world, rank
 
     def __iter__(self) -> Iterator[range]:
-        local = self.batch // self.world
-        for first in range(self.start, self.stop, self.batch):
-            yield range(first + self.rank * local, first + (self.rank + 1) * local)
+        for first in self.firsts:
+            yield range(first + self.rank * self.local, first + (self.rank + 1) * self.local)
 
     def __len__(self) -> int:
-        return -(-(self.stop - self.start) // self.batch)
+        return len(self.firsts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Collate:
-    tokenizer: Tokenizer
+class _Loader(DataLoader[T]):
+    """A DataLoader of whole batches that raises the errors it is handed."""
 
-    def __call__(self, drawn: Sequence[_Drawn]) -> Batch:
-        return Batch(
-            image=_stack([d.pixels for d in drawn]),
-            tokens=self.tokenizer([d.caption for d in drawn]),
-            index=torch.tensor([d.index for d in drawn]),
-            bad=[bad for d in drawn for bad in d.bad],
+    def __init__(
+        self, dataset: Dataset[T | DataError], batches: Iterable[range], workers: int, prefetch: int, pin: bool = False
+    ) -> None:
+        super().__init__(
+            dataset,  # type: ignore[arg-type]  # errors end here
+            batch_size=None,  # an item of the dataset is a batch
+            sampler=batches,
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            prefetch_factor=prefetch if workers else None,
+            pin_memory=pin,
         )
+
+    def __iter__(self) -> Iterator[T]:  # type: ignore[override]
+        for batch in super().__iter__():
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
+
+
+def _as_it_is(batch: T) -> T:
+    return batch
 
 
 def train_loader(
@@ -131,22 +149,8 @@ def train_loader(
 
     Starting anywhere costs the same: nothing before the first position is read.
     """
-    return DataLoader(
-        _Stream(source, order, view, seed),  # type: ignore[arg-type]  # items are drawn; batches are what comes out
-        batch_sampler=_Positions(samples.start, samples.stop, batch, rank, world),  # type: ignore[arg-type]
-        collate_fn=_Collate(tokenizer),
-        pin_memory=pin,
-        **_worker_options(workers, prefetch),
-    )
-
-
-def _worker_options(workers: int, prefetch: int) -> dict[str, Any]:
-    # A generator of its own: else making an iterator would draw from the one that dropout draws from.
-    return {
-        "num_workers": workers,
-        "prefetch_factor": prefetch if workers else None,
-        "generator": torch.Generator(),
-    }
+    stream = _Stream(source, order, view, tokenizer, seed)
+    return _Loader(stream, _Positions(samples, batch, rank, world), workers, prefetch, pin)
 
 
 def _stack(pixels: Sequence[Pixels]) -> Tensor:
@@ -168,29 +172,28 @@ class EvalBatch:
     bad: Sequence[Bad]
 
 
-class _Held(Dataset[tuple[int, Sample | None, Pixels | None, Bad | None]]):
+class _Held(Dataset["EvalBatch | DataError"]):
     def __init__(self, source: Source, view: View) -> None:
         self.source, self.view = source, view
 
-    def __getitem__(self, index: int) -> tuple[int, Sample | None, Pixels | None, Bad | None]:
-        try:
-            sample = self.source.read(index)
-            pixels = eval_transform(decode(sample.image, self.view.max_pixels), self.view.size)
-        except BadSample as error:
-            return index, None, None, Bad(self.source.key(index), str(error))
-        return index, replace(sample, image=b""), pixels, None
-
-
-def _collate_held(items: Sequence[tuple[int, Sample | None, Pixels | None, Bad | None]]) -> EvalBatch:
-    good = [(index, sample, pixels) for index, sample, pixels, _ in items if sample is not None and pixels is not None]
-    pixels = [p for _, _, p in good]
-    return EvalBatch(
-        image=_stack(pixels) if pixels else torch.empty(0, 3, 0, 0, dtype=torch.uint8),
-        index=[i for i, _, _ in good],
-        captions=[s.captions for _, s, _ in good],
-        labels=[s.label for _, s, _ in good],
-        bad=[bad for _, _, _, bad in items if bad is not None],
-    )
+    def __getitem__(self, indices: range) -> EvalBatch:
+        good: list[tuple[int, Sample, Pixels]] = []
+        bad: list[Bad] = []
+        for index in indices:
+            try:
+                sample = self.source.read(index)
+                pixels = eval_transform(decode(sample.image, self.view.max_pixels), self.view.size)
+            except BadSample as error:
+                bad.append(Bad(self.source.key(index), str(error)))
+            else:
+                good.append((index, sample, pixels))
+        return EvalBatch(
+            image=_stack([p for _, _, p in good]) if good else torch.empty(0, 3, 0, 0, dtype=torch.uint8),
+            index=[i for i, _, _ in good],
+            captions=[s.captions for _, s, _ in good],
+            labels=[s.label for _, s, _ in good],
+            bad=bad,
+        )
 
 
 def eval_loader(
@@ -198,10 +201,5 @@ def eval_loader(
 ) -> DataLoader[EvalBatch]:
     """Every world-th batch of the source, from the rank-th: batches are the same however many ranks share them."""
     total = sum(source.sizes)
-    starts = range(rank * batch, total, world * batch)
-    return DataLoader(
-        _Held(source, view),  # type: ignore[arg-type]
-        batch_sampler=[list(range(start, min(start + batch, total))) for start in starts],
-        collate_fn=_collate_held,
-        **_worker_options(workers, prefetch),
-    )
+    batches = [range(start, min(start + batch, total)) for start in range(rank * batch, total, world * batch)]
+    return _Loader(_Held(source, view), batches, workers, prefetch)

@@ -19,7 +19,7 @@ class Order:
     """The endless stream of sample indices for shards of the given sizes.
 
     Positions run on over epochs: position p is place p mod n of epoch p div n, n being the number of samples.
-    Memory: 8 bytes for each sample of a window and each shard.
+    Memory: 8 bytes for each sample of two windows, and 32 for each shard.
     """
 
     def __init__(self, sizes: Sequence[int], seed: int, window: int) -> None:
@@ -29,32 +29,36 @@ class Order:
         self.seed = seed
         self.window = min(window, self.samples)
         self._shards: tuple[int, Indices, Indices] | None = None  # epoch, shard order, ends in that order
-        self._permuted: dict[tuple[int, int], Indices] = {}
+        self._windows: dict[tuple[int, int], Indices] = {}
 
     def __call__(self, position: int) -> int:
         """The index of the sample at a position of the stream."""
         epoch, place = divmod(position, self.samples)
         window, offset = divmod(place, self.window)
-        return self._index(epoch, window * self.window + int(self._permutation(epoch, window)[offset]))
+        indices = self._windows.get((epoch, window))
+        if indices is None:
+            indices = self._shuffled(epoch, window)
+        return int(indices[offset])
 
-    def _index(self, epoch: int, place: int) -> int:
-        """The sample at a place of the shards laid end to end in the epoch's order."""
+    def _shuffled(self, epoch: int, window: int) -> Indices:
+        """The samples of a window, in order. Kept for two windows: a batch may straddle them."""
+        if len(self._windows) >= 2:
+            self._windows.pop(next(iter(self._windows)))
+        start = window * self.window
+        length = min(self.window, self.samples - start)
+        places = start + self._rng(epoch, 1 + window).permutation(length)
+        self._windows[epoch, window] = indices = self._indices(epoch, places)
+        return indices
+
+    def _indices(self, epoch: int, places: Indices) -> Indices:
+        """The samples at places of the shards laid end to end in the epoch's order."""
         if self._shards is None or self._shards[0] != epoch:
             shards = self._rng(epoch, 0).permutation(len(self.sizes))
             self._shards = (epoch, shards, np.cumsum(self.sizes[shards]))
         _, shards, ends = self._shards
-        k = int(np.searchsorted(ends, place, side="right"))
-        shard = shards[k]
-        return int(self.starts[shard] + place - (ends[k] - self.sizes[shard]))
-
-    def _permutation(self, epoch: int, window: int) -> Indices:
-        key = (epoch, window)
-        if key not in self._permuted:
-            if len(self._permuted) >= 2:  # a batch may straddle two windows
-                self._permuted.pop(next(iter(self._permuted)))
-            length = min(self.window, self.samples - window * self.window)
-            self._permuted[key] = self._rng(epoch, 1 + window).permutation(length)
-        return self._permuted[key]
+        k = np.searchsorted(ends, places, side="right")
+        last: Indices = (self.starts + self.sizes)[shards[k]]
+        return last - (ends[k] - places)
 
     def _rng(self, epoch: int, purpose: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, epoch, purpose))))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from clipx.config import option
 from clipx.data import Classes, Dataset, DataSpec
 from clipx.data.source import Sample
-from clipx.data.write import cache_root, ensure_shards
+from clipx.data.write import ensure_shards
 from clipx.errors import require
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class ShapesSpec(DataSpec):
         from clipx.data.webdataset import Shards
 
         def shards(name: str, samples: int, held_out: bool) -> Shards:
-            folder = cache_root() / f"shapes-v{_VERSION}-{self.seed}-{self.pixels}px" / f"{name}-{samples}"
+            folder = f"shapes-v{_VERSION}-{self.seed}-{self.pixels}px/{name}-{samples}"
             make = functools.partial(make_sample, seed=self.seed, held_out=held_out, pixels=self.pixels)
             urls = ensure_shards(folder, make, samples, per_shard=1000, what=f"shapes ({name})")
             return Shards.open(urls, "json.captions", "json.label")
@@ -113,7 +113,7 @@ def make_sample(index: int, *, seed: int, held_out: bool, pixels: int) -> Sample
     captions = [full_caption(scene)] if held_out else [full_caption(scene), *(caption(scene, rng) for _ in range(4))]
     encoded = io.BytesIO()
     draw(scene, rng, pixels).save(encoded, "JPEG", quality=92)
-    return Sample(f"{index:09d}", encoded.getvalue(), captions, scene.label)
+    return Sample(encoded.getvalue(), captions, scene.label)
 
 
 def random_scene(rng: random.Random, held_out: bool, index: int) -> Scene:

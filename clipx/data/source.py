@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol
+
+from clipx.errors import require
+
+MAX_BYTES = 1 << 28  # of an encoded image: 256 MiB, far above any photograph; more is a file of another kind
 
 
 class BadSample(Exception):
@@ -21,9 +27,8 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample as stored: `key` names it to a person, `image` is encoded, `label` an index or a class name."""
+    """One sample as stored: `image` is encoded, there is at least one caption, `label` is an index or a class name."""
 
-    key: str
     image: bytes
     captions: Sequence[str]
     label: int | str | None = None
@@ -34,7 +39,7 @@ class Source(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Samples in each shard; their sum is the number of samples."""
+        """Samples in each shard; their sum is the number of samples. Samples of a shard are cheap to read together."""
 
     @property
     def bad(self) -> Sequence[Bad]:
@@ -42,7 +47,7 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the data does."""
+        """Changes when the data does, and not when it is moved or copied."""
 
     def key(self, index: int) -> str:
         """The name of a sample, also of one that cannot be read."""
@@ -53,23 +58,27 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Either side of a source from which every `every`-th sample is held out.
+    """Either side of a source of which `held` in every `of` consecutive samples are held out, evenly spread.
 
-    Within the training side the indices are consecutive, so that per-sample state wastes nothing.
+    On each side the indices are consecutive, so that per-sample state wastes nothing.
     """
 
     source: Source
-    every: int
+    held: int
+    of: int
     held_out: bool
 
     @property
     def sizes(self) -> Sequence[int]:
         sizes, start = [], 0
         for size in self.source.sizes:
-            held = (start + size) // self.every - start // self.every
+            held = self._held_before(start + size) - self._held_before(start)
             sizes.append(held if self.held_out else size - held)
             start += size
         return sizes
+
+    def _held_before(self, index: int) -> int:
+        return index * self.held // self.of
 
     @property
     def bad(self) -> Sequence[Bad]:
@@ -77,11 +86,13 @@ class Split:
 
     @property
     def fingerprint(self) -> str:
-        return f"{self.source.fingerprint}-{'held' if self.held_out else 'kept'}-{self.every}"
+        return f"{self.source.fingerprint}-{'held' if self.held_out else 'kept'}-{self.held}-of-{self.of}"
 
     def _place(self, index: int) -> int:
-        """The last of each `every` samples is held out."""
-        return (index + 1) * self.every - 1 if self.held_out else index + index // (self.every - 1)
+        """Where a sample of this side is in the source: `_held_before` and its complement, inverted."""
+        if self.held_out:
+            return -((index + 1) * self.of // -self.held) - 1
+        return index * self.of // (self.of - self.held)
 
     def key(self, index: int) -> str:
         return self.source.key(self._place(index))
@@ -92,19 +103,32 @@ class Split:
 
 def split(source: Source, share: float) -> tuple[Source, Source | None]:
     """(training side, held-out side) of a source; nothing is held out at share 0 or from fewer than 1/share samples."""
-    if share == 0:
+    ratio = Fraction(share).limit_denominator(1_000_000)
+    if not ratio:
         return source, None
-    every = max(2, round(1 / share))
-    held_out = Split(source, every, held_out=True)
-    return Split(source, every, held_out=False), held_out if sum(held_out.sizes) else None
+    kept, held_out = (Split(source, ratio.numerator, ratio.denominator, held_out=side) for side in (False, True))
+    return kept, held_out if sum(held_out.sizes) else None
 
 
-def caption_text(encoded: bytes) -> str:
-    """Raises BadSample where it is not UTF-8, or says nothing."""
+def check_share(share: float) -> None:
+    require(0 <= share <= 0.5, f"data.held_out_share={share} must lie in [0, 0.5]: 0.05 holds out every 20th sample")
+
+
+def caption_text(caption: bytes | str) -> str:
+    """Raises BadSample where a caption is not UTF-8, or says nothing."""
     try:
-        text = encoded.decode("utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise BadSample(f"caption is not UTF-8 (byte {error.start})") from None
+        # A str may hold half a surrogate pair, from a damaged escape in JSON: no tokenizer takes it.
+        text = (caption if isinstance(caption, bytes) else caption.encode()).decode().strip()
+    except UnicodeError:
+        raise BadSample("caption is not UTF-8") from None
     if not text:
         raise BadSample("caption is empty")
     return text
+
+
+def parse_label(text: str) -> int | str:
+    """An index where the text is a whole number, else a class name. Raises BadSample where there is none."""
+    text = text.strip()
+    if not text:
+        raise BadSample("label is missing")
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text

@@ -1,75 +1,115 @@
-"""Samples that clipx makes itself, written once as WebDataset shards: with progress, atomically, reused afterwards."""
+"""What is made once and kept in the cache: shards that clipx writes itself, and indices of shards."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable
+import tarfile
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-
-from rich.progress import track
+from typing import TypeVar
+from uuid import uuid4
 
 from clipx.data.source import Sample
+from clipx.errors import ConfigError, DataError
 
 MakeSample = Callable[[int], Sample]
+T = TypeVar("T")
+
+_TOLD_EVERY = 30.0  # seconds between lines of progress where there is no terminal
 
 
-def cache_root() -> Path:
-    """Where written shards and indices live: CLIPX_CACHE, else clipx in the user's cache folder."""
+def cache_folder(name: str) -> Path:
+    """A folder of the cache, which is CLIPX_CACHE, else clipx in the user's cache folder. Raises ConfigError."""
+    folder = _cache_root() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder {folder} cannot be made ({error.strerror}): set CLIPX_CACHE to a folder you can write"
+        ) from None
+    return folder
+
+
+def _cache_root() -> Path:
     if root := os.environ.get("CLIPX_CACHE"):
-        return Path(root)
+        return Path(root).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipx"
 
 
-def ensure_shards(folder: Path, make: MakeSample, samples: int, per_shard: int, what: str) -> list[str]:
-    """The shards under `folder`, written first if they are not there: sample i of `samples` is `make(i)`.
+def write_whole(path: Path, write: Callable[[str], object]) -> None:
+    """Calls `write(other)` with another path and renames that when it is whole.
 
-    Written to a temporary folder that is renamed when whole, so that a folder with the right name is a whole one.
-    Processes that write at the same time do the same work twice, and the first to finish wins.
+    So a file with the right name is a whole one. Processes that write it at the same time do the same work twice.
     """
-    count = -(-samples // per_shard)
-    names = [f"{i:06d}.tar" for i in range(count)]
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            ranges = [range(i * per_shard, min(samples, (i + 1) * per_shard)) for i in range(count)]
-            _write_all(partial_folder, names, ranges, make, what)
-            partial_folder.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was first
-                raise
-        finally:
-            shutil.rmtree(partial_folder, ignore_errors=True)
-    return [str(folder / name) for name in names]
+    partial_path = path.with_name(f".{path.name}.{uuid4().hex[:12]}")
+    try:
+        write(str(partial_path))
+        partial_path.replace(path)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written ({error.strerror or error}): make room, or set CLIPX_CACHE to another folder"
+        ) from None
+    finally:
+        partial_path.unlink(missing_ok=True)
 
 
-def _write_all(folder: Path, names: list[str], ranges: list[range], make: MakeSample, what: str) -> None:
-    write = partial(_write_shard, make=make)
-    paths = [str(folder / name) for name in names]
-    with ProcessPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
-        done = pool.map(write, paths, ranges)
-        for _ in track(done, f"writing {what}", len(names), disable=not sys.stderr.isatty()):
+def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, what: str) -> list[str]:
+    """The shards in a folder of the cache; those that are not there are written first.
+
+    Sample i of `samples` is `make(i)`, alone of what it depends on, so any shard can be written again at any time.
+    """
+    place = cache_folder(folder)
+    starts = range(0, samples, per_shard)
+    paths = {place / f"{i:06d}.tar": range(start, min(samples, start + per_shard)) for i, start in enumerate(starts)}
+    missing = [(path, indices) for path, indices in paths.items() if not path.is_file()]
+    in_pool(partial(_write_shard, make=make), missing, f"writing {what}")
+    return [str(path) for path in paths]
+
+
+def in_pool(call: Callable[[T], object], items: list[T], what: str) -> None:
+    """`call` on each item, in processes, with progress on stderr."""
+    if not items:
+        return
+    with ProcessPoolExecutor(min(len(items), len(os.sched_getaffinity(0)))) as pool:
+        for _ in _told(pool.map(call, items), what, len(items)):
             pass
 
 
-def _write_shard(path: str, indices: range, make: MakeSample) -> None:
-    from webdataset import TarWriter
+def _told(done: Iterable[object], what: str, total: int) -> Iterator[object]:
+    """A bar on a terminal, elsewhere a line now and then."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
 
-    with TarWriter(path, mtime=0, encoder=False) as shard:  # mtime: the same samples give the same bytes
+        yield from track(done, what, total, console=Console(stderr=True))
+        return
+    told = time.monotonic()
+    print(f"{what}: {total:,} shards", file=sys.stderr, flush=True)
+    for count, item in enumerate(done, start=1):
+        if time.monotonic() - told > _TOLD_EVERY:
+            told = time.monotonic()
+            print(f"{what}: {count:,} of {total:,} shards", file=sys.stderr, flush=True)
+        yield item
+
+
+def _write_shard(item: tuple[Path, range], make: MakeSample) -> None:
+    path, indices = item
+    write_whole(path, partial(_write_tar, indices=indices, make=make))
+
+
+def _write_tar(path: str, indices: range, make: MakeSample) -> None:
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for index in indices:
             sample = make(index)
             meta = {"captions": list(sample.captions), "label": sample.label}
-            shard.write(
-                {
-                    "__key__": f"{index:09d}",
-                    "jpg": sample.image,
-                    "txt": sample.captions[0].encode(),
-                    "json": json.dumps(meta).encode(),
-                }
-            )
+            members = {"jpg": sample.image, "json": json.dumps(meta).encode(), "txt": sample.captions[0].encode()}
+            for ending, content in members.items():
+                info = tarfile.TarInfo(f"{index:09d}.{ending}")  # its time is 0: the same samples, the same bytes
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))

@@ -20,37 +20,43 @@ _BLOCK = 1024  # rows scored at a time
 @option("evaluator")
 @dataclass(kw_only=True, slots=True)
 class RetrievalSpec(EvaluatorSpec):
-    """Recall@1/5/10 and median rank, both ways. A tie counts against the right answer."""
+    """Recall@1/5/10 and median rank, both ways.
+
+    Captions that read the same are one caption, right for every image that has it. A tie counts against the right
+    answer, so that a model that says the same of everything finds nothing.
+    """
 
     kind: str = "retrieval"
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
         assert data.held_out is not None
         images = embedder.images(data.held_out, self.batch_size)
-        texts = [caption for captions in images.captions for caption in captions]
-        owner_M = torch.tensor([i for i, captions in enumerate(images.captions) for _ in captions])
-        text_MD = embedder.texts(texts, self.batch_size)
-        comm, image_ND = embedder.comm, images.image
-        own_N = torch.arange(len(image_ND))
+        number = {text: i for i, text in enumerate(dict.fromkeys(t for texts in images.captions for t in texts))}
+        text_MD = embedder.texts(list(number), self.batch_size)
+        pairs = [(i, number[text]) for i, texts in enumerate(images.captions) for text in dict.fromkeys(texts)]
+        pairs_P2 = torch.tensor(pairs)
         return {
-            **recalls("image_to_text", ranks(image_ND, own_N, text_MD, owner_M, comm)),
-            **recalls("text_to_image", ranks(text_MD, owner_M, image_ND, own_N, comm)),
+            **recalls("image_to_text", ranks(images.image, text_MD, pairs_P2, embedder.comm)),
+            **recalls("text_to_image", ranks(text_MD, images.image, pairs_P2.flip(1), embedder.comm)),
         }
 
 
-def ranks(
-    query_QD: torch.Tensor, owner_Q: torch.Tensor, key_KD: torch.Tensor, owner_K: torch.Tensor, comm: Comm
-) -> torch.Tensor:
-    """For each query the number of other owners' keys that score at least as high as its owner's best key."""
+def ranks(query_QD: torch.Tensor, key_KD: torch.Tensor, pairs_P2: torch.Tensor, comm: Comm) -> torch.Tensor:
+    """For each query the number of wrong keys that score at least as high as the best of its right ones.
+
+    `pairs_P2` holds (query, key) for each right answer. Spread over the ranks; the result is on all of them.
+    """
     from clipx.evaluator.base import blocks
 
-    owner_Q, owner_K = owner_Q.to(key_KD.device), owner_K.to(key_KD.device)
+    pairs_P2 = pairs_P2.to(key_KD.device)
     rank_Q = torch.zeros(len(query_QD), dtype=torch.int64, device=key_KD.device)
     for block in blocks(len(query_QD), _BLOCK, comm):
         scores_qK = query_QD[block] @ key_KD.T
-        own_qK = owner_Q[block, None] == owner_K
-        best_q1 = scores_qK.masked_fill(~own_qK, -torch.inf).amax(1, keepdim=True)
-        rank_Q[block] = ((scores_qK >= best_q1) & ~own_qK).sum(1)
+        right_qK = torch.zeros_like(scores_qK, dtype=torch.bool)
+        here = pairs_P2[(pairs_P2[:, 0] >= block.start) & (pairs_P2[:, 0] < block.stop)]
+        right_qK[here[:, 0] - block.start, here[:, 1]] = True
+        best_q1 = scores_qK.masked_fill(~right_qK, -torch.inf).amax(1, keepdim=True)
+        rank_Q[block] = ((scores_qK >= best_q1) & ~right_qK).sum(1)
     return comm.sum(rank_Q).cpu()
 
 

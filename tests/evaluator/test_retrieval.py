@@ -14,29 +14,38 @@ from clipx.evaluator.retrieval import RetrievalSpec, ranks, recalls
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 
 
-def by_hand(query: torch.Tensor, own_q: list[int], key: torch.Tensor, own_k: list[int]) -> list[int]:
+def by_hand(query: torch.Tensor, key: torch.Tensor, pairs: list[tuple[int, int]]) -> list[int]:
     found = []
-    for q, owner in zip(query, own_q, strict=True):
+    for i, q in enumerate(query):
         score = [float(q @ k) for k in key]
-        best = max(s for s, o in zip(score, own_k, strict=True) if o == owner)
-        found.append(sum(1 for s, o in zip(score, own_k, strict=True) if o != owner and s >= best))
+        right = {k for j, k in pairs if j == i}
+        best = max(score[k] for k in right)
+        found.append(sum(1 for k, s in enumerate(score) if k not in right and s >= best))
     return found
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_are_the_definition_with_several_captions_an_image(seed: int) -> None:
+    """Images 0, 2 and 6 have several captions; caption 3 is right for two images."""
     generator = torch.Generator().manual_seed(seed)
     image = F.normalize(torch.randn(7, 5, generator=generator, dtype=torch.float64), dim=-1)
-    owner = torch.tensor([0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 6])
-    text = F.normalize(image[owner] + torch.randn(11, 5, generator=generator, dtype=torch.float64), dim=-1)
-    own = torch.arange(7)
-    assert ranks(image, own, text, owner, COMM).tolist() == by_hand(image, own.tolist(), text, owner.tolist())
-    assert ranks(text, owner, image, own, COMM).tolist() == by_hand(text, owner.tolist(), image, own.tolist())
+    pairs = [(0, 0), (0, 1), (1, 2), (2, 3), (2, 4), (2, 5), (3, 6), (3, 3), (4, 7), (5, 8), (6, 9), (6, 10)]
+    text = F.normalize(torch.randn(11, 5, generator=generator, dtype=torch.float64), dim=-1)
+    back = [(t, i) for i, t in pairs]
+    assert ranks(image, text, torch.tensor(pairs), COMM).tolist() == by_hand(image, text, pairs)
+    assert ranks(text, image, torch.tensor(back), COMM).tolist() == by_hand(text, image, back)
 
 
 def test_a_model_that_says_the_same_of_everything_finds_nothing() -> None:
-    same = torch.ones(20, 3)
-    assert recalls("x", ranks(same, torch.arange(20), same, torch.arange(20), COMM))["x/recall@10"] == 0
+    same, pairs = torch.ones(20, 3), torch.arange(20)[:, None].expand(20, 2)
+    assert recalls("x", ranks(same, same, pairs, COMM))["x/recall@10"] == 0
+
+
+def test_a_caption_that_two_images_share_is_right_for_both() -> None:
+    data = dataset(["red", "red", "blue"], captions=[["red"], ["red"], ["blue"]])
+    found = RetrievalSpec(kind="retrieval").evaluate(embedder(), data)
+    assert found["image_to_text/recall@1"] == 1
+    assert found["text_to_image/recall@1"] == 1
 
 
 def test_recall_counts_ranks_below_k_and_the_median_rank_counts_from_one() -> None:

@@ -83,7 +83,12 @@ def names(tmp_path: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("labels", "text", "error", "message"),
     [
-        ([0, 3], "red\ngreen\nblue\n", DataError, "label 3 is out of step with .*names.txt: 3 names allow labels 0 to 2"),
+        (
+            [0, 3],
+            "red\ngreen\nblue\n",
+            DataError,
+            "label 3 is out of step with .*names.txt: 3 names allow labels 0 to 2",
+        ),
         (["red", "teal"], "red\ngreen\n", DataError, "label 'teal' is not in .*names.txt, which has 2 names"),
         ([None, None], "red\n", ConfigError, "zero-shot needs labels .* data.label_column"),
         ([0, 1], "", ConfigError, "names.txt is empty"),

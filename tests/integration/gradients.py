@@ -13,7 +13,9 @@ from clipx.gradcache import forward_backward
 from clipx.trainer import Trainer
 
 out, micro_batches = Path(sys.argv[1]), int(sys.argv[2])
-t = Trainer(small(out.with_suffix(".run"), *VIT, "precision=fp64", "checkpoint=none", f"data.micro_batches={micro_batches}"))
+t = Trainer(
+    small(out.with_suffix(".run"), *VIT, "precision=fp64", "checkpoint=none", f"data.micro_batches={micro_batches}")
+)
 batch = next(iter(t._batches()))
 loss, _ = forward_backward(t.parallel, t.objective, batch, micro_batches, t.comm, t.precision)
 losses = t.comm.gather(loss[None])

@@ -70,7 +70,11 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, trained: Pat
 
 
 def test_evaluation_does_not_depend_on_the_number_of_ranks(trained: Path) -> None:
-    evaluators = ("evaluator=[zeroshot,retrieval]", "evaluator.zeroshot.batch_size=10", "evaluator.retrieval.batch_size=7")
+    evaluators = (
+        "evaluator=[zeroshot,retrieval]",
+        "evaluator.zeroshot.batch_size=10",
+        "evaluator.retrieval.batch_size=7",
+    )
     results = []
     for ranks in (1, 2, 3):
         torchrun(ranks, "-m", "clipx.evaluate", f"run={trained}", *evaluators)

@@ -1,0 +1,31 @@
+"""Shared by all tests: one thread, one cache of written data apart from the user's, and slow tests in CI only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+# Before torch is imported. Tests run side by side, and bit-for-bit comparisons want one order of summation.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # whose base is a folder of the session's
+        root = root.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLIPX_CACHE", str(root / "clipx-cache"))
+        yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves slow tests out unless CI=true or a -m expression asks for them."""
+    if os.environ.get("CI") == "true" or config.option.markexpr:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
