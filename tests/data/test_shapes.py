@@ -152,7 +152,7 @@ def scene(**attributes: str) -> Scene:
     return Scene(**{**plain, "count": "one", "background": "white", **attributes})
 
 
-@pytest.mark.parametrize(("colour", "background"), product(COLOURS, BACKGROUNDS))
+@pytest.mark.parametrize(("colour", "background"), list(product(COLOURS, BACKGROUNDS)))
 def test_colour_and_background_are_those_named(colour: str, background: str) -> None:
     drawn = scene(colour=colour, background=background)
     rgb = np.asarray(draw(drawn, random.Random(0), 96)).astype(int)

@@ -1,0 +1,128 @@
+"""The main job as a newcomer runs it, to the numbers that the README gives."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from support import run
+
+TRAIN = (sys.executable, "-m", "clipx.train")
+
+
+def final(run_dir: Path) -> dict[str, float]:
+    return json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def train(run_dir: Path, *overrides: str) -> dict[str, float]:
+    """As typed, on all cores."""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [*TRAIN, f"run_dir={run_dir}", *overrides], env=env, capture_output=True, text=True, check=False, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    return final(run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_embedded_default_tells_held_out_combinations_apart(tmp_path: Path) -> None:
+    found = train(tmp_path / "run")
+    assert found["eval/zeroshot/held_out/top1"] >= 0.90
+    assert found["eval/zeroshot/held_out/chance"] == pytest.approx(1 / 24)
+    assert found["eval/zeroshot/top1"] > 10 * found["eval/zeroshot/chance"]
+    for direction in ("image_to_text", "text_to_image"):
+        assert found[f"eval/retrieval/{direction}/recall@5"] > 0.9
+    assert (tmp_path / "run" / "report.png").stat().st_size > 10_000
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_scanned_digits_are_read(tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "data=digits")["eval/zeroshot/top1"] >= 0.97
+
+
+# ------------------------------------------------------------------------- one's own images, small and quick
+
+NAMES = ("zero", "one", "two")
+QUICK = ("duration=16ep", "schedule.warmup=5st", "data.batch_size=64", "data.workers=0", "checkpoint=none", "logger=[]")
+BOTH = ("evaluator=[zeroshot,retrieval]", "evaluator.zeroshot.every=end", "evaluator.retrieval.every=end")
+
+
+def scans() -> Iterator[tuple[Image.Image, int]]:
+    """The zeros, ones and twos among scikit-learn's digits: some 540 real images."""
+    from sklearn.datasets import load_digits
+
+    for pixels, label in zip(*load_digits(return_X_y=True), strict=True):
+        if label < len(NAMES):
+            yield Image.fromarray((pixels.reshape(8, 8) * 15).astype("uint8")).resize((40, 32)), int(label)
+
+
+def encoded(image: Image.Image, kind: str) -> bytes:
+    out = io.BytesIO()
+    image.convert("RGB").save(out, kind)
+    return out.getvalue()
+
+
+def add(shard: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    shard.addfile(info, io.BytesIO(content))
+
+
+def class_names(folder: Path) -> str:
+    (folder / "names.txt").write_text("\n".join(NAMES))
+    return f"evaluator.zeroshot.classnames={folder}/names.txt"
+
+
+def test_a_table_of_ones_own_jpeg_png_and_webp_files_trains_and_is_evaluated(tmp_path: Path) -> None:
+    lines = ["filepath,caption,class"]
+    for i, (image, label) in enumerate(scans()):
+        kind = ("jpeg", "png", "webp")[i % 3]
+        (tmp_path / f"{i}.{kind}").write_bytes(encoded(image, kind))
+        lines.append(f"{i}.{kind},a photo of a {NAMES[label]}.,{NAMES[label]}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    data = ("data=csv", f"data.path={tmp_path}/table.csv", "data.label_column=class", class_names(tmp_path))
+    run(*TRAIN, *data, *BOTH, *QUICK, f"run_dir={tmp_path}/run")
+    found = final(tmp_path / "run")
+    assert found["eval/zeroshot/top1"] > 0.8
+    assert found["eval/retrieval/image_to_text/recall@1"] > 0.8, "captions that read the same are one"
+    assert found["train/bad_samples"] == 0
+
+
+def test_shards_in_img2datasets_layout_train_and_are_evaluated(tmp_path: Path) -> None:
+    """jpg + txt + json, as img2dataset writes them; named by a brace pattern; the labels in json."""
+    for n in range(3):
+        with tarfile.open(tmp_path / f"{n:05d}.tar", "w") as shard:
+            for i, (image, label) in list(enumerate(scans()))[n::3]:
+                add(shard, f"{i:09d}.jpg", encoded(image, "jpeg"))
+                meta = {"key": f"{i:09d}", "status": "success", "label": label, "width": 40}
+                add(shard, f"{i:09d}.json", json.dumps(meta).encode())
+                add(shard, f"{i:09d}.txt", f"a photo of a {NAMES[label]}.".encode())
+    data = ("data=webdataset", f"data.shards='{tmp_path}/{{00000..00002}}.tar'", "data.label_key=json.label")
+    run(*TRAIN, *data, class_names(tmp_path), *BOTH, *QUICK, f"run_dir={tmp_path}/run")
+    found = final(tmp_path / "run")
+    assert found["eval/zeroshot/top1"] > 0.8
+    assert found["eval/retrieval/image_to_text/recall@1"] > 0.8
+
+
+def test_without_labels_retrieval_alone_is_reported(tmp_path: Path) -> None:
+    lines = ["filepath\ttitle"]
+    for i, (image, label) in enumerate(scans()):
+        if i < 100:
+            (tmp_path / f"{i}.png").write_bytes(encoded(image, "png"))
+            lines.append(f"{i}.png\t{NAMES[label]}, number {i}")
+    (tmp_path / "table.tsv").write_text("\n".join(lines))
+    data = ("data=csv", f"data.path={tmp_path}/table.tsv", 'data.separator="\\t"', "data.caption_column=title")
+    run(*TRAIN, *data, *QUICK, "duration=2st", "schedule.warmup=1st", "data.batch_size=16", f"run_dir={tmp_path}/run")
+    names = {name.split("/")[1] for name in final(tmp_path / "run") if name.startswith("eval/")}
+    assert names == {"retrieval"}

@@ -1,0 +1,578 @@
+"""Every option of every group composes, validates and builds; what does not is told in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import getbase, setbase
+
+from clipx.config import CONF_DIR, cli, compose, from_dict, save, to_dict
+from clipx.data import Dataset
+from clipx.distributed import Comm
+from clipx.errors import ConfigError
+from clipx.evaluate import EvaluateSpec, load_run
+from clipx.objective.base import Objective
+from clipx.optimizer import parameter_groups
+from clipx.schedule import check_cadence
+from clipx.spec import RunSpec
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" and (CONF_DIR / f.name).is_dir())
+# Not read by a module of its own: hydra/ is Hydra's; a recipe is part of a data set's option, an experiment of a run.
+WITHOUT_MODULE = {"hydra", "recipe", "experiment"}
+LISTS = {"evaluator", "logger"}
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
+
+
+OPTIONS = [(group, name) for group in GROUPS for name in names(group)]
+
+
+@cache
+def composed(group: str, name: str) -> RunSpec:
+    return compose(f"{group}=[{name}]" if group in LISTS else f"{group}={name}")
+
+
+# ------------------------------------------------------------------------------------------ groups and their files
+
+
+def test_each_group_shares_its_name_with_the_module_that_reads_it() -> None:
+    folders = {path.name for path in CONF_DIR.iterdir() if path.is_dir() and any(path.rglob("*.yaml"))}
+    assert folders - WITHOUT_MODULE == set(GROUPS)
+    assert all(importlib.util.find_spec(f"clipx.{group}") for group in GROUPS)
+
+
+def test_each_field_of_a_run_is_a_value_or_a_group() -> None:
+    values = {"kind", "name", "run_dir", "seed", "duration", "resume", "log_every"}
+    assert {f.name for f in dataclasses.fields(RunSpec)} == values | set(GROUPS)
+
+
+def test_the_promised_options_are_there() -> None:
+    models = "rn50 rn101 vit_s16 vit_b32 vit_b16 vit_l14 vit_h14 vit_g14 vit_bigg14 convnext_base_w tiny"
+    data = "shapes digits csv webdataset cc3m cc12m laion400m laion2b datacomp1b"
+    assert set(names("model")) >= set(models.split())
+    assert set(names("data")) >= set(data.split())
+
+
+def test_every_file_is_an_option_that_a_test_here_composes() -> None:
+    covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
+    covered |= {f"{group}/{name}.yaml" for group in ("recipe", "experiment", "hydra/launcher") for name in names(group)}
+    covered |= {"train.yaml", "evaluate.yaml"}
+    files = {str(path.relative_to(CONF_DIR)) for path in CONF_DIR.rglob("*") if path.is_file()}
+    assert files == covered
+
+
+@pytest.mark.parametrize("name", names("recipe"))
+def test_every_recipe_has_valid_keys(name: str) -> None:
+    values = yaml.safe_load((CONF_DIR / "recipe" / f"{name}.yaml").read_text())
+    spec = compose(f"+recipe={name}", "data=webdataset", "model=vit_b32")
+    assert spec.duration == values["duration"]
+
+
+@pytest.mark.parametrize("name", names("hydra/launcher"))
+def test_every_launcher_has_valid_keys(name: str) -> None:
+    assert compose(f"hydra/launcher={name}") == compose(f"name={compose().name}") or name
+
+
+@pytest.mark.parametrize("name", names("experiment"))
+def test_every_experiment_composes_and_builds(name: str) -> None:
+    spec = compose(f"experiment={name}")
+    model = spec.model.build(META, torch.float32)
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), 1000)
+    spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
+    assert spec.schedule.build(spec.optimizer.lr, 10**9, 10**6, spec.data.batch_size)(0) > 0
+
+
+# -------------------------------------------------------------------------------------------------- each option
+
+
+@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def test_every_option_composes_into_a_typed_spec_and_back(group: str, name: str) -> None:
+    spec = composed(group, name)
+    part = getattr(spec, group)
+    assert list(part) == [name] if group in LISTS else dataclasses.is_dataclass(part)
+    again = from_dict(RunSpec, yaml.safe_load(yaml.safe_dump(to_dict(spec))))
+    assert again == spec
+
+
+@pytest.mark.parametrize("name", names("model"))
+def test_every_model_builds_on_the_meta_device_with_its_optimizer(name: str) -> None:
+    spec = composed("model", name)
+    assert spec.model.name == name
+    model = spec.model.build(META, torch.float32)
+    assert all(p.is_meta and p.dtype == torch.float32 for p in model.parameters())
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), 1000)
+    optimizer = spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
+    grouped = sum(len(group["params"]) for group in optimizer.param_groups)
+    assert grouped == sum(1 for module in (model, objective) for _ in module.parameters())
+
+
+@pytest.mark.parametrize("name", names("objective"))
+def test_every_objective_builds_and_scores_a_batch(name: str) -> None:
+    objective = composed("objective", name).objective.build(Comm(0, 1, 0, CPU), 1000)
+    assert isinstance(objective, Objective)
+    image_bD, text_bD = torch.nn.functional.normalize(torch.randn(2, 8, 16), dim=-1)
+    loss, metrics = objective(image_bD.requires_grad_(), text_bD.requires_grad_(), torch.arange(8))
+    loss.backward()
+    objective.after_step(8)
+    assert loss.ndim == 0 and loss.isfinite()
+    assert image_bD.grad is not None and image_bD.grad.isfinite().all()
+    assert all(value.ndim == 0 for value in metrics.values())
+
+
+@pytest.mark.parametrize("name", names("optimizer"))
+def test_every_optimizer_builds_and_moves_the_weights(name: str) -> None:
+    spec = composed("optimizer", name)
+    model = spec.model.build(CPU, torch.float32)
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), 1000)
+    optimizer = spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
+    weight = model.text.token_embedding.weight
+    before = weight.detach().clone()
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert not torch.equal(weight, before) and weight.isfinite().all()
+
+
+@pytest.mark.parametrize("name", names("schedule"))
+def test_every_schedule_builds(name: str) -> None:
+    rate = composed("schedule", name).schedule.build(1e-3, 10**6, 10**4, 100)
+    assert 0 < rate(0) <= 1e-3
+    assert all(0 <= rate(seen) <= 1e-3 for seen in range(0, 10**6, 10**4))
+
+
+@pytest.mark.parametrize("name", names("precision"))
+def test_every_precision_builds(name: str) -> None:
+    precision = composed("precision", name).precision.build(CPU)
+    with precision.autocast():
+        assert torch.ones(2, 2, dtype=precision.dtype).sum() == 4
+
+
+@pytest.mark.parametrize("name", names("distributed"))
+def test_every_distributed_builds_one_process(name: str) -> None:
+    comm = composed("distributed", name).distributed.build()
+    assert (comm.rank, comm.world) == (0, 1)
+    assert comm.device.type == ("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda")
+
+
+@pytest.mark.parametrize("name", names("checkpoint"))
+def test_every_checkpoint_has_a_cadence(name: str) -> None:
+    spec = composed("checkpoint", name).checkpoint
+    check_cadence(spec.every, "checkpoint.every")
+    assert (spec.every == "none") is (name == "none")
+
+
+@cache
+def small_shapes() -> Dataset:
+    return compose("data.samples=64", "data.held_out_samples=16").data.open()
+
+
+@pytest.mark.parametrize("name", names("evaluator"))
+def test_every_evaluator_accepts_the_default_data(name: str) -> None:
+    composed("evaluator", name).evaluator[name].check(small_shapes())
+
+
+@pytest.mark.parametrize("name", names("logger"))
+def test_every_logger_opens_takes_numbers_and_closes(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    offline = [f"logger.{name}.mode=offline"] if name == "wandb" else []
+    spec = compose(f"logger=[{name}]", *offline)
+    sink = spec.logger[name].build(tmp_path, "run", to_dict(spec), 0)
+    sink.log({"step": 1, "samples": 64, "epoch": 0.1, "seconds": 0.0, "train/loss": 1.0})
+    sink.close()
+    assert any(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("name", ["shapes", "digits"])
+def test_data_that_clipx_writes_opens_with_what_its_evaluators_need(name: str) -> None:
+    spec = compose(f"data={name}", *(["data.samples=64", "data.held_out_samples=16"] if name == "shapes" else []))
+    dataset = spec.data.open()
+    assert sum(dataset.train.sizes) == (64 if name == "shapes" else 1437)
+    assert dataset.held_out is not None and dataset.classes is not None
+    assert set(spec.evaluator) == {"zeroshot", "retrieval"}
+
+
+@pytest.mark.parametrize("name", ["cc3m", "cc12m", "laion400m", "laion2b", "datacomp1b"])
+def test_a_known_data_set_has_its_size_and_takes_its_shards_from_the_environment(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(f"CLIPX_{name.upper()}", raising=False)
+    spec = compose(f"data={name}")
+    assert to_dict(spec)["data"]["samples"] > 1_000_000
+    with pytest.raises(ConfigError, match=rf"^data\.shards has no value: give the shards of {name}"):
+        spec.data.open()
+    small_shapes()
+    monkeypatch.setenv(f"CLIPX_{name.upper()}", f"{os.environ['CLIPX_CACHE']}/shapes-*/train-64/*.tar")
+    assert sum(compose(f"data={name}").data.open().train.sizes) == 64
+    assert spec.evaluator == {}  # nothing is held out
+
+
+@pytest.mark.parametrize(("name", "key"), [("csv", "data.path"), ("webdataset", "data.shards")])
+def test_data_of_ones_own_asks_for_its_path(name: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key} has no value: give .* e\.g\. {key}="):
+        composed("data", name).data.open()
+
+
+# ---------------------------------------------------------------------------------------------- how a run composes
+
+
+def test_names_that_people_type_arrive_in_the_spec() -> None:
+    spec = compose(
+        "duration=32ep",
+        "seed=17",
+        "data.batch_size=4096",
+        "data.micro_batches=4",
+        "data.workers=7",
+        "resume=auto",
+        "name=mine",
+    )
+    assert (spec.duration, spec.seed, spec.resume, spec.name) == ("32ep", 17, "auto", "mine")
+    assert (spec.data.batch_size, spec.data.micro_batches, spec.data.workers) == (4096, 4, 7)
+    assert spec.run_dir == "outputs/mine"
+
+
+def test_to_resume_a_run_directory_is_to_work_in_it() -> None:
+    assert compose("resume=outputs/earlier").run_dir == "outputs/earlier"
+
+
+def test_a_model_brings_its_optimizer_and_the_command_line_wins() -> None:
+    assert to_dict(compose("model=rn50"))["optimizer"]["eps"] == 1e-8
+    assert to_dict(compose("model=vit_b32"))["optimizer"]["eps"] == 1e-6
+    assert to_dict(compose("model=rn50", "optimizer=adamw"))["optimizer"]["eps"] == 1e-6
+    assert to_dict(compose("model=rn50", "optimizer.eps=1e-7"))["optimizer"]["eps"] == 1e-7
+
+
+def test_a_small_data_set_brings_a_short_schedule_and_the_command_line_wins() -> None:
+    assert compose("data=webdataset").duration == "32ep"
+    assert compose("data=shapes").duration != "32ep"
+    spec = compose("data=shapes", "duration=3ep", "schedule.warmup=7st")
+    assert (spec.duration, spec.schedule.warmup) == ("3ep", "7st")
+
+
+def test_evaluators_and_loggers_are_taken_in_any_number() -> None:
+    assert set(compose("evaluator=[]").evaluator) == set()
+    assert set(compose("evaluator=retrieval").evaluator) == {"retrieval"}
+    assert set(compose("logger=[tensorboard,wandb]").logger) == {"tensorboard", "wandb"}
+    assert set(compose("~evaluator.zeroshot").evaluator) == {"retrieval"}
+    spec = compose("+evaluator@evaluator.mine=zeroshot", "evaluator.mine.classnames=names.txt")
+    assert set(spec.evaluator) == {"zeroshot", "retrieval", "mine"}
+
+
+def test_the_configuration_of_an_evaluation_composes_too() -> None:
+    spec = compose("run=outputs/x", "data=digits", config_name="evaluate")
+    assert isinstance(spec, EvaluateSpec)
+    assert (spec.run, spec.step) == ("outputs/x", None)
+    assert spec.data is not None and spec.data.kind == "digits"
+
+
+def test_specs_of_two_compositions_share_nothing() -> None:
+    first, second = compose(), compose()
+    first.data.crop_scale.append(9.0)
+    assert second.data.crop_scale == [0.9, 1.0]
+
+
+# ------------------------------------------------------------------------------------------- a folder of one's own
+
+MODEL = """\
+defaults: [/schema/model/clip@_here_]
+name: mine
+embed_dim: 64
+image: {timm: resnet18, size: 96}
+text: {context_length: 16, width: 64, heads: 2, layers: 1}
+"""
+EXPERIMENT = """\
+# @package _global_
+defaults:
+  - override /model: vit_b32
+  - override /data: laion400m
+duration: 12.8e9sa
+data: {batch_size: 65536}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "my groups, and more"
+    for place, text in (("model/mine", MODEL), ("experiment/large", EXPERIMENT)):
+        path = root / f"{place}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_an_option_of_ones_own_composes_and_builds(folder: Path) -> None:
+    spec = compose("model=mine", config_dir=folder)
+    assert spec.model.image.timm == "resnet18"
+    model = spec.model.build(META, torch.float32)
+    assert model.embed_dim == 64
+    assert from_dict(RunSpec, to_dict(spec)) == spec
+
+
+def test_an_experiment_of_ones_own_chooses_and_the_command_line_wins(folder: Path) -> None:
+    spec = compose("experiment=large", config_dir=folder)
+    assert (spec.model.name, spec.data.name) == ("vit_b32", "laion400m")
+    assert (spec.duration, spec.data.batch_size) == ("12.8e9sa", 65536)
+    spec = compose("experiment=large", "model=rn50", "data.batch_size=64", config_dir=folder)
+    assert (spec.model.name, spec.data.batch_size, spec.duration) == ("rn50", 64, "12.8e9sa")
+
+
+def test_ones_own_options_are_listed_among_the_others(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"choose one of convnext_base_w, mine, rn101.*\(did you mean mine\?\)$"):
+        compose("model=mien", config_dir=folder)
+    with pytest.raises(ConfigError, match=r"choose one of convnext_base_w, mine, rn101"):
+        compose("model=null", config_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            MODEL.replace("embed_dim", "embd_dim"),
+            "model.embd_dim is not a key here: the keys are name, image, text, embed_dim, quick_gelu "
+            "(did you mean embed_dim?) (in model/mine.yaml)",
+        ),
+        (
+            MODEL.replace("embed_dim: 64", "embed_dim: wide"),
+            "model.embed_dim=wide has the wrong type: give a whole number (in model/mine.yaml)",
+        ),
+        (
+            MODEL.replace("/clip@", "/clpi@"),
+            "schema/model=clpi is not an option: choose one of clip (did you mean clip?) (in model/mine.yaml)",
+        ),
+        (
+            "defaults: [vit_b23]",
+            "model=vit_b23 is not an option: choose one of convnext_base_w, rn101, rn50, tiny, vit_b16, vit_b32, "
+            "vit_bigg14, vit_g14, vit_h14, vit_l14, vit_m16, vit_s16, vit_s32 (did you mean vit_b32?) "
+            "(in model/mine.yaml)",
+        ),
+        ("name: mine", "model has no kind: begin its YAML file with defaults: [/schema/model/KIND@_here_]"),
+        (
+            MODEL.replace("timm: resnet18, ", ""),
+            "model.image.timm has no value: it is required, add model.image.timm=…",
+        ),
+    ],
+)
+def test_a_fault_in_a_file_of_ones_own_is_named_with_the_file(folder: Path, text: str, message: str) -> None:
+    (folder / "model" / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose("model=mine", config_dir=folder)
+    assert str(caught.value) == message
+
+
+def test_a_file_that_is_no_yaml_is_named_with_its_line(folder: Path) -> None:
+    (folder / "model" / "mine.yaml").write_text("name: [mine\n")
+    with pytest.raises(ConfigError, match=r'^YAML cannot be read: .*model/mine\.yaml", line 1.*: correct the file$'):
+        compose("model=mine", config_dir=folder)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--config-dir=.*/nothing is not a folder: give the folder that holds"):
+        compose(config_dir=tmp_path / "nothing")
+
+
+# --------------------------------------------------------------------------------------------- beside another Hydra
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    (tmp_path / "train.yaml").write_text("answer: 42\n")
+    return tmp_path
+
+
+def test_composing_inside_another_hydra_leaves_it_as_it_was(other: Path) -> None:
+    with initialize_config_dir(str(other), version_base="1.2"):
+        outer = GlobalHydra.instance().hydra
+        assert compose("seed=5").seed == 5
+        with pytest.raises(ConfigError):
+            compose("seed=x")
+        assert GlobalHydra.instance().hydra is outer
+        assert str(getbase()) == "1.2"
+        assert dict(hydra_compose("train")) == {"answer": 42}
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_composing_leaves_no_hydra_behind() -> None:
+    setbase("1.2")
+    GlobalHydra.instance().clear()
+    assert compose("seed=5").seed == 5
+    assert not GlobalHydra.instance().is_initialized()
+    assert str(getbase()) == "1.2"
+
+
+# ---------------------------------------------------------------------------------------------------- saved again
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("model=vit_s16", "data=laion400m", "precision=amp_bf16", "optimizer.decay_rule=published"),
+        ("data=csv", "data.path=t.csv", "data.separator='\\t'", "optimizer.clip_norm=1.0", "evaluator=[]", "logger=[]"),
+        ("data=webdataset", "data.shards='/data/{0000..0123}.tar'", "checkpoint=none", "schedule=constant"),
+        (
+            "logger=[tensorboard,wandb]",
+            "logger.wandb.tags=[a,b]",
+            "+model.image.options={drop_path_rate:0.1,flag:true}",
+        ),
+        ("resume=outputs/earlier", "name='a: b #c'", "+evaluator@evaluator.mine=zeroshot"),
+    ],
+)
+def test_a_saved_spec_is_read_back_equal(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    spec = compose(*overrides)
+    save(spec, tmp_path / "config.yaml")
+    assert load_run(tmp_path) == spec
+    again = load_run(tmp_path)
+    save(again, tmp_path / "again.yaml")
+    assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "config.yaml").read_bytes()
+
+
+def test_a_saved_spec_holds_plain_values(tmp_path: Path) -> None:
+    save(compose("optimizer.decay_rule=published"), tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    assert "decay_rule: published" in text
+    assert "!" not in text and "${" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"objective": {"kind": "hinge", "margin": 0.2}},
+            "objective.kind=hinge is not known: known are infonce; a plug-in's folder is given with --config-dir",
+        ),
+        ({"evaluator": {"mine": {"every": "1ep"}}}, "evaluator.kind=None is not known: known are retrieval, zeroshot"),
+        ({"logger": {"mine": None}}, "logger.kind=None is not known: known are "),
+        ({"sede": 1}, "sede is not a key here: the keys are name, run_dir, seed"),
+        ({"seed": "many"}, "seed=many has the wrong type: give a whole number"),
+        ({"seed": -1}, "seed=-1 must lie in [0, 2^63)"),
+        ({"model": {"kind": "clip", "name": "m", "depth": 3}}, "model.depth is not a key here: the keys are "),
+        ({"data": None}, "data=null is not allowed: give a value"),
+    ],
+)
+def test_a_saved_spec_with_a_fault_is_refused_in_one_line(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_dict(RunSpec, to_dict(compose()) | change)
+    assert str(caught.value).startswith(message.split("known are infonce")[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_saved_spec_of_an_earlier_version_takes_new_defaults() -> None:
+    values = to_dict(compose("objective.tile=77"))
+    del values["objective"]["tile"], values["log_every"]
+    spec = from_dict(RunSpec, values)
+    assert to_dict(spec)["objective"]["tile"] == to_dict(compose())["objective"]["tile"]
+    assert spec.log_every == "20st"
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+RUN_KEYS = (
+    "the keys are name, run_dir, seed, duration, resume, log_every, model, data, objective, optimizer, schedule, "
+    "precision, distributed, checkpoint, evaluator, logger"
+)
+OBJECTIVE_KEYS = "the keys are init_temperature, max_scale, tile"
+READ = "write key=value, a list as key=[a,b], and other signs as key='…'"
+OPTIONS_FIRST = "choose options by evaluator=[…] and set their values by evaluator.OPTION.KEY=…"
+
+REFUSED = [
+    # keys
+    ("bogus=1", f"bogus is not a key here: {RUN_KEYS}"),
+    ("+bogus=1", f"bogus is not a key here: {RUN_KEYS}"),
+    ("++bogus=1", f"bogus is not a key here: {RUN_KEYS}"),
+    ("modl=tiny", f"modl is not a key here: {RUN_KEYS} (did you mean model?)"),
+    ("objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
+    ("+objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
+    ("objective.tiel=1", f"objective.tiel is not a key here: {OBJECTIVE_KEYS} (did you mean tile?)"),
+    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, size, options, mean, std (did you mean size?)"),
+    ("model.image.options.depth=1", "model.image.options.depth is not a key here: there are none yet; add it by +model.image.options.depth=…"),
+    ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
+    ("~nope", "~nope takes out what is not there: leave it away"),
+    ("+seed=1", "+seed=1 adds a key that is there already: write seed=1"),
+    ("kind=other", "kind=other cannot be set: leave it out"),
+    ("objective.kind=other", "objective.kind=other cannot be set: choose an option of the group, objective=…"),
+    # types
+    ("seed=abc", "seed=abc has the wrong type: give a whole number"),
+    ("seed=1.5", "seed=1.5 has the wrong type: give a whole number"),
+    ("seed=[1]", "seed=[1] has the wrong type: give a whole number"),
+    ("data.batch_size=", "data.batch_size= has the wrong type: give a whole number"),
+    ("optimizer.lr=fast", "optimizer.lr=fast has the wrong type: give a number"),
+    ("precision.tf32=maybe", "precision.tf32=maybe has the wrong type: give true or false"),
+    ("optimizer.betas=0.9", "optimizer.betas=0.9 has the wrong type: give a list, optimizer.betas=[…,…]"),
+    ("optimizer.betas=[a,b]", "optimizer.betas[0]=a has the wrong type: give a number"),
+    ("model.image.options=3", "model.image.options=3 has the wrong type: add the values one by one, +model.image.options.KEY=…"),
+    ("model.image=tiny", "model.image=tiny is not possible: it has values of its own, set them by model.image.KEY=…"),
+    ("name=[1]", "name=[1] has the wrong type: give text"),
+    ("optimizer.decay_rule=none", "optimizer.decay_rule=none is not a choice: choose one of published, current"),
+    ("evaluator.zeroshot=3", f"evaluator.zeroshot=3 is not possible: {OPTIONS_FIRST}"),
+    ("+evaluator.mine.kind=zeroshot", f"evaluator.mine.kind=zeroshot is not possible: {OPTIONS_FIRST}"),
+    # options
+    ("schedule=cosin", "schedule=cosin is not an option: choose one of constant, cosine (did you mean cosine?)"),
+    ("schedule=", "schedule= is not an option: choose one of constant, cosine"),
+    ("schedule=null", "schedule=null is not an option: choose one of constant, cosine"),
+    ("schedule=3", "schedule=3 is not an option: choose one of constant, cosine"),
+    ("schedule=[constant,cosine]", "schedule=[constant,cosine] is not an option: choose one of constant, cosine"),
+    ("evaluator=[zeroshot,nope]", "evaluator=nope is not an option: choose any of retrieval, zeroshot; for none write evaluator=[]"),
+    ("evaluator=null", "evaluator=null is not an option: choose any of retrieval, zeroshot; for none write evaluator=[]"),
+    ("~evaluator", "~evaluator is not possible: for none write evaluator=[]"),
+    ("+schedule=constant", "+schedule=constant adds a second schedule where there can be one: write schedule=constant"),
+    ("++schedule=constant", "++schedule=constant is for keys, not for groups: write schedule=constant"),
+    ("+nothing=here", f"nothing is not a key here: {RUN_KEYS}"),
+    ("model/image=vit", f"model/image is not a key here: {RUN_KEYS}"),
+    # values that are missing or nothing
+    ("~objective", "objective has no value: it is required, add objective=…"),
+    ("data.batch_size='???'", "data.batch_size has no value: it is required, add data.batch_size=…"),
+    ("seed=null", "seed=null is not allowed: give a value"),
+    ("data.name=null", "data.name=null is not allowed: give a value"),
+    ("model.image=null", "model.image=null is not allowed: give a value"),
+    ("optimizer.betas=[null,1]", "optimizer.betas[0]=null is not allowed: give a value"),
+    ("evaluator.retrieval=null", f"evaluator.retrieval=null is not possible: {OPTIONS_FIRST}"),
+    ("name=", "name= is empty: give a value, or leave it out"),
+    ("run_dir=", "run_dir= is empty: give a value, or leave it out"),
+    ("resume=", "resume= is empty: give a value, or leave it out"),
+    ("data.name=${nope}", "name refers to nope, which is not a key: correct the name"),
+    ("seed=${oc.env:CLIPX_NOPE}", "seed refers to the environment variable CLIPX_NOPE, which is not set: export it, or give seed=…"),
+    # overrides that are none
+    ("seed", f"seed cannot be read: {READ}"),
+    ("=3", f"=3 cannot be read: {READ}"),
+    ("seed=1 2=", f"seed=1 2= cannot be read: {READ}"),
+    ("data.crop_scale=[0.9", f"data.crop_scale=[0.9 cannot be read: {READ}"),
+    ("run_dir=${name", f"run_dir=${{name cannot be read: {READ}"),
+    ("schedule=cosine,constant", "schedule=cosine,constant is several values: for a sweep add -m, for a list write schedule=[cosine,constant]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "message"), REFUSED, ids=[override for override, _ in REFUSED])
+def test_what_is_refused_is_told_in_one_line_with_value_rule_and_fix(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(override)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("override", [override for override, _ in REFUSED])
+def test_the_command_line_says_the_same_and_exits_with_2(
+    override: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["clipx-train", override])
+    with pytest.raises(SystemExit) as caught:
+        cli(lambda spec: pytest.fail("composed"), "train")()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"error: {dict(REFUSED)[override]}\n"
+
+
+def test_a_unknown_option_of_a_model_lists_them_all() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("model=vit_b23")
+    known = ", ".join(names("model"))
+    assert str(caught.value) == f"model=vit_b23 is not an option: choose one of {known} (did you mean vit_b32?)"
