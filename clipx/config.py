@@ -104,6 +104,7 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
     `overrides` are what one types on the command line (`"model=vit_b32"`, `"data.batch_size=512"`); `config_dir`
     is a folder with groups of one's own. Raises ConfigError, one line naming value, rule and fix.
     """
+    overrides = tuple(map(_quoted, overrides))
     folders = [Path(config_dir).absolute()] if config_dir else []
     searchpath = [f"hydra.searchpath={[str(folder) for folder in folders]}"]
     try:
@@ -112,6 +113,17 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
             return typing.cast("RunSpec", _to_spec(hydra_compose(config_name, [*overrides, *searchpath])))
     except _NOT_COMPOSED as error:
         raise ConfigError(_one_line(error)) from error
+
+
+def _quoted(override: str) -> str:
+    """Quotes a pattern of paths, `data.shards=/data/{0000..0123}.tar`: the shell has taken the quotes that were typed,
+    and Hydra's grammar knows braces only as a dictionary."""
+    key, equals, value = override.partition("=")
+    pattern = re.sub(r"\$\{[^}]*\}", "", value)  # without interpolations
+    several = "," in re.sub(r"\{[^}]*\}", "", pattern)
+    if "{" not in pattern or value[0] in "'\"[{" or several:
+        return override
+    return f"{key}{equals}'{value}'"
 
 
 @contextlib.contextmanager
@@ -153,8 +165,8 @@ def _prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
 def _to_spec(cfg: DictConfig) -> Any:
     """The checked spec of a composed configuration. Raises ConfigError."""
     try:
-        if missing := sorted(OmegaConf.missing_keys(cfg)):
-            raise ConfigError(no_value(missing[0]))
+        if missing := OmegaConf.missing_keys(cfg):
+            raise ConfigError(no_value(min(missing, key=lambda key: (not key.endswith(".kind"), key))))
         _check_nodes(cfg)
         if cfg.get("resume", "none") not in ("none", "auto") and "run_dir" in cfg:
             cfg.run_dir = cfg.resume  # to resume a run directory is to work in it
@@ -228,6 +240,7 @@ def _run(task: Callable[[Any], Any], config_name: str) -> list[ClipxError]:
             failed.append(type(error)(f"point {hydra.job.num} ({' '.join(typed)}): {error}"))
             raise
 
+    sys.argv[1:] = map(_quoted, sys.argv[1:])
     try:
         arguments = get_args_parser().parse_args()
         folders = [Path(arguments.config_dir)] if arguments.config_dir else []
@@ -278,9 +291,10 @@ def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
     try:
         for key, value in values.items():
             if isinstance(value, dict) and "kind" in value:
-                cfg[key] = _typed(key, value)
+                _set(cfg, key, value, key)
             elif isinstance(value, dict) and typing.get_origin(types.get(key)) is dict:
-                cfg[key] = {name: _typed(key, child) for name, child in value.items()}
+                for name, child in value.items():
+                    _set(cfg[key], name, child, key)
             else:
                 cfg[key] = value
     except OmegaConfBaseException as error:
@@ -288,9 +302,9 @@ def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
     return typing.cast(Spec, _to_spec(cfg))
 
 
-def _typed(group: str, values: Any) -> Any:
-    kind = values.get("kind") if isinstance(values, dict) else None
-    return OmegaConf.merge(OmegaConf.structured(_schema(group, kind)), values)
+def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:
+    cfg[key] = OmegaConf.structured(_schema(group, values.get("kind") if isinstance(values, dict) else None))
+    cfg[key].merge_with(values)
 
 
 # -------------------------------------------------------------------------------------------------- errors

@@ -87,10 +87,15 @@ def clock(seconds: float) -> str:
 
 
 def _line(row: Row, total_steps: int, eta: float) -> str:
-    temperature = f"τ {row['train/temperature']:.4f}  " if "train/temperature" in row else ""  # not every loss has one
-    return (
-        f"step {int(row['step'])}/{total_steps}  epoch {row['epoch']:.2f}  loss {row['train/loss']:.4f}  "
-        f"{row['train/samples_per_second']:,.0f} samples/s ({row['train/samples_per_second_per_device']:,.0f}/device)  "
-        f"data wait {row['train/data_wait_share']:.0%}  lr {row['train/lr']:.2e}  {temperature}"
-        f"ETA {clock(eta)}"
-    )
+    parts = [
+        f"step {int(row['step'])}/{total_steps}",
+        f"epoch {row['epoch']:.2f}",
+        f"loss {row['train/loss']:.4f}",
+        f"{row['train/samples_per_second']:,.0f} samples/s",
+        f"({row['train/samples_per_second_per_device']:,.0f}/device)",
+        f"data wait {row['train/data_wait_share']:.0%}",
+        f"lr {row['train/lr']:.2e}",
+        *([f"τ {row['train/temperature']:.4f}"] if "train/temperature" in row else []),  # not every objective has one
+        f"ETA {clock(eta)}",
+    ]
+    return "  ".join(parts)

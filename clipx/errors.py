@@ -47,6 +47,7 @@ _WORDS = (
         r"|Invalid type assigned: (?!NoneType)\w+ is not a subclass of (?P<type2>int|float|bool|str)\.",
         "{key}={value} has the wrong type: give {type}",
     ),
+    (r"Value '(?P<value>.*)' is not a valid (?P<type>\w+)", "{key}={value} has the wrong type: give {type}"),
     (r"Cannot convert '\w+' to string: '(?P<value>.*)'", "{key}={value} has the wrong type: give text"),
     (r"Invalid value assigned: \w+ is not a ListConfig", "{key}={value} has the wrong type: give a list, {key}=[…,…]"),
     (r"Cannot assign \w+ to Dict", "{key}={value} has the wrong type: add the values one by one, +{key}.KEY=…"),
@@ -122,5 +123,5 @@ def no_value(key: str) -> str:
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""

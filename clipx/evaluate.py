@@ -38,13 +38,13 @@ def load_run(run_dir: Path) -> RunSpec:
 
 
 def evaluate(spec: EvaluateSpec) -> None:
+    run = load_run(Path(spec.run))  # before torch is loaded: a mistyped path is answered at once
     from clipx import checkpoint as ckpt
     from clipx.console import Screen
     from clipx.evaluator.base import Embedder, check_evaluators
     from clipx.evaluator.base import evaluate as run_evaluators
     from clipx.rundir import RunDir
 
-    run = load_run(Path(spec.run))
     rundir = RunDir(Path(spec.run))
     data = spec.data or run.data
     evaluators = spec.evaluator or run.evaluator

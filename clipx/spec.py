@@ -47,7 +47,7 @@ class RunSpec:
     logger: dict[str, LoggerSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key, text in (("name", self.name), ("run_dir", self.run_dir), ("resume", self.resume)):
+        for key, text in (("name", self.name), ("resume", self.resume), ("run_dir", self.run_dir)):
             require(bool(text), f"{key}= is empty: give a value, or leave it out")
         require(0 <= self.seed < 2**63, f"seed={self.seed} must lie in [0, 2^63): give 0 or more")
         total = Duration.parse(self.duration, "duration")

@@ -124,7 +124,9 @@ class Trainer:
         self.rundir = RunDir(Path(self.comm.from_main(self.spec.run_dir)))
         changed = self.comm.on_main(lambda: self.rundir.claim(self.spec))
         self.checkpoints = CheckpointDir(self.rundir.checkpoints, self._tell_damage)
-        self.rundir.quarantine(self.dataset.train.bad if self.comm.is_main else ())
+        if self.comm.is_main:
+            for source in filter(None, (self.dataset.train, self.dataset.held_out)):
+                self.rundir.quarantine(source.bad)
         self._resumed = self._resume() if self.spec.resume != "none" else False
         self._changed = changed
         self._seen_here = self._bad_here = 0
@@ -365,7 +367,8 @@ class Trainer:
             "run": f"{spec.name} in {self.rundir.path}",
             "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(self.model.image):,} of them in "
             f"the image tower; {spec.precision.kind} on {comm.world} x {comm.device.type}",
-            "data": f"{spec.data.name}, {n:,} samples, {held:,} held out, {len(self.dataset.train.bad):,} unusable",
+            "data": f"{spec.data.name}, {n:,} samples{self._published()}, {held:,} held out, "
+            f"{len(self.dataset.train.bad):,} unusable",
             "batch": f"global batch {batch:,} = {parts}",
             "length": f"{self.total:,} samples = {self.total / n:.4g} epochs = {self.steps_total:,} steps",
         }
@@ -375,6 +378,9 @@ class Trainer:
             lines["changed"] = "; ".join(self._changed)
         for name, text in lines.items():
             screen.say(f"{name:8} {text}")
+
+    def _published(self) -> str:
+        return "" if self.dataset.published is None else f" of {self.dataset.published:,} published"
 
 
 def _check_bad_share(bad: int, total: int, limit: float, examples: Sequence[Bad]) -> None:

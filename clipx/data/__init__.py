@@ -39,6 +39,7 @@ class Dataset:
     train: Source
     held_out: Source | None
     classes: Classes | None
+    published: int | None = None  # samples that the data is said to have, where that is known
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from clipx.data.source import MAX_BYTES, Bad
@@ -44,9 +44,8 @@ def index_shards(urls: Sequence[str], caption_column: int) -> list[Index]:
 
     A sample is one with an image and a member in the caption's column.
     """
-    cache_folder("index")
     with ThreadPoolExecutor(32) as pool:  # a remote shard answers after some 50 ms
-        paths = list(pool.map(partial(_table_path, caption_column), urls))
+        paths = list(pool.map(partial(_table_path, cache_folder("index"), caption_column), urls))
     new = [(url, path) for url, path in zip(urls, paths, strict=True) if not (path.is_file() and _meta(path).is_file())]
     in_pool(partial(_index_shard, caption_column), new, "indexing")
     return [_load(path) for path in paths]
@@ -61,7 +60,7 @@ def load_table(path: str) -> Table:
     return table
 
 
-def _table_path(caption_column: int, url: str) -> Path:
+def _table_path(cache: Path, caption_column: int, url: str) -> Path:
     """In the cache, under a name that changes when the shard does."""
     import fsspec
 
@@ -77,7 +76,7 @@ def _table_path(caption_column: int, url: str) -> Path:
     version = info.get("mtime") or info.get("ETag") or info.get("LastModified")
     place = url if "://" in url else Path(url).resolve()
     identity = f"{_VERSION} {caption_column} {place} {info['size']} {version}"
-    return cache_folder("index") / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npy"
+    return cache / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npy"
 
 
 def _meta(table_path: Path) -> Path:
@@ -156,9 +155,9 @@ def _scan(url: str) -> tuple[list[_Entry], str | None]:
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header
                 if member.size < 0 or (size is not None and member.offset_data + member.size > size):
                     return entries, f"is cut off inside {member.name}"
-                where = PurePosixPath(member.name)
-                stem, _, ending = where.name.partition(".")
-                name, ending = str(where.parent / stem), ending.lower()
+                folder, slash, base = member.name.rpartition("/")
+                stem, _, ending = base.partition(".")
+                name, ending = f"{folder}{slash}{stem}", ending.lower()
                 if ending not in COLUMNS or not member.isreg() or member.issparse():
                     continue
                 if name not in newest or ending in newest[name].members:  # or another sample of the same name

@@ -117,6 +117,7 @@ class _Loader(DataLoader[T]):
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
             pin_memory=pin,
+            generator=torch.Generator(),  # of its own: else each iterator would draw from dropout's
         )
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]

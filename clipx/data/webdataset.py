@@ -51,7 +51,8 @@ class WebDatasetSpec(DataSpec):
     def open(self) -> Dataset:
         if self.shards is None:
             raise ConfigError(
-                f"data.shards has no value: give the shards of {self.name}, e.g. data.shards='/data/{{0000..0123}}.tar'"
+                f"data.shards has no value: give the shards of {self.name}, e.g. "
+                "\"data.shards='/data/{0000..0123}.tar'\""  # in both quotes: Hydra's grammar knows braces too
             )
         train: Source = self._open(self.shards, "data.shards")
         held_out: Source | None
@@ -59,7 +60,7 @@ class WebDatasetSpec(DataSpec):
             held_out = self._open(self.held_out_shards, "data.held_out_shards")
         else:
             train, held_out = split(train, self.held_out_share)
-        return Dataset(train, held_out, None)
+        return Dataset(train, held_out, None, self.samples)
 
     def _open(self, pattern: str, key: str) -> Shards:
         return Shards.open(expand(pattern, key), self.caption_key, self.label_key)

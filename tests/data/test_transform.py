@@ -149,7 +149,7 @@ def test_an_unknown_orientation_is_upright(orientation: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 @pytest.mark.parametrize(
-    "exif", [b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01"]
+    "exif", [b"Exif\0\0", b"Exif\0\0no TIFF", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01"]
 )
 def test_damaged_exif_loses_no_image(exif: bytes) -> None:
     for kind in ("JPEG", "WEBP"):

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pickle
+import shlex
 import shutil
 import tarfile
 from pathlib import Path
@@ -17,6 +18,7 @@ import webdataset
 from PIL import Image
 from samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
 
+from clipx.config import compose
 from clipx.data.index import index_shards
 from clipx.data.shapes import make_sample
 from clipx.data.source import BadSample, Source
@@ -276,9 +278,12 @@ def test_a_shard_named_twice_is_refused(three: Path) -> None:
         expand(f"{three}/*.tar::{three}/0001.tar", "data.shards")
 
 
-def test_no_shards_at_all_ask_for_some() -> None:
-    with pytest.raises(ConfigError, match=r"data.shards has no value: give the shards of mine, e.g. "):
+def test_no_shards_at_all_ask_for_some_by_what_can_be_typed() -> None:
+    with pytest.raises(ConfigError, match=r"data.shards has no value: give the shards of mine, e.g. ") as caught:
         spec(None).open()
+    (typed,) = shlex.split(str(caught.value).partition("e.g. ")[2])
+    composed = compose("data=webdataset", typed).data
+    assert isinstance(composed, WebDatasetSpec) and composed.shards == "/data/{0000..0123}.tar"
 
 
 def test_a_missing_shard_is_named(three: Path) -> None:
@@ -469,11 +474,18 @@ def test_a_shard_that_changes_is_indexed_anew(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
     before = opened(path)
     assert captions(before) == ["caption 0", "caption 1", "caption 2"]
-    write_tar(path, img2dataset(range(5, 9)))
+    write_tar(tmp_path / "new", img2dataset(range(5, 9))).replace(path)  # the old file is still open
     touch_later(path)
     after = opened(path)
     assert captions(after) == [f"caption {i}" for i in range(5, 9)]
     assert after.fingerprint != before.fingerprint
+
+
+def test_another_caption_key_is_another_index(tmp_path: Path) -> None:
+    members = [("a.jpg", jpeg()), ("a.txt", b"txt"), ("b.jpg", jpeg()), ("b.json", b'{"caption": "json"}')]
+    path = write_tar(tmp_path / "a.tar", members)
+    assert captions(opened(path)) == ["txt"]
+    assert captions(opened(path, caption_key="json.caption")) == ["json"]
 
 
 def test_an_index_that_lost_a_file_is_made_anew(tmp_path: Path) -> None:

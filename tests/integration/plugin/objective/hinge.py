@@ -1,0 +1,48 @@
+"""Hinge loss over all pairs of the global batch (VSE, arXiv:1411.2539)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clipx.config import option
+from clipx.distributed import Comm
+from clipx.errors import require
+from clipx.objective import ObjectiveSpec
+from clipx.objective.base import Metrics, Objective
+
+
+@option("objective")  # its options: /schema/objective/hinge
+@dataclass(kw_only=True, slots=True)
+class HingeSpec(ObjectiveSpec):
+    kind: str = "hinge"
+    margin: float = 0.2  # by how much the right pair must win, in cosine similarity
+
+    def __post_init__(self) -> None:
+        require(self.margin > 0, f"objective.margin={self.margin} must be above 0: 0.2 is usual")
+
+    def build(self, comm: Comm, samples: int) -> Objective:
+        return Hinge(comm, self.margin)
+
+
+class Hinge(Objective):
+    """max(0, margin + s_ij - s_ii) summed over the wrong texts of each image, and likewise of each text. Mean over B."""
+
+    def __init__(self, comm: Comm, margin: float) -> None:
+        super().__init__()
+        self.comm, self.margin = comm, margin
+
+    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
+        score_BB = self.everyone(image_bD) @ self.everyone(text_bD).T
+        right_B = score_BB.diagonal()
+        wrong_BB = ~torch.eye(len(score_BB), dtype=torch.bool, device=score_BB.device)
+        of_image_BB = (self.margin + score_BB - right_B[:, None]).relu() * wrong_BB
+        of_text_BB = (self.margin + score_BB - right_B[None, :]).relu() * wrong_BB
+        loss = (of_image_BB + of_text_BB).sum() / len(score_BB)
+        return loss, {"violations": (of_image_BB.detach() > 0).float().mean()}
+
+    def everyone(self, x_bD: Tensor) -> Tensor:
+        """The embeddings of all ranks, in rank order; this rank's own carry the gradient."""
+        x_BD = self.comm.gather(x_bD.detach())
+        first = self.comm.rank * len(x_bD)
+        return torch.cat([x_BD[:first], x_bD, x_BD[first + len(x_bD) :]])

@@ -1,0 +1,126 @@
+"""An objective in two files, from outside the package, as the README tells it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from support import SMALL, VIT, run, torchrun
+
+from clipx.config import compose, from_dict, to_dict
+from clipx.distributed import Comm
+from clipx.errors import ConfigError
+from clipx.spec import RunSpec
+
+FOLDER = Path(__file__).parent / "plugin"
+README = Path(__file__).parents[2] / "README.md"
+ONE = Comm(0, 1, 0, torch.device("cpu"))
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [json.loads(line)["train/loss"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_readme_shows_these_two_files() -> None:
+    text = README.read_text(encoding="utf-8")
+    if "hinge" not in text:
+        pytest.skip("the README has no such section yet")
+    for name in ("hinge.py", "hinge.yaml"):
+        assert (FOLDER / "objective" / name).read_text(encoding="utf-8").strip() in text, name
+
+
+def test_it_trains_and_evaluates_from_the_command_line(tmp_path: Path) -> None:
+    options = ["data.samples=512", "data.held_out_samples=96", "duration=4st", "schedule.warmup=1st"]
+    options += ["data.batch_size=64", "data.workers=0", "log_every=1st", f"run_dir={tmp_path}/run"]
+    run(sys.executable, "-m", "clipx.train", f"--config-dir={FOLDER}", "objective=hinge", *options)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
+    assert all(0 <= row["train/violations"] <= 1 for row in rows if "train/loss" in row)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["objective"] == {
+        "kind": "hinge",
+        "margin": 0.2,
+    }
+
+    run(sys.executable, "-m", "clipx.evaluate", "--config-dir", str(FOLDER), f"run={tmp_path}/run")
+    (found,) = (tmp_path / "run").glob("evaluation-*.json")
+    numbers = json.loads(found.read_text())
+    assert numbers["eval/zeroshot/top1"] == next(
+        row["eval/zeroshot/top1"] for row in rows if "eval/zeroshot/top1" in row
+    )
+
+
+def test_a_run_of_it_is_refused_without_its_folder(tmp_path: Path) -> None:
+    values = to_dict(compose("objective=hinge", config_dir=FOLDER))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    done = run(sys.executable, "-m", "clipx.evaluate", f"run={tmp_path}", check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: objective.kind=hinge is not known: known are ")
+    assert done.stderr.endswith("infonce; a plug-in's folder is given with --config-dir\n")
+
+
+def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+    options = (*SMALL, *VIT, "objective=hinge", "precision=fp64", "checkpoint=none", "duration=3st")
+    command = ("-m", "clipx.train", f"--config-dir={FOLDER}", *options)
+    run(sys.executable, *command, f"run_dir={tmp_path}/one")
+    torchrun(2, *command, f"run_dir={tmp_path}/two")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+
+
+def test_it_composes_from_python() -> None:
+    spec = compose("objective=hinge", "objective.margin=0.1", config_dir=FOLDER)
+    assert to_dict(spec)["objective"] == {"kind": "hinge", "margin": 0.1}
+    assert from_dict(RunSpec, to_dict(spec)) == spec
+
+
+def test_its_options_are_checked_and_listed_as_any_other() -> None:
+    with pytest.raises(ConfigError, match=r"^objective\.margin=0\.0 must be above 0"):
+        compose("objective=hinge", "objective.margin=0", config_dir=FOLDER)
+    with pytest.raises(ConfigError, match=r"^objective\.margni is not a key here: the keys are margin \(did you mean"):
+        compose("objective=hinge", "objective.margni=1", config_dir=FOLDER)
+    with pytest.raises(ConfigError, match=r"choose one of hinge, infonce.*\(did you mean hinge\?\)$"):
+        compose("objective=hnige", config_dir=FOLDER)
+
+
+def test_it_is_the_sum_of_hinges_with_its_gradient() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.nn.functional.normalize(torch.randn(2, 6, 5, dtype=torch.float64, generator=generator), dim=-1)
+    x.requires_grad_(), y.requires_grad_()
+    objective = compose("objective=hinge", config_dir=FOLDER).objective.build(ONE, 100)
+    loss, metrics = objective(x, y, torch.arange(6))
+    expected = torch.zeros((), dtype=torch.float64)
+    violated = 0
+    for i in range(6):
+        for j in range(6):
+            if i != j:
+                of_image = (0.2 + x[i] @ y[j] - x[i] @ y[i]).clamp(min=0)
+                violated += int(of_image > 0)
+                expected = expected + of_image + (0.2 + x[j] @ y[i] - x[i] @ y[i]).clamp(min=0)
+    torch.testing.assert_close(loss, expected / 6, rtol=1e-12, atol=0)
+    assert metrics["violations"].item() == pytest.approx(violated / 36)
+    for mine, theirs in zip(torch.autograd.grad(loss, (x, y)), torch.autograd.grad(expected / 6, (x, y)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_its_module_is_found_by_other_processes_of_the_run() -> None:
+    """Loader workers that are spawned, and jobs on other machines, import it by name from the environment."""
+    code = (
+        f"from clipx import compose\nspec = compose('objective=hinge', config_dir={str(FOLDER)!r})\n"
+        "import pickle, subprocess, sys\n"
+        "load = 'import pickle, sys; print(pickle.load(sys.stdin.buffer))'\n"
+        "subprocess.run([sys.executable, '-c', load], input=pickle.dumps(spec.objective), check=True)"
+    )
+    assert "HingeSpec(kind='hinge', margin=0.2)" in run(sys.executable, "-c", code).stdout
+
+
+def test_another_folder_may_use_the_same_names(tmp_path: Path) -> None:
+    (tmp_path / "objective").mkdir()
+    source = (FOLDER / "objective" / "hinge.py").read_text()
+    (tmp_path / "objective" / "hinge.py").write_text(source.replace("margin: float = 0.2", "margin: float = 0.5"))
+    (tmp_path / "objective" / "hinge.yaml").write_text("defaults: [/schema/objective/hinge@_here_]\n")
+    assert to_dict(compose("objective=hinge", config_dir=tmp_path))["objective"]["margin"] == 0.5
+    (FOLDER / "objective" / "hinge.yaml").read_text()
+    assert to_dict(compose("objective=hinge", config_dir=FOLDER))["objective"]["margin"] == 0.2
