@@ -119,9 +119,9 @@ def _quoted(override: str) -> str:
     """Quotes a pattern of paths, `data.shards=/data/{0000..0123}.tar`: the shell has taken the quotes that were typed,
     and Hydra's grammar knows braces only as a dictionary."""
     key, equals, value = override.partition("=")
-    pattern = re.sub(r"\$\{[^}]*\}", "", value)  # without interpolations
+    pattern = re.sub(r"\$\{[^}]*\}?", "", value)  # without interpolations
     several = "," in re.sub(r"\{[^}]*\}", "", pattern)
-    if "{" not in pattern or value[0] in "'\"[{" or several:
+    if override.startswith("-") or "{" not in pattern or value[0] in "'\"[{" or several:
         return override
     return f"{key}{equals}'{value}'"
 
@@ -238,7 +238,7 @@ def _run(task: Callable[[Any], Any], config_name: str) -> list[ClipxError]:
                 failed.append(error)
                 return None
             failed.append(type(error)(f"point {hydra.job.num} ({' '.join(typed)}): {error}"))
-            raise
+            raise failed[-1] from error
 
     sys.argv[1:] = map(_quoted, sys.argv[1:])
     try:

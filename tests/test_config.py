@@ -223,7 +223,7 @@ def test_a_known_data_set_has_its_size_and_takes_its_shards_from_the_environment
 
 @pytest.mark.parametrize(("name", "key"), [("csv", "data.path"), ("webdataset", "data.shards")])
 def test_data_of_ones_own_asks_for_its_path(name: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{key} has no value: give .* e\.g\. {key}="):
+    with pytest.raises(ConfigError, match=rf"^{key} has no value: give .* e\.g\. .?{key}="):
         composed("data", name).data.open()
 
 
@@ -243,6 +243,20 @@ def test_names_that_people_type_arrive_in_the_spec() -> None:
     assert (spec.duration, spec.seed, spec.resume, spec.name) == ("32ep", 17, "auto", "mine")
     assert (spec.data.batch_size, spec.data.micro_batches, spec.data.workers) == (4096, 4, 7)
     assert spec.run_dir == "outputs/mine"
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("data.shards=/data/{0000..0123}.tar", "/data/{0000..0123}.tar"),
+        ("data.shards='/data/{0000..0123}.tar'", "/data/{0000..0123}.tar"),
+        ("data.shards=s3://bucket/{train,extra}/{0..9}.tar", "s3://bucket/{train,extra}/{0..9}.tar"),
+        ("data.shards=/a/{0..3}.tar::/b/*.tar", "/a/{0..3}.tar::/b/*.tar"),
+        ("data.shards=${oc.env:HOME}/{0..3}.tar", f"{os.environ['HOME']}/{{0..3}}.tar"),
+    ],
+)
+def test_a_pattern_of_shards_arrives_whole_with_and_without_quotes(typed: str, value: str) -> None:
+    assert to_dict(compose("data=webdataset", typed))["data"]["shards"] == value
 
 
 def test_to_resume_a_run_directory_is_to_work_in_it() -> None:

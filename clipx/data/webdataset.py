@@ -51,8 +51,7 @@ class WebDatasetSpec(DataSpec):
     def open(self) -> Dataset:
         if self.shards is None:
             raise ConfigError(
-                f"data.shards has no value: give the shards of {self.name}, e.g. "
-                "\"data.shards='/data/{0000..0123}.tar'\""  # in both quotes: Hydra's grammar knows braces too
+                f"data.shards has no value: give the shards of {self.name}, e.g. data.shards='/data/{{0000..0123}}.tar'"
             )
         train: Source = self._open(self.shards, "data.shards")
         held_out: Source | None

@@ -99,4 +99,4 @@ def test_an_error_of_rank_0_is_every_ranks(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode != 0
     for rank in (0, 1):
-        assert f"error (rank {rank}): data.path={tmp_path}/none.csv does not exist" in done.stderr
+        assert f"error (rank {rank}): data.path={tmp_path}/none.csv cannot be read" in done.stderr
