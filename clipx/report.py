@@ -78,6 +78,8 @@ def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row
         )
     if title == "held out":
         axes.set_ylim(0, 1.02)
+    elif title.startswith("throughput"):
+        axes.set_ylim(bottom=0)  # else noise looks like change
     if len(series) > 1:
         axes.legend(fontsize=7, frameon=False, labelcolor=_INK)
     if not any(name in row for row in rows for name in series.values()):

@@ -13,13 +13,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["hinge.py", "hinge.yaml"])
-def test_the_objective_in_two_files_is_the_one_that_is_tested(name: str) -> None:
-    shown = re.search(rf"`mine/objective/{name}`\n\n```\w+\n(.*?)```", README, re.DOTALL)
-    assert shown is not None
-    assert shown[1] == (ROOT / "tests/integration/plugin/objective" / name).read_text()
-
-
 def test_every_option_it_names_exists() -> None:
     named = re.findall(r"(model|data|objective|optimizer|schedule|precision|checkpoint)=(\w+)(?![\w/.])", README)
     assert len(named) > 10

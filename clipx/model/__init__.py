@@ -46,7 +46,9 @@ class TextTowerSpec:
             self.context_length >= 3,
             f"model.text.context_length={self.context_length} must be at least 3: start, one token, end",
         )
-        require(min(self.width, self.heads, self.layers) >= 1, "model.text: width, heads and layers must be at least 1")
+        for name, value in (("width", self.width), ("heads", self.heads), ("layers", self.layers)):
+            require(value >= 1, f"model.text.{name}={value} must be at least 1")
+        require(self.mlp_ratio > 0, f"model.text.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
         require(
             self.width % self.heads == 0,
             f"model.text.width={self.width} is not divisible by model.text.heads={self.heads}: "
