@@ -14,6 +14,7 @@ import yaml
 from clipx.config import save, to_dict
 from clipx.data.source import Bad
 from clipx.errors import CheckpointError
+from clipx.logger import read_rows
 
 if TYPE_CHECKING:
     from clipx.spec import RunSpec
@@ -47,8 +48,9 @@ class RunDir:
 
         Raises CheckpointError where another run lives here, or none does and one was to be resumed.
         """
-        exists = self.config.is_file()
-        if not exists and spec.resume not in ("none", "auto"):
+        # A run that ended before its first line of metrics left nothing that could be lost or continued.
+        exists = self.config.is_file() and (self.checkpoints.is_dir() or bool(read_rows(self.metrics)))
+        if not self.config.is_file() and spec.resume not in ("none", "auto"):
             raise CheckpointError(f"resume={spec.resume} holds no run (no config.yaml): check the path")
         if exists and spec.resume == "none":
             raise CheckpointError(

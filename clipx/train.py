@@ -12,10 +12,8 @@ def train(spec: RunSpec) -> float | None:
     from clipx.trainer import Trainer  # torch is loaded when the configuration is known to be good
 
     trainer = Trainer(spec)
-    try:
-        final = trainer.fit()
-    finally:
-        trainer.comm.close()
+    final = trainer.fit()
+    trainer.comm.close()  # after an error the others may be waiting in a collective, and closing would wait with them
     return next((value for name, value in final.items() if headline(name)), None)
 
 

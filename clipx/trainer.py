@@ -88,6 +88,7 @@ class Trainer:
             batch <= n,
             f"data.batch_size={batch} is larger than the data set of {n:,} samples: use at most {n} or more data",
         )
+        check_evaluators(spec.evaluator, self.dataset)
         self.order = Order(train.sizes, spec.seed, spec.data.shuffle_window)
         total = Duration.parse(spec.duration, "duration").samples(n, batch)
         require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
@@ -174,7 +175,6 @@ class Trainer:
     def fit(self) -> dict[str, float]:
         """Trains to the end of `spec.duration`, evaluates, reports. Returns the final numbers by name."""
         spec, comm = self.spec, self.comm
-        check_evaluators(spec.evaluator, self.dataset)
         self.sinks: list[Sink] = []
         if comm.is_main:
             self.sinks.append(Jsonl(self.rundir.metrics, self.steps_done))
@@ -254,6 +254,7 @@ class Trainer:
             )
 
     def _row(self, measured: dict[str, float], lr: float) -> Row:
+        bad = self.comm.sum(torch.tensor(self._bad_here, device=self.comm.device))
         return {
             "step": self.steps_done,
             "samples": self.samples_seen,
@@ -261,7 +262,7 @@ class Trainer:
             "seconds": time.time(),
             **{f"train/{name}": value for name, value in measured.items()},
             "train/lr": lr,
-            "train/bad_samples": self._bad_here,
+            "train/bad_samples": int(bad.item()),
         }
 
     def _log(self, row: Row) -> None:
