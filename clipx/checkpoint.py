@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config import option
+from clipx.distributed import Comm
 from clipx.errors import CheckpointError, require
 from clipx.lazy import torch
 from clipx.schedule import check_cadence
@@ -104,6 +105,18 @@ class CheckpointDir:
         if folders:
             raise CheckpointError(f"all checkpoints in {self.path} are damaged: restore one, or start a new run")
         return None
+
+    def load_on_all(self, comm: Comm, step: int | None = None) -> Checkpoint | None:
+        """`load` on every rank: rank 0 settles which checkpoint is good and sets bad ones aside, then all read it."""
+
+        mine: list[Checkpoint | None] = []
+
+        def settle() -> int | None:
+            mine.append(self.load(step))
+            return None if mine[0] is None else mine[0].step
+
+        chosen = comm.on_main(settle)
+        return mine[0] if mine else None if chosen is None else self.load(chosen)
 
     def _steps(self) -> str:
         return ", ".join(str(int(p.name.removeprefix("step-"))) for p in self.folders()) or "none"

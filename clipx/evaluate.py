@@ -52,7 +52,7 @@ def evaluate(spec: EvaluateSpec) -> None:
     try:
         dataset = open_on_all(data, comm)
         check_evaluators(evaluators, dataset)
-        found = ckpt.CheckpointDir(rundir.checkpoints, print).load(spec.step)
+        found = ckpt.CheckpointDir(rundir.checkpoints, print).load_on_all(comm, spec.step)
         if found is None:
             raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
         precision = run.precision.build(comm.device)

@@ -323,9 +323,7 @@ class Trainer:
 
     def _resume(self) -> bool:
         """Goes on from the newest good checkpoint. Returns whether there was one."""
-        # One rank settles which checkpoint is good, and moves bad ones away; then all read that one.
-        step = self.comm.on_main(self._newest_step)
-        found = None if step is None else self.checkpoints.load(step)
+        found = self.checkpoints.load_on_all(self.comm)
         if found is None:
             return False
         fingerprint = self.dataset.train.fingerprint
@@ -348,10 +346,6 @@ class Trainer:
         else:
             log.warning("%d ranks wrote the checkpoint, %d go on: dropout draws anew", len(saved), comm.world)
             torch.manual_seed(self.spec.seed + 1 + comm.rank + self.samples_seen)
-
-    def _newest_step(self) -> int | None:
-        found = self.checkpoints.load()
-        return None if found is None else found.step
 
     # ---------------------------------------------------------------------------------------------- telling
 

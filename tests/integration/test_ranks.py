@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -58,8 +59,6 @@ def test_training_on_two_ranks_follows_the_same_curve(tmp_path: Path, trained: P
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, trained: Path) -> None:
     """Three steps' worth on one rank, then the fourth on two: the same sample stream, the same curve."""
-    import shutil
-
     run_dir = tmp_path / "elastic"
     spec = [*SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64", "checkpoint.every=2st"]
     run(sys.executable, "-m", "clipx.train", *spec)
@@ -81,6 +80,17 @@ def test_evaluation_does_not_depend_on_the_number_of_ranks(trained: Path, batch_
         path.unlink()
     assert len(results[0]) > 10
     assert results[0] == results[1]
+
+
+def test_ranks_that_evaluate_agree_on_the_checkpoint_before_a_damaged_one(tmp_path: Path, trained: Path) -> None:
+    run_dir = tmp_path / "damaged"
+    shutil.copytree(trained, run_dir)
+    whole = run_dir / "checkpoints" / "step-00000004"
+    shutil.copytree(whole, whole.with_name("step-00000009"))
+    (whole.with_name("step-00000009") / "state.json").unlink()
+    torchrun(2, "-m", "clipx.evaluate", f"run={run_dir}", "evaluator=[retrieval]")
+    assert (run_dir / "evaluation-shapes-step-4.json").is_file()
+    assert (run_dir / "checkpoints" / "step-00000009.corrupt").is_dir()
 
 
 def test_a_batch_that_the_ranks_cannot_share_is_refused_by_name(tmp_path: Path) -> None:
