@@ -12,6 +12,7 @@ from clipx.lazy import torch
 
 if TYPE_CHECKING:
     from clipx.model.clip import CLIP
+    from clipx.objective.base import Objective
 
 
 class DecayRule(StrEnum):
@@ -66,13 +67,24 @@ class AdamWSpec(OptimizerSpec):
 Named = dict[str, "torch.nn.Parameter"]
 
 
-def parameter_groups(model: CLIP, objective: torch.nn.Module, spec: OptimizerSpec) -> list[dict[str, object]]:
-    """Two groups, with names: what decays, and what does not. The objective's own parameters never decay."""
+def parameter_groups(model: CLIP, objective: Objective, spec: OptimizerSpec) -> list[dict[str, object]]:
+    """Groups, with names: what decays, what does not, and the objective's own parameters, which never decay."""
     decay, keep = decayed(model, spec.decay_rule)
     own = {f"objective.{name}": p for name, p in objective.named_parameters() if p.requires_grad}
-    groups = [({f"model.{n}": p for n, p in decay.items()}, spec.weight_decay)]
-    groups.append(({**{f"model.{n}": p for n, p in keep.items()}, **own}, 0.0))
-    return [{"params": list(named.items()), "weight_decay": rate} for named, rate in groups if named]
+    towers = [
+        ({f"model.{n}": p for n, p in part.items()}, rate) for part, rate in ((decay, spec.weight_decay), (keep, 0.0))
+    ]
+    groups = [{"params": list(named.items()), "weight_decay": rate} for named, rate in towers if named]
+    if own:
+        groups.append({"params": list(own.items()), "weight_decay": 0.0, "constant_lr": objective.constant_lr})
+    return groups
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Gives each group the scheduled rate `lr`, or its own constant one where it has one."""
+    for group in optimizer.param_groups:
+        constant = group.get("constant_lr")
+        group["lr"] = lr if constant is None else constant
 
 
 def decayed(model: CLIP, rule: DecayRule) -> tuple[Named, Named]:

@@ -17,6 +17,15 @@ _LONGEST = 1e15  # of any unit: above it float64 no longer counts one by one
 
 
 @dataclass(frozen=True, slots=True)
+class Length:
+    """What durations are measured by, in samples: an epoch, an optimizer step, and the run (0 where not known yet)."""
+
+    epoch: int
+    batch: int
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Duration:
     """A length of training with its unit: `32ep`, `10000st`, `12.8e9sa`."""
 
@@ -36,9 +45,9 @@ class Duration:
         require(value <= _LONGEST, f"{key}={text} is too long: give at most {_LONGEST:g}{found[2]}")
         return cls(value, found[2])
 
-    def samples(self, epoch: int, batch: int) -> int:
-        """Samples in this duration; `epoch` and `batch` are the samples in an epoch and in an optimizer step."""
-        return round(self.value * {"ep": epoch, "st": batch, "sa": 1}[self.unit])
+    def samples(self, length: Length) -> int:
+        """Samples in this duration."""
+        return round(self.value * {"ep": length.epoch, "st": length.batch, "sa": 1}[self.unit])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +58,11 @@ class Cadence:
     at_end: bool
 
     @classmethod
-    def parse(cls, text: str, key: str, epoch: int, batch: int) -> Cadence:
+    def parse(cls, text: str, key: str, length: Length) -> Cadence:
         """`none`, `end`, or a duration (which happens at the end as well). Raises ConfigError."""
         if text in ("none", "end"):
             return cls(None, text == "end")
-        period = Duration.parse(text, f"{key} (or none, or end)").samples(epoch, batch)
+        period = Duration.parse(text, f"{key} (or none, or end)").samples(length)
         require(period > 0, f"{key}={text} is no time at all: give a duration above zero, end, or none")
         return cls(period, True)
 
@@ -64,7 +73,7 @@ class Cadence:
 
 def check_cadence(text: str, key: str) -> None:
     """The part of `Cadence.parse` that needs no data: called at composition."""
-    Cadence.parse(text, key, 1 << 40, 1 << 20)
+    Cadence.parse(text, key, Length(1 << 40, 1 << 20))
 
 
 LearningRate = Callable[[int], float]
@@ -82,8 +91,8 @@ class ScheduleSpec:
     def check(self, lr: float) -> None:
         """Raises ConfigError where the optimizer's `lr` does not go with this schedule."""
 
-    def build(self, lr: float, total: int, epoch: int, batch: int) -> LearningRate:
-        """The learning rate over `total` samples; `epoch` and `batch` are in samples."""
+    def build(self, lr: float, length: Length) -> LearningRate:
+        """The learning rate over `length.total` samples."""
         raise NotImplementedError
 
 
@@ -102,13 +111,13 @@ class CosineSpec(ScheduleSpec):
     def check(self, lr: float) -> None:
         require(self.min_lr <= lr, f"schedule.min_lr={self.min_lr} is above optimizer.lr={lr}: give at most {lr}")
 
-    def build(self, lr: float, total: int, epoch: int, batch: int) -> LearningRate:
-        warmup = Duration.parse(self.warmup, "schedule.warmup").samples(epoch, batch)
-        span = max(1, total - warmup)
+    def build(self, lr: float, length: Length) -> LearningRate:
+        warmup = Duration.parse(self.warmup, "schedule.warmup").samples(length)
+        span = max(1, length.total - warmup)
 
         def learning_rate(seen: int) -> float:
             if seen < warmup:
-                return lr * min(1.0, (seen + batch) / warmup)
+                return lr * min(1.0, (seen + length.batch) / warmup)
             return self.min_lr + (lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, (seen - warmup) / span)))
 
         return learning_rate
@@ -121,6 +130,6 @@ class ConstantSpec(ScheduleSpec):
 
     kind: str = "constant"
 
-    def build(self, lr: float, total: int, epoch: int, batch: int) -> LearningRate:
-        warmup = Duration.parse(self.warmup, "schedule.warmup").samples(epoch, batch)
-        return lambda seen: lr * min(1.0, (seen + batch) / warmup) if warmup else lr
+    def build(self, lr: float, length: Length) -> LearningRate:
+        warmup = Duration.parse(self.warmup, "schedule.warmup").samples(length)
+        return lambda seen: lr * min(1.0, (seen + length.batch) / warmup) if warmup else lr

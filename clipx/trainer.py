@@ -29,12 +29,12 @@ from clipx.meter import Meter
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics, Objective
-from clipx.optimizer import parameter_groups
+from clipx.optimizer import parameter_groups, set_learning_rate
 from clipx.precision import Precision
 from clipx.report import write_report
 from clipx.rng import rng_state, set_rng_state
 from clipx.rundir import RunDir
-from clipx.schedule import Cadence, Duration, LearningRate
+from clipx.schedule import Cadence, Duration, LearningRate, Length
 from clipx.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class Trainer:
 
     samples_seen: int = 0
     total: int  # samples to be seen
+    length: Length
 
     def __init__(self, spec: RunSpec) -> None:
         """Builds everything, resumes where `spec.resume` says so. Raises ClipxError before any training."""
@@ -90,21 +91,22 @@ class Trainer:
         )
         check_evaluators(spec.evaluator, self.dataset)
         self.order = Order(train.sizes, spec.seed, spec.data.shuffle_window)
-        total = Duration.parse(spec.duration, "duration").samples(n, batch)
+        total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
         require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
         self.total = total // batch * batch
-        warmup = Duration.parse(spec.schedule.warmup, "schedule.warmup").samples(n, batch)
+        self.length = length = Length(n, batch, self.total)
+        warmup = Duration.parse(spec.schedule.warmup, "schedule.warmup").samples(length)
         require(
             warmup <= self.total,
             f"schedule.warmup={spec.schedule.warmup} is {warmup:,} samples, longer than duration={spec.duration} of "
             f"{self.total:,}: shorten the warm-up or train longer",
         )
-        self.learning_rate = spec.schedule.build(spec.optimizer.lr, self.total, n, batch)
+        self.learning_rate = spec.schedule.build(spec.optimizer.lr, length)
         self._cadences = {
-            name: Cadence.parse(e.every, f"evaluator.{name}.every", n, batch) for name, e in spec.evaluator.items()
+            name: Cadence.parse(e.every, f"evaluator.{name}.every", length) for name, e in spec.evaluator.items()
         }
-        self._save_cadence = Cadence.parse(spec.checkpoint.every, "checkpoint.every", n, batch)
-        self._log_period = max(batch, Duration.parse(spec.log_every, "log_every").samples(n, batch))
+        self._save_cadence = Cadence.parse(spec.checkpoint.every, "checkpoint.every", length)
+        self._log_period = max(batch, Duration.parse(spec.log_every, "log_every").samples(length))
 
     def _build_model(self) -> None:
         spec, comm = self.spec, self.comm
@@ -113,7 +115,7 @@ class Trainer:
         self.view = View(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels)
         torch.manual_seed(spec.seed)  # the same weights on every rank
         self.model = spec.model.build(comm.device, self.precision.dtype)
-        self.objective = spec.objective.build(comm, self.order.samples).to(comm.device, self.precision.dtype)
+        self.objective = spec.objective.build(comm, self.length).to(comm.device, self.precision.dtype)
         self.optimizer = spec.optimizer.build(parameter_groups(self.model, self.objective, spec.optimizer))
         self.parallel = self.model
         if comm.world > 1:
@@ -141,9 +143,8 @@ class Trainer:
 
     def step(self, batch: Batch) -> Metrics:
         """One optimizer step on this rank's share of a global batch, on the device. Returns 0-dim tensors, unread."""
-        lr = self.learning_rate(self.samples_seen)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self.optimizer, self.learning_rate(self.samples_seen))
+        self.objective.before_step(self.samples_seen)
         micro_batches = self.spec.data.micro_batches
         loss, metrics = forward_backward(self.parallel, self.objective, batch, micro_batches, self.comm, self.precision)
         norm = self._clip()

@@ -23,10 +23,11 @@ from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec, load_run
 from clipx.objective.base import Objective
 from clipx.optimizer import parameter_groups
-from clipx.schedule import check_cadence
+from clipx.schedule import Length, check_cadence
 from clipx.spec import RunSpec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
+LENGTH = Length(1000, 100, 10_000)
 
 GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" and (CONF_DIR / f.name).is_dir())
 # Not read by a module of its own: hydra/ is Hydra's; a recipe is part of a data set's option, an experiment of a run.
@@ -92,9 +93,9 @@ def test_every_launcher_has_valid_keys(name: str) -> None:
 def test_every_experiment_composes_and_builds(name: str) -> None:
     spec = compose(f"experiment={name}")
     model = spec.model.build(META, torch.float32)
-    objective = spec.objective.build(Comm(0, 1, 0, CPU), 1000)
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), LENGTH)
     spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
-    assert spec.schedule.build(spec.optimizer.lr, 10**9, 10**6, spec.data.batch_size)(0) > 0
+    assert spec.schedule.build(spec.optimizer.lr, Length(10**6, spec.data.batch_size, 10**9))(0) > 0
 
 
 # -------------------------------------------------------------------------------------------------- each option
@@ -115,7 +116,7 @@ def test_every_model_builds_on_the_meta_device_with_its_optimizer(name: str) -> 
     assert spec.model.name == name
     model = spec.model.build(META, torch.float32)
     assert all(p.is_meta and p.dtype == torch.float32 for p in model.parameters())
-    objective = spec.objective.build(Comm(0, 1, 0, CPU), 1000)
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), LENGTH)
     optimizer = spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
     grouped = sum(len(group["params"]) for group in optimizer.param_groups)
     assert grouped == sum(1 for module in (model, objective) for _ in module.parameters())
@@ -123,7 +124,7 @@ def test_every_model_builds_on_the_meta_device_with_its_optimizer(name: str) -> 
 
 @pytest.mark.parametrize("name", names("objective"))
 def test_every_objective_builds_and_scores_a_batch(name: str) -> None:
-    objective = composed("objective", name).objective.build(Comm(0, 1, 0, CPU), 1000)
+    objective = composed("objective", name).objective.build(Comm(0, 1, 0, CPU), LENGTH)
     assert isinstance(objective, Objective)
     image_bD, text_bD = torch.nn.functional.normalize(torch.randn(2, 8, 16), dim=-1)
     loss, metrics = objective(image_bD.requires_grad_(), text_bD.requires_grad_(), torch.arange(8))
@@ -138,7 +139,7 @@ def test_every_objective_builds_and_scores_a_batch(name: str) -> None:
 def test_every_optimizer_builds_and_moves_the_weights(name: str) -> None:
     spec = composed("optimizer", name)
     model = spec.model.build(CPU, torch.float32)
-    objective = spec.objective.build(Comm(0, 1, 0, CPU), 1000)
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), LENGTH)
     optimizer = spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
     weight = model.text.token_embedding.weight
     before = weight.detach().clone()
@@ -149,7 +150,7 @@ def test_every_optimizer_builds_and_moves_the_weights(name: str) -> None:
 
 @pytest.mark.parametrize("name", names("schedule"))
 def test_every_schedule_builds(name: str) -> None:
-    rate = composed("schedule", name).schedule.build(1e-3, 10**6, 10**4, 100)
+    rate = composed("schedule", name).schedule.build(1e-3, Length(10**4, 100, 10**6))
     assert 0 < rate(0) <= 1e-3
     assert all(0 <= rate(seen) <= 1e-3 for seen in range(0, 10**6, 10**4))
 

@@ -13,7 +13,9 @@ from clipx.config import compose
 from clipx.distributed import Comm
 from clipx.errors import ConfigError
 from clipx.model.clip import CLIP
+from clipx.objective.base import Objective
 from clipx.optimizer import AdamWSpec, DecayRule, decayed, parameter_groups
+from clipx.schedule import Length
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 PUBLISHED, CURRENT = DecayRule.published, DecayRule.current
@@ -102,7 +104,7 @@ def built(*overrides: str) -> tuple[AdamWSpec, CLIP, nn.Module, list[dict[str, o
     assert isinstance(spec.optimizer, AdamWSpec)
     torch.manual_seed(0)
     model = spec.model.build(CPU, torch.float64)
-    objective = spec.objective.build(Comm(0, 1, 0, CPU), 100).double()
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), Length(100, 10)).double()
     return spec.optimizer, model, objective, parameter_groups(model, objective, spec.optimizer)
 
 
@@ -124,7 +126,7 @@ def test_groups_carry_names_and_the_objectives_parameters_never_decay() -> None:
 
 
 def test_an_objectives_matrix_does_not_decay_either() -> None:
-    class WithMatrix(nn.Module):
+    class WithMatrix(Objective):
         def __init__(self) -> None:
             super().__init__()
             self.matrix = nn.Parameter(torch.ones(2, 2))

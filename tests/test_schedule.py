@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from clipx.errors import ConfigError
-from clipx.schedule import Cadence, ConstantSpec, CosineSpec, Duration, check_cadence
+from clipx.schedule import Cadence, ConstantSpec, CosineSpec, Duration, Length, check_cadence
 
 EPOCH, BATCH = 6400, 64  # 100 steps an epoch
 
@@ -31,17 +31,19 @@ EPOCH, BATCH = 6400, 64  # 100 steps an epoch
     ],
 )
 def test_a_duration_is_its_number_times_its_unit(text: str, samples: int) -> None:
-    assert Duration.parse(text, "duration").samples(EPOCH, BATCH) == samples
+    assert Duration.parse(text, "duration").samples(Length(EPOCH, BATCH)) == samples
 
 
 def test_the_same_length_in_every_unit_is_the_same_number_of_samples() -> None:
-    lengths = {Duration.parse(text, "d").samples(EPOCH, BATCH) for text in ("3ep", "300st", "19200sa", "1.92e4sa")}
+    lengths = {
+        Duration.parse(text, "d").samples(Length(EPOCH, BATCH)) for text in ("3ep", "300st", "19200sa", "1.92e4sa")
+    }
     assert lengths == {19_200}
 
 
 def test_published_sample_counts_are_exact() -> None:
-    assert Duration.parse("32ep", "d").samples(414_080_000, 32_768) == 32 * 414_080_000
-    assert Duration.parse("1e15sa", "d").samples(1, 1) == 10**15
+    assert Duration.parse("32ep", "d").samples(Length(414_080_000, 32_768)) == 32 * 414_080_000
+    assert Duration.parse("1e15sa", "d").samples(Length(1, 1)) == 10**15
 
 
 @pytest.mark.parametrize("text", ["", "32", "ep", "32 epochs", "-1ep", "1e-3ep", "32EP", "3.2.1ep", "infep", "1ep 2st", "0x10st"])  # fmt: skip
@@ -67,7 +69,7 @@ def happens(cadence: Cadence, batch: int, total: int) -> list[int]:
 
 
 def test_a_cadence_is_due_once_at_each_multiple_of_its_period() -> None:
-    cadence = Cadence.parse("300sa", "c", EPOCH, BATCH)
+    cadence = Cadence.parse("300sa", "c", Length(EPOCH, BATCH))
     assert cadence == Cadence(300, at_end=True)
     # The first step that reaches 300, 600, ...; never twice for one multiple.
     assert happens(cadence, 64, 1280) == [320, 640, 960, 1216]
@@ -83,7 +85,7 @@ def test_a_cadence_marks_the_same_samples_whatever_the_batch(batch: int) -> None
 
 
 def test_a_period_shorter_than_a_step_is_due_at_every_step() -> None:
-    assert happens(Cadence.parse("1sa", "c", EPOCH, BATCH), 64, 640) == list(range(64, 641, 64))
+    assert happens(Cadence.parse("1sa", "c", Length(EPOCH, BATCH)), 64, 640) == list(range(64, 641, 64))
 
 
 def test_nothing_is_due_before_the_first_multiple_or_between_two() -> None:
@@ -96,13 +98,13 @@ def test_nothing_is_due_before_the_first_multiple_or_between_two() -> None:
 
 @pytest.mark.parametrize(("text", "at_end"), [("none", False), ("end", True)])
 def test_none_and_end_are_never_due_during_training(text: str, at_end: bool) -> None:
-    cadence = Cadence.parse(text, "c", EPOCH, BATCH)
+    cadence = Cadence.parse(text, "c", Length(EPOCH, BATCH))
     assert cadence.at_end is at_end
     assert happens(cadence, 64, 64_000) == []
 
 
 def test_a_huge_period_is_not_due_within_a_run_but_happens_at_its_end() -> None:
-    cadence = Cadence.parse("1e15ep", "c", 2_320_000_000, 32_768)
+    cadence = Cadence.parse("1e15ep", "c", Length(2_320_000_000, 32_768))
     assert cadence.period == pytest.approx(1e15 * 2_320_000_000)
     assert not cadence.due(0, 10**18)
     assert cadence.at_end
@@ -111,7 +113,7 @@ def test_a_huge_period_is_not_due_within_a_run_but_happens_at_its_end() -> None:
 @pytest.mark.parametrize("text", ["0ep", "0st", "0.001sa"])
 def test_a_cadence_of_no_samples_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=rf"^checkpoint\.every={text} is no time at all: give a duration above zero"):
-        Cadence.parse(text, "checkpoint.every", EPOCH, BATCH)
+        Cadence.parse(text, "checkpoint.every", Length(EPOCH, BATCH))
 
 
 @pytest.mark.parametrize("text", ["never", "", "0ep", "1", "End"])
@@ -139,7 +141,7 @@ def reference(step: int, warmup: int, total: int, base: float, tail: Callable[[f
 @pytest.mark.parametrize("warmup", [0, 1, 30, 300])
 def test_cosine_equals_its_definition_at_every_step(warmup: int, min_lr: float) -> None:
     steps, base = 300, 5e-4
-    rate = CosineSpec(warmup=f"{warmup}st", min_lr=min_lr).build(base, steps * BATCH, EPOCH, BATCH)
+    rate = CosineSpec(warmup=f"{warmup}st", min_lr=min_lr).build(base, Length(EPOCH, BATCH, steps * BATCH))
     for step in range(steps):
         expected = reference(
             step, warmup, steps, base, lambda done: min_lr + (base - min_lr) * (1 + math.cos(math.pi * done)) / 2
@@ -149,13 +151,13 @@ def test_cosine_equals_its_definition_at_every_step(warmup: int, min_lr: float) 
 
 @pytest.mark.parametrize("warmup", [0, 1, 30])
 def test_constant_equals_its_definition_at_every_step(warmup: int) -> None:
-    rate = ConstantSpec(warmup=f"{warmup}st").build(5e-4, 300 * BATCH, EPOCH, BATCH)
+    rate = ConstantSpec(warmup=f"{warmup}st").build(5e-4, Length(EPOCH, BATCH, 300 * BATCH))
     for step in range(300):
         assert rate(step * BATCH) == pytest.approx(reference(step, warmup, 300, 5e-4, lambda _: 5e-4), rel=1e-13)
 
 
 def test_cosine_begins_at_the_peak_and_ends_at_the_minimum() -> None:
-    rate = CosineSpec(warmup="10st", min_lr=1e-6).build(1e-3, 100 * BATCH, EPOCH, BATCH)
+    rate = CosineSpec(warmup="10st", min_lr=1e-6).build(1e-3, Length(EPOCH, BATCH, 100 * BATCH))
     assert rate(0) == pytest.approx(1e-4)
     assert rate(9 * BATCH) == rate(10 * BATCH) == 1e-3
     assert rate(100 * BATCH) == pytest.approx(1e-6)
@@ -166,8 +168,8 @@ def test_cosine_begins_at_the_peak_and_ends_at_the_minimum() -> None:
 @pytest.mark.parametrize("spec", [CosineSpec, ConstantSpec])
 def test_a_warm_up_in_any_unit_gives_the_same_rates(spec: type[CosineSpec] | type[ConstantSpec], text: str) -> None:
     total = 10 * EPOCH
-    rate = spec(warmup=text).build(5e-4, total, EPOCH, BATCH)
-    expected = spec(warmup="200st").build(5e-4, total, EPOCH, BATCH)
+    rate = spec(warmup=text).build(5e-4, Length(EPOCH, BATCH, total))
+    expected = spec(warmup="200st").build(5e-4, Length(EPOCH, BATCH, total))
     assert [rate(seen) for seen in range(0, total, BATCH)] == [expected(seen) for seen in range(0, total, BATCH)]
 
 
@@ -175,8 +177,8 @@ def test_a_warm_up_in_any_unit_gives_the_same_rates(spec: type[CosineSpec] | typ
 def test_another_batch_moves_nothing_in_samples(batch: int) -> None:
     """After the warm-up the rate is a function of the samples seen; within it, of the samples at the step's end."""
     total = 10 * EPOCH
-    rate = CosineSpec(warmup="2ep").build(5e-4, total, EPOCH, batch)
-    base = CosineSpec(warmup="2ep").build(5e-4, total, EPOCH, 640)
+    rate = CosineSpec(warmup="2ep").build(5e-4, Length(EPOCH, batch, total))
+    base = CosineSpec(warmup="2ep").build(5e-4, Length(EPOCH, 640, total))
     for seen in range(2 * EPOCH, total, 640):
         assert rate(seen) == base(seen)
     for end in range(640, 2 * EPOCH + 1, 640):
@@ -186,7 +188,7 @@ def test_another_batch_moves_nothing_in_samples(batch: int) -> None:
 
 @pytest.mark.parametrize("batch", [7, 64, 1000])
 def test_a_warm_up_that_ends_inside_a_step_never_passes_the_peak(batch: int) -> None:
-    rate = CosineSpec(warmup="1111sa").build(5e-4, 20_000, EPOCH, batch)
+    rate = CosineSpec(warmup="1111sa").build(5e-4, Length(EPOCH, batch, 20_000))
     rates = [rate(seen) for seen in range(0, 20_000, batch)]
     assert max(rates) <= 5e-4
     assert min(rates) >= 0

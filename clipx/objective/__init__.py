@@ -10,6 +10,7 @@ from clipx.config import MISSING
 if TYPE_CHECKING:
     from clipx.distributed import Comm
     from clipx.objective.base import Objective
+    from clipx.schedule import Length
 
 
 @dataclass(kw_only=True, slots=True)
@@ -18,6 +19,6 @@ class ObjectiveSpec:
 
     kind: str = MISSING
 
-    def build(self, comm: Comm, samples: int) -> Objective:
-        """The objective; `samples` is the size of the training set, which per-sample state needs."""
+    def build(self, comm: Comm, length: Length) -> Objective:
+        """The objective; `length.epoch` is the size of the training set, which per-sample state needs."""
         raise NotImplementedError

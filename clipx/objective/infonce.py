@@ -12,6 +12,7 @@ from clipx.objective import ObjectiveSpec
 if TYPE_CHECKING:
     from clipx.distributed import Comm
     from clipx.objective.base import Objective
+    from clipx.schedule import Length
 
 
 @option("objective")
@@ -33,7 +34,7 @@ class InfoNCESpec(ObjectiveSpec):
             f"[{1 / self.max_scale:g}, 1]: the reference is 0.07",
         )
 
-    def build(self, comm: Comm, samples: int) -> Objective:
+    def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.contrastive import Contrastive, in_batch
         from clipx.objective.temperature import GlobalTemperature
 

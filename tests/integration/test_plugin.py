@@ -14,6 +14,7 @@ from support import SMALL, VIT, run, torchrun
 from clipx.config import compose, from_dict, to_dict
 from clipx.distributed import Comm
 from clipx.errors import ConfigError
+from clipx.schedule import Length
 from clipx.spec import RunSpec
 
 FOLDER = Path(__file__).parent / "plugin"
@@ -87,7 +88,7 @@ def test_it_is_the_sum_of_hinges_with_its_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.nn.functional.normalize(torch.randn(2, 6, 5, dtype=torch.float64, generator=generator), dim=-1)
     x.requires_grad_(), y.requires_grad_()
-    objective = compose("objective=hinge", config_dir=FOLDER).objective.build(ONE, 100)
+    objective = compose("objective=hinge", config_dir=FOLDER).objective.build(ONE, Length(100, 6))
     loss, metrics = objective(x, y, torch.arange(6))
     expected = torch.zeros((), dtype=torch.float64)
     violated = 0

@@ -10,6 +10,7 @@ from clipx.distributed import Comm
 from clipx.errors import require
 from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics, Objective
+from clipx.schedule import Length
 
 
 @option("objective")  # its options: /schema/objective/hinge
@@ -21,7 +22,7 @@ class HingeSpec(ObjectiveSpec):
     def __post_init__(self) -> None:
         require(self.margin > 0, f"objective.margin={self.margin} must be above 0: 0.2 is usual")
 
-    def build(self, comm: Comm, samples: int) -> Objective:
+    def build(self, comm: Comm, length: Length) -> Objective:
         return Hinge(comm, self.margin)
 
 
