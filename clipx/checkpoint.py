@@ -1,8 +1,9 @@
 """Checkpoints: folders that are whole or not there, verified before they are trusted, with no pickle in them.
 
     checkpoints/step-00000010/tensors.safetensors   model, objective, optimizer, RNG
+                              rows.table.0-5000.safetensors   a rank's part of the objective's per-sample state
                               state.json            counters, data position, configuration
-                              MANIFEST.json         SHA-256 of both; written last
+                              MANIFEST.json         SHA-256 of them all; written last
 
 Written to `tmp.*`, synced, then renamed. The newest folder whose manifest holds is the latest checkpoint.
 """
@@ -14,10 +15,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clipx.config import option
 from clipx.distributed import Comm
@@ -25,7 +26,10 @@ from clipx.errors import CheckpointError, require
 from clipx.lazy import torch
 from clipx.schedule import check_cadence
 
+T = TypeVar("T")
 Tensors = dict[str, "torch.Tensor"]
+
+_ALWAYS = ("tensors.safetensors", "state.json")  # in every checkpoint
 
 
 @option("checkpoint")
@@ -41,12 +45,44 @@ class CheckpointSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """A rank's part of a table: the rows from number `start` on."""
+
+    tensor: torch.Tensor
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a run needs to go on: tensors by name, and plain values."""
+    """What a run needs to go on: tensors by name, and plain values. `folder` is where it was read from."""
 
     step: int
     tensors: Tensors
     state: dict[str, Any]
+    folder: Path | None = None
+
+    def tables(self) -> set[str]:
+        """The names of the tables whose rows it has."""
+        files = self.folder.glob("rows.*.safetensors") if self.folder else ()
+        return {path.name.removeprefix("rows.").rsplit(".", 2)[0] for path in files}
+
+    def rows(self, table: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of a table, whichever ranks wrote them. Raises CheckpointError where some are missing."""
+        from safetensors import safe_open
+
+        files = sorted(_row_files(self.folder, table)) if self.folder else []
+        parts, at = [], start
+        for first, last, path in files:
+            if first <= at < min(last, stop):
+                with safe_open(path, "pt") as file:
+                    parts.append(file.get_slice("rows")[at - first : min(last, stop) - first])
+                at = min(last, stop)
+        if at < stop:
+            raise CheckpointError(
+                f"the checkpoint {self.folder} lacks rows {at} to {stop} of the objective's {table}: it is of another "
+                "data set, or a file is gone; restore it, or start a new run"
+            )
+        return torch.cat(parts) if parts else torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +97,41 @@ class CheckpointDir:
         found = self.path.glob("step-*") if self.path.is_dir() else []
         return sorted((p for p in found if re.fullmatch(r"step-\d+", p.name)), reverse=True)
 
-    def save(self, checkpoint: Checkpoint, keep_last: int) -> Path:
-        """Blocks until the checkpoint is on disk. A save that is cut short leaves only a `tmp.*` folder."""
-        from safetensors.torch import save_file
+    def save(
+        self, checkpoint: Checkpoint, keep_last: int, comm: Comm | None = None, rows: Mapping[str, Rows] | None = None
+    ) -> Path:
+        """Blocks until the checkpoint is on disk. A save that is cut short leaves only a `tmp.*` folder.
 
-        final = self.path / f"step-{checkpoint.step:08d}"
-        temporary = self.path / f"tmp.{final.name}.{os.getpid()}"
+        Collective: rank 0 writes the checkpoint, and each rank its own rows of the tables. Raises CheckpointError on
+        all ranks where one of them cannot write.
+        """
+        comm = comm or Comm(0, 1, 0, torch.device("cpu"))
+        temporary = comm.on_main(lambda: _writing(lambda: self._begin(checkpoint.step)))
+        hashes: dict[str, str] = {}
+        for written in comm.gather_objects(_caught(lambda: _write_rows(temporary, rows or {}))):
+            if isinstance(written, CheckpointError):
+                raise written
+            hashes |= written
+        return comm.on_main(lambda: _writing(lambda: self._complete(temporary, checkpoint, hashes, keep_last)))
+
+    def _begin(self, step: int) -> Path:
+        temporary = self.path / f"tmp.step-{step:08d}.{os.getpid()}"
         self._remove_stumps()
         temporary.mkdir(parents=True)
-        save_file(
-            {name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()},
-            str(temporary / "tensors.safetensors"),
-        )
+        return temporary
+
+    def _complete(self, temporary: Path, checkpoint: Checkpoint, rows: dict[str, str], keep_last: int) -> Path:
+        """Writes what rank 0 writes, and gives the folder its name."""
+        from safetensors.torch import save_file
+
+        tensors = {name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}
+        save_file(tensors, str(temporary / "tensors.safetensors"))
         (temporary / "state.json").write_text(json.dumps(checkpoint.state), encoding="utf-8")
-        names = ("tensors.safetensors", "state.json")
-        manifest = {name: _sha256(temporary / name) for name in names}
+        manifest = {name: _sha256(temporary / name) for name in _ALWAYS} | rows
         (temporary / "MANIFEST.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for path in (*(temporary / name for name in (*names, "MANIFEST.json")), temporary):
+        for path in (*(temporary / name for name in (*_ALWAYS, "MANIFEST.json")), temporary):
             _sync(path)
+        final = self.path / f"step-{checkpoint.step:08d}"
         if final.exists():  # a resumed run passes the same step again
             shutil.rmtree(final)
         temporary.rename(final)
@@ -131,8 +184,10 @@ def _fault(folder: Path) -> str | None:
     if not folder.is_dir():
         return "it is not there"
     try:
-        manifest = json.loads((folder / "MANIFEST.json").read_text(encoding="utf-8"))
-        for name in ("tensors.safetensors", "state.json"):
+        manifest = dict(json.loads((folder / "MANIFEST.json").read_text(encoding="utf-8")))
+        for name in (*_ALWAYS, *sorted(manifest.keys() - set(_ALWAYS))):
+            if Path(name).name != name:
+                return f"MANIFEST.json names {name}, which is no file of it"
             if _sha256(folder / name) != manifest[name]:
                 return f"the hash of {name} does not match"
     except FileNotFoundError as error:
@@ -146,7 +201,48 @@ def _read(folder: Path) -> Checkpoint:
     from safetensors.torch import load_file
 
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    return Checkpoint(int(folder.name.removeprefix("step-")), load_file(folder / "tensors.safetensors"), state)
+    return Checkpoint(int(folder.name.removeprefix("step-")), load_file(folder / "tensors.safetensors"), state, folder)
+
+
+def _write_rows(folder: Path, tables: Mapping[str, Rows]) -> dict[str, str]:
+    """Writes this rank's part of each table. Returns the files' hashes."""
+    from safetensors.torch import save_file
+
+    hashes = {}
+    for name, rows in tables.items():
+        path = folder / f"rows.{name}.{rows.start}-{rows.start + len(rows.tensor)}.safetensors"
+        save_file({"rows": rows.tensor.detach().cpu().contiguous()}, str(path))
+        hashes[path.name] = _sha256(path)
+        _sync(path)
+    return hashes
+
+
+def _row_files(folder: Path, table: str) -> list[tuple[int, int, Path]]:
+    """(first row, one past the last, file) of each part of a table."""
+    found = []
+    for path in folder.glob(f"rows.{table}.*-*.safetensors"):
+        first, _, last = path.name.removeprefix(f"rows.{table}.").removesuffix(".safetensors").partition("-")
+        found.append((int(first), int(last), path))
+    return found
+
+
+def _writing(call: Callable[[], T]) -> T:
+    """Calls; a disk that is full or gone becomes a CheckpointError."""
+    from safetensors import SafetensorError
+
+    try:
+        return call()
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the checkpoint cannot be written ({error}): free space, or choose another run_dir"
+        ) from error
+
+
+def _caught(call: Callable[[], T]) -> T | CheckpointError:
+    try:
+        return _writing(call)
+    except CheckpointError as error:
+        return error
 
 
 def _sha256(path: Path) -> str:
@@ -196,14 +292,23 @@ def _some(names: list[str]) -> str:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
-    """`<parameter>/<state>`: by name, so that neither order nor grouping matters."""
+    """`<parameter>/<state>`: by name, so that neither order nor grouping matters.
+
+    A plain number becomes a tensor named `<state>=`. The steps that timm's LAMB counts once for a whole group are kept
+    with each of its parameters, as `group.step`.
+    """
     state = optimizer.state_dict()
-    return {
-        f"{name}/{key}": value
-        for group in state["param_groups"]
-        for index, name in zip(group["params"], group["param_names"], strict=True)
-        for key, value in state["state"].get(index, {}).items()
-    }
+    tensors: Tensors = {}
+    for group in state["param_groups"]:
+        counted = {"group.step": group["step"]} if "step" in group else {}
+        for index, name in zip(group["params"], group["param_names"], strict=True):
+            for key, value in {**state["state"].get(index, {}), **counted}.items():
+                if torch.is_tensor(value):
+                    tensors[f"{name}/{key}"] = value
+                else:
+                    dtype = torch.float64 if isinstance(value, float) else None
+                    tensors[f"{name}/{key}="] = torch.tensor(value, dtype=dtype)
+    return tensors
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
@@ -221,7 +326,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     for group in state["param_groups"]:
         for index, name in zip(group["params"], group["param_names"], strict=True):
             if name in by_name:
-                state["state"][index] = {k: _like(parameters[name], v) for k, v in by_name.pop(name).items()}
+                kept = {
+                    key.removesuffix("="): value.item() if key.endswith("=") else _like(parameters[name], value)
+                    for key, value in by_name.pop(name).items()
+                }
+                if "group.step" in kept:
+                    group["step"] = kept.pop("group.step")
+                state["state"][index] = kept
             elif tensors:
                 raise CheckpointError(f"the checkpoint's optimizer has no state for {name}")
     if by_name:
@@ -231,4 +342,5 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
 
 def _like(parameter: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
     """A copy; in the parameter's own memory format where it has the parameter's shape, as the optimizer made it."""
-    return torch.empty_like(parameter).copy_(saved) if saved.shape == parameter.shape else saved.clone()
+    same = saved.ndim > 0 and saved.shape == parameter.shape  # a temperature has the shape of a count of steps
+    return torch.empty_like(parameter).copy_(saved) if same else saved.clone()

@@ -43,6 +43,13 @@ class Comm:
         dist.all_gather_into_tensor(out, x_b)
         return out
 
+    def gather_together(self, *parts_bD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`gather` of several [b, D] tensors of one type in one collective. What it returns may be strided views."""
+        if self.world == 1:
+            return parts_bD
+        gathered_BD = self.gather(torch.cat(parts_bD, 1))
+        return tuple(torch.split(gathered_BD, [part.shape[1] for part in parts_bD], 1))
+
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of `x` over all ranks, as a new tensor."""
         if self.world == 1:

@@ -17,9 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
+from clipx.errors import ClipxError
 from clipx.objective.base import Metrics, Objective
 from clipx.precision import Precision
 from clipx.rng import TorchRng
+
+
+class NotFiniteError(ClipxError):
+    """Raised on all ranks, before anything but gradients has changed."""
 
 
 def forward_backward(
@@ -28,7 +33,7 @@ def forward_backward(
     """The loss (0-dim, global, detached) and metrics of a step; gradients of the global loss are left in `.grad`.
 
     Data parallelism averages over the ranks, and each rank holds only its share of the gradient: hence the factor
-    `comm.world`.
+    `comm.world`. Raises NotFiniteError, naming the ranks, where embeddings are infinite or NaN.
     """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     embedded: list[tuple[Tensor, Tensor]] = []
@@ -43,6 +48,7 @@ def forward_backward(
     embedded.append(kept)
 
     image_bD, text_bD = (torch.cat(side).detach().requires_grad_() for side in zip(*embedded, strict=True))
+    finite = _Finite(image_bD, text_bD, comm)
     loss, metrics = objective(image_bD, text_bD, batch.index)
     (loss * comm.world).backward()
     comm.average_gradients(objective)
@@ -59,7 +65,29 @@ def forward_backward(
         with _no_sync(model, i < len(states) - 1):
             torch.autograd.backward(_embed(model, *chunk, precision), grads[i])
     after.set(comm.device)
+    finite.check()
     return loss.detach(), metrics
+
+
+class _Finite:
+    """Whether each rank's embeddings are finite. Asked when they are there and read at the end of the step, so that
+    the host waits for no more than the forward passes."""
+
+    def __init__(self, image_bD: Tensor, text_bD: Tensor, comm: Comm) -> None:
+        finite = image_bD.detach().isfinite().all() & text_bD.detach().isfinite().all()
+        self.ranks = comm.gather(finite.float()[None])
+        self.copied: torch.cuda.Event | None = None
+        if self.ranks.is_cuda:
+            pinned = torch.empty(self.ranks.shape, pin_memory=True)
+            self.ranks = pinned.copy_(self.ranks, non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+    def check(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+        if bad := [rank for rank, finite in enumerate(self.ranks.tolist()) if not finite]:
+            raise NotFiniteError(f"the embeddings of rank {', '.join(map(str, bad))} are not finite")
 
 
 def _embed(model: nn.Module, image: Tensor, tokens: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from clipx.model import ModelSpec
 from clipx.objective import ObjectiveSpec
 from clipx.optimizer import OptimizerSpec
 from clipx.precision import PrecisionSpec
-from clipx.schedule import Duration, ScheduleSpec
+from clipx.schedule import Duration, Length, ScheduleSpec
 
 
 @option("")
@@ -54,12 +54,12 @@ class RunSpec:
         require(total.value > 0, f"duration={self.duration} is no training at all: give a duration above zero")
         log_every = Duration.parse(self.log_every, "log_every")
         require(log_every.value > 0, f"log_every={self.log_every} must be above zero: 1st logs every step")
-        warmup = Duration.parse(self.schedule.warmup, "schedule.warmup")
-        known = {"st": self.data.batch_size, "sa": 1}  # an epoch's samples are counted when the data is opened
-        if warmup.unit == total.unit or known.keys() >= {warmup.unit, total.unit}:
-            require(
-                warmup.value * known.get(warmup.unit, 1) <= total.value * known.get(total.unit, 1),
-                f"schedule.warmup={self.schedule.warmup} is longer than duration={self.duration}: "
-                f"shorten the warm-up or train longer",
-            )
+        # An epoch's samples are counted when the data is opened.
+        self.schedule.check_fits(self.duration, Length(0, self.data.batch_size))
         self.schedule.check(self.optimizer.lr)
+        require(
+            self.data.indexed or not self.objective.indexed,
+            f"objective={self.objective.kind} keeps state for each sample, but data={self.data.kind} gives samples no "
+            "numbers: choose data that does, or objective=infonce",
+        )
+        self.objective.check(self.data.batch_size, self.data.published)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +24,13 @@ from clipx.data.source import Bad
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError, ClipxError, DataError, require
 from clipx.evaluator.base import Embedder, check_evaluators, evaluate
-from clipx.gradcache import forward_backward
+from clipx.gradcache import NotFiniteError, forward_backward
 from clipx.logger import Jsonl, Row, Sink, read_rows
 from clipx.meter import Meter
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics, Objective
+from clipx.objective.table import SampleTable
 from clipx.optimizer import parameter_groups, set_learning_rate
 from clipx.precision import Precision
 from clipx.report import write_report
@@ -95,12 +97,7 @@ class Trainer:
         require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
         self.total = total // batch * batch
         self.length = length = Length(n, batch, self.total)
-        warmup = Duration.parse(spec.schedule.warmup, "schedule.warmup").samples(length)
-        require(
-            warmup <= self.total,
-            f"schedule.warmup={spec.schedule.warmup} is {warmup:,} samples, longer than duration={spec.duration} of "
-            f"{self.total:,}: shorten the warm-up or train longer",
-        )
+        spec.schedule.check_fits(spec.duration, length)
         self.learning_rate = spec.schedule.build(spec.optimizer.lr, length)
         self._cadences = {
             name: Cadence.parse(e.every, f"evaluator.{name}.every", length) for name, e in spec.evaluator.items()
@@ -146,7 +143,12 @@ class Trainer:
         set_learning_rate(self.optimizer, self.learning_rate(self.samples_seen))
         self.objective.before_step(self.samples_seen)
         micro_batches = self.spec.data.micro_batches
-        loss, metrics = forward_backward(self.parallel, self.objective, batch, micro_batches, self.comm, self.precision)
+        try:
+            loss, metrics = forward_backward(
+                self.parallel, self.objective, batch, micro_batches, self.comm, self.precision
+            )
+        except NotFiniteError as error:
+            raise self._diverged(f"{error} at step {self.steps_done}") from error
         norm = self._clip()
         self._finite &= loss.isfinite() & norm.isfinite()
         self.optimizer.step()
@@ -248,11 +250,14 @@ class Trainer:
     def _check_finite(self) -> None:
         """Before anything is written: a run that has diverged must not overwrite what is good."""
         if not self._finite.item():
-            self.rundir.event("non_finite", step=self.steps_done, rank=self.comm.rank)
-            raise ClipxError(
-                f"loss or gradient is not finite by step {self.steps_done}: lower optimizer.lr, lengthen "
-                "schedule.warmup, or set optimizer.clip_norm=1; the last checkpoint is from before"
-            )
+            raise self._diverged(f"loss or gradient is not finite by step {self.steps_done}")
+
+    def _diverged(self, what: str) -> ClipxError:
+        self.rundir.event("non_finite", step=self.steps_done, rank=self.comm.rank, message=what)
+        return ClipxError(
+            f"{what}: lower optimizer.lr, lengthen schedule.warmup, or set optimizer.clip_norm=1; the last checkpoint "
+            "is from before"
+        )
 
     def _row(self, measured: dict[str, float], lr: float) -> Row:
         bad = self.comm.sum(torch.tensor(self._bad_here, device=self.comm.device))
@@ -305,6 +310,8 @@ class Trainer:
         """Writes a checkpoint of this moment. Blocks until it is on disk, on all ranks."""
         self._check_finite()
         rng = self.comm.gather_objects(rng_state(self.comm.device))
+        tensors: ckpt.Tensors = {}
+        state: dict[str, Any] = {}
         if self.comm.is_main:
             tensors = {
                 **ckpt.prefixed("model", self.model.state_dict()),
@@ -319,23 +326,41 @@ class Trainer:
                 "rng": [plain for _, plain in rng],
                 "config": to_dict(self.spec),
             }
-            self.checkpoints.save(Checkpoint(self.steps_done, tensors, state), self.spec.checkpoint.keep_last)
-        self.comm.barrier()
+        checkpoint = Checkpoint(self.steps_done, tensors, state)
+        rows = {name: ckpt.Rows(table.rows, table.start) for name, table in self._tables().items()}
+        self.checkpoints.save(checkpoint, self.spec.checkpoint.keep_last, self.comm, rows)
+
+    def _tables(self) -> dict[str, SampleTable]:
+        """The objective's per-sample state, by name."""
+        return {name: module for name, module in self.objective.named_modules() if isinstance(module, SampleTable)}
 
     def _resume(self) -> bool:
         """Goes on from the newest good checkpoint. Returns whether there was one."""
         found = self.checkpoints.load_on_all(self.comm)
         if found is None:
             return False
-        fingerprint = self.dataset.train.fingerprint
+        spec, fingerprint = self.spec, self.dataset.train.fingerprint
         if found.state["data"] != fingerprint:
             raise CheckpointError(
                 f"the data is not what {self.rundir.path} was trained on (fingerprint {fingerprint}, then "
                 f"{found.state['data']}): restore it, or start a new run"
             )
+        was, now = found.state["config"]["optimizer"]["kind"], self.spec.optimizer.kind
+        if was != now:
+            raise CheckpointError(
+                f"the optimizer is {now}, but the checkpoint holds the state of {was}: resume with optimizer={was}, "
+                "or start a new run"
+            )
         ckpt.load_module(self.model, ckpt.part("model", found.tensors), "model")
         ckpt.load_module(self.objective, ckpt.part("objective", found.tensors), "objective")
         ckpt.load_optimizer(self.optimizer, ckpt.part("optimizer", found.tensors))
+        if strange := found.tables() ^ self._tables().keys():
+            raise CheckpointError(
+                f"the checkpoint {found.folder} and objective={spec.objective.kind} do not both keep "
+                f"{', '.join(sorted(strange))} for each sample: resume with the objective that wrote it"
+            )
+        for name, table in self._tables().items():
+            table.rows.copy_(found.rows(name, table.start, table.stop))
         self.samples_seen = int(found.state["samples_seen"])
         self._resume_rng(found)
         return True

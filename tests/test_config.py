@@ -27,7 +27,7 @@ from clipx.schedule import Length, check_cadence
 from clipx.spec import RunSpec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-LENGTH = Length(1000, 100, 10_000)
+LENGTH = Length(10_000, 100, 100_000)
 
 GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" and (CONF_DIR / f.name).is_dir())
 # Not read by a module of its own: hydra/ is Hydra's; a recipe is part of a data set's option, an experiment of a run.
@@ -499,7 +499,7 @@ RUN_KEYS = (
     "the keys are name, run_dir, seed, duration, resume, log_every, model, data, objective, optimizer, schedule, "
     "precision, distributed, checkpoint, evaluator, logger"
 )
-OBJECTIVE_KEYS = "the keys are init_temperature, max_scale, tile"
+OBJECTIVE_KEYS = "the keys are tile, init_temperature, max_scale"
 READ = "write key=value, a list as key=[a,b], and other signs as key='…'"
 OPTIONS_FIRST = "choose options by evaluator=[…] and set their values by evaluator.OPTION.KEY=…"
 

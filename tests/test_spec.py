@@ -129,11 +129,11 @@ def test_the_edge_of_a_range_is_inside() -> None:
         ),
         (
             ("data.batch_size=100", "data.micro_batches=8"),
-            "data.batch_size=100 is not divisible by data.micro_batches=8: use 96 or 104",
+            "data.batch_size=100 is not divisible by data.micro_batches=8: use a batch of 96 or 104, or 5 or 10 micro-batches",
         ),
         (
             ("data.batch_size=4", "data.micro_batches=8"),
-            "data.batch_size=4 is not divisible by data.micro_batches=8: use 8",
+            "data.batch_size=4 is not divisible by data.micro_batches=8: use a batch of 8, or 4 micro-batches",
         ),
         (
             ("model.text.width=100", "model.text.heads=8"),

@@ -222,7 +222,7 @@ def test_too_many_bad_samples_end_the_run_and_are_named(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Path) -> None:
     run_dir = tmp_path / "diverging"
-    with pytest.raises(ClipxError, match="loss or gradient is not finite by step"):
+    with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite at step [0-9]+: lower optimizer.lr"):
         Trainer(small(run_dir, "optimizer.lr=1e30", "duration=20st", "log_every=3st", "checkpoint.every=1st")).fit()
     for folder in (run_dir / "checkpoints").glob("step-*"):
         saved = load_file(folder / "tensors.safetensors")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config import MISSING
 from clipx.errors import require
@@ -46,6 +46,8 @@ class Dataset:
 class DataSpec:
     """Options of every kind of data."""
 
+    indexed: ClassVar[bool] = True  # whether each sample has a number of its own, its place in the data set
+
     kind: str = MISSING
     name: str = MISSING  # shown in run names and reports
     batch_size: int = 256  # samples in one optimizer step, over all ranks and micro-batches
@@ -65,7 +67,8 @@ class DataSpec:
         require(
             self.batch_size % self.micro_batches == 0,
             f"data.batch_size={self.batch_size} is not divisible by data.micro_batches={self.micro_batches}: "
-            f"use {nearest_multiples(self.batch_size, self.micro_batches)}",
+            f"use a batch of {nearest_multiples(self.batch_size, self.micro_batches)}, or "
+            f"{nearest_divisors(self.batch_size, self.micro_batches)} micro-batches",
         )
         require(
             self.workers >= 0, f"data.workers={self.workers} is negative: give 0 (load in the training process) or more"
@@ -83,6 +86,11 @@ class DataSpec:
         )
         require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must lie in [0, 1]")
 
+    @property
+    def published(self) -> int | None:
+        """Samples that the data is said to have, where that is known before it is opened."""
+        return None
+
     def open(self) -> Dataset:
         """Opens, and where needed first writes or indexes, the data. Raises ConfigError or DataError."""
         raise NotImplementedError
@@ -93,6 +101,13 @@ def open_on_all(data: DataSpec, comm: Comm) -> Dataset:
     opened: list[Dataset] = []
     comm.on_main(lambda: opened.append(data.open()))
     return opened[0] if opened else data.open()
+
+
+def nearest_divisors(value: int, near: int) -> str:
+    """The divisors of `value` next to `near`, in words for an error message."""
+    divisors = [d for d in range(1, value + 1) if value % d == 0]
+    below, above = [d for d in divisors if d < near], [d for d in divisors if d > near]
+    return " or ".join(str(d) for d in (*below[-1:], *above[:1]))
 
 
 def nearest_multiples(value: int, factor: int) -> str:

@@ -26,7 +26,10 @@ _TRIES = 100  # replacements for one place of a batch before the data is given u
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """b samples of this rank. image_b3SS uint8; tokens_bT int64; index_b int64, the samples' indices in the source."""
+    """b samples of this rank. image_b3SS uint8; tokens_bT int64; index_b int64, the samples' indices in the source.
+
+    The indices stay on the host, where looking at them costs nothing.
+    """
 
     image: Tensor
     tokens: Tensor
@@ -43,7 +46,6 @@ class Batch:
             self,
             image=self.image.to(device, non_blocking=True),
             tokens=self.tokens.to(device, non_blocking=True),
-            index=self.index.to(device, non_blocking=True),
         )
 
 

@@ -48,6 +48,10 @@ class WebDatasetSpec(DataSpec):
                 f"data.{name}={value} names no member that is read: give {member}, or json.KEY",
             )
 
+    @property
+    def published(self) -> int | None:
+        return self.samples
+
     def open(self) -> Dataset:
         if self.shards is None:
             raise ConfigError(

@@ -11,7 +11,7 @@ Metrics = dict[str, Tensor]
 class Objective(nn.Module):
     """Scores the local batch against the global one. b local batch, B global batch, D embedding; unit norm, float32.
 
-    index_b are the samples' numbers in the data set, in [0, samples), on any device.
+    index_b are the samples' numbers in the data set, in [0, samples), on the host.
 
     Owns temperature, bias, per-sample state and the gathers. On each rank the loss has the global value, and its
     gradient is that of the global loss with respect to this rank's embeddings; with respect to the objective's own

@@ -1,42 +1,51 @@
 """The contrastive kernel: exact loss and gradients over all pairs of the global batch, tile by tile.
 
-Notation: b local batch, B global batch, D embedding, t tile. α the inverse temperature, z_ij = α x_i·y_j,
-pos_i = z_ii, ℓ_i = log Σ_{j≠i} exp z_ij. A normaliser turns (ℓ, pos) into a log-normaliser a; the loss is the mean
-over B of ½[(ar_i - pos_i) + (ac_i - pos_i)], r for the image's row, c for the text's. Its gradient needs a alone:
+Notation: b local batch, B global batch, D embedding, t tile; image i, text j, s_ij = x_i·y_j, inverse temperature α,
+z_ij = α s_ij, pos_i = z_ii, ℓr_i = log Σ_{j≠i} exp z_ij (image i against the texts), ℓc_j = log Σ_{i≠j} exp z_ij.
+A normaliser turns (ℓ, pos) into a log-normaliser a, which is all that the gradient of the loss needs:
 
-    dz_ij = 1/(2B) · [exp(z_ij - ar_i) + exp(z_ij - ac_j)]        j ≠ i
-    dz_ii = -1/(2B) · [exp(ℓr_i - ar_i) + exp(ℓc_i - ac_i)]
+    2B · dz_ij = exp(z_ij - ar_i) + exp(z_ij - ac_j)               i ≠ j
+    2B · dz_ii = -exp(ℓr_i - ar_i) - exp(ℓc_i - ac_i)
 
-Each rank scores its own images against all texts and its own texts against all images. Two all_gathers move the
-features and then three numbers a sample; nothing is reduced, and no [b, B] or gathered gradient is ever stored.
+A rank scores the tiles of the [B, B] matrix that lie in the rows of its images or the columns of its texts. Two
+all_gathers move the features and then a few numbers a sample; nothing is reduced, and neither the matrix nor a
+gathered gradient is ever stored: a rank holds the gathered features, a few t x t tiles, and its own gradients.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clipx.distributed import Comm
+from clipx.errors import require
 from clipx.objective.base import Metrics, Objective
-from clipx.objective.temperature import GlobalTemperature
+from clipx.objective.temperature import Temperature
 
-Normaliser = Callable[[Tensor, Tensor], Tensor]
-"""(ℓ_b, pos_b) -> a_b"""
+Normaliser = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""(ℓ_b2, pos_b2, B) -> (a_b2, loss_b2); column 0 is the image's row, 1 the text's. The loss is a sample's own."""
 
 
-def in_batch(lse_b: Tensor, pos_b: Tensor) -> Tensor:
+def in_batch(lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     """The softmax's own normaliser, over all pairs of the row (InfoNCE)."""
-    return torch.logaddexp(lse_b, pos_b)
+    a_b2 = torch.logaddexp(lse_b2, pos_b2)
+    return a_b2, a_b2 - pos_b2
+
+
+def negatives_only(lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """The right pair is left out of the normaliser (decoupled contrastive learning, arXiv:2110.06848)."""
+    return lse_b2, lse_b2 - pos_b2
 
 
 class Contrastive(Objective):
-    """A symmetric contrastive loss with a learned global temperature and a normaliser."""
+    """A symmetric contrastive loss whose normaliser comes from the batch alone."""
 
-    def __init__(self, comm: Comm, temperature: GlobalTemperature, normaliser: Normaliser, tile: int) -> None:
+    def __init__(self, comm: Comm, temperature: Temperature, normaliser: Normaliser, tile: int) -> None:
         super().__init__()
         self.comm, self.normaliser, self.tile = comm, normaliser, tile
         self.temperature = temperature
@@ -44,18 +53,36 @@ class Contrastive(Objective):
     def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
         scale = self.temperature()
         loss = contrastive_loss(image_bD, text_bD, scale, self.normaliser, self.comm, self.tile)
-        return loss, {"temperature": 1 / scale.detach(), "logit_scale": scale.detach()}
+        return loss, {"temperature": 1 / scale.detach()}
 
     def after_step(self, samples_seen: int) -> None:
-        self.temperature.clamp()
+        self.temperature.after_step()
 
 
 def contrastive_loss(
     image_bD: Tensor, text_bD: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tile: int
 ) -> Tensor:
-    """The global loss, 0-dim. Gradients: see `Objective`. Float32 or wider, whatever the inputs or autocast."""
+    """The global loss, 0-dim, at one temperature for all (`scale`: α, 0-dim). Gradients: see `Objective`."""
     loss: Tensor = _ContrastiveLoss.apply(image_bD, text_bD, scale, normaliser, comm, tile)
     return loss
+
+
+def individual_loss(
+    image_bD: Tensor,
+    text_bD: Tensor,
+    scale_b2: Tensor,
+    weight_b2: Tensor,
+    normaliser: Normaliser,
+    comm: Comm,
+    tile: int,
+) -> tuple[Tensor, Tensor]:
+    """As `contrastive_loss` with an α and a weight of the gradient for each row and column, both of them given.
+
+    Returns the loss, and Σ_{j≠i} exp(z_ij - a_i)·(z_ij - pos_i) of each row and column, [b, 2]: what the gradient with
+    respect to a sample's own temperature is made of. It carries no gradient.
+    """
+    loss, tilt_b2 = _IndividualLoss.apply(image_bD, text_bD, scale_b2, weight_b2, normaliser, comm, tile)
+    return loss, tilt_b2
 
 
 class _ContrastiveLoss(torch.autograd.Function):
@@ -66,59 +93,220 @@ class _ContrastiveLoss(torch.autograd.Function):
     def forward(
         ctx: Any, image: Tensor, text: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tile: int
     ) -> Tensor:
-        dtype = torch.promote_types(image.dtype, torch.float32)
         with full_precision(image.device.type):
-            x_bD, y_bD, alpha = image.to(dtype), text.to(dtype), scale.to(dtype)
-            x_BD, y_BD = comm.gather(x_bD), comm.gather(y_bD)
-            first = comm.rank * len(x_bD)
-            pos_b = alpha * (x_bD * y_bD).sum(1)
-            lse_r, lse_c = (row_lse(q, k, alpha, first, tile) for q, k in ((x_bD, y_BD), (y_bD, x_BD)))
-            a_r, a_c = normaliser(lse_r, pos_b), normaliser(lse_c, pos_b)
-            a_rG, a_cG, pos_B = comm.gather(torch.stack([a_r, a_c, pos_b], 1)).unbind(1)
+            pairs = Pairs.gather(image, text, comm, tile)
+            alpha = scale.to(pairs.dtype)
+            lse_b2 = pairs.lse(alpha)
+            a_b2, loss_b2 = normaliser(lse_b2, alpha * pairs.own()[:, None].expand(-1, 2), pairs.batch)
+            stats_B3 = comm.gather(torch.cat([a_b2, loss_b2.mean(1, keepdim=True)], 1))
             if any(ctx.needs_input_grad[:3]):
-                diagonal_b = -((lse_r - a_r).exp() + (lse_c - a_c).exp())
-                w = alpha / (2 * len(x_BD))
-                dx = w * row_gradient(x_bD, y_BD, alpha, a_r, a_cG, diagonal_b, first, tile)
-                dy = w * row_gradient(y_bD, x_BD, alpha, a_c, a_rG, diagonal_b, first, tile)
-                ctx.save_for_backward(
-                    dx.to(image.dtype), dy.to(text.dtype), ((x_bD * dx).sum() / alpha).to(scale.dtype)
-                )
-            return (0.5 * (a_rG + a_cG) - pos_B).mean()
+                diagonal_b = -(lse_b2 - a_b2).exp().sum(1)
+                dx, dy = pairs.gradients(_Softmax(alpha, stats_B3[:, :2]), diagonal_b)
+                w = alpha / (2 * pairs.batch)
+                dx, dy = dx.mul_(w), dy.mul_(w)
+                dscale = pairs.dot(dx) / alpha
+                ctx.save_for_backward(dx.to(image.dtype), dy.to(text.dtype), dscale.to(scale.dtype))
+            return stats_B3[:, 2].mean()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        return (*(grad * saved for saved in ctx.saved_tensors), None, None, None)
+        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None, None)
 
 
-def row_lse(q_bD: Tensor, k_BD: Tensor, scale: Tensor, first: int, tile: int) -> Tensor:
-    """ℓ_b = log Σ_j exp(scale · q_i·k_j) over the keys but i's own, which is number first + i."""
-    lse_b = q_bD.new_full((len(q_bD),), -torch.inf)
-    for start, k_tD in _tiles(k_BD, tile):
-        z_bt = scale * (q_bD @ k_tD.T)
-        z_bt.diagonal(first - start).fill_(-torch.inf)  # masked before the maximum is taken
-        lse_b = torch.logaddexp(lse_b, z_bt.logsumexp(1))
-    return lse_b
+class _IndividualLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        image: Tensor,
+        text: Tensor,
+        scale: Tensor,
+        weight: Tensor,
+        normaliser: Normaliser,
+        comm: Comm,
+        tile: int,
+    ) -> tuple[Tensor, Tensor]:
+        with full_precision(image.device.type):
+            pairs = Pairs.gather(image, text, comm, tile)
+            alpha_b2, weight_b2 = scale.to(pairs.dtype), weight.to(pairs.dtype)
+            pos_b2 = alpha_b2 * pairs.own()[:, None]
+            lse_b2 = pairs.lse(alpha_b2)
+            a_b2, loss_b2 = normaliser(lse_b2, pos_b2, pairs.batch)
+            # A row's weight and α go into its exponent; what is gathered is then the same as with one temperature.
+            shifted_b2 = a_b2 - (weight_b2 * alpha_b2).log()
+            stats_B5 = comm.gather(torch.cat([shifted_b2, alpha_b2, loss_b2.mean(1, keepdim=True)], 1))
+            softmax = _IndividualSoftmax(stats_B5[:, 2:4], stats_B5[:, :2], pairs)
+            dx, dy = pairs.gradients(softmax, -(lse_b2 - shifted_b2).exp().sum(1))
+            ctx.save_for_backward(*(d.div_(2 * pairs.batch).to(image.dtype) for d in (dx, dy)))
+            tilt_b2 = softmax.expected_b2 / (weight_b2 * alpha_b2) - pos_b2 * (lse_b2 - a_b2).exp()
+            ctx.mark_non_differentiable(tilt_b2)
+            return stats_B5[:, 4].mean(), tilt_b2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None, None, None, None)
 
 
-def row_gradient(
-    q_bD: Tensor, k_BD: Tensor, scale: Tensor, a_b: Tensor, a_B: Tensor, diagonal_b: Tensor, first: int, tile: int
-) -> Tensor:
-    """Σ_j g_ij k_j with g_ij = exp(z_ij - a_b) + exp(z_ij - a_B), and diagonal_b for i's own key."""
-    out_bD = torch.zeros_like(q_bD)
-    for start, k_tD in _tiles(k_BD, tile):
-        z_bt = scale * (q_bD @ k_tD.T)
-        g_bt = (z_bt - a_b[:, None]).exp_().add_(z_bt.sub_(a_B[start : start + tile]).exp_())
-        own = g_bt.diagonal(first - start)
-        begin = max(0, start - first)
-        own.copy_(diagonal_b[begin : begin + len(own)])
-        out_bD.addmm_(g_bt, k_tD)
-    return out_bD
+# --------------------------------------------------------------------------------------------------- the tiles
 
 
-def _tiles(k_BD: Tensor, tile: int) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, len(k_BD), tile):
-        yield start, k_BD[start : start + tile]
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A block of the [B, B] matrix: images `rows`, texts `cols`. `own_*`: whether they are this rank's."""
+
+    rows: slice
+    cols: slice
+    own_rows: bool
+    own_cols: bool
+
+    def part(self, side: int) -> slice:
+        return self.cols if side else self.rows
+
+    def own_sides(self) -> list[int]:
+        """0: the rows are this rank's; 1: the columns."""
+        return [side for side, own in enumerate((self.own_rows, self.own_cols)) if own]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The pairs that this rank scores: its images with all texts, and its texts with all images.
+
+    Its images with its texts are scored once for both. float32, or float64 where the features are.
+    """
+
+    x_bD: Tensor
+    y_bD: Tensor
+    x_BD: Tensor
+    y_BD: Tensor
+    first: int  # number of this rank's first sample in the global batch
+    tile: int
+
+    @classmethod
+    def gather(cls, image_bD: Tensor, text_bD: Tensor, comm: Comm, tile: int) -> Pairs:
+        """The one collective over features. Raises ClipxError where there is nothing to contrast with."""
+        batch = comm.world * len(image_bD)
+        require(batch >= 2, f"a global batch of {batch} has no negatives: data.batch_size must be at least 2")
+        dtype = torch.promote_types(image_bD.dtype, torch.float32)
+        x_bD, y_bD = image_bD.detach().to(dtype), text_bD.detach().to(dtype)
+        x_BD, y_BD = comm.gather_together(x_bD, y_bD)
+        return cls(x_bD, y_bD, x_BD, y_BD, comm.rank * len(x_bD), tile)
+
+    @property
+    def batch(self) -> int:
+        return len(self.x_BD)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.x_bD.dtype
+
+    def own(self) -> Tensor:
+        """s_ii of this rank's samples [b]."""
+        return (self.x_bD * self.y_bD).sum(1)
+
+    def dot(self, dx_bD: Tensor) -> Tensor:
+        """Σ_i x_i·dx_i over this rank's images, 0-dim."""
+        return torch.dot(self.x_bD.flatten(), dx_bD.flatten())
+
+    def tiles(self) -> Iterator[Tile]:
+        """All that lie in this rank's rows or columns, each once."""
+        first, end = self.first, self.first + len(self.x_bD)
+        own = _cut(first, end, self.tile)
+        others = _cut(0, first, self.tile) + _cut(end, self.batch, self.tile)
+        yield from (Tile(rows, cols, True, True) for rows in own for cols in own)
+        yield from (Tile(rows, cols, True, False) for rows in own for cols in others)
+        yield from (Tile(rows, cols, False, True) for rows in others for cols in own)
+
+    def local(self, part: slice) -> slice:
+        """Where a slice of the global batch that is this rank's lies in the local one."""
+        return slice(part.start - self.first, part.stop - self.first)
+
+    def similarities(self, tile: Tile) -> Tensor:
+        """s of a tile."""
+        return self.x_BD[tile.rows] @ self.y_BD[tile.cols].T
+
+    def lse(self, scale: Tensor) -> Tensor:
+        """ℓ_b2 of this rank's rows and columns. `scale`: α, 0-dim, or [b, 2] for each."""
+        lse_b2 = self.x_bD.new_full((len(self.x_bD), 2), -torch.inf)
+        for tile in self.tiles():
+            s = self.similarities(tile)
+            _diagonal(s, tile).fill_(-torch.inf)  # masked before the maximum is taken
+            for side in tile.own_sides():
+                mine = self.local(tile.part(side))
+                alpha = scale if scale.ndim == 0 else scale[mine, side]
+                lse_b2[mine, side] = torch.logaddexp(lse_b2[mine, side], tile_lse(s, alpha, side))
+        return lse_b2
+
+    def gradients(self, weights: Callable[[Tensor, Tile], Tensor], diagonal_b: Tensor) -> tuple[Tensor, Tensor]:
+        """(Σ_j g_ij y_j, Σ_i g_ij x_i) of this rank's images and texts, [b, D] each.
+
+        g is `weights(s, tile)` but on the diagonal, where it is `diagonal_b`. `weights` may overwrite s.
+        """
+        dx_bD, dy_bD = torch.zeros_like(self.x_bD), torch.zeros_like(self.y_bD)
+        for tile in self.tiles():
+            g = weights(self.similarities(tile), tile)
+            own = _diagonal(g, tile)
+            if len(own):
+                start = max(tile.rows.start, tile.cols.start) - self.first
+                own.copy_(diagonal_b[start : start + len(own)])
+            if tile.own_rows:
+                dx_bD[self.local(tile.rows)].addmm_(g, self.y_BD[tile.cols])
+            if tile.own_cols:
+                dy_bD[self.local(tile.cols)].addmm_(g.T, self.x_BD[tile.rows])
+        return dx_bD, dy_bD
+
+
+class _Softmax:
+    """exp(z_ij - ar_i) + exp(z_ij - ac_j) at one temperature."""
+
+    def __init__(self, alpha: Tensor, a_B2: Tensor) -> None:
+        self.alpha, self.a_rB, self.a_cB = alpha, *a_B2.unbind(1)
+
+    def __call__(self, s: Tensor, tile: Tile) -> Tensor:
+        return tile_softmax(s, self.alpha, self.a_rB[tile.rows], self.a_cB[tile.cols])
+
+
+class _IndividualSoftmax:
+    """exp(αr_i s_ij - ar_i) + exp(αc_j s_ij - ac_j); keeps Σ_j exp(z_ij - a_i) z_ij, i ≠ j, of own rows and columns."""
+
+    def __init__(self, alpha_B2: Tensor, a_B2: Tensor, pairs: Pairs) -> None:
+        self.alpha_B2, self.a_B2, self.pairs = alpha_B2, a_B2, pairs
+        self.expected_b2 = pairs.x_bD.new_zeros((len(pairs.x_bD), 2))
+
+    def __call__(self, s: Tensor, tile: Tile) -> Tensor:
+        out = torch.zeros_like(s)
+        for side in (0, 1):
+            part = tile.part(side)
+            z = s * self.alpha_B2[part, side].unsqueeze(1 - side)
+            p = (z - self.a_B2[part, side].unsqueeze(1 - side)).exp_()
+            out += p
+            if side in tile.own_sides():
+                pz = p.mul_(z)
+                _diagonal(pz, tile).zero_()
+                self.expected_b2[self.pairs.local(part), side] += pz.sum(1 - side)
+        return out
+
+
+def tile_lse(s: Tensor, alpha: Tensor, side: int) -> Tensor:
+    """log Σ exp(α s) over each row of a tile (side 0) or each column (1); α 0-dim, or one for each."""
+    z = s * (alpha if alpha.ndim == 0 else alpha.unsqueeze(1 - side))
+    return torch.logsumexp(z, 1 - side)
+
+
+def tile_softmax(s: Tensor, alpha: Tensor, a_r: Tensor, a_c: Tensor) -> Tensor:
+    """exp(α s_ij - ar_i) + exp(α s_ij - ac_j) of a tile. Overwrites s."""
+    z = s.mul_(alpha)
+    return (z - a_r[:, None]).exp_().add_(z.sub_(a_c).exp_())
+
+
+def _cut(start: int, stop: int, tile: int) -> list[slice]:
+    return [slice(at, min(at + tile, stop)) for at in range(start, stop, tile)]
+
+
+def _diagonal(tile_rc: Tensor, tile: Tile) -> Tensor:
+    """The part of the matrix's diagonal that lies in a tile, a view; empty for most."""
+    offset = tile.rows.start - tile.cols.start
+    if not -tile_rc.shape[0] < offset < tile_rc.shape[1]:
+        return tile_rc.new_empty(0)
+    return tile_rc.diagonal(offset)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from clipx.errors import ConfigError
         ({"micro_batches": 0}, "data.micro_batches=0 must be at least 1"),
         (
             {"batch_size": 100, "micro_batches": 8},
-            "data.batch_size=100 is not divisible by data.micro_batches=8: use 96 or 104",
+            "data.batch_size=100 is not divisible by data.micro_batches=8: use a batch of 96 or 104, or 5 or 10 micro-batches",
         ),
         ({"workers": -1}, r"data.workers=-1 is negative: give 0"),
         ({"prefetch": 0}, "data.prefetch=0 must be at least 1 batch"),

@@ -1,0 +1,29 @@
+"""Decoupled contrastive learning: InfoNCE without the right pair in the normaliser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clipx.config import option
+from clipx.objective import LearnedTemperatureSpec
+
+if TYPE_CHECKING:
+    from clipx.distributed import Comm
+    from clipx.objective.base import Objective
+    from clipx.schedule import Length
+
+
+@option("objective")
+@dataclass(kw_only=True, slots=True)
+class DCLSpec(LearnedTemperatureSpec):
+    """½mean over B of (ℓr - pos) + (ℓc - pos): the pull of a pair does not fade as it wins (arXiv:2110.06848)."""
+
+    kind: str = "dcl"
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.contrastive import Contrastive, negatives_only
+        from clipx.objective.temperature import GlobalTemperature
+
+        temperature = GlobalTemperature(self.init_temperature, self.max_scale)
+        return Contrastive(comm, temperature, negatives_only, self.tile_size(comm, length))

@@ -1,0 +1,37 @@
+"""FastCLIP v0: the global contrastive loss without its factor τ, with a learned temperature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clipx.config import option
+from clipx.errors import require
+from clipx.objective.fcco import FCCOSpec, check_temperature
+
+if TYPE_CHECKING:
+    from clipx.distributed import Comm
+    from clipx.objective.base import Objective
+    from clipx.schedule import Length
+
+
+@option("objective")
+@dataclass(kw_only=True, slots=True)
+class FastCLIPv0Spec(FCCOSpec):
+    """½mean[log(ε+g1) + log(ε+g2)] over the data set; log 1/τ learned at the model's rate (arXiv:2407.01445)."""
+
+    kind: str = "fastclip_v0"
+    init_temperature: float = 0.07
+    max_scale: float = 100.0  # largest inverse temperature
+
+    def __post_init__(self) -> None:
+        FCCOSpec.__post_init__(self)
+        require(self.max_scale > 1, f"objective.max_scale={self.max_scale} must be above 1: the reference is 100")
+        check_temperature("init_temperature", self.init_temperature, 1 / self.max_scale)
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.moving_average import GlobalFCCO, contrast_alone
+        from clipx.objective.temperature import GlobalTemperature
+
+        temperature = GlobalTemperature(self.init_temperature, self.max_scale)
+        return GlobalFCCO(*self.parts(comm, length), temperature, contrast_alone)

@@ -1,0 +1,52 @@
+"""FastCLIP v3: the robust global contrastive loss with one learned temperature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clipx.config import option
+from clipx.errors import require
+from clipx.objective.fcco import FCCOSpec, TauGradient, check_rho, check_temperature
+
+if TYPE_CHECKING:
+    from clipx.distributed import Comm
+    from clipx.objective.base import Objective
+    from clipx.schedule import Length
+
+
+@option("objective")
+@dataclass(kw_only=True, slots=True)
+class FastCLIPv3Spec(FCCOSpec):
+    """τ (½mean[log(ε+g1) + log(ε+g2)] + ρ) over the data set, τ learned and at least min_temperature
+    (arXiv:2407.01445). τ settles where a row's softmax over its negatives is ρ away from uniform, in mean KL."""
+
+    kind: str = "fastclip_v3"
+    init_temperature: float = 0.07
+    min_temperature: float = 0.01
+    temperature_lr: float = 2e-4  # of log 1/τ: constant, without warm-up; a third of it while τ ≤ 0.03
+    rho: float = 6.5  # ρ, below log(samples - 1): larger for larger data
+    tau_gradient: TauGradient = TauGradient.exact
+
+    def __post_init__(self) -> None:
+        FCCOSpec.__post_init__(self)
+        check_temperature("min_temperature", self.min_temperature, 1e-3)
+        check_temperature("init_temperature", self.init_temperature, self.min_temperature)
+        require(self.temperature_lr > 0, f"objective.temperature_lr={self.temperature_lr} must be above 0")
+
+    def check(self, batch: int, samples: int | None) -> None:
+        if samples is not None:
+            check_rho(self.rho, samples, batch)
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.moving_average import GlobalFCCO, robust, robust_official
+        from clipx.objective.temperature import GlobalTemperature
+
+        self.check(length.batch, length.epoch)
+        temperature = GlobalTemperature(self.init_temperature, 1 / self.min_temperature, slow=True)
+        official = self.tau_gradient is TauGradient.official
+        combine = robust_official(self.rho) if official else robust(self.rho)
+        # The official code lets α's gradient through both of the factors of each pair's term: twice what it is.
+        objective = GlobalFCCO(*self.parts(comm, length), temperature, combine, kappa=2.0 if official else 1.0)
+        objective.constant_lr = self.temperature_lr
+        return objective

@@ -1,0 +1,16 @@
+"""iSogCLR: the robust global contrastive loss with a learned temperature for each sample, and a constant γ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clipx.config import option
+from clipx.objective.fcco import IndividualSpec
+
+
+@option("objective")
+@dataclass(kw_only=True, slots=True)
+class ISogCLRSpec(IndividualSpec):
+    """½mean[τ1_i (log(ε+g1_i) + ρ) + τ2_i (log(ε+g2_i) + ρ)] over the data set (arXiv:2305.11965)."""
+
+    kind: str = "isogclr"

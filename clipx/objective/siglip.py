@@ -1,0 +1,31 @@
+"""SigLIP: each pair by itself is right or wrong, without a softmax over the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clipx.config import option
+from clipx.objective import LearnedTemperatureSpec
+
+if TYPE_CHECKING:
+    from clipx.distributed import Comm
+    from clipx.objective.base import Objective
+    from clipx.schedule import Length
+
+
+@option("objective")
+@dataclass(kw_only=True, slots=True)
+class SigLIPSpec(LearnedTemperatureSpec):
+    """-Σ_ij log σ(l_ij (α s_ij + β)) / B over all pairs, l = 1 for right ones and -1 for others (arXiv:2303.15343)."""
+
+    kind: str = "siglip"
+    init_temperature: float = 0.1
+    init_bias: float = -10.0  # β: starts near the log odds of a right pair
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.sigmoid import Sigmoid
+        from clipx.objective.temperature import GlobalTemperature
+
+        temperature = GlobalTemperature(self.init_temperature, self.max_scale)
+        return Sigmoid(comm, temperature, self.init_bias, self.tile_size(comm, length))

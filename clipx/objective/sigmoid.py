@@ -1,0 +1,75 @@
+"""The sigmoid loss of all pairs (arXiv:2303.15343), on the tiles of the contrastive kernel; one pass, one all_gather.
+
+With z_ij = α s_ij + β and log σ(z) = log σ(-z) + z, B·loss = -Σ_ij log σ(-z_ij) - Σ_i z_ii, and
+B·dz_ij = σ(z_ij) - [i = j].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipx.distributed import Comm
+from clipx.objective.base import Metrics, Objective
+from clipx.objective.contrastive import Pairs, Tile, full_precision
+from clipx.objective.temperature import Temperature
+
+
+class Sigmoid(Objective):
+    """Learns one temperature and one bias."""
+
+    def __init__(self, comm: Comm, temperature: Temperature, init_bias: float, tile: int) -> None:
+        super().__init__()
+        self.comm, self.tile = comm, tile
+        self.temperature = temperature
+        self.bias = nn.Parameter(torch.tensor(init_bias))
+
+    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
+        scale = self.temperature()
+        loss: Tensor = _SigmoidLoss.apply(image_bD, text_bD, scale, self.bias, self.comm, self.tile)
+        return loss, {"temperature": 1 / scale.detach(), "bias": self.bias.detach().clone()}
+
+    def after_step(self, samples_seen: int) -> None:
+        self.temperature.after_step()
+
+
+class _SigmoidLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor, comm: Comm, tile: int) -> Tensor:
+        with full_precision(image.device.type):
+            pairs = Pairs.gather(image, text, comm, tile)
+            alpha, beta = scale.to(pairs.dtype), bias.to(pairs.dtype)
+            own_z_b = alpha * pairs.own() + beta
+            weights = _Weights(alpha, beta)
+            dx, dy = pairs.gradients(weights, own_z_b.sigmoid() - 1)
+            # Each rank counts the pairs of its own images; what it counts of the bias's gradient is the sigmoids'.
+            loss = comm.sum(weights.wrong - own_z_b.sum()) / pairs.batch
+            dx, dy = dx.mul_(alpha / pairs.batch), dy.mul_(alpha / pairs.batch)
+            dbias = (weights.sigmoid - len(own_z_b)) / pairs.batch
+            gradients = (dx, dy, pairs.dot(dx) / alpha, dbias)
+            inputs = (image, text, scale, bias)
+            ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)))
+            return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None)
+
+
+class _Weights:
+    """σ(z) of a tile; keeps the sums of σ(z) and of -log σ(-z) over the rows of this rank's images."""
+
+    def __init__(self, alpha: Tensor, beta: Tensor) -> None:
+        self.alpha, self.beta = alpha, beta
+        self.wrong, self.sigmoid = torch.zeros_like(alpha), torch.zeros_like(alpha)
+
+    def __call__(self, s: Tensor, tile: Tile) -> Tensor:
+        z = s.mul_(self.alpha).add_(self.beta)
+        g = z.sigmoid()
+        if tile.own_rows:
+            self.wrong -= F.logsigmoid(z.neg_()).sum()
+            self.sigmoid += g.sum()
+        return g
