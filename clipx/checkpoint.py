@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,23 +67,25 @@ class Checkpoint:
         files = self.folder.glob("rows.*.safetensors") if self.folder else ()
         return {path.name.removeprefix("rows.").rsplit(".", 2)[0] for path in files}
 
-    def rows(self, table: str, start: int, stop: int) -> torch.Tensor:
-        """Rows [start, stop) of a table, whichever ranks wrote them. Raises CheckpointError where some are missing."""
+    def read_rows(self, table: str, rows: Rows) -> None:
+        """Fills `rows.tensor` with a table's rows from number `rows.start` on, whichever ranks wrote them.
+
+        Raises CheckpointError where some are missing.
+        """
         from safetensors import safe_open
 
-        files = sorted(_row_files(self.folder, table)) if self.folder else []
-        parts, at = [], start
-        for first, last, path in files:
+        at, stop = rows.start, rows.start + len(rows.tensor)
+        for first, last, path in sorted(_row_files(self.folder, table)) if self.folder else []:
             if first <= at < min(last, stop):
+                end = min(last, stop)
                 with safe_open(path, "pt") as file:
-                    parts.append(file.get_slice("rows")[at - first : min(last, stop) - first])
-                at = min(last, stop)
+                    rows.tensor[at - rows.start : end - rows.start] = file.get_slice("rows")[at - first : end - first]
+                at = end
         if at < stop:
             raise CheckpointError(
                 f"the checkpoint {self.folder} lacks rows {at} to {stop} of the objective's {table}: it is of another "
                 "data set, or a file is gone; restore it, or start a new run"
             )
-        return torch.cat(parts) if parts else torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +213,8 @@ def _write_rows(folder: Path, tables: Mapping[str, Rows]) -> dict[str, str]:
 
     hashes = {}
     for name, rows in tables.items():
+        if not len(rows.tensor):  # more ranks than rows
+            continue
         path = folder / f"rows.{name}.{rows.start}-{rows.start + len(rows.tensor)}.safetensors"
         save_file({"rows": rows.tensor.detach().cpu().contiguous()}, str(path))
         hashes[path.name] = _sha256(path)
@@ -300,8 +305,8 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
     state = optimizer.state_dict()
     tensors: Tensors = {}
     for group in state["param_groups"]:
-        counted = {"group.step": group["step"]} if "step" in group else {}
         for index, name in zip(group["params"], group["param_names"], strict=True):
+            counted = {"group.step": deepcopy(group["step"])} if "step" in group else {}  # safetensors shares no memory
             for key, value in {**state["state"].get(index, {}), **counted}.items():
                 if torch.is_tensor(value):
                     tensors[f"{name}/{key}"] = value

@@ -360,7 +360,7 @@ class Trainer:
                 f"{', '.join(sorted(strange))} for each sample: resume with the objective that wrote it"
             )
         for name, table in self._tables().items():
-            table.rows.copy_(found.rows(name, table.start, table.stop))
+            found.read_rows(name, ckpt.Rows(table.rows, table.start))
         self.samples_seen = int(found.state["samples_seen"])
         self._resume_rng(found)
         return True

@@ -59,6 +59,7 @@ class Contrastive(Objective):
         self.temperature.after_step()
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # collectives and state: it runs as it is
 def contrastive_loss(
     image_bD: Tensor, text_bD: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tile: int
 ) -> Tensor:
@@ -67,6 +68,7 @@ def contrastive_loss(
     return loss
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def individual_loss(
     image_bD: Tensor,
     text_bD: Tensor,
@@ -228,7 +230,7 @@ class Pairs:
         lse_b2 = self.x_bD.new_full((len(self.x_bD), 2), -torch.inf)
         for tile in self.tiles():
             s = self.similarities(tile)
-            _diagonal(s, tile).fill_(-torch.inf)  # masked before the maximum is taken
+            diagonal(s, tile).fill_(-torch.inf)  # masked before the maximum is taken
             for side in tile.own_sides():
                 mine = self.local(tile.part(side))
                 alpha = scale if scale.ndim == 0 else scale[mine, side]
@@ -243,7 +245,7 @@ class Pairs:
         dx_bD, dy_bD = torch.zeros_like(self.x_bD), torch.zeros_like(self.y_bD)
         for tile in self.tiles():
             g = weights(self.similarities(tile), tile)
-            own = _diagonal(g, tile)
+            own = diagonal(g, tile)
             if len(own):
                 start = max(tile.rows.start, tile.cols.start) - self.first
                 own.copy_(diagonal_b[start : start + len(own)])
@@ -280,7 +282,7 @@ class _IndividualSoftmax:
             out += p
             if side in tile.own_sides():
                 pz = p.mul_(z)
-                _diagonal(pz, tile).zero_()
+                diagonal(pz, tile).zero_()
                 self.expected_b2[self.pairs.local(part), side] += pz.sum(1 - side)
         return out
 
@@ -301,7 +303,7 @@ def _cut(start: int, stop: int, tile: int) -> list[slice]:
     return [slice(at, min(at + tile, stop)) for at in range(start, stop, tile)]
 
 
-def _diagonal(tile_rc: Tensor, tile: Tile) -> Tensor:
+def diagonal(tile_rc: Tensor, tile: Tile) -> Tensor:
     """The part of the matrix's diagonal that lies in a tile, a view; empty for most."""
     offset = tile.rows.start - tile.cols.start
     if not -tile_rc.shape[0] < offset < tile_rc.shape[1]:

@@ -50,7 +50,7 @@ class FCCO(Objective):
         super().__init__()
         self.comm, self.table, self.schedule, self.eps, self.tile = comm, table, gamma, eps, tile
         self.gamma = gamma(0)
-        self._pending: tuple[Tensor, Tensor] | None = None
+        self._pending: tuple[Tensor, Tensor] | None = None  # the batch's numbers and new rows, until the step is made
 
     def before_step(self, samples_seen: int) -> None:
         self.gamma = self.schedule(samples_seen)
@@ -60,13 +60,8 @@ class FCCO(Objective):
             self.table.write(*self._pending)
             self._pending = None
 
-    def _keep(self, index_B: Tensor, rows_bC: Tensor) -> Tensor:
-        """Remembers the samples' new rows until the step is made. Returns them for the global batch."""
-        rows_BC = self.comm.gather(rows_bC)
-        self._pending = index_B, rows_BC
-        return rows_BC
-
     def _metrics(self, index_B: Tensor, log_u_B2: Tensor, average: MovingAverage, temperature: Tensor) -> Metrics:
+        """Of the global batch. `repeated`: samples that come again later in it, whose rows the later ones overwrite."""
         return {
             "temperature": temperature,
             "log_u": average.loss(log_u_B2).mean(),
@@ -102,7 +97,8 @@ class GlobalFCCO(FCCO):
         alpha = self.temperature()
         inner = scale_gradient(alpha, self.kappa)
         contrast = contrastive_loss(image_bD, text_bD, inner, average, self.comm, self.tile)
-        log_u_B2 = self._keep(index_B, average.log_u_b2)
+        log_u_B2 = self.comm.gather(average.log_u_b2)
+        self._pending = index_B, log_u_B2
         loss = self.combine(contrast, scale_gradient(alpha, 1 / self.comm.world), log_u_B2.mean())
         return loss, self._metrics(index_B, log_u_B2, average, 1 / alpha.detach())
 
@@ -174,8 +170,9 @@ class IndividualFCCO(FCCO):
         loss, tilt_b2 = individual_loss(image_bD, text_bD, 1 / tau_b2, weight_b2, normaliser, self.comm, self.tile)
         grad_b2 = average.loss(average.log_u_b2) + self.rho - tilt_b2
         moved_b6 = self.temperature.step(rows_b8[:, 2:], grad_b2, self.epoch)
-        rows_B8 = self._keep(index_B, torch.cat([average.log_u_b2, moved_b6], 1))
-        return loss, self._metrics(index_B, rows_B8[:, :2], average, rows_B8[:, 2:4].mean())
+        rows_B10 = self.comm.gather(torch.cat([average.log_u_b2, moved_b6, tau_b2], 1))
+        self._pending = index_B, rows_B10[:, :8]
+        return loss, self._metrics(index_B, rows_B10[:, :2], average, rows_B10[:, 8:].mean())
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:

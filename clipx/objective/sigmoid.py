@@ -1,7 +1,6 @@
 """The sigmoid loss of all pairs (arXiv:2303.15343), on the tiles of the contrastive kernel; one pass, one all_gather.
 
-With z_ij = α s_ij + β and log σ(z) = log σ(-z) + z, B·loss = -Σ_ij log σ(-z_ij) - Σ_i z_ii, and
-B·dz_ij = σ(z_ij) - [i = j].
+With z_ij = α s_ij + β, B·loss = -Σ_{i≠j} log σ(-z_ij) - Σ_i log σ(z_ii); B·dz_ij = σ(z_ij) and B·dz_ii = -σ(-z_ii).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from clipx.distributed import Comm
 from clipx.objective.base import Metrics, Objective
-from clipx.objective.contrastive import Pairs, Tile, full_precision
+from clipx.objective.contrastive import Pairs, Tile, diagonal, full_precision
 from clipx.objective.temperature import Temperature
 
 
@@ -29,11 +28,18 @@ class Sigmoid(Objective):
 
     def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
         scale = self.temperature()
-        loss: Tensor = _SigmoidLoss.apply(image_bD, text_bD, scale, self.bias, self.comm, self.tile)
+        loss = sigmoid_loss(image_bD, text_bD, scale, self.bias, self.comm, self.tile)
         return loss, {"temperature": 1 / scale.detach(), "bias": self.bias.detach().clone()}
 
     def after_step(self, samples_seen: int) -> None:
         self.temperature.after_step()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def sigmoid_loss(image_bD: Tensor, text_bD: Tensor, scale: Tensor, bias: Tensor, comm: Comm, tile: int) -> Tensor:
+    """The global loss, 0-dim; `scale` α and `bias` β, 0-dim. Gradients: see `Objective`."""
+    loss: Tensor = _SigmoidLoss.apply(image_bD, text_bD, scale, bias, comm, tile)
+    return loss
 
 
 class _SigmoidLoss(torch.autograd.Function):
@@ -44,11 +50,12 @@ class _SigmoidLoss(torch.autograd.Function):
             alpha, beta = scale.to(pairs.dtype), bias.to(pairs.dtype)
             own_z_b = alpha * pairs.own() + beta
             weights = _Weights(alpha, beta)
-            dx, dy = pairs.gradients(weights, own_z_b.sigmoid() - 1)
-            # Each rank counts the pairs of its own images; what it counts of the bias's gradient is the sigmoids'.
-            loss = comm.sum(weights.wrong - own_z_b.sum()) / pairs.batch
+            diagonal_b = -torch.sigmoid(-own_z_b)  # not σ - 1, which is 0 for a pair that is well learned
+            dx, dy = pairs.gradients(weights, diagonal_b)
+            # Each rank counts the pairs of its own images.
+            loss = comm.sum(weights.loss - F.logsigmoid(own_z_b).sum()) / pairs.batch
             dx, dy = dx.mul_(alpha / pairs.batch), dy.mul_(alpha / pairs.batch)
-            dbias = (weights.sigmoid - len(own_z_b)) / pairs.batch
+            dbias = (weights.sigmoid + diagonal_b.sum()) / pairs.batch
             gradients = (dx, dy, pairs.dot(dx) / alpha, dbias)
             inputs = (image, text, scale, bias)
             ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)))
@@ -60,16 +67,17 @@ class _SigmoidLoss(torch.autograd.Function):
 
 
 class _Weights:
-    """σ(z) of a tile; keeps the sums of σ(z) and of -log σ(-z) over the rows of this rank's images."""
+    """σ(z) of a tile; keeps the sums of σ(z) and of -log σ(-z) over the wrong pairs of this rank's images."""
 
     def __init__(self, alpha: Tensor, beta: Tensor) -> None:
         self.alpha, self.beta = alpha, beta
-        self.wrong, self.sigmoid = torch.zeros_like(alpha), torch.zeros_like(alpha)
+        self.loss, self.sigmoid = torch.zeros_like(alpha), torch.zeros_like(alpha)
 
     def __call__(self, s: Tensor, tile: Tile) -> Tensor:
         z = s.mul_(self.alpha).add_(self.beta)
+        diagonal(z, tile).fill_(-torch.inf)
         g = z.sigmoid()
         if tile.own_rows:
-            self.wrong -= F.logsigmoid(z.neg_()).sum()
+            self.loss -= F.logsigmoid(z.neg_()).sum()
             self.sigmoid += g.sum()
         return g

@@ -47,13 +47,12 @@ class SampleTable(nn.Module):
 
     def numbers(self, index_b: Tensor) -> Tensor:
         """The sample numbers of the global batch [B], on the table's device. Collective."""
-        if index_b.device.type == "cpu" and len(index_b):  # elsewhere a look would wait for the device
-            low, high = int(index_b.min()), int(index_b.max())
-            if low < 0 or high >= self.samples:
-                raise ClipxError(
-                    f"sample number {low if low < 0 else high} is out of the data set's range [0, {self.samples}): the "
-                    "data source must give each sample its place in the data set"
-                )
+        low, high = int(index_b.min()), int(index_b.max())  # the numbers are on the host, where this costs nothing
+        if low < 0 or high >= self.samples:
+            raise ClipxError(
+                f"sample number {low if low < 0 else high} is out of the data set's range [0, {self.samples}): the "
+                "data source must give each sample its place in the data set"
+            )
         return self.comm.gather(index_b.to(self.storage.device, non_blocking=True))
 
     def _owned(self, index_B: Tensor) -> Tensor:

@@ -1,0 +1,82 @@
+"""Objectives that keep state for each sample: a run that stops goes on as if it had not, on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import SMALL, VIT, run, small, torchrun
+
+from clipx.errors import CheckpointError
+from clipx.trainer import Trainer
+
+MOVING = ("sogclr", "isogclr", "fastclip_v0", "fastclip_v1", "fastclip_v2", "fastclip_v3")
+# Three epochs of 75 samples in six steps of 36, so that samples return and γ falls; ρ below log(75 - 1).
+SIX = (*VIT, "data.samples=75", "data.batch_size=36", "duration=6st", "checkpoint.every=1st", "checkpoint.keep_last=9")
+
+
+def options(objective: str) -> tuple[str, ...]:
+    rho = ("objective.rho=2",) if objective in ("isogclr", "fastclip_v2", "fastclip_v3") else ()
+    return (*SIX, f"objective={objective}", *rho)
+
+
+def state(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, the rows of all ranks together."""
+    folder = run_dir / "checkpoints" / f"step-{step:08d}"
+    files = sorted(folder.glob("rows.*"), key=lambda path: int(path.name.split(".")[-2].partition("-")[0]))
+    assert files, "the rows are in the checkpoint"
+    return {
+        **load_file(folder / "tensors.safetensors"),
+        "rows": torch.cat([load_file(path)["rows"] for path in files]),
+    }
+
+
+@pytest.mark.parametrize("objective", MOVING)
+def test_a_resumed_run_ends_bit_for_bit_as_one_that_never_stopped(tmp_path: Path, objective: str) -> None:
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    Trainer(small(straight, *options(objective))).fit()
+    shutil.copytree(straight, resumed)
+    for step in (4, 5, 6):
+        shutil.rmtree(resumed / "checkpoints" / f"step-{step:08d}")
+    trainer = Trainer(small(resumed, *options(objective), "resume=auto"))
+    assert trainer.steps_done == 3
+    assert trainer.objective.table.rows.isfinite().all(), "an epoch is past: each sample was seen"  # type: ignore[union-attr]
+    trainer.fit()
+    expected, found = state(straight, 6), state(resumed, 6)
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def losses(run_dir: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row["train/loss"] for row in rows if "train/loss" in row]
+
+
+@pytest.mark.parametrize("objective", ["fastclip_v3", "isogclr"])
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, objective: str) -> None:
+    """Two steps on 2 ranks, two on 3, two on 1, are six on one: samples, losses, weights and every sample's state."""
+    command = ["-m", "clipx.train", *SMALL, *options(objective), "precision=fp64"]
+    straight, elastic = tmp_path / "straight", tmp_path / "elastic"
+    run(sys.executable, *command, f"run_dir={straight}")
+    for ranks, kept in ((2, 2), (3, 4), (1, 6)):
+        torchrun(ranks, *command, f"run_dir={elastic}", "resume=auto")
+        for step in range(kept + 1, 7):
+            shutil.rmtree(elastic / "checkpoints" / f"step-{step:08d}")
+    assert losses(elastic) == pytest.approx(losses(straight), abs=1e-9)
+    expected, found = state(straight, 6), state(elastic, 6)
+    for name in (name for name in expected if not name.startswith("rng/")):
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_checkpoint_of_another_objective_is_refused(tmp_path: Path) -> None:
+    Trainer(small(tmp_path / "run", *options("fastclip_v1"))).fit()
+    spec = small(tmp_path / "run", *options("fastclip_v1"), "resume=auto")
+    other = small(tmp_path / "run", *SIX, "objective=dcl")
+    spec.objective = other.objective
+    with pytest.raises(CheckpointError):
+        Trainer(spec)
