@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clipx.spec import RunSpec
 
 # What makes a run the run it is: resuming with another value would train something else.
-_IDENTITY = ("seed", "model", "data", "objective")
+_IDENTITY = ("seed", "model", "data", "objective", "optimizer.kind")
 _FREE = ("data.workers", "data.prefetch", "data.micro_batches", "data.max_bad_share")  # change no gradient
 
 
@@ -67,7 +67,11 @@ class RunDir:
         changed = {k: (saved.get(k), asked.get(k)) for k in sorted(saved | asked) if saved.get(k) != asked.get(k)}
         changed = {k: v for k, v in changed.items() if k not in ("resume", "run_dir", "name")}
         lines = {key: f"{key}: {was} -> {now}" for key, (was, now) in changed.items()}
-        other = [line for key, line in lines.items() if key.split(".")[0] in _IDENTITY and key not in _FREE]
+        other = [
+            line
+            for key, line in lines.items()
+            if f"{key}.".startswith(tuple(f"{name}." for name in _IDENTITY)) and key not in _FREE
+        ]
         if other:
             raise CheckpointError(
                 f"{self.path} belongs to another run ({'; '.join(other)}): "

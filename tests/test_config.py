@@ -32,6 +32,7 @@ LENGTH = Length(10_000, 100, 100_000)
 GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" and (CONF_DIR / f.name).is_dir())
 # Not read by a module of its own: hydra/ is Hydra's; a recipe is part of a data set's option, an experiment of a run.
 WITHOUT_MODULE = {"hydra", "recipe", "experiment"}
+OF_ANOTHER_COMMAND = {"bench"}  # tests/bench composes its options
 LISTS = {"evaluator", "logger"}
 
 
@@ -52,8 +53,8 @@ def composed(group: str, name: str) -> RunSpec:
 
 def test_each_group_shares_its_name_with_the_module_that_reads_it() -> None:
     folders = {path.name for path in CONF_DIR.iterdir() if path.is_dir() and any(path.rglob("*.yaml"))}
-    assert folders - WITHOUT_MODULE == set(GROUPS)
-    assert all(importlib.util.find_spec(f"clipx.{group}") for group in GROUPS)
+    assert folders - WITHOUT_MODULE == set(GROUPS) | OF_ANOTHER_COMMAND
+    assert all(importlib.util.find_spec(f"clipx.{group}") for group in (*GROUPS, *OF_ANOTHER_COMMAND))
 
 
 def test_each_field_of_a_run_is_a_value_or_a_group() -> None:
@@ -71,7 +72,8 @@ def test_the_promised_options_are_there() -> None:
 def test_every_file_is_an_option_that_a_test_here_composes() -> None:
     covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
     covered |= {f"{group}/{name}.yaml" for group in ("recipe", "experiment", "hydra/launcher") for name in names(group)}
-    covered |= {"train.yaml", "evaluate.yaml"}
+    covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
+    covered |= {"train.yaml", "evaluate.yaml", "bench.yaml"}
     files = {str(path.relative_to(CONF_DIR)) for path in CONF_DIR.rglob("*") if path.is_file()}
     assert files == covered
 
@@ -535,11 +537,11 @@ REFUSED = [
     ("evaluator.zeroshot=3", f"evaluator.zeroshot=3 is not possible: {OPTIONS_FIRST}"),
     ("+evaluator.mine.kind=zeroshot", f"evaluator.mine.kind=zeroshot is not possible: {OPTIONS_FIRST}"),
     # options
-    ("schedule=cosin", "schedule=cosin is not an option: choose one of constant, cosine (did you mean cosine?)"),
-    ("schedule=", "schedule= is not an option: choose one of constant, cosine"),
-    ("schedule=null", "schedule=null is not an option: choose one of constant, cosine"),
-    ("schedule=3", "schedule=3 is not an option: choose one of constant, cosine"),
-    ("schedule=[constant,cosine]", "schedule=[constant,cosine] is not an option: choose one of constant, cosine"),
+    ("schedule=cosin", "schedule=cosin is not an option: choose one of constant, constant_cooldown, cosine (did you mean cosine?)"),
+    ("schedule=", "schedule= is not an option: choose one of constant, constant_cooldown, cosine"),
+    ("schedule=null", "schedule=null is not an option: choose one of constant, constant_cooldown, cosine"),
+    ("schedule=3", "schedule=3 is not an option: choose one of constant, constant_cooldown, cosine"),
+    ("schedule=[constant,cosine]", "schedule=[constant,cosine] is not an option: choose one of constant, constant_cooldown, cosine"),
     ("evaluator=[zeroshot,nope]", "evaluator=nope is not an option: choose any of retrieval, zeroshot; for none write evaluator=[]"),
     ("evaluator=null", "evaluator=null is not an option: choose any of retrieval, zeroshot; for none write evaluator=[]"),
     ("~evaluator", "~evaluator is not possible: for none write evaluator=[]"),

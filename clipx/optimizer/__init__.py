@@ -1,0 +1,151 @@
+"""Optimizers: which parameters decay, at which share of the rate each learns, and the update rule. One file each."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from clipx.config import MISSING
+from clipx.errors import ConfigError, require
+from clipx.lazy import torch
+
+if TYPE_CHECKING:
+    from clipx.model.clip import CLIP
+    from clipx.objective.base import Objective
+
+Group = dict[str, object]
+Named = dict[str, "torch.nn.Parameter"]
+
+
+class DecayRule(StrEnum):
+    """Which weights decay. Norms, biases, class tokens and the temperature never do."""
+
+    published = "published"  # the positional embeddings do: how the published checkpoints were trained
+    current = "current"  # the positional embeddings do not: open_clip's rule today
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimizerSpec:
+    """The base of all optimizers' options: what each of them heeds."""
+
+    kind: str = MISSING
+    lr: float = 5e-4  # the peak; the schedule scales it
+    weight_decay: float = 0.2
+    decay_rule: DecayRule = DecayRule.current
+    no_decay: list[str] = field(default_factory=list)  # more that does not decay: patterns as text.token_embedding.*
+    image_lr_scale: float = 1.0  # the image tower's learning rate, as a multiple of lr
+    text_lr_scale: float = 1.0  # the text tower's
+    layer_decay: float = 1.0  # each block's rate as a share of that of the block above it (arXiv:2106.08254)
+    clip_norm: float | None = None  # largest global gradient norm; null: no clipping
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"optimizer.lr={self.lr} must be above 0: the reference is 5e-4")
+        require(self.weight_decay >= 0, f"optimizer.weight_decay={self.weight_decay} must be at least 0")
+        for name, scale in (("image_lr_scale", self.image_lr_scale), ("text_lr_scale", self.text_lr_scale)):
+            require(scale > 0, f"optimizer.{name}={scale} must be above 0: 1.0 trains the tower at optimizer.lr")
+        require(
+            0 < self.layer_decay <= 1,
+            f"optimizer.layer_decay={self.layer_decay} must lie in (0, 1]: 1.0 trains all blocks at one rate",
+        )
+        require(
+            self.clip_norm is None or self.clip_norm > 0,
+            f"optimizer.clip_norm={self.clip_norm} must be above 0; null switches clipping off",
+        )
+
+    def build(self, groups: list[Group]) -> torch.optim.Optimizer:
+        """The optimizer over the groups of `parameter_groups`."""
+        raise NotImplementedError
+
+    def special(self, model: CLIP, decay: Collection[str]) -> tuple[Collection[str], Group]:
+        """Parameters that this optimizer treats apart, by name in the model, and what their groups say of it.
+
+        `decay` are the names of those that weight decay is for. Raises ConfigError.
+        """
+        return (), {}
+
+
+def parameter_groups(model: CLIP, objective: Objective, spec: OptimizerSpec) -> list[Group]:
+    """As few groups as there are ways to treat a parameter: fused and foreach kernels are launched for each.
+
+    A group has `params` (pairs of name and parameter), `weight_decay` and `lr_scale`, a multiple of the scheduled rate.
+    The objective's own parameters are one group without decay, with `constant_lr`: their rate, or None for the model's.
+    Raises ConfigError.
+    """
+    decay, keep = decayed(model, spec.decay_rule, spec.no_decay)
+    scales = _lr_scales([*decay, *keep], model, spec)
+    apart, options = spec.special(model, decay.keys())
+    merged: dict[tuple[tuple[str, object], ...], list[tuple[str, torch.nn.Parameter]]] = {}
+    for part, rate in ((decay, spec.weight_decay), (keep, 0.0)):
+        for name, parameter in part.items():
+            treated = {"weight_decay": rate, "lr_scale": scales[name], **(options if name in apart else {})}
+            merged.setdefault(tuple(treated.items()), []).append((f"model.{name}", parameter))
+    groups: list[Group] = [{"params": named, **dict(treated)} for treated, named in merged.items()]
+    own = [(f"objective.{name}", p) for name, p in objective.named_parameters() if p.requires_grad]
+    if own:
+        groups.append({"params": own, "weight_decay": 0.0, "lr_scale": 1.0, "constant_lr": objective.constant_lr})
+    return groups
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Gives each group its multiple of the scheduled rate `lr`, or its own constant one where it has one."""
+    for group in optimizer.param_groups:
+        constant = group.get("constant_lr")
+        group["lr"] = lr * group["lr_scale"] if constant is None else constant
+
+
+def decayed(model: CLIP, rule: DecayRule, no_decay: Sequence[str] = ()) -> tuple[Named, Named]:
+    """(parameters that decay, parameters that do not), by name in the model. ConfigError for an idle pattern."""
+    exempt = model.class_tokens() | _matched(no_decay, [name for name, _ in model.named_parameters()])
+    if rule is DecayRule.current:
+        exempt |= model.positional_embeddings()
+    decay: Named = {}
+    keep: Named = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (keep if parameter.ndim <= 1 or name in exempt else decay)[name] = parameter
+    return decay, keep
+
+
+def _matched(patterns: Sequence[str], names: Sequence[str]) -> set[str]:
+    """The names that one of the patterns fits."""
+    matched: set[str] = set()
+    for pattern in patterns:
+        found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not found:
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+            raise ConfigError(
+                f"optimizer.no_decay=[{pattern}] matches no parameter of the model: correct it, or leave it out; "
+                f"near it are {', '.join(near)}"
+            )
+        matched.update(found)
+    return matched
+
+
+def _lr_scales(names: Iterable[str], model: CLIP, spec: OptimizerSpec) -> dict[str, float]:
+    """The share of the scheduled rate at which each parameter learns."""
+    scales = {
+        name: spec.image_lr_scale
+        if name.startswith("image.")
+        else spec.text_lr_scale
+        if name.startswith("text.")
+        else 1.0
+        for name in names
+    }
+    if spec.layer_decay == 1:
+        return scales
+    from clipx.optimizer.layers import blocks_above
+
+    above = blocks_above(model, f"optimizer.layer_decay={spec.layer_decay}")
+    return {name: scale * spec.layer_decay ** above[name] for name, scale in scales.items()}
+
+
+def check_betas(betas: Sequence[float], usual: str) -> None:
+    """Raises ConfigError unless `betas` are two decay rates of running means."""
+    require(
+        len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+        f"optimizer.betas={betas} must be two numbers in [0, 1), e.g. {usual}",
+    )

@@ -1,0 +1,28 @@
+"""AdamW, from torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clipx.config import option
+from clipx.errors import require
+from clipx.lazy import torch
+from clipx.optimizer import Group, OptimizerSpec, check_betas
+
+
+@option("optimizer")
+@dataclass(kw_only=True, slots=True)
+class AdamWSpec(OptimizerSpec):
+    """Adam with decoupled weight decay (arXiv:1711.05101); fused on the devices that have it."""
+
+    kind: str = "adamw"
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        OptimizerSpec.__post_init__(self)
+        check_betas(self.betas, "[0.9,0.98]")
+        require(self.eps > 0, f"optimizer.eps={self.eps} must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets")
+
+    def build(self, groups: list[Group]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=True)

@@ -1,0 +1,69 @@
+"""What the optimizers' tests share: a small model with an optimizer, and gradients to give it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipx.config import CONF_DIR, compose
+from clipx.distributed import Comm
+from clipx.model.clip import CLIP
+from clipx.objective.base import Objective
+from clipx.optimizer import OptimizerSpec, parameter_groups, set_learning_rate
+from clipx.schedule import Length
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+OPTIONS = sorted(path.stem for path in (CONF_DIR / "optimizer").glob("*.yaml"))
+# A ResNet, so that there are kernels and channels_last weights, and a narrow text tower.
+NARROW = ("model=tiny", "model.embed_dim=32", "model.text.width=32", "model.text.heads=2")
+
+
+class Optimizing:
+    """A model, an objective and their optimizer, fed with gradients drawn from the step's number."""
+
+    spec: OptimizerSpec
+    model: CLIP
+    objective: Objective
+    groups: list[dict[str, Any]]
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self, *overrides: str, device: torch.device = CPU, dtype: torch.dtype = torch.float64, constant: bool = False
+    ) -> None:
+        """`constant`: the objective's parameters have a learning rate of their own, 1e-3."""
+        spec = compose(*NARROW, *overrides)
+        torch.manual_seed(0)
+        self.spec = spec.optimizer
+        self.model = spec.model.build(device, dtype)
+        self.objective = spec.objective.build(Comm(0, 1, 0, CPU), Length(100, 10, 1000)).to(device, dtype)
+        if constant:
+            self.objective.constant_lr = 1e-3
+        groups = parameter_groups(self.model, self.objective, spec.optimizer)
+        self.groups = [dict(group) for group in groups]  # torch adds its own entries to what it is given
+        self.optimizer = spec.optimizer.build(groups)
+
+    def named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for part, module in (("model", self.model), ("objective", self.objective)):
+            for name, parameter in module.named_parameters():
+                yield f"{part}.{name}", parameter
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.named()}
+
+    def group_of(self, name: str) -> dict[str, Any]:
+        return next(group for group in self.groups if name in dict(group["params"]))
+
+    def gradients(self, step: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(step)
+        return {name: torch.randn(p.shape, dtype=p.dtype, generator=generator) for name, p in self.named()}
+
+    def step(self, number: int, lr: float) -> None:
+        """One step at the scheduled rate `lr`."""
+        gradients = self.gradients(number)
+        for name, p in self.named():
+            p.grad = torch.empty_like(p).copy_(gradients[name])  # laid out as autograd does, on which kernels rely
+        set_learning_rate(self.optimizer, lr)
+        self.optimizer.step()
