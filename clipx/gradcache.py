@@ -8,6 +8,7 @@ when their embeddings' gradients are known.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import torch
@@ -33,7 +34,8 @@ def forward_backward(
     """The loss (0-dim, global, detached) and metrics of a step; gradients of the global loss are left in `.grad`.
 
     Data parallelism averages over the ranks, and each rank holds only its share of the gradient: hence the factor
-    `comm.world`. Raises NotFiniteError, naming the ranks, where embeddings are infinite or NaN.
+    `comm.world`. Raises NotFiniteError, on all ranks, where the loss is infinite or NaN; it names
+    the ranks whose embeddings are.
     """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     embedded: list[tuple[Tensor, Tensor]] = []
@@ -48,8 +50,8 @@ def forward_backward(
     embedded.append(kept)
 
     image_bD, text_bD = (torch.cat(side).detach().requires_grad_() for side in zip(*embedded, strict=True))
-    finite = _Finite(image_bD, text_bD, comm)
     loss, metrics = objective(image_bD, text_bD, batch.index)
+    finite = _Finite(loss, image_bD, text_bD)
     (loss * comm.world).backward()
     comm.average_gradients(objective)
 
@@ -65,29 +67,33 @@ def forward_backward(
         with _no_sync(model, i < len(states) - 1):
             torch.autograd.backward(_embed(model, *chunk, precision), grads[i])
     after.set(comm.device)
-    finite.check()
+    finite.check(comm)
     return loss.detach(), metrics
 
 
 class _Finite:
-    """Whether each rank's embeddings are finite. Asked when they are there and read at the end of the step, so that
-    the host waits for no more than the forward passes."""
+    """Whether the step is finite, told by the loss, which every rank has whole. The host reads it at the end of the
+    step, and so waits for no more than the forward passes; only where it is not do the ranks talk about whose fault
+    that is."""
 
-    def __init__(self, image_bD: Tensor, text_bD: Tensor, comm: Comm) -> None:
-        finite = image_bD.detach().isfinite().all() & text_bD.detach().isfinite().all()
-        self.ranks = comm.gather(finite.float()[None])
+    def __init__(self, loss: Tensor, image_bD: Tensor, text_bD: Tensor) -> None:
+        self.embeddings = image_bD, text_bD
+        self.loss = loss.detach()
         self.copied: torch.cuda.Event | None = None
-        if self.ranks.is_cuda:
-            pinned = torch.empty(self.ranks.shape, pin_memory=True)
-            self.ranks = pinned.copy_(self.ranks, non_blocking=True)
+        if loss.is_cuda:
+            self.loss = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(self.loss, non_blocking=True)
             self.copied = torch.cuda.Event()
             self.copied.record()
 
-    def check(self) -> None:
+    def check(self, comm: Comm) -> None:
         if self.copied is not None:
             self.copied.synchronize()
-        if bad := [rank for rank, finite in enumerate(self.ranks.tolist()) if not finite]:
-            raise NotFiniteError(f"the embeddings of rank {', '.join(map(str, bad))} are not finite")
+        if math.isfinite(self.loss.item()):
+            return
+        here = torch.stack([x.detach().isfinite().all() for x in self.embeddings]).all()
+        ranks = [str(rank) for rank, finite in enumerate(comm.gather(here.float()[None]).tolist()) if not finite]
+        what = f"the embeddings of rank {', '.join(ranks)} are" if ranks else "the loss is"
+        raise NotFiniteError(f"{what} not finite")
 
 
 def _embed(model: nn.Module, image: Tensor, tokens: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:

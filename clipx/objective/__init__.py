@@ -41,7 +41,7 @@ class TiledSpec(ObjectiveSpec):
 
     def __post_init__(self) -> None:
         require(
-            self.tile == "auto" or (self.tile.isdigit() and int(self.tile) >= 1),
+            self.tile == "auto" or (self.tile.isdecimal() and int(self.tile) >= 1),
             f"objective.tile={self.tile} must be at least 1, or auto",
         )
 

@@ -160,10 +160,10 @@ def check_temperature(key: str, value: float, minimum: float) -> None:
 
 def check_rho(rho: float, samples: int, batch: int) -> None:
     """The temperature is stationary where the mean KL of a row's softmax over its negatives from uniform is ρ."""
-    limit = math.log(max(samples - 1, 1))
+    limit, seen = (math.log(max(n - 1, 1)) for n in (samples, batch))
     require(
         rho < limit,
         f"objective.rho={rho} must be below log(samples - 1) = {limit:.4g} for {samples:,} samples: it is the KL from "
         "uniform at which the temperature settles, and no temperature reaches that one; take less, e.g. "
-        f"{limit / 2:.2g} (a batch of {batch:,} by itself shows at most log(batch - 1) = {math.log(batch - 1):.4g})",
+        f"{limit / 2:.2g} (a batch of {batch:,} by itself shows at most log(batch - 1) = {seen:.4g})",
     )
