@@ -345,12 +345,6 @@ class Trainer:
                 f"the data is not what {self.rundir.path} was trained on (fingerprint {fingerprint}, then "
                 f"{found.state['data']}): restore it, or start a new run"
             )
-        was, now = found.state["config"]["optimizer"]["kind"], self.spec.optimizer.kind
-        if was != now:
-            raise CheckpointError(
-                f"the optimizer is {now}, but the checkpoint holds the state of {was}: resume with optimizer={was}, "
-                "or start a new run"
-            )
         ckpt.load_module(self.model, ckpt.part("model", found.tensors), "model")
         ckpt.load_module(self.objective, ckpt.part("objective", found.tensors), "objective")
         ckpt.load_optimizer(self.optimizer, ckpt.part("optimizer", found.tensors))

@@ -95,7 +95,7 @@ def test_every_launcher_has_valid_keys(name: str) -> None:
 def test_every_experiment_composes_and_builds(name: str) -> None:
     spec = compose(f"experiment={name}")
     model = spec.model.build(META, torch.float32)
-    objective = spec.objective.build(Comm(0, 1, 0, CPU), LENGTH)
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), Length(10**7, spec.data.batch_size, 10**9))
     spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
     assert spec.schedule.build(spec.optimizer.lr, Length(10**6, spec.data.batch_size, 10**9))(0) > 0
 
