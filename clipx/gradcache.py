@@ -51,7 +51,6 @@ def forward_backward(
 
     image_bD, text_bD = (torch.cat(side).detach().requires_grad_() for side in zip(*embedded, strict=True))
     loss, metrics = objective(image_bD, text_bD, batch.index)
-    finite = _Finite(loss, image_bD, text_bD)
     (loss * comm.world).backward()
     comm.average_gradients(objective)
 
@@ -67,33 +66,18 @@ def forward_backward(
         with _no_sync(model, i < len(states) - 1):
             torch.autograd.backward(_embed(model, *chunk, precision), grads[i])
     after.set(comm.device)
-    finite.check(comm)
+    _check_finite(loss, image_bD, text_bD, comm)  # last: the host waits here for what it has launched
     return loss.detach(), metrics
 
 
-class _Finite:
-    """Whether the step is finite, told by the loss, which every rank has whole. The host reads it at the end of the
-    step, and so waits for no more than the forward passes; only where it is not do the ranks talk about whose fault
-    that is."""
-
-    def __init__(self, loss: Tensor, image_bD: Tensor, text_bD: Tensor) -> None:
-        self.embeddings = image_bD, text_bD
-        self.loss = loss.detach()
-        self.copied: torch.cuda.Event | None = None
-        if loss.is_cuda:
-            self.loss = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(self.loss, non_blocking=True)
-            self.copied = torch.cuda.Event()
-            self.copied.record()
-
-    def check(self, comm: Comm) -> None:
-        if self.copied is not None:
-            self.copied.synchronize()
-        if math.isfinite(self.loss.item()):
-            return
-        here = torch.stack([x.detach().isfinite().all() for x in self.embeddings]).all()
-        ranks = [str(rank) for rank, finite in enumerate(comm.gather(here.float()[None]).tolist()) if not finite]
-        what = f"the embeddings of rank {', '.join(ranks)} are" if ranks else "the loss is"
-        raise NotFiniteError(f"{what} not finite")
+def _check_finite(loss: Tensor, image_bD: Tensor, text_bD: Tensor, comm: Comm) -> None:
+    """The loss tells, which every rank has whole; where it is not finite the ranks find out whose embeddings are not."""
+    if math.isfinite(loss.item()):
+        return
+    here = image_bD.isfinite().all() & text_bD.isfinite().all()
+    ranks = [str(rank) for rank, finite in enumerate(comm.gather(here.float()[None]).tolist()) if not finite]
+    what = f"the embeddings of rank {', '.join(ranks)} are" if ranks else "the loss is"
+    raise NotFiniteError(f"{what} not finite")
 
 
 def _embed(model: nn.Module, image: Tensor, tokens: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:

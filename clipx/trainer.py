@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -130,7 +131,6 @@ class Trainer:
         self._resumed = self._resume() if self.spec.resume != "none" else False
         self._changed = changed
         self._seen_here = self._bad_here = 0
-        self._finite = torch.ones((), dtype=torch.bool, device=self.comm.device)
 
     def _tell_damage(self, message: str) -> None:
         log.warning(message)
@@ -150,7 +150,8 @@ class Trainer:
         except NotFiniteError as error:
             raise self._diverged(f"{error} at step {self.steps_done}") from error
         norm = self._clip()
-        self._finite &= loss.isfinite() & norm.isfinite()
+        if not math.isfinite(norm.item()):  # every rank has the same
+            raise self._diverged(f"the gradient is not finite at step {self.steps_done}")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.samples_seen += self.spec.data.batch_size
@@ -208,7 +209,6 @@ class Trainer:
             done = self.samples_seen >= self.total
             if done or self.samples_seen // self._log_period > before // self._log_period:
                 row = self._row(meter.read(), self.learning_rate(before))
-                self._check_finite()
                 self._log(row)
                 screen.progress(row, first, self.steps_total)
             due = [name for name, cadence in self._cadences.items() if cadence.due(before, self.samples_seen)]
@@ -247,16 +247,12 @@ class Trainer:
             drawn = self._seen_here + self._bad_here
             _check_bad_share(self._bad_here, drawn, self.spec.data.max_bad_share, batch.bad[:1])
 
-    def _check_finite(self) -> None:
-        """Before anything is written: a run that has diverged must not overwrite what is good."""
-        if not self._finite.item():
-            raise self._diverged(f"loss or gradient is not finite by step {self.steps_done}")
-
     def _diverged(self, what: str) -> ClipxError:
+        """The error of a step that is not finite; it is raised before the step is made."""
         self.rundir.event("non_finite", step=self.steps_done, rank=self.comm.rank, message=what)
         return ClipxError(
-            f"{what}: lower optimizer.lr, lengthen schedule.warmup, or set optimizer.clip_norm=1; the last checkpoint "
-            "is from before"
+            f"{what}: lower optimizer.lr, lengthen schedule.warmup, or set optimizer.clip_norm=1; the step was not made, "
+            "and the last checkpoint is from before"
         )
 
     def _row(self, measured: dict[str, float], lr: float) -> Row:
@@ -296,7 +292,6 @@ class Trainer:
     def _evaluate(self, names: list[str]) -> dict[str, float]:
         if not names:
             return {}
-        self._check_finite()
         embedder = Embedder.build(
             self.model, self.spec.model, self.spec.data, self.comm, self.precision, self.rundir.quarantine
         )
@@ -308,7 +303,6 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint of this moment. Blocks until it is on disk, on all ranks."""
-        self._check_finite()
         rng = self.comm.gather_objects(rng_state(self.comm.device))
         tensors: ckpt.Tensors = {}
         state: dict[str, Any] = {}

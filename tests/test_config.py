@@ -73,7 +73,7 @@ def test_every_file_is_an_option_that_a_test_here_composes() -> None:
     covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
     covered |= {f"{group}/{name}.yaml" for group in ("recipe", "experiment", "hydra/launcher") for name in names(group)}
     covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
-    covered |= {"train.yaml", "evaluate.yaml", "bench.yaml"}
+    covered |= {"train.yaml", "evaluate.yaml", "bench.yaml", "index.yaml", "prepare.yaml"}
     files = {str(path.relative_to(CONF_DIR)) for path in CONF_DIR.rglob("*") if path.is_file()}
     assert files == covered
 

@@ -99,6 +99,7 @@ def test_dropout_and_batch_norm_are_those_of_one_pass(tmp_path: Path, overrides:
             assert torch.equal(statistics[name], value), name
     assert all(isinstance(m.momentum, float) for m in t.model.modules() if isinstance(m, nn.BatchNorm2d))
 
+
 # ------------------------------------------------------- the exactness tests, one by one, with every objective
 # Small towers, eight samples; three micro-batches are of 3, 3 and 2. The third, two ranks with two micro-batches each
 # against one process, is in integration/test_ranks.py.
@@ -238,7 +239,8 @@ def test_7_the_table_moves_once_a_step(name: str) -> None:
     """With γ = 0.3 a second update within the step would show."""
     tables = [steps(name, micro_batches)["table"] for micro_batches in (1, 4)]
     assert_same({"": tables[1]}, {"": tables[0]}, atol=1e-10)
-    assert (~tables[1][:, 0].isnan()).sum() == len({*inputs(8, SAMPLES).index.tolist(), *inputs(8, SAMPLES, 1).index.tolist()})
+    seen = torch.cat([inputs(SIZE, SAMPLES, seed).index for seed in (0, 1)]).unique()
+    assert (~tables[1][:, 0].isnan()).nonzero().flatten().tolist() == seen.tolist()
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
@@ -266,7 +268,7 @@ def test_9_exact_and_official_temperature_gradients_differ_by_the_inner_part_alo
 # ------------------------------------------------------------------------------------------------------- what fails
 
 
-@pytest.mark.parametrize("name", ["infonce", "siglip", "fastclip_v2", "fastclip_v3"])
+@pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_embeddings_that_are_not_finite_end_the_step_before_any_state_is_touched(name: str, value: float) -> None:
     objective = build(name, samples=SAMPLES, batch=SIZE)
@@ -275,8 +277,10 @@ def test_embeddings_that_are_not_finite_end_the_step_before_any_state_is_touched
         broken = False
 
         def forward(self, image: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            image, tokens = towers(image, tokens)
-            return image, tokens * torch.where(torch.arange(len(tokens)) == 1, value, 1.0)[:, None] if self.broken else tokens
+            image_bD, text_bD = towers(image, tokens)
+            if self.broken:
+                text_bD = text_bD * torch.where(torch.arange(len(text_bD)) == 1, value, 1.0)[:, None]
+            return image_bD, text_bD
 
     towers, model = Towers(), Broken()
     forward_backward(model, objective, inputs(SIZE, SAMPLES), 2, ONE, FP64)

@@ -230,6 +230,18 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Pat
         assert not bad, (folder, bad[:3])
 
 
+def test_a_gradient_that_is_not_finite_under_a_finite_loss_changes_nothing(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path / "overflow", "objective=fastclip_v1"))
+    weight = trainer.model.text.token_embedding.weight
+    weight.register_hook(lambda gradient: gradient * torch.inf)
+    before = weight.detach().clone()
+    with pytest.raises(ClipxError, match="the gradient is not finite at step 0: lower"):
+        trainer.fit()
+    assert torch.equal(weight, before)
+    assert trainer.objective.table.rows.isnan().all()  # type: ignore[union-attr]
+    assert not trainer.optimizer.state
+
+
 def test_evaluators_without_held_out_data_are_refused_before_training(tmp_path: Path) -> None:
     from PIL import Image
 

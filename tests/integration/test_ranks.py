@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import pickle
+import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from grid import COUNTED, Collectives
+from grid import main as grid_of_this_process
+from numerics.cases import AVERAGES, VARIANTS, specs
 from safetensors.torch import load_file
 from support import SMALL, VIT, run, torchrun
 
@@ -36,6 +44,108 @@ def test_loss_and_every_gradient_equal_one_process(
         torch.testing.assert_close(
             together[name], expected.expand_as(together[name]), rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+# ------------------------------------------------------------------------ every objective, on 1, 2 and 3 ranks
+
+
+GRID = str(Path(__file__).with_name("grid.py"))
+MICRO_BATCHES = (1, 2, 3)  # of shares of 24, 12 and 8 samples: 3 do not divide the last
+Grid = tuple[dict[str, torch.Tensor], Collectives]
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Grid]:
+    """What `grid.py` writes on a number of ranks; one rank is this process."""
+    folder = tmp_path_factory.mktemp("grid")
+
+    @functools.cache
+    def on(ranks: int) -> Grid:
+        out, pickled = folder / f"{ranks}.safetensors", folder / "specs.pickle"
+        # One rank scores all pairs in one tile; the tiles of several divide neither 24 nor 12 nor 8.
+        objectives = specs(f"objective.tile={'auto' if ranks == 1 else 5}")
+        if ranks == 1:
+            grid_of_this_process(out, objectives, list(MICRO_BATCHES))
+        else:
+            pickled.write_bytes(pickle.dumps(objectives))
+            torchrun(ranks, GRID, str(out), str(pickled), *map(str, MICRO_BATCHES), *(["4"] if ranks == 2 else []))
+        return load_file(out), json.loads(out.with_suffix(".json").read_text())
+
+    return on
+
+
+def part(found: dict[str, torch.Tensor], variant: str, micro_batches: int) -> dict[str, torch.Tensor]:
+    prefix = f"{variant}/{micro_batches}/"
+    return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_objective_on_any_number_of_ranks_and_micro_batches_is_that_of_one_process(
+    grid: Callable[[int], Grid], ranks: int
+) -> None:
+    """Loss on each rank, metrics, all gradients of two steps and the state after them: float64, to 1e-10."""
+    alone, together = grid(1)[0], grid(ranks)[0]
+    for variant, micro_batches in itertools.product(VARIANTS, MICRO_BATCHES):
+        whole, found = part(alone, variant, 1), part(together, variant, micro_batches)
+        assert found.keys() == whole.keys() and len(whole) > 20
+        for name, expected in whole.items():
+            where = f"{variant}, {micro_batches} micro-batches, {name}"
+            if name.endswith("/losses"):
+                assert len(found[name]) == ranks
+                expected = expected.expand(ranks)
+            torch.testing.assert_close(
+                found[name], expected, rtol=0, atol=1e-10, equal_nan=True, msg=lambda m, w=where: f"{w}: {m}"
+            )
+        if variant.split()[0] in AVERAGES:
+            assert whole["0/repeated"] == 1
+            assert not whole["table"].isnan().all()
+
+
+def test_the_number_of_collectives_does_not_depend_on_micro_batches(grid: Callable[[int], Grid]) -> None:
+    """Counted in the process group's own records of forward and backward: one reduction of the towers' gradients, and
+    what the objective needs; for FastCLIP as for InfoNCE no gradients of features, which would be reduced."""
+    counts = grid(2)[1]
+    for variant in COUNTED:
+        one, four = counts[f"{variant}/1"], counts[f"{variant}/4"]
+        assert one == four
+        assert one.keys() == {"all_gather", "all_reduce"}, "neither reduce_scatter nor broadcast"
+        # Reduced are the towers' gradients, the objective's own where it has some, and the rows of the table.
+        assert one["all_reduce"] <= (3 if variant in ("fastclip_v3", "siglip") else 2)
+        # Gathered are features and statistics; numbers and rows of the table.
+        assert one["all_gather"] <= {"infonce": 2, "siglip": 1}.get(variant, 4)
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], str]:
+    """What each rank wrote in `failures.py`, and what they all said at the end."""
+    folder = tmp_path_factory.mktemp("failures")
+    done = torchrun(2, str(Path(__file__).with_name("failures.py")), str(folder), check=False, timeout=100)
+    assert done.returncode != 0
+    assert (folder / "1.json").is_file(), done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)], done.stderr
+
+
+def test_embeddings_of_one_rank_that_are_not_finite_end_all_alike_with_nothing_changed(
+    failures: tuple[list[dict[str, object]], str],
+) -> None:
+    """Table, temperature, weights and the optimizer's state are those of the step before, on the good rank too."""
+    for rank in failures[0]:
+        assert str(rank["not finite"]).startswith(
+            "the embeddings of rank 1 are not finite at step 1: lower optimizer.lr"
+        )
+        assert rank["samples seen"] == 32
+        assert rank["changed"] == []
+
+
+def test_micro_batches_that_the_ranks_cannot_share_are_refused_with_the_nearest_that_they_can(
+    failures: tuple[list[dict[str, object]], str],
+) -> None:
+    for rank in failures[0]:
+        assert rank["not divisible"] == "data.batch_size=12 is not divisible by 2 ranks x 4 micro-batches: use 8 or 16"
+
+
+def test_a_sample_number_out_of_range_on_one_rank_ends_the_run(failures: tuple[list[dict[str, object]], str]) -> None:
+    assert re.search(r"sample number \d+ is out of .*\b256\b", failures[1])
 
 
 def losses(run_dir: Path) -> list[float]:

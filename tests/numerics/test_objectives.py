@@ -1,0 +1,691 @@
+"""Every objective against its definition, its limits, and the losses of open_clip."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from numerics import cases, reference
+from numerics.cases import AVERAGES, EACH, SETTINGS, VARIANTS, assert_same, build, features, read, score
+from open_clip.loss import ClipLoss, SigLipLoss
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clipx.config import compose
+from clipx.objective.base import Objective
+
+N = 30  # samples of the data set
+B = 6
+
+every = pytest.mark.parametrize("name", SETTINGS)
+every_average = pytest.mark.parametrize("name", AVERAGES)
+
+
+def optimizer(module: Objective, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> torch.optim.Optimizer | None:
+    """Moves the objective's own parameters, where it has any."""
+    own = list(module.parameters())
+    return kind(own, lr=module.constant_lr or 0.3) if own else None
+
+
+def take(module: Objective, seen: int, own: torch.optim.Optimizer | None = None) -> None:
+    if own is not None:
+        own.step()
+    module.after_step(seen)
+
+
+def log_scale(module: Objective) -> Tensor:
+    """log 1/τ of the step to come, a leaf; of a constant τ that of `SETTINGS`."""
+    own = dict(module.named_parameters()).get("temperature.log_scale")
+    at = torch.tensor(-math.log(0.2), dtype=torch.float64) if own is None else own.detach().clone()
+    return at.requires_grad_()
+
+
+@every
+def test_the_options_of_these_tests_are_those_of_the_command_line(name: str) -> None:
+    assert compose(f"objective={name}", *SETTINGS[name]).objective == cases.spec(name, *SETTINGS[name])
+
+
+# ------------------------------------------------------------------------------------------ against the definition
+
+
+def expected(variant: str, module: Objective, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Value of an objective without state, and the leaves whose gradients it has besides x and y."""
+    own = {"temperature.log_scale": log_scale(module)}
+    alpha = own["temperature.log_scale"].exp()
+    if variant == "siglip":
+        own["bias"] = module.get_parameter("bias").detach().clone().requires_grad_()
+        return reference.siglip(x, y, alpha, own["bias"]), own
+    return (reference.dcl if variant == "dcl" else reference.infonce)(x, y, alpha), own
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.split()[0] not in AVERAGES])
+def test_value_and_every_gradient_are_those_of_the_definition(variant: str) -> None:
+    module = build(variant)
+    own = optimizer(module)
+    for step in range(3):
+        x, y = features(B, seed=step)
+        found = score(module, x, y, torch.arange(B), step * B)
+        loss, leaves = expected(variant, module, x, y)
+        grads = torch.autograd.grad(loss, (x, y, *leaves.values()))
+        wanted = dict(zip(("image", "text", *leaves), grads, strict=True), loss=loss.detach())
+        assert_same(found.tensors, wanted, atol=1e-10)
+        take(module, (step + 1) * B, own)
+
+
+def batches(steps: int) -> list[Tensor]:
+    """Samples of consecutive steps: some come back, some are new, one occurs twice, and one twice in a row."""
+    generator = torch.Generator().manual_seed(5)
+    drawn = [torch.randperm(N // 2, generator=generator)[:B] for _ in range(steps)]
+    drawn[2][4] = drawn[2][1]
+    drawn[4][1:4] = torch.tensor([3, 8, 3])
+    return drawn
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.split()[0] in AVERAGES])
+def test_value_gradients_and_state_of_many_steps_are_those_of_the_definition(variant: str) -> None:
+    """Over two and a half epochs: γ is 1, then falls, and the bias correction of each sample's Adam follows it."""
+    module, definition = build(variant), cases.average(variant)
+    own = optimizer(module)
+    learned = "temperature.log_scale"
+    for step, index in enumerate(batches(12)):
+        seen = step * B
+        x, y = features(B, seed=step)
+        found = score(module, x, y, index, seen)
+        at = log_scale(module)
+        outcome = definition.step(x, y, at, index.tolist(), cases.gamma(variant, seen, N), seen // N)
+        leaves = [x, y, at] if learned in found.own else [x, y]
+        names = ["image", "text", learned][: len(leaves)]
+        wanted = dict(zip(names, torch.autograd.grad(outcome.loss, leaves), strict=True), loss=outcome.loss.detach())
+        if "log_scale" in outcome.own:
+            wanted[learned] = torch.tensor(outcome.own["log_scale"], dtype=torch.float64)
+        assert_same(found.tensors, wanted, atol=1e-10)
+        take(module, seen + B, own)
+        definition.commit(index.tolist(), outcome)
+        table = read(module, N)
+        for number in range(N):
+            if number in definition.kept:
+                kept = torch.tensor(definition.kept[number].columns, dtype=torch.float64)
+                torch.testing.assert_close(table[number], kept, rtol=0, atol=1e-10)
+            else:
+                assert table[number].isnan().all()
+
+
+@every_average
+def test_pairs_that_occur_twice_are_negatives_of_each_other(name: str) -> None:
+    module, definition = build(name), cases.average(name)
+    x, y = features(B // 2)
+    x, y = (torch.cat([t.detach(), t.detach()]).requires_grad_() for t in (x, y))
+    found = score(module, x, y, torch.arange(B))
+    outcome = definition.step(x, y, log_scale(module), range(B), 1.0, 0)
+    dx, dy = torch.autograd.grad(outcome.loss, (x, y))
+    wanted = {"loss": outcome.loss.detach(), "image": dx, "text": dy}
+    assert_same({k: v for k, v in found.tensors.items() if k in wanted}, wanted, atol=1e-10)
+
+
+@every
+def test_the_batch_of_two_is_right(name: str) -> None:
+    """One negative each: nothing to sum over, and nothing to divide by."""
+    module = build(name, batch=2)
+    x, y = features(2)
+    found = score(module, x, y, torch.arange(2))
+    if name in AVERAGES:
+        loss = cases.average(name).step(x, y, log_scale(module), range(2), 1.0, 0).loss
+    else:
+        loss, _ = expected(name, module, x, y)
+    dx, dy = torch.autograd.grad(loss, (x, y))
+    assert_same({k: found.tensors[k] for k in ("image", "text")}, {"image": dx, "text": dy}, atol=1e-10)
+    torch.testing.assert_close(found.loss.detach(), loss.detach(), rtol=0, atol=1e-10)
+
+
+# ------------------------------------------------------------------------------------------------ limits of each other
+
+
+GAMMA_1 = ("objective.gamma.schedule=constant", "objective.gamma.decay=null", "objective.gamma.minimum=1")
+
+
+@pytest.mark.parametrize(("name", "eps"), [("infonce", 1 / (B - 1)), ("dcl", 0.0)])
+def test_infonce_and_dcl_are_the_moving_average_that_forgets_all(name: str, eps: float) -> None:
+    """γ=1 and ε=1/(B-1) is InfoNCE, ε=0 is DCL, up to log(B-1) in value: also long after the first epoch."""
+    module, average = build(name), build("fastclip_v0", *GAMMA_1, f"objective.eps={eps!r}")
+    for step in range(3):
+        x, y = features(B, seed=step)
+        seen = 5 * N + step * B
+        one, other = (score(m, x, y, torch.arange(B), seen) for m in (module, average))
+        assert_same(
+            one.tensors, {**other.tensors, "loss": other.tensors["loss"] + math.log(B - 1)}, atol=1e-12, rtol=1e-12
+        )
+        for m in (module, average):
+            m.after_step(seen + B)
+
+
+def test_the_family_differs_only_in_what_it_says() -> None:
+    """In the first epoch v1 is SogCLR and v2 is iSogCLR; v0 is v1 without the factor τ; v3 is v1 plus τρ."""
+    x, y = features(B)
+    same = ("objective.tau_gradient=exact",)
+    found = {name: score(build(name), x, y, torch.arange(B)) for name in AVERAGES}
+    assert_same(found["fastclip_v1"].tensors, found["sogclr"].tensors, atol=0)
+    assert_same(found["fastclip_v2"].tensors, found["isogclr"].tensors, atol=0)
+    v0, v1, v3 = (found[f"fastclip_v{k}"] for k in (0, 1, 3))
+    torch.testing.assert_close(v1.loss, 0.2 * v0.loss)
+    torch.testing.assert_close(v1.image, 0.2 * v0.image)
+    torch.testing.assert_close(v3.loss, v1.loss + 0.2 * 1.5)
+    torch.testing.assert_close(v3.image, v1.image)
+    torch.testing.assert_close(score(build("fastclip_v2", *same), x, y, torch.arange(B)).image, v1.image)
+
+
+@pytest.mark.parametrize("scale", [1.0, 14.3, 100.0])
+def test_infonce_equals_open_clips_loss_in_float32(scale: float) -> None:
+    x, y = features(64, 16, dtype=torch.float32)
+    module = build("infonce", f"objective.init_temperature={1 / scale!r}", dtype=torch.float32)
+    found = score(module, x, y, torch.arange(64))
+    at = log_scale(module)
+    loss = ClipLoss()(x, y, at.exp())
+    names = ("image", "text", "temperature.log_scale")
+    wanted = dict(zip(names, torch.autograd.grad(loss, (x, y, at)), strict=True), loss=loss.detach())
+    assert_same(found.tensors, wanted, rtol=1e-6, atol=1e-6 * max(1, scale / 14))  # float32 keeps logits to 2^-24·α
+
+
+def test_siglip_equals_open_clips_loss_in_float32() -> None:
+    x, y = features(64, 16, dtype=torch.float32)
+    module = build("siglip", "objective.init_temperature=0.1", "objective.init_bias=-10", dtype=torch.float32)
+    found = score(module, x, y, torch.arange(64))
+    at, bias = log_scale(module), module.get_parameter("bias").detach().clone().requires_grad_()
+    loss = SigLipLoss()(x, y, at.exp(), bias)
+    names = ("image", "text", "temperature.log_scale", "bias")
+    wanted = dict(zip(names, torch.autograd.grad(loss, (x, y, at, bias)), strict=True), loss=loss.detach())
+    assert_same(found.tensors, wanted, rtol=1e-6, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- invariances
+
+
+@every
+def test_the_order_of_the_batch_does_not_matter(name: str) -> None:
+    order = torch.randperm(B, generator=torch.Generator().manual_seed(1))
+    modules = [build(name) for _ in range(2)]
+    for step in range(3):
+        x, y = features(B, seed=step)
+        index = torch.arange(B) + 2 * step
+        seen = N + step * B
+        straight = score(modules[0], x, y, index, seen).tensors
+        shuffled = score(modules[1], x[order], y[order], index[order], seen).tensors
+        straight |= {side: straight[side][order] for side in ("image", "text")}
+        assert_same(shuffled, straight, atol=1e-12, rtol=1e-12)
+        for module in modules:
+            module.after_step(seen + B)
+    assert_same({"": read(modules[1], N)}, {"": read(modules[0], N)}, atol=1e-12)
+
+
+@every
+def test_images_and_texts_may_change_places(name: str) -> None:
+    """One direction, called twice."""
+    modules = [build(name) for _ in range(2)]
+    for step in range(2):
+        x, y = features(B, seed=step)
+        seen = N + step * B
+        straight = score(modules[0], x, y, torch.arange(B), seen).tensors
+        swapped = score(modules[1], y, x, torch.arange(B), seen).tensors
+        swapped |= {"image": swapped["text"], "text": swapped["image"]}
+        assert_same(swapped, straight, atol=1e-12, rtol=1e-12)
+        for module in modules:
+            module.after_step(seen + B)
+
+
+@every
+@pytest.mark.parametrize("tile", [1, 3, 6, 1000])
+def test_the_tile_does_not_matter(name: str, tile: int) -> None:
+    """Seven samples: 3 and 6 do not divide them, 1000 holds all."""
+    size = 7
+    modules = [build(name, "objective.tile=auto", batch=size), build(name, f"objective.tile={tile}", batch=size)]
+    for step in range(2):
+        x, y = features(size, seed=step)
+        found = [score(m, x, y, torch.arange(size), N + step * size).tensors for m in modules]
+        assert_same(found[1], found[0], atol=1e-12, rtol=1e-12)
+        for module in modules:
+            module.after_step(N + (step + 1) * size)
+    assert_same({"": read(modules[1], N)}, {"": read(modules[0], N)}, atol=1e-12)
+
+
+@every
+def test_the_gradient_is_that_of_any_function_of_the_loss(name: str) -> None:
+    """A GradScaler, or a second loss beside it, multiplies all gradients alike."""
+    x, y = features(B)
+    plain = score(build(name), x, y, torch.arange(B)).tensors
+    module = build(name)
+    module.before_step(0)
+    loss, _ = module(x, y, torch.arange(B))
+    (65536 * loss + 1).backward()
+    scaled = {"image": x.grad, "text": y.grad, **{n: p.grad for n, p in module.named_parameters()}}
+    assert_same({n: g / 65536 for n, g in scaled.items()}, {n: plain[n] for n in scaled}, atol=1e-14)
+
+
+@every
+def test_a_frozen_tower_changes_nothing_for_the_other(name: str) -> None:
+    x, y = features(B)
+    whole = score(build(name), x, y, torch.arange(B))
+    module = build(name)
+    module.before_step(0)
+    loss, _ = module(x.detach(), y, torch.arange(B))
+    loss.backward()
+    assert x.grad is None
+    torch.testing.assert_close(y.grad, whole.text, rtol=0, atol=1e-14)
+    with torch.no_grad():
+        alone, _ = build(name)(x, y, torch.arange(B))
+    assert alone.item() == loss.item()
+
+
+# -------------------------------------------------------------------------------------------------------- precision
+
+
+def adversarial(kind: str, size: int) -> tuple[Tensor, Tensor]:
+    one = F.normalize(torch.ones(size, 8), dim=-1)
+    x = one.clone()
+    y = {"all alike": one, "all opposite": -one, "one right pair": -one, "one wrong pair": one.clone()}[kind].clone()
+    if kind.startswith("one"):
+        y[0] = -y[0]
+    return x.bfloat16().requires_grad_(), y.bfloat16().requires_grad_()
+
+
+@every
+@pytest.mark.parametrize("kind", ["all alike", "all opposite", "one right pair", "one wrong pair"])
+def test_stays_finite_at_the_lowest_temperature_with_the_worst_features(name: str, kind: str) -> None:
+    """bfloat16, τ = 0.01: logits of ±100, hence a g of e^±200. The average goes from one extreme to the other."""
+    tau = "objective.temperature" if name in ("sogclr", "fastclip_v1") else "objective.init_temperature"
+    overrides = [f"{tau}=0.01", "objective.tile=4"]
+    if name in (*EACH, "fastclip_v3"):
+        overrides += ["objective.min_temperature=0.01"]
+    if name in AVERAGES:
+        overrides += ["objective.eps=1e-14"]
+    module = build(name, *overrides, dtype=torch.float32)
+    own = optimizer(module)
+    for step, this in enumerate((kind, "all alike", "one right pair", kind, "one wrong pair", "all opposite")):
+        x, y = adversarial(this, B)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = score(module, x, y, torch.arange(B), N + step * B)
+        for what, value in found.tensors.items():
+            assert value.isfinite().all(), (this, what)
+        for what, value in found.metrics.items():
+            assert value.isfinite().all(), (this, what)
+        take(module, N + (step + 1) * B, own)
+        table = read(module, B)
+        assert table.isfinite().all()
+
+
+@every
+def test_float32_is_float64_to_its_precision(name: str) -> None:
+    found = []
+    modules = [build(name, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    for step in range(3):
+        x, y = features(B, seed=step, dtype=torch.float32)
+        found = [
+            score(m, x.to(p), y.to(p), torch.arange(B), N + step * B).tensors
+            for m, p in zip(modules, (torch.float32, torch.float64), strict=True)
+        ]
+        assert all(value.dtype == torch.float32 for value in found[0].values())
+        assert_same({n: v.double() for n, v in found[0].items()}, found[1], rtol=1e-5, atol=2e-6)
+        for module in modules:
+            module.after_step(N + (step + 1) * B)
+
+
+def test_siglip_keeps_learning_right_pairs_that_it_knows_well() -> None:
+    """z = 15: σ(z) is 1 to the precision of float32, what is left to learn is σ(-z) = 3.06e-7."""
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        x, _ = features(B, width=16, dtype=dtype)
+        module = build("siglip", "objective.init_temperature=0.04", "objective.init_bias=-10", dtype=dtype)
+        found[dtype] = {n: v.double() for n, v in score(module, x, x, torch.arange(B)).tensors.items()}
+    assert_same(found[torch.float32], found[torch.float64], rtol=1e-4, atol=1e-9)
+
+
+@every
+def test_autocast_does_not_reach_the_loss(name: str) -> None:
+    x, y = features(B, dtype=torch.float32)
+    plain = score(build(name, dtype=torch.float32), x, y, torch.arange(B))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = score(build(name, dtype=torch.float32), x, y, torch.arange(B))
+    assert_same(under.tensors, plain.tensors, atol=0)
+
+
+@every
+def test_features_in_16_bits_are_scored_in_32_and_their_gradients_rounded(name: str) -> None:
+    x, y = (t.detach().bfloat16().requires_grad_() for t in features(B, dtype=torch.float32))
+    rounded = score(build(name, dtype=torch.float32), x, y, torch.arange(B))
+    exact = score(build(name, dtype=torch.float32), x.float(), y.float(), torch.arange(B))
+    assert rounded.loss.dtype == torch.float32
+    assert rounded.loss.item() == exact.loss.item()
+    assert rounded.image.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.image.float(), exact.image, rtol=2**-7, atol=0)
+
+
+# ----------------------------------------------------------------------------------------------------------- memory
+
+
+class LargestResult(TorchDispatchMode):
+    """The most numbers that any operation gave back."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        for t in results:
+            if isinstance(t, Tensor):
+                self.numel = max(self.numel, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+def tensors() -> list[Tensor]:
+    """All that are alive. By class: lazily imported modules warn when `isinstance` looks at them."""
+    return [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+
+
+@every
+def test_nothing_of_the_size_of_the_pairs_is_computed_or_kept(name: str) -> None:
+    """64 samples of width 4 in tiles of 8: 4,096 pairs, 256 features. What is kept is found among all live tensors."""
+    size = 64
+    module = build(name, "objective.tile=8", batch=size, samples=200)
+    x, y = features(size, width=4)
+    module.before_step(0)
+    module(x.detach(), y.detach(), torch.arange(size))  # what is there from the first step on
+    gc.collect()
+    before = {id(t) for t in tensors()}
+    saved: list[Tensor] = []
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t),
+        LargestResult() as largest,
+    ):
+        loss, _ = module(x, y, torch.arange(size))
+    assert largest.numel <= 16 * size
+    assert sum(t.numel() for t in saved) <= 2 * 4 * size + 20 * size  # dx, dy, and a few numbers a sample
+    assert all(t.numel() <= 16 * size for t in tensors() if id(t) not in before)
+    with LargestResult() as largest:
+        loss.backward()
+    assert largest.numel <= 4 * size
+
+
+# -------------------------------------------------------------------------------------------- the temperature's gradient
+
+
+def v3_gradients(x: Tensor, y: Tensor, rho: float, *overrides: str) -> dict[str, float]:
+    found = {}
+    for choice in ("exact", "official"):
+        module = build("fastclip_v3", f"objective.tau_gradient={choice}", f"objective.rho={rho!r}", *overrides, batch=8)
+        found[choice] = score(module, x, y, torch.arange(8)).own["temperature.log_scale"].item()
+    return found
+
+
+def test_v3s_exact_temperature_gradient_is_that_of_the_loss_itself() -> None:
+    """In the first epoch u is g, so that the loss is a function of τ like any other: by central differences."""
+    x, y = features(B)
+    module = build("fastclip_v3")
+    gradient = score(module, x, y, torch.arange(B)).own["temperature.log_scale"].item()
+
+    def loss(by: float) -> float:
+        moved = build("fastclip_v3")
+        with torch.no_grad():
+            moved.temperature.log_scale += by
+        return score(moved, x, y, torch.arange(B)).loss.item()
+
+    assert gradient == pytest.approx((loss(1e-5) - loss(-1e-5)) / 2e-5, abs=1e-9)
+
+
+def test_the_official_temperature_gradient_counts_the_inner_part_twice_and_can_flip_the_sign() -> None:
+    x, y = features(8, seed=4, pull=0.0)
+    tau, tiny = 0.2, ("objective.eps=1e-14",)
+    at_rho_1 = v3_gradients(x, y, 1.0, *tiny)
+    inner = at_rho_1["official"] - at_rho_1["exact"]  # ∂comp/∂α·α
+    assert inner > 0
+    through_tau = at_rho_1["exact"] - inner  # -τ (ρ + ½ mean log u)
+    rho = 1.0 + (through_tau + 1.5 * inner) / tau  # where it is -1.5 times the inner part
+    assert 0 < rho < math.log(N - 1)
+    flipped = v3_gradients(x, y, rho, *tiny)
+    assert flipped["exact"] == pytest.approx(-0.5 * inner)
+    assert flipped["official"] == pytest.approx(0.5 * inner)
+
+
+def test_v3_is_stationary_where_the_mean_kl_is_rho() -> None:
+    """KL of the softmax over the negatives to the uniform distribution, both sides, by its definition."""
+    x, y = features(8, seed=4)
+    s = reference.similarities(x.detach(), y.detach())
+    total, tau = 0.0, 1 / build("fastclip_v3").temperature.log_scale.exp().item()
+    for i in range(8):
+        for side in reference.SIDES:
+            z = torch.stack([v / tau for j, v in enumerate(reference.row(s, i, side)) if j != i])
+            p = z.softmax(0)
+            total += (p * (p * 7).log()).sum().item() / 16
+    assert v3_gradients(x, y, total, "objective.eps=0")["exact"] == pytest.approx(0, abs=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------- schedules
+
+
+def gammas(name: str, seen: list[int], *overrides: str, epochs: int = 6) -> list[float]:
+    module = build(name, *overrides, epochs=epochs)
+    x, y = features(B)
+    return [score(module, x, y, torch.arange(B), at).metrics["gamma"].item() for at in seen]
+
+
+@pytest.mark.parametrize("name", ["fastclip_v0", "fastclip_v1", "fastclip_v2", "fastclip_v3"])
+def test_gamma_is_cosine_by_epoch(name: str) -> None:
+    """1 in the first epoch, ½(1+cos(π e/3))·0.7+0.3, and 0.3 from the third on, the same within an epoch."""
+    seen = list(range(0, 6 * N, 7))
+    wanted = [reference.cosine_gamma(at // N, 0.3, 3) for at in seen]
+    assert wanted[0] == 1.0 and wanted[-1] == 0.3 and len(set(wanted)) == 4
+    assert gammas(name, seen) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_gamma_is_cosine_by_step() -> None:
+    seen = list(range(0, 6 * N, 7))
+    wanted = [reference.cosine_gamma(at / N, 0.3, 3) for at in seen]
+    assert gammas("fastclip_v1", seen, "objective.gamma.by_step=true") == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sogclr", "isogclr"])
+def test_constant_gamma_is_1_in_the_first_epoch(name: str) -> None:
+    seen = [0, B, N - 1, N, N + 1, 2 * N, 5 * N]
+    assert gammas(name, seen) == pytest.approx([1, 1, 1, 0.3, 0.3, 0.3, 0.3])
+
+
+@pytest.mark.parametrize("epochs", [3, 10, 33])
+def test_fitted_gamma_is_the_rule_of_the_successor(epochs: int) -> None:
+    overrides = ("objective.gamma.schedule=fitted", "objective.gamma.minimum=null", "objective.gamma.decay=null")
+    minimum = reference.fitted_minimum(epochs)
+    assert (minimum == 1) == (epochs < 7)
+    seen = [epoch * N for epoch in range(epochs)]
+    wanted = [reference.cosine_gamma(epoch, minimum, epochs) for epoch in range(epochs)]
+    assert gammas("fastclip_v3", seen, *overrides, epochs=epochs) == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize(("decay", "epochs"), [("2ep", 2), ("50%", 3), ("100%", 6), ("10st", 2), ("90sa", 3)])
+def test_gammas_decay_may_have_any_unit(decay: str, epochs: int) -> None:
+    seen = [epoch * N for epoch in range(6)]
+    wanted = [reference.cosine_gamma(epoch, 0.3, epochs) for epoch in range(6)]
+    assert gammas("fastclip_v3", seen, f"objective.gamma.decay='{decay}'") == pytest.approx(wanted, abs=1e-12)
+
+
+# -------------------------------------------------------------------------------------------------------------- state
+
+
+def snapshot(module: Objective) -> dict[str, Tensor]:
+    return {"table": read(module, N).clone(), **{n: t.clone() for n, t in module.state_dict().items()}}
+
+
+@every
+def test_a_skipped_step_leaves_everything_as_it_was(name: str) -> None:
+    """After it a step is what it would have been without."""
+    module, other = build(name), build(name)
+    x, y = features(B)
+    for m in (module, other):
+        score(m, x, y, torch.arange(B), N)
+        m.after_step(N + B)
+    before = snapshot(module)
+    skipped = features(B, seed=1)
+    score(module, *skipped, torch.arange(3, 3 + B), N + B)
+    assert_same(snapshot(module), before, atol=0)
+    x, y = features(B, seed=2)
+    found = [score(m, x, y, torch.arange(2, 2 + B), N + B).tensors for m in (module, other)]
+    assert_same(found[0], found[1], atol=0)
+    for m in (module, other):
+        m.after_step(N + 2 * B)
+    assert_same(snapshot(module), snapshot(other), atol=0)
+
+
+@every_average
+def test_after_step_alone_commits_nothing_twice(name: str) -> None:
+    module = build(name)
+    score(module, *features(B), torch.arange(B), N)
+    module.after_step(N + B)
+    before = snapshot(module)
+    module.after_step(N + B)
+    assert_same(snapshot(module), before, atol=0)
+
+
+@every_average
+def test_an_unseen_sample_takes_its_own_g(name: str) -> None:
+    """In a late epoch, with γ = 0.3, beside samples that have been seen."""
+    module = build(name, *(("objective.temperature_lr=1e-12",) if name in EACH else ()))
+    first = features(B, seed=1)
+    score(module, *first, torch.arange(B), 4 * N)
+    module.after_step(4 * N + B)
+    x, y = features(B, seed=2)
+    score(module, x, y, torch.tensor([0, 1, 20, 21, 22, 23]), 4 * N + B)
+    module.after_step(4 * N + 2 * B)
+    table, tau = read(module, N).exp(), 1 / log_scale(module).exp().item()
+    for pairs, numbers, rows in ((first, range(2, 6), range(2, 6)), ((x, y), range(20, 24), range(2, 6))):
+        s = reference.similarities(*pairs)
+        for number, i in zip(numbers, rows, strict=True):
+            for side in reference.SIDES:
+                assert table[number, side].item() == pytest.approx(reference.inner(s, i, side, tau).item(), abs=1e-10)
+    assert read(module, N)[24:].isnan().all()
+    assert read(module, N)[6:20].isnan().all()
+
+
+@every_average
+def test_of_a_repeated_index_the_last_wins_and_repeats_are_counted(name: str) -> None:
+    module, alone = build(name), build(name)
+    x, y = features(B)
+    found = score(module, x, y, torch.tensor([4, 7, 4, 9, 4, 7]), 4 * N)
+    score(alone, x, y, torch.tensor([1, 2, 3, 9, 4, 7]), 4 * N)
+    for m in (module, alone):
+        m.after_step(4 * N + B)
+    assert found.metrics["repeated"].item() == 3, "4 twice and 7 once: the samples that a later one overwrites"
+    one, other = read(module, N), read(alone, N)
+    for number in (4, 7, 9):
+        assert torch.equal(one[number], other[number])
+    again = score(module, x, y, torch.arange(B), 4 * N + B)
+    assert again.metrics["repeated"].item() == 0
+
+
+@every_average
+def test_the_metrics_say_what_they_are(name: str) -> None:
+    module, definition = build(name), cases.average(name)
+    x, y = features(B)
+    for seen in (N, N + B):
+        found = score(module, x, y, torch.arange(B), seen)
+        assert all(value.ndim == 0 and not value.requires_grad for value in found.metrics.values())
+        outcome = definition.step(x, y, log_scale(module), range(B), cases.gamma(name, seen, N), 1)
+        definition.commit(range(B), outcome)
+        logs = [math.log(0.05 + u) for sample in outcome.samples for u in sample.u]
+        assert found.metrics["log_u"].item() == pytest.approx(sum(logs) / len(logs), abs=1e-10)
+        module.after_step(seen + B)
+
+
+@every
+def test_the_temperature_is_told(name: str) -> None:
+    found = score(build(name), *features(B), torch.arange(B))
+    assert found.metrics["temperature"].item() == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize(("rho", "pull", "limit"), [(3, 0.0, 0.03), (0.01, 3.0, 1.0)], ids=["down", "up"])
+def test_each_samples_temperature_stops_at_the_lowest_and_at_1(
+    name: str, rho: float, pull: float, limit: float
+) -> None:
+    """At a rate that would throw every τ beyond."""
+    module = build(name, "objective.temperature_lr=10", f"objective.rho={rho}")
+    score(module, *features(B, pull=pull), torch.arange(B))
+    module.after_step(B)
+    tau = read(module, N)[:, 2:4]
+    torch.testing.assert_close(tau[:B], torch.full_like(tau[:B], limit))
+    assert tau[B:].isnan().all()
+
+
+@pytest.mark.parametrize("rate", ["down", "up"])
+@pytest.mark.parametrize(("name", "low", "high"), [
+    ("infonce", 0.02, 1.0), ("dcl", 0.02, 1.0), ("siglip", 0.02, 1.0), ("fastclip_v0", 0.02, 1.0), ("fastclip_v3", 0.03, 1.0),
+])  # fmt: skip
+def test_the_learned_temperature_is_clamped(name: str, low: float, high: float, rate: str) -> None:
+    module = build(name, *(() if name == "fastclip_v3" else ("objective.max_scale=50",)))
+    score(module, *features(B), torch.arange(B))
+    with torch.no_grad():
+        module.temperature.log_scale += 30 if rate == "down" else -30
+    module.after_step(B)
+    assert 1 / module.temperature.log_scale.exp().item() == pytest.approx(low if rate == "down" else high)
+
+
+@pytest.mark.parametrize(("start", "factor"), [(0.2, 1.0), (0.0301, 1.0), (0.0299, 1 / 3), (0.02, 1 / 3)])
+def test_v3s_temperature_learns_at_a_third_of_its_rate_once_it_is_low(start: float, factor: float) -> None:
+    """As one optimizer with a rate that is cut: two steps of AdamW, whose moments do not know of the rate."""
+    module = build(
+        "fastclip_v3", f"objective.init_temperature={start}", "objective.min_temperature=0.01", "objective.rho=0.5"
+    )
+    other = module.temperature.log_scale.detach().clone().requires_grad_()
+    rate = 1e-5  # so that no step crosses 0.03
+    ours = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=0.0)
+    theirs = torch.optim.AdamW([other], lr=rate * factor, weight_decay=0.0)
+    for step in range(3):
+        found = score(module, *features(B, seed=step), torch.arange(B), step * B)
+        other.grad = found.own["temperature.log_scale"].clone()
+        ours.step()
+        theirs.step()
+        module.after_step((step + 1) * B)
+        assert module.temperature.log_scale.item() == pytest.approx(other.item(), abs=1e-12, rel=0)
+        assert other.item() != pytest.approx(-math.log(start), abs=1e-6 * factor, rel=0)
+
+
+def test_only_v3_has_a_learning_rate_of_its_own() -> None:
+    assert build("fastclip_v3", "objective.temperature_lr=2e-4").constant_lr == 2e-4
+    assert [name for name in SETTINGS if build(name).constant_lr is not None] == ["fastclip_v3"]
+
+
+# ------------------------------------------------------------------------------------------------------------ compiled
+
+
+def same_when_compiled(name: str, compiler: Callable[[Objective], Objective]) -> None:
+    module, other = (
+        build(name, "objective.tile=3", dtype=torch.float32),
+        build(name, "objective.tile=3", dtype=torch.float32),
+    )
+    compiled = compiler(other)
+    for step in range(2):
+        x, y = features(B, seed=step, dtype=torch.float32)
+        expected = score(module, x, y, torch.arange(B), N + step * B)
+        other.zero_grad()
+        a, b = (t.detach().clone().requires_grad_() for t in (x, y))
+        other.before_step(N + step * B)
+        loss, _ = compiled(a, b, torch.arange(B))
+        loss.backward()
+        own = {n: p.grad for n, p in other.named_parameters()}
+        found = {"loss": loss.detach(), "image": a.grad, "text": b.grad, **own}
+        assert_same(found, expected.tensors, rtol=1e-5, atol=1e-6)
+        for m in (module, other):
+            m.after_step(N + (step + 1) * B)
+    assert_same({"": read(other, N)}, {"": read(module, N)}, rtol=1e-5, atol=1e-6)
+
+
+@every
+def test_compiled_it_is_the_same(name: str) -> None:
+    """Through the tracer and autograd's; what the machine's compiler makes of it is the slow test's."""
+    torch._dynamo.reset()
+    same_when_compiled(name, lambda m: torch.compile(m, backend="aot_eager"))
+
+
+@pytest.mark.slow
+@every
+def test_compiled_to_machine_code_it_is_the_same(name: str) -> None:
+    torch._dynamo.reset()
+    same_when_compiled(name, torch.compile)
