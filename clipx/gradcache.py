@@ -71,7 +71,7 @@ def forward_backward(
 
 
 def _check_finite(loss: Tensor, image_bD: Tensor, text_bD: Tensor, comm: Comm) -> None:
-    """The loss tells, which every rank has whole; where it is not finite the ranks find out whose embeddings are not."""
+    """Every rank has the loss whole; where it is not finite, they find out whose embeddings are not."""
     if math.isfinite(loss.item()):
         return
     here = image_bD.isfinite().all() & text_bD.isfinite().all()

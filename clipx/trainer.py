@@ -251,8 +251,8 @@ class Trainer:
         """The error of a step that is not finite; it is raised before the step is made."""
         self.rundir.event("non_finite", step=self.steps_done, rank=self.comm.rank, message=what)
         return ClipxError(
-            f"{what}: lower optimizer.lr, lengthen schedule.warmup, or set optimizer.clip_norm=1; the step was not made, "
-            "and the last checkpoint is from before"
+            f"{what}: lower optimizer.lr, lengthen schedule.warmup, or set optimizer.clip_norm=1; the step was not "
+            "made, and the last checkpoint is from before"
         )
 
     def _row(self, measured: dict[str, float], lr: float) -> Row:
