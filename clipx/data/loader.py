@@ -7,15 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from clipx.data.order import Order
 from clipx.data.source import Bad, BadSample, Sample, Source
-from clipx.data.transform import Pixels, decode, eval_transform, train_transform
+from clipx.data.transform import decode, eval_transform, train_transform
 from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
 
@@ -73,17 +71,18 @@ class _Stream(Dataset["Batch | DataError"]):
                 index, image, texts = self._draw(position, rng, bad)
             except DataError as error:
                 return error
-            pixels.append(train_transform(image, self.view.size, self.view.crop_scale, rng))
+            pixels.append(image)
             captions.append(rng.choice(texts))
             indices.append(index)
         return Batch(_stack(pixels), self.tokenizer(captions), torch.tensor(indices), bad)
 
-    def _draw(self, position: int, rng: random.Random, bad: list[Bad]) -> tuple[int, Image, Sequence[str]]:
+    def _draw(self, position: int, rng: random.Random, bad: list[Bad]) -> tuple[int, Tensor, Sequence[str]]:
         index = self.order(position)
         for _ in range(_TRIES):
             try:
                 sample = self.source.read(index)
-                return index, decode(sample.image, self.view.max_pixels), sample.captions
+                pixels = train_transform(sample.image, self.view.size, self.view.crop_scale, self.view.max_pixels, rng)
+                return index, pixels, sample.captions
             except BadSample as error:
                 bad.append(Bad(self.source.key(index), str(error)))
                 index = rng.randrange(self.order.samples)
@@ -156,9 +155,13 @@ def train_loader(
     return _Loader(stream, _Positions(samples, batch, rank, world), workers, prefetch, pin)
 
 
-def _stack(pixels: Sequence[Pixels]) -> Tensor:
-    """[b, 3, S, S] in channels-last memory, as decoders give pixels and convolutions want them."""
-    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+def _stack(pixels: list[Tensor]) -> Tensor:
+    """[b, 3, S, S] in channels-last memory, as decoders give pixels and convolutions want them.
+
+    In a loader process this is the one copy there is: into the memory that it shares with the trainer.
+    """
+    stacked: Tensor = default_collate(pixels)
+    return stacked.permute(0, 3, 1, 2)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
@@ -180,12 +183,12 @@ class _Held(Dataset["EvalBatch | DataError"]):
         self.source, self.view = source, view
 
     def __getitem__(self, indices: range) -> EvalBatch:
-        good: list[tuple[int, Sample, Pixels]] = []
+        good: list[tuple[int, Sample, Tensor]] = []
         bad: list[Bad] = []
         for index in indices:
             try:
                 sample = self.source.read(index)
-                pixels = eval_transform(decode(sample.image, self.view.max_pixels), self.view.size)
+                pixels = torch.tensor(eval_transform(decode(sample.image, self.view.max_pixels), self.view.size))
             except BadSample as error:
                 bad.append(Bad(self.source.key(index), str(error)))
             else:
