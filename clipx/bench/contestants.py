@@ -1,0 +1,115 @@
+"""The losses that are compared: clipx's objectives and open_clip's, each as a forward from given features."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clipx.bench.measure import Collectives
+from clipx.config import compose
+from clipx.distributed import Comm
+from clipx.schedule import Length
+
+SAMPLES = 2_723_840  # of CC3M: the size of a per-sample state
+
+
+@dataclass(slots=True)
+class Contestant:
+    """A loss of b local samples of the global batch. `forward` returns a scalar; `done` is called after its backward.
+
+    Gradients of the global loss are those of `forward`'s divided by `share`: where data parallelism averages, open_clip
+    leaves each rank world times its part.
+    """
+
+    forward: Callable[[Tensor, Tensor], Tensor]
+    parameters: list[nn.Parameter]
+    share: int = 1
+    done: Callable[[], None] = field(default=lambda: None)
+
+    def step(self, image_bD: Tensor, text_bD: Tensor, counter: Collectives | None = None) -> Tensor:
+        """Forward and backward; the loss, detached."""
+        for x in (image_bD, text_bD, *self.parameters):
+            x.grad = None
+        loss = self.forward(image_bD, text_bD)
+        if counter is not None:
+            counter.backward = True
+        loss.backward()
+        self.done()
+        return loss.detach()
+
+
+def contestant(name: str, comm: Comm, batch: int, seed: int) -> Contestant:
+    """By name: `open_clip`, `open_clip_plain`, `open_clip_siglip`, or one of clipx's objectives. `batch`: b."""
+    if name.startswith("open_clip"):
+        return _open_clip(name, comm)
+    return _clipx(name, comm, batch, seed)
+
+
+def _clipx(name: str, comm: Comm, batch: int, seed: int) -> Contestant:
+    total = batch * comm.world
+    samples = max(SAMPLES, 10 * total)
+    objective = compose(f"objective={name}").objective.build(
+        comm, Length(epoch=samples, batch=total, total=10 * samples)
+    )
+    objective.to(comm.device)
+    random = torch.Generator().manual_seed(seed)
+    index_b = torch.randperm(samples, generator=random)[comm.rank * batch :][:batch].to(comm.device)
+    seen = 0
+
+    def forward(image_bD: Tensor, text_bD: Tensor) -> Tensor:
+        objective.before_step(seen)
+        loss: Tensor = objective(image_bD, text_bD, index_b)[0]
+        return loss
+
+    def done() -> None:
+        nonlocal seen
+        seen += total
+        objective.after_step(seen)
+
+    return Contestant(forward, list(objective.parameters()), done=done)
+
+
+def _open_clip(name: str, comm: Comm) -> Contestant:
+    losses = _open_clip_losses()
+    ranks = {"rank": comm.rank, "world_size": comm.world}
+    if name == "open_clip_siglip":
+        scale, bias = _parameter(math.log(10), comm), _parameter(-10.0, comm)
+        siglip = losses.SigLipLoss(**ranks)
+        return Contestant(lambda x_bD, y_bD: siglip(x_bD, y_bD, scale.exp(), bias), [scale, bias], comm.world)
+    both = name == "open_clip"
+    scale = _parameter(-math.log(0.07), comm)
+    loss = losses.ClipLoss(local_loss=both, gather_with_grad=both, **ranks)
+    return Contestant(lambda x_bD, y_bD: loss(x_bD, y_bD, scale.exp()), [scale], comm.world)
+
+
+def _parameter(value: float, comm: Comm) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(value, device=comm.device))
+
+
+def _open_clip_losses() -> ModuleType:
+    """open_clip/loss.py by itself: the package around it takes seconds to import, in each process."""
+    name = "clipx.bench.open_clip_loss"
+    if name not in sys.modules:
+        package = importlib.util.find_spec("open_clip")
+        assert package is not None and package.origin is not None
+        spec = importlib.util.spec_from_file_location(name, Path(package.origin).parent / "loss.py")
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def features(comm: Comm, batch: int, dim: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Random unit features of this rank's samples, images and texts, which take gradients."""
+    random = torch.Generator().manual_seed(seed * 1000 + comm.rank)
+    image_bD, text_bD = (F.normalize(torch.randn(batch, dim, generator=random), dim=1) for _ in range(2))
+    return image_bD.to(comm.device).requires_grad_(), text_bD.to(comm.device).requires_grad_()

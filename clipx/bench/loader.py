@@ -1,0 +1,134 @@
+"""The data loader beside open_clip's: JPEG shards to ready batches; and whether a run waits for its loader."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clipx.bench import BenchSpec, Findings, Table
+from clipx.config import option
+from clipx.errors import require
+
+
+@option("bench")
+@dataclass(kw_only=True, slots=True)
+class LoaderSpec(BenchSpec):
+    """Random crops of 224 pixels out of synthetic photographs in shards, by `workers` processes on each side."""
+
+    kind: str = "loader"
+    of: str | None = None  # a run directory: its loader is measured instead, and whether the run waits for it
+    sides: list[int] = field(default_factory=lambda: [256, 512])  # longer side of the photographs, pixels
+    samples: int = 2048  # photographs of each size
+    batch: int = 128
+    workers: int = 2
+    batches: int = 20  # that a round measures, after as many as a loader keeps ready
+    repeats: int = 3  # rounds; in each the sides take turns
+
+    def __post_init__(self) -> None:
+        BenchSpec.__post_init__(self)
+        require(bool(self.sides), "sides=[] leaves nothing to measure: name at least one, sides=[512]")
+        require(min(self.sides, default=32) >= 32, f"sides={self.sides} must hold numbers from 32")
+        counts = {"samples": self.samples, "batch": self.batch, "workers": self.workers}
+        for key, count in (counts | {"batches": self.batches, "repeats": self.repeats}).items():
+            require(count >= 1, f"{key}={count} must be at least 1")
+        require(
+            self.samples >= 2 * self.batch,
+            f"samples={self.samples} is less than two batches of {self.batch}: give at least {2 * self.batch}",
+        )
+
+    def run(self, say: Callable[[str], None]) -> Findings:
+        if self.of is not None:
+            return self._of_a_run(self.of, say)
+        with tempfile.TemporaryDirectory() as folder:
+            rates = {side: self._rates(side, Path(folder) / str(side), say) for side in sorted(set(self.sides))}
+        return self._findings(rates)
+
+    def _rates(self, side: int, folder: Path, say: Callable[[str], None]) -> dict[str, list[float]]:
+        """Images a second of each contestant in each round."""
+        from clipx.bench.pipelines import CONTESTANTS, write_photographs
+        from clipx.bench.processes import Processes
+
+        say(f"{side} pixels: writing {self.samples:,} photographs")
+        processes = Processes("cpu", self.threads)
+        processes.run(write_photographs, str(folder), side, self.samples, self.seed)
+        rates: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+        load = (str(folder), self.batch, self.workers, self.batches, self.seed)
+        for i in range(self.repeats):
+            say(f"{side} pixels: round {i + 1} of {self.repeats}")
+            for name, contestant in CONTESTANTS.items():
+                rates[name].append(processes.run(contestant, *load)[0])
+        return rates
+
+    def _findings(self, rates: dict[int, dict[str, list[float]]]) -> Findings:
+        from clipx.bench.measure import ratio
+
+        median = {side: {name: statistics.median(r) for name, r in found.items()} for side, found in rates.items()}
+        figures: dict[str, Any] = {"benchmark": "loader", "workers": self.workers}
+        for side, found in rates.items():
+            figures[f"ratio_{side}"] = round(ratio(found["clipx"], found["open_clip"]), 3)
+            figures[f"share_of_decode_bound_{side}"] = round(ratio(found["clipx"], found["decode"]), 3)
+            # Workers do nothing but tokenise in the one, and everything in the other.
+            figures[f"tokens_share_{side}"] = round(ratio(found["clipx"], found["tokens"]), 4)
+        largest = max(rates)
+        figures["share_of_decode_bound"] = figures[f"share_of_decode_bound_{largest}"]
+        figures["images_per_second"] = {str(side): {k: round(v) for k, v in m.items()} for side, m in median.items()}
+        figures["results"] = self.run_dir
+        labels = {
+            "clipx": "clipx",
+            "threads": "clipx's work in threads of one process",
+            "open_clip": "open_clip",
+            "decode": "bare libjpeg-turbo decoding, whole images",
+            "tokens": "clipx's tokenizer alone, texts",
+        }
+        table = Table(
+            f"images a second, {self.workers} workers; clipx times as many as each",
+            ("", *(text for side in rates for text in (f"{side} px", "times"))),
+        )
+        for name, label in labels.items():
+            cells = [
+                text
+                for side, m in median.items()
+                for text in (f"{m[name]:,.0f}", f"{ratio(rates[side]['clipx'], rates[side][name]):.2f}")
+            ]
+            table.rows.append((label, *cells))
+        return Findings(figures, {str(side): found for side, found in rates.items()}, [table])
+
+    def _of_a_run(self, run_dir: str, say: Callable[[str], None]) -> Findings:
+        from clipx.bench.pipelines import rate_of_run
+        from clipx.bench.processes import Processes
+        from clipx.evaluate import load_run
+        from clipx.logger import read_rows
+        from clipx.rundir import RunDir
+
+        spec = load_run(Path(run_dir))
+        say(f"the loader of {run_dir}: {spec.data.workers} workers, without training beside it")
+        rate = Processes("cpu", self.threads).run(rate_of_run, run_dir, self.batches)[0]
+        rows = [row for row in read_rows(RunDir(Path(run_dir)).metrics) if "train/data_wait_share" in row]
+        require(bool(rows), f"of={run_dir} has logged no step yet: train it first")
+        wait = statistics.median(row["train/data_wait_share"] for row in rows)
+        trained = statistics.median(row["train/samples_per_second_per_device"] for row in rows)
+        bound = wait > 0.05
+        verdict = (
+            f"the run waits for its loader {wait:.0%} of the time: raise data.workers={spec.data.workers}, give "
+            "the job more cores, or shards of smaller images"
+            if bound
+            else f"the run does not wait for its loader ({wait:.0%} of the time)"
+        )
+        say(verdict)
+        figures = {
+            "benchmark": "loader",
+            "of": run_dir,
+            "loader_bound": bound,
+            "data_wait_share": round(wait, 4),
+            "loader_samples_per_second": round(rate, 1),
+            "training_samples_per_second_per_device": round(trained, 1),
+            "results": self.run_dir,
+        }
+        table = Table(run_dir, ("", "a second"))
+        table.rows += [("samples loaded, by one rank's workers alone", f"{rate:,.0f}")]
+        table.rows += [("samples trained on, by each device", f"{trained:,.0f}")]
+        return Findings(figures, figures, [table])

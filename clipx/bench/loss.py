@@ -1,0 +1,338 @@
+"""Loss and gradients from given features beside open_clip's: time, memory and bytes moved."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from clipx.bench import BenchError, BenchSpec, Findings, Table
+from clipx.config import compose, option
+from clipx.errors import require
+
+if TYPE_CHECKING:
+    from clipx.bench.race import Lap
+
+LOCAL, PLAIN, SIGLIP = "open_clip", "open_clip_plain", "open_clip_siglip"
+_LABELS = {
+    LOCAL: "open_clip ClipLoss, local_loss + gather_with_grad",
+    PLAIN: "open_clip ClipLoss, neither",
+    SIGLIP: "open_clip SigLipLoss",
+}
+_LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 1e-5, 1e-4  # relative, of float32
+_MIB = 2**20
+
+
+@option("bench")
+@dataclass(kw_only=True, slots=True)
+class LossSpec(BenchSpec):
+    """The headline is one rank with `batch` samples of width `dim`. Around it three sweeps: the same global batch over
+    more ranks, one of which is measured; real ranks; widths."""
+
+    kind: str = "loss"
+    objectives: list[str] = field(default_factory=lambda: ["infonce"])  # clipx's; the first gives the headline's ratios
+    batch: int = 8192  # samples
+    dim: int = 512
+    parts: list[int] = field(default_factory=lambda: [2, 4, 8])  # ranks that share `batch`, one of which is measured
+    ranks: list[int] = field(default_factory=lambda: [1, 2])  # real processes, `small` samples each
+    dims: list[int] = field(default_factory=lambda: [256, 1024])  # widths, with `small` samples
+    small: int = 2048  # samples
+    repeats: int = 5  # rounds of the headline; the sweeps take half as many
+
+    def __post_init__(self) -> None:
+        BenchSpec.__post_init__(self)
+        require(bool(self.objectives), "objectives=[] leaves nothing to measure: name at least one, [infonce]")
+        counts = {"dim": self.dim, "repeats": self.repeats}
+        for key, count in counts.items():
+            require(count >= 1, f"{key}={count} must be at least 1")
+        for key, several in {"parts": self.parts, "ranks": self.ranks, "dims": self.dims}.items():
+            require(min(several, default=1) >= 1, f"{key}={several} must hold numbers from 1")
+        for key, batch in {"batch": self.batch, "small": self.small}.items():
+            require(batch >= 2, f"{key}={batch} has no negatives: give at least 2")
+        for part in self.parts:
+            require(
+                self.batch % part == 0,
+                f"batch={self.batch} is not divisible by the {part} ranks of parts: "
+                f"give a multiple of {part}, or other parts=[…]",
+            )
+        for name in self.objectives:
+            compose(f"objective={name}")
+
+    def points(self) -> list[Point]:
+        """What is measured, the headline first."""
+        return [
+            Point("headline", self.batch, 1, self.dim),
+            *(Point("b", self.batch // part, part, self.dim, stand_in=True) for part in self.parts if part > 1),
+            *(Point("ranks", self.small, ranks, self.dim) for ranks in self.ranks),
+            *(Point("dim", self.small, 1, dim) for dim in self.dims),
+        ]
+
+    def run(self, say: Callable[[str], None]) -> Findings:
+        device = self.device_type()
+        contest, points = Contest.of(self.objectives), self.points()
+        say(f"{len(points)} sizes, {', '.join(contest.names)}, on {device}")
+        rows = [row for point in points for row in _race(self, contest, point, device, say)]
+        _add_memory(self, rows, device, say)
+        figures = _figures(self, contest, rows, device)
+        details = [asdict(row) | {"seconds": row.seconds} for row in rows]
+        return Findings(figures, details, _tables(self, rows, figures["ratios"]), _picture(self, contest, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Sizes that are measured: b samples of width D on each of K ranks."""
+
+    sweep: str
+    batch: int
+    ranks: int
+    dim: int
+    stand_in: bool = False  # whether one rank is measured without the others
+
+    def __str__(self) -> str:
+        return f"{self.batch:,} x {self.dim:,} on {'one of ' if self.stand_in else ''}{self.ranks}"
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Who is measured, and whom each of clipx's objectives is compared with."""
+
+    names: list[str]
+    reference: dict[str, str]  # of each objective: its own loss in open_clip, or else ClipLoss
+    same: dict[str, str]  # those whose loss and gradients must be the reference's
+
+    @classmethod
+    def of(cls, objectives: Sequence[str]) -> Contest:
+        kinds = {name: compose(f"objective={name}").objective.kind for name in objectives}
+        reference = {name: SIGLIP if kind == "siglip" else LOCAL for name, kind in kinds.items()}
+        used = set(reference.values())
+        theirs = [name for name in (LOCAL, PLAIN, SIGLIP) if name in used or (name == PLAIN and LOCAL in used)]
+        same = {name: reference[name] for name, kind in kinds.items() if kind in ("infonce", "siglip")}
+        return cls([*kinds, *theirs], reference, same)
+
+
+@dataclass(slots=True)
+class Row:
+    """A loss at one size."""
+
+    point: Point
+    name: str
+    device: str
+    times: list[float]  # s, of the slowest rank, in each round
+    loss: float
+    loss_error: float | None  # relative, where it must be the reference's
+    gradient_error: float | None  # relative, against the exact one of open_clip, where the objective has one
+    collectives: dict[str, dict[str, int]]
+    bytes: int
+    moves_gradients: bool
+    memory: int = 0  # bytes
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.times)
+
+    @property
+    def label(self) -> str:
+        return _LABELS.get(self.name, f"clipx {self.name}")
+
+
+# --------------------------------------------------------------------------------------------------- measuring
+
+
+def _race(spec: LossSpec, contest: Contest, point: Point, device: str, say: Callable[[str], None]) -> list[Row]:
+    """Time, loss and collectives of all at one size. Raises BenchError where two that must agree do not."""
+    import torch
+
+    from clipx.bench import race
+    from clipx.bench.processes import Processes
+
+    if not point.stand_in and point.ranks > max(1, torch.cuda.device_count()):
+        device = "cpu"  # there are not enough GPUs for them
+    say(f"time: {point}")
+    rounds = spec.repeats if point.sweep == "headline" else (spec.repeats + 1) // 2
+    like = {} if point.stand_in else contest.same | ({PLAIN: LOCAL} if PLAIN in contest.names else {})
+    laps: list[dict[str, Lap]] = Processes(device, spec.threads).run(
+        race.race,
+        contest.names,
+        like,
+        (point.batch, point.dim),
+        rounds,
+        spec.seed,
+        ranks=point.ranks,
+        stand_in=point.stand_in,
+    )
+    rows = {name: _row(point, name, device, [lap[name] for lap in laps]) for name in contest.names}
+    for name, reference in ({} if point.stand_in else contest.same).items():
+        _check(rows[name], rows[reference])
+    return list(rows.values())
+
+
+def _row(point: Point, name: str, device: str, laps: Sequence[Lap]) -> Row:
+    """What the ranks showed together: the slowest's times, the mean of their losses."""
+    errors = [lap.gradient_error for lap in laps if lap.gradient_error is not None]
+    return Row(
+        point,
+        name,
+        device,
+        times=[max(times) for times in zip(*(lap.times for lap in laps), strict=True)],
+        loss=statistics.fmean(lap.loss for lap in laps),
+        loss_error=None,
+        gradient_error=max(errors, default=None),
+        collectives=laps[0].collectives,
+        bytes=laps[0].bytes,
+        moves_gradients=any(lap.moves_gradients for lap in laps),
+    )
+
+
+def _check(ours: Row, theirs: Row) -> None:
+    """Sets `ours.loss_error`. Raises BenchError where two that compute the same do not agree."""
+    ours.loss_error = abs(ours.loss - theirs.loss) / abs(theirs.loss)
+    for what, error, most in (
+        (f"the loss {ours.loss:.8g}", ours.loss_error, _LOSS_TOLERANCE),
+        ("the gradients", ours.gradient_error, _GRADIENT_TOLERANCE),
+    ):
+        if error is None or not error <= most:
+            raise BenchError(
+                f"{what} of {ours.label} at {ours.point} differs from that of {theirs.label} by {error} of it, more "
+                f"than {most:g}: one of the two is wrong, so their times say nothing"
+            )
+
+
+def _add_memory(spec: LossSpec, rows: Sequence[Row], device: str, say: Callable[[str], None]) -> None:
+    """Sets the peak memory of each row, measured in a process of its own (one for each rank)."""
+    from clipx.bench import race
+    from clipx.bench.processes import Processes
+
+    def measure(processes: Processes, row: Row) -> None:
+        point = row.point
+        say(f"memory: {point}, {row.name}")
+        peaks = replace(processes, device=row.device).run(
+            race.memory,
+            row.name,
+            (point.batch, point.dim),
+            spec.seed,
+            ranks=point.ranks,
+            stand_in=point.stand_in,
+        )
+        row.memory = max(peaks)
+
+    Processes(device, spec.threads).in_pairs(measure, rows)
+
+
+# ----------------------------------------------------------------------------------------------------- telling
+
+
+def _figures(spec: LossSpec, contest: Contest, rows: Sequence[Row], device: str) -> dict[str, Any]:
+    headline = {row.name: row for row in rows if row.point.sweep == "headline"}
+    ratios = {name: _ratios(headline, name, reference) for name, reference in contest.reference.items()}
+    first, moved = spec.objectives[0], _most_ranks(rows)
+    return {
+        "benchmark": "loss",
+        "device": device,
+        "batch": spec.batch,
+        "dim": spec.dim,
+        "objective": first,
+        **ratios[first],
+        "ratios": ratios,
+        "seconds": {name: _rounded(row.seconds) for name, row in headline.items()},
+        "memory_mib": {name: _rounded(row.memory / _MIB) for name, row in headline.items()},
+        "loss_error": max((row.loss_error for row in rows if row.loss_error is not None), default=None),
+        "gradient_error": max(
+            (row.gradient_error for row in rows if row.name in contest.same and row.gradient_error is not None),
+            default=None,
+        ),
+        "ranks": max(spec.ranks, default=1),
+        "collectives": {row.name: row.collectives for row in moved},
+        "bytes": {row.name: row.bytes for row in moved},
+        "moves_gradients": {row.name: row.moves_gradients for row in moved},
+        "results": spec.run_dir,
+    }
+
+
+def _ratios(rows: dict[str, Row], name: str, reference: str) -> dict[str, float]:
+    from clipx.bench.measure import ratio
+
+    found = {}
+    for prefix, other in {"": reference, "plain_": PLAIN}.items():
+        if prefix == "" or reference == LOCAL:
+            found[f"{prefix}memory_ratio"] = _rounded(rows[name].memory / rows[other].memory)
+            found[f"{prefix}time_ratio"] = _rounded(ratio(rows[name].times, rows[other].times))
+    return found
+
+
+def _most_ranks(rows: Iterable[Row]) -> list[Row]:
+    """The rows of the most real ranks."""
+    real = [row for row in rows if not row.point.stand_in]
+    most = max(row.point.ranks for row in real)
+    chosen = [row.point for row in real if row.point.ranks == most]
+    return [row for row in real if row.point == chosen[0]]
+
+
+def _tables(spec: LossSpec, rows: Sequence[Row], ratios: dict[str, dict[str, float]]) -> list[Table]:
+    sizes = Table(
+        "forward and backward from given features, float32",
+        ("loss", "sweep", "b", "K", "B", "D", "time, s", "memory, MiB", "moved, MiB", "gradient error"),
+    )
+    for row in rows:
+        point, error = row.point, row.gradient_error
+        sizes.rows.append(
+            (
+                row.label,
+                point.sweep,
+                f"{point.batch:,}",
+                f"{point.ranks}{' (one measured)' if point.stand_in else ''}",
+                f"{point.batch * point.ranks:,}",
+                f"{point.dim:,}",
+                f"{row.seconds:.4g}",
+                f"{row.memory / _MIB:,.1f}",
+                f"{row.bytes / _MIB:,.2f}",
+                "" if error is None else f"{error:.1e}",
+            )
+        )
+    moved = _most_ranks(rows)
+    travels = Table(
+        f"collectives of a step on each rank: {moved[0].point}",
+        ("loss", "collective", "calls", "sent, MiB", "received, MiB", "gradients travel"),
+    )
+    for row in moved:
+        for kind, counts in row.collectives.items() or [("none", dict.fromkeys(("calls", "sent", "received"), 0))]:
+            sides = [f"{counts[side] / _MIB:,.3f}" for side in ("sent", "received")]
+            travels.rows.append((row.label, kind, f"{counts['calls']}", *sides, "yes" if row.moves_gradients else "no"))
+    against = Table(f"clipx / open_clip at b = B = {spec.batch:,}, D = {spec.dim:,}", ("ratio", *ratios))
+    for key in dict.fromkeys(key for found in ratios.values() for key in found):
+        against.rows.append((key, *(f"{found[key]:.3f}" if key in found else "" for found in ratios.values())))
+    return [sizes, travels, against]
+
+
+def _picture(spec: LossSpec, contest: Contest, rows: Sequence[Row]) -> bytes:
+    from clipx.bench.picture import Panel, draw
+
+    def panel(quantity: str, over: str) -> Panel:
+        title, y = quantities[quantity]
+        x, chosen, at = axes[over]
+        curves = {
+            name: sorted({(at(row.point), y(row)) for row in rows if row.name == name and chosen(row.point)})
+            for name in contest.names
+        }
+        return Panel(title, x, {name: curve for name, curve in curves.items() if curve})
+
+    quantities: dict[str, tuple[str, Callable[[Row], float]]] = {
+        "time": ("time, s", lambda row: row.seconds),
+        "memory": ("peak extra memory, MiB", lambda row: row.memory / _MIB),
+        "moved": ("moved, MiB", lambda row: row.bytes / _MIB),
+    }
+    axes: dict[str, tuple[str, Callable[[Point], bool], Callable[[Point], int]]] = {
+        "b": (f"local batch b, of B = {spec.batch:,}", lambda p: p.sweep in ("headline", "b"), lambda p: p.batch),
+        "K": (f"ranks K, b = {spec.small:,}", lambda p: p.sweep == "ranks", lambda p: p.ranks),
+        "D": (
+            f"width D, b = B = {spec.small:,}",
+            lambda p: p.sweep == "dim" or (p.sweep == "ranks" and p.ranks == 1),
+            lambda p: p.dim,
+        ),
+    }
+    drawn = [("time", "b"), ("memory", "b"), ("moved", "K"), ("time", "D"), ("memory", "D"), ("time", "K")]
+    return draw("loss and gradients from given features", [panel(*which) for which in drawn], columns=3)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

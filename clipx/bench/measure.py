@@ -1,0 +1,176 @@
+"""Time, peak memory and collectives of a step."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clipx.distributed import Comm
+
+# -------------------------------------------------------------------------------------------------------- time
+
+
+def interleaved(steps: Mapping[str, Callable[[], object]], rounds: int, comm: Comm) -> dict[str, list[float]]:
+    """Seconds of each step in each round. Side by side and in turning order, for what slows the machine for a while
+    slows all of a round, and what a step leaves behind meets each of the others."""
+    names = list(steps)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            comm.barrier()
+            synchronize(comm.device)
+            start = time.perf_counter()
+            steps[name]()
+            synchronize(comm.device)
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median over the rounds of ours / theirs."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------ memory
+
+_PAGE = 4096
+_M_MMAP_THRESHOLD = -3  # malloc.h
+
+
+def return_freed_memory() -> None:
+    """Has glibc give each freed tensor back to the system, so that resident memory is that of the live ones.
+
+    Left alone it raises the size from which it does so to that of what was freed, up to 32 MiB, and keeps the rest for
+    later: resident memory then depends on what ran before. Call it first in a process. Elsewhere than with glibc it
+    does nothing.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 16 * _PAGE)
+
+
+def peak_memory(step: Callable[[], object], device: torch.device) -> int:
+    """Bytes that a step needs at its peak beyond what is held before it; at least a page.
+
+    On CUDA what tensors take. On Linux the process's resident memory, by the kernel's high-water mark, which is reset
+    first; elsewhere, or where it cannot be reset, what the step adds to the mark, which an earlier peak may hide.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        return max(_PAGE, torch.cuda.max_memory_allocated(device) - before)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+    before = _resident("VmRSS") if _reset_high_water() else _resident("VmHWM")
+    step()
+    return max(_PAGE, _resident("VmHWM") - before)
+
+
+def _reset_high_water() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _resident(field: str) -> int:
+    """VmRSS or VmHWM of /proc/self/status, in bytes."""
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+# -------------------------------------------------------------------------------------------------- collectives
+
+# As the names of the dispatcher's operators begin, without the underscores around them -> the usual name.
+_KINDS = {
+    "reduce_scatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "all_gather": "all_gather",
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+}
+_SUMMING = {"reduce_scatter", "all_reduce", "reduce"}
+
+
+class Collectives(TorchDispatchMode):
+    """Counts what a process hands to its process group and gets back from it, while it is entered.
+
+    Every function of torch.distributed, its autograd variants and C++ callers such as DDP's reducer reach a process
+    group through the operators of c10d (`_c10d_functional` for the functional ones), and autograd runs its backward
+    under the caller's modes: nothing is worked out from a formula, and nothing of either side is missed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kinds: dict[str, dict[str, int]] = {}
+        self.largest_gradient = 0
+        self.backward = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._count(func, args, out)
+        return out
+
+    def _count(self, func: Any, args: Sequence[Any], out: Any) -> None:
+        name = func._schema.name.split("::")[1].strip("_")
+        if name.startswith(("barrier", "wait_tensor", "monitored_barrier")):
+            return
+        kind = next((kind for start, kind in _KINDS.items() if name.startswith(start)), name)
+        sent: list[Tensor] = []
+        received = list(_tensors(out)) if func.namespace == "_c10d_functional" else []
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if not argument.name.startswith("output") and kind != "recv":
+                sent += _tensors(value)
+            if not argument.name.startswith("input") and kind != "send" and func.namespace == "c10d":
+                received += _tensors(value)
+        row = self.kinds.setdefault(kind, {"calls": 0, "sent": 0, "received": 0})
+        row["calls"] += 1
+        row["sent"] += sum(map(_bytes, sent))
+        row["received"] += sum(map(_bytes, received))
+        if self.backward or kind in _SUMMING:
+            self.largest_gradient = max(self.largest_gradient, *(x.numel() for x in (*sent, *received)))
+
+    @property
+    def bytes(self) -> int:
+        """Of the larger side of each kind: what an all_gather yields, what a reduce_scatter takes."""
+        rows = (row for kind, row in self.kinds.items() if kind != "send")  # which is another rank's recv
+        return sum(max(row["sent"], row["received"]) for row in rows)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()

@@ -1,0 +1,229 @@
+"""What a process does for the benchmark of loaders: writes photographs, and runs one pipeline over them."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import tarfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_all_start_methods, get_context, set_start_method
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from clipx.bench.processes import Place
+from clipx.data.loader import Batch, View, _Stream, train_loader
+from clipx.data.order import Order
+from clipx.data.source import Source
+from clipx.data.urls import expand
+from clipx.data.webdataset import Shards
+from clipx.model.tokenizer import Tokenizer
+
+_SIZE, _CONTEXT, _CROP, _PREFETCH = 224, 77, (0.9, 1.0), 2
+_SHARDS = 8
+_CAPTION = "a photo of a small {} house beside the lake on a cloudy morning, with number {} on its door"
+
+
+def write_photographs(place: Place, folder: str, side: int, samples: int, seed: int) -> None:
+    """WebDataset shards of JPEGs, quality 90, side x ¾ side: smooth areas, edges, and a little grain, as photographs
+    have them; about 0.4 bytes a pixel."""
+    Path(folder).mkdir(parents=True)
+    colours = ("red", "green", "white", "wooden", "stone")
+    for shard in range(_SHARDS):
+        with tarfile.open(Path(folder) / f"{shard:04d}.tar", "w") as tar:
+            for i in range(shard, samples, _SHARDS):
+                caption = _CAPTION.format(colours[i % 5], i)
+                for ending, content in (("jpg", _photograph(side, seed + i)), ("txt", caption.encode())):
+                    info = tarfile.TarInfo(f"{i:09d}.{ending}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+
+
+def _photograph(side: int, seed: int) -> bytes:
+    rng = np.random.default_rng(seed)
+    size = (side, side * 3 // 4)
+    image = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
+    for _ in range(12):  # things with edges
+        left, top = (int(rng.integers(0, length)) for length in size)
+        width, height = (int(rng.integers(side // 20, side // 4)) for _ in range(2))
+        patch = Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)).resize((width, height))
+        image.paste(patch, (left, top))
+    grain = rng.normal(0, 3, (size[1], size[0], 1))
+    out = io.BytesIO()
+    Image.fromarray((np.asarray(image) + grain).clip(0, 255).astype(np.uint8)).save(out, "JPEG", quality=90)
+    return out.getvalue()
+
+
+def _source(folder: str) -> Source:
+    os.environ["CLIPX_CACHE"] = f"{folder}/cache"  # what is measured once leaves nothing in the user's
+    return Shards.open(expand(f"{folder}/*.tar", "shards"), "txt", None)
+
+
+def _stream(folder: str, seed: int) -> tuple[_Stream, Order]:
+    source = _source(folder)
+    order = Order(source.sizes, seed, 200_000)
+    return _Stream(source, order, View(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed), order
+
+
+def _begin(place: Place) -> None:
+    """As in a training process, whose loader forks its workers; one that was spawned would spawn them."""
+    place.join()
+    if "fork" in get_all_start_methods():
+        set_start_method("fork", force=True)
+
+
+def _per_second(batches: Iterable[object], batch: int, count: int, ready: int) -> float:
+    """Images a second over `count` batches, after as many as were `ready` when the first one came."""
+    stream = iter(batches)
+    for _ in range(ready + 1):
+        next(stream)
+    start = time.perf_counter()
+    for _ in range(count):
+        next(stream)
+    return batch * count / (time.perf_counter() - start)
+
+
+def clipx_processes(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    _begin(place)
+    stream, order = _stream(folder, seed)
+    loader = train_loader(
+        stream.source,
+        order,
+        stream.view,
+        stream.tokenizer,
+        seed=seed,
+        samples=range(10**6 * batch),
+        batch=batch,
+        rank=0,
+        world=1,
+        workers=workers,
+        prefetch=_PREFETCH,
+        pin=False,
+    )
+    return _per_second(loader, batch, count, workers * _PREFETCH)
+
+
+def clipx_threads(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    """The same batches made by threads: decoder and filter leave Python's lock, the rest does not."""
+    place.join()
+    torch.set_num_threads(1)
+    stream, _ = _stream(folder, seed)
+
+    def batches(pool: ThreadPoolExecutor) -> Iterator[Batch]:
+        positions = (range(i * batch, (i + 1) * batch) for i in itertools.count())
+        waiting = [pool.submit(stream.__getitem__, next(positions)) for _ in range(workers * (_PREFETCH + 1))]
+        while True:
+            made = waiting.pop(0).result()
+            waiting.append(pool.submit(stream.__getitem__, next(positions)))
+            if not isinstance(made, Batch):
+                raise made
+            yield made
+
+    with ThreadPoolExecutor(workers) as pool:
+        rate = _per_second(batches(pool), batch, count, workers * _PREFETCH)
+        pool.shutdown(cancel_futures=True)
+    return rate
+
+
+def open_clip(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    """Its own pipeline as its trainer builds it, endless."""
+    import open_clip as package
+    from open_clip_train import data as its_data
+
+    # It was written for webdataset 0.2, which had no mark after the last file of a tar to trip over.
+    its_data.tar_file_expander = partial(its_data.tar_file_expander, eof_value=None)
+    _begin(place)
+    samples = sum(_source(folder).sizes)
+    args = SimpleNamespace(
+        train_data=f"{folder}/{{0000..{_SHARDS - 1:04d}}}.tar",
+        dataset_resampled=True,
+        train_num_samples=10**6 * batch if samples else 0,
+        train_data_upsampling_factors=None,
+        seed=seed,
+        workers=workers,
+        world_size=1,
+        batch_size=batch,
+    )
+    transform = package.image_transform(_SIZE, is_train=True)
+    data = its_data.get_wds_dataset(args, transform, is_train=True, tokenizer=package.get_tokenizer("ViT-B-32"))
+    return _per_second(data.dataloader, batch, count, workers * _PREFETCH)
+
+
+def decode_bound(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    """libjpeg-turbo on images in memory, whole, in as many processes: nothing is read, cropped or handed over."""
+    return _in_processes(workers, partial(_decode, folder, batch * count // workers))
+
+
+def tokens_bound(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    return _in_processes(workers, partial(_tokenise, batch, batch * count * 8 // workers))
+
+
+def _in_processes(workers: int, work: Callable[[], tuple[int, float, float]]) -> float:
+    """Items a second of all processes together, between their common start and end."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        done = [future.result() for future in [pool.submit(work) for _ in range(workers)]]
+    return sum(items / (end - start) for items, start, end in done)
+
+
+def _decode(folder: str, count: int) -> tuple[int, float, float]:
+    import simplejpeg
+
+    source = _source(folder)
+    images = [source.read(i).image for i in range(min(200, sum(source.sizes)))]
+    simplejpeg.decode_jpeg(images[0])
+    start = time.time()
+    for i in range(count):
+        simplejpeg.decode_jpeg(images[i % len(images)])
+    return count, start, time.time()
+
+
+def _tokenise(batch: int, count: int) -> tuple[int, float, float]:
+    tokenizer = Tokenizer(_CONTEXT)
+    texts = [_CAPTION.format("red", i) for i in range(batch)]
+    tokenizer(texts)
+    start = time.time()
+    for _ in range(count // batch):
+        tokenizer(texts)
+    return count // batch * batch, start, time.time()
+
+
+CONTESTANTS: Mapping[str, Callable[..., float]] = {
+    "clipx": clipx_processes,
+    "threads": clipx_threads,
+    "open_clip": open_clip,
+    "decode": decode_bound,
+    "tokens": tokens_bound,
+}
+
+
+def rate_of_run(place: Place, run_dir: str, count: int) -> float:
+    """Samples a second that the loader of a run makes for one rank, with nothing beside it."""
+    from clipx.evaluate import load_run
+
+    _begin(place)
+    spec = load_run(Path(run_dir))
+    source = spec.data.open().train
+    batch = min(spec.data.batch_size, sum(source.sizes))
+    loader: Any = train_loader(
+        source,
+        Order(source.sizes, spec.seed, spec.data.shuffle_window),
+        View(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels),
+        Tokenizer(spec.model.text.context_length),
+        seed=spec.seed,
+        samples=range(10**6 * batch),
+        batch=batch,
+        rank=0,
+        world=1,
+        workers=spec.data.workers,
+        prefetch=spec.data.prefetch,
+        pin=False,
+    )
+    return _per_second(loader, batch, count, spec.data.workers * spec.data.prefetch)

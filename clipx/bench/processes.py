@@ -1,0 +1,105 @@
+"""Fresh processes to measure in: nothing of an earlier measurement is left in their memory or caches."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+from clipx.bench import BenchError
+from clipx.distributed import Comm
+from clipx.lazy import dist, torch
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process stands among `ranks`, before it has joined them. Passed to the process, hence plain values."""
+
+    rank: int
+    ranks: int
+    device: str  # cpu, cuda
+    threads: int
+    folder: str
+    stand_in: bool = False
+
+    def join(self) -> Comm:
+        """The process's own device, threads and process group.
+
+        A stand-in is one rank of many without the others: its collectives return at once, with its own tensors in the
+        place of theirs. Time and memory are those of a rank; waiting and the network are left out.
+        """
+        torch.set_num_threads(self.threads)
+        # torch.distributed.nn, which open_clip gathers with, announces a successor at every call.
+        warnings.filterwarnings("ignore", r"torch\.distributed\.nn", FutureWarning)
+        device = torch.device("cpu") if self.device == "cpu" else torch.device("cuda", self.rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if self.stand_in and self.ranks > 1:
+            from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+            dist.init_process_group("fake", rank=self.rank, world_size=self.ranks, store=FakeStore())
+        elif self.ranks > 1:
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                init_method=(Path(self.folder) / "rendezvous").as_uri(),
+                rank=self.rank,
+                world_size=self.ranks,
+                timeout=_TIMEOUT,
+                device_id=device if device.type == "cuda" else None,
+            )
+        return Comm(self.rank, self.ranks, self.rank, device)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Starts processes on a device, which share `threads` (0: as many as there are cores)."""
+
+    device: str  # cpu, cuda
+    threads: int = 0
+
+    def run(self, call: Callable[..., T], *args: object, ranks: int = 1, stand_in: bool = False) -> list[T]:
+        """What `call(place, *args)` returns on each of `ranks` new processes, in rank order, or on one that stands in
+        for the first of them. Raises BenchError where a process ends without an answer.
+        """
+        number = 1 if stand_in else ranks
+        threads = max(1, (self.threads or cores()) // number)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ProcessPoolExecutor(number, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool,
+        ):
+            places = [Place(rank, ranks, self.device, threads, folder, stand_in) for rank in range(number)]
+            waiting = [pool.submit(call, place, *args) for place in places]
+            done, _ = wait(waiting, return_when=FIRST_EXCEPTION)  # the others of a failed rank fail after it
+            try:
+                for future in done:
+                    future.result()
+                return [future.result() for future in waiting]
+            except BrokenProcessPool as error:
+                raise BenchError(
+                    "a measuring process was ended, as when memory runs out: give smaller sizes"
+                ) from error
+
+    def in_pairs(self, call: Callable[[Processes, U], T], items: Iterable[U]) -> list[T]:
+        """`call` for each item, on the CPU two at a time with half of the threads each: for what is not timed."""
+        at_once = 2 if self.device == "cpu" else 1
+        share = replace(self, threads=max(1, (self.threads or cores()) // at_once))
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda item: call(share, item), items))
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,84 @@
+"""What a benchmark leaves: tables on the terminal, results.json, a picture, and one line of JSON at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from clipx.bench import BenchSpec, Findings, Table
+from clipx.bench.processes import cores
+from clipx.config import to_dict
+from clipx.errors import ConfigError, require
+
+
+def check(spec: BenchSpec) -> None:
+    """Raises ConfigError where the benchmark cannot run here, before it takes time."""
+    require(
+        "RANK" not in os.environ,
+        f"RANK={os.environ.get('RANK')} is set, but a benchmark starts its own processes: run it with plain python",
+    )
+    try:
+        version("open_clip_torch")
+    except PackageNotFoundError as error:
+        raise ConfigError("open_clip, which is compared with, is not installed: pip install 'clipx[bench]'") from error
+    results = Path(spec.run_dir) / "results.json"
+    require(not results.exists(), f"run_dir={spec.run_dir} already holds results: give another, or leave it out")
+
+
+def publish(spec: BenchSpec, found: Findings, command: Sequence[str], console: Console) -> None:
+    """Writes the folder, shows the tables, and ends with the figures in one line."""
+    folder = Path(spec.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {
+        "figures": found.figures,
+        "command": shlex.join(command),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+        "configuration": to_dict(spec),
+        "details": found.details,
+    }
+    (folder / "results.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    if found.picture is not None:
+        (folder / f"{spec.kind}.png").write_bytes(found.picture)
+    for table in found.tables:
+        console.print(_rich(table))
+    console.print(f"written to {folder}", markup=False)
+    print(json.dumps(found.figures), flush=True)
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"cpu": _cpu(), "cores": cores(), "gpus": gpus, "system": platform.platform()}
+
+
+def versions() -> dict[str, str]:
+    names = {"torch": "torch", "open_clip": "open_clip_torch", "clipx": "clipx"}
+    return {"python": platform.python_version()} | {name: version(package) for name, package in names.items()}
+
+
+def _cpu() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _rich(table: Table) -> RichTable:
+    shown = RichTable(title=table.title, title_justify="left")
+    for column in table.columns:
+        shown.add_column(column, justify="left" if column == table.columns[0] else "right")
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown

@@ -1,0 +1,80 @@
+"""What a process does for the benchmark of losses: a race of several, or the peak memory of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from clipx.bench.contestants import contestant, features
+from clipx.bench.measure import Collectives, interleaved, peak_memory, return_freed_memory
+from clipx.bench.processes import Place
+
+_WARM_UP = 256  # samples: enough to load the kernels, and little to leave behind
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """What a loss showed on one rank."""
+
+    times: list[float]  # s, in each round
+    loss: float
+    gradient_error: float | None  # relative, of the gradients of images and texts, against the one it should equal
+    collectives: dict[str, dict[str, int]]  # of a step, by kind: calls, bytes sent, bytes received
+    bytes: int
+    moves_gradients: bool  # whether anything as large as the gradients of b samples travelled
+
+
+def race(
+    place: Place, names: Sequence[str], like: Mapping[str, str], size: tuple[int, int], rounds: int, seed: int
+) -> dict[str, Lap]:
+    """A Lap of each name. `size` is (b, D); `like` names the one whose gradients each should have."""
+    batch, dim = size
+    comm = place.join()
+    try:
+        racers = {name: contestant(name, comm, batch, seed) for name in names}
+        image_bD, text_bD = features(comm, batch, dim, seed)
+        counters, losses, gradients = {}, {}, {}
+        for name, racer in racers.items():  # also the warm-up: the first step of a size is slower than the others
+            with Collectives() as counters[name]:
+                losses[name] = racer.step(image_bD, text_bD, counters[name]).item()
+            assert image_bD.grad is not None
+            assert text_bD.grad is not None
+            gradients[name] = torch.stack([image_bD.grad, text_bD.grad]) / racer.share
+        errors = {name: _relative(gradients[name], gradients[reference]) for name, reference in like.items()}
+        del gradients
+        steps = {name: lambda racer=racer: racer.step(image_bD, text_bD) for name, racer in racers.items()}
+        times = interleaved(steps, rounds, comm)
+        return {
+            name: Lap(
+                times[name],
+                losses[name],
+                errors.get(name),
+                counters[name].kinds,
+                counters[name].bytes,
+                counters[name].largest_gradient >= batch * dim,
+            )
+            for name in names
+        }
+    finally:
+        comm.close()
+
+
+def memory(place: Place, name: str, size: tuple[int, int], seed: int) -> int:
+    """Peak bytes of a step of one loss beyond its features. `size` is (b, D)."""
+    batch, dim = size
+    return_freed_memory()
+    comm = place.join()
+    try:
+        small = min(batch, _WARM_UP)
+        contestant(name, comm, small, seed).step(*features(comm, small, dim, seed))
+        loss = contestant(name, comm, batch, seed)
+        image_bD, text_bD = features(comm, batch, dim, seed)
+        return peak_memory(lambda: loss.step(image_bD, text_bD), comm.device)
+    finally:
+        comm.close()
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
