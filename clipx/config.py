@@ -37,7 +37,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipx import plugins
-from clipx.errors import LISTS, ClipxError, ConfigError, no_such_key, no_such_option, no_value, reworded
+from clipx.errors import LISTS, ClipxError, ConfigError, chosen, no_such_key, no_such_option, no_value, reworded
 
 if TYPE_CHECKING:
     from clipx.spec import RunSpec
@@ -47,6 +47,7 @@ __all__ = ["CONF_DIR", "MISSING", "cli", "compose", "discover", "from_dict", "op
 _PACKAGE = Path(__file__).parent
 # A wheel carries the configuration inside the package; in a checkout it is at the top level.
 CONF_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
+_COMMANDS = ("train", "evaluate", "bench", "index", "prepare", "hydra/config")  # files that say nothing to a user
 _NOT_COMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 Spec = TypeVar("Spec")
@@ -186,7 +187,7 @@ def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
         if isinstance(child, DictConfig) and not child._is_none():
             _check_nodes(child, f"{full}.")
         elif defaults is not None and key == "kind" and cfg[key] != defaults[key]:
-            fix = f"choose an option of the group, {prefix[:-1]}=…" if prefix else "leave it out"
+            fix = f"choose an option of the group, {chosen(prefix[:-1])}=…" if prefix else "leave it out"
             raise ConfigError(f"{full}={cfg[key]} cannot be set: {fix}")
         elif isinstance(cfg[key], float) and not math.isfinite(cfg[key]):
             raise ConfigError(f"{full}={cfg[key]} is not a finite number: give one")
@@ -303,8 +304,20 @@ def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
 
 
 def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:
-    cfg[key] = OmegaConf.structured(_schema(group, values.get("kind") if isinstance(values, dict) else None))
-    cfg[key].merge_with(values)
+    """One option of a group, and the options of the same group that it may hold under names, as a mixture does."""
+    cls = _schema(group, values.get("kind") if isinstance(values, dict) else None)
+    cfg[key] = OmegaConf.structured(cls)
+    held = {name for name, hint in typing.get_type_hints(cls).items() if _holds_options(hint)}
+    for name in held & values.keys():
+        for child, own in (values[name] or {}).items():
+            _set(cfg[key][name], child, own, group)
+    cfg[key].merge_with({name: value for name, value in values.items() if name not in held})
+
+
+def _holds_options(hint: Any) -> bool:
+    """Whether a field's type is a dictionary of specs with a kind."""
+    (_, of) = typing.get_args(hint) if typing.get_origin(hint) is dict else (None, None)
+    return dataclasses.is_dataclass(of) and any(f.name == "kind" for f in dataclasses.fields(of))
 
 
 # -------------------------------------------------------------------------------------------------- errors
@@ -318,7 +331,7 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, yaml.YAMLError):
         return f"YAML cannot be read: {text}: correct the file"
     found = re.match(r"In '([^']+)'", text)
-    inner = not found or found[1] in ("train", "evaluate", "hydra/config") or found[1].startswith("schema/")
+    inner = not found or found[1] in _COMMANDS or found[1].startswith("schema/")
     place = "" if found is None or inner else f" (in {found[1]}.yaml)"
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")

@@ -55,6 +55,10 @@ _WORDS = (
         r"Invalid type assigned: .*(Evaluator|Logger)Spec\.|field '(evaluator|logger)\.\w+' is not Optional",
         "{key}={value} is not possible: choose options by {group}=[…] and set their values by {group}.OPTION.KEY=…",
     ),
+    (
+        r"Invalid type assigned: (str|int|float) is not a subclass of DataSpec\.",
+        "{key}={value} is not possible: add a source of a mixture by +data@{key}=OPTION",
+    ),
     (r"Invalid type assigned: NoneType|field '.*' is not Optional", "{key}=null is not allowed: give a value"),
     (r"Invalid type assigned: ", "{key}={value} is not possible: it has values of its own, set them by {key}.KEY=…"),
     (
@@ -103,16 +107,21 @@ def no_such_option(group: str, name: str, options: Sequence[str]) -> str:
         return f"{group}={name} is not an option: the group {group} has none, check its name or give --config-dir"
     number = "any of" if group in LISTS else "one of"
     fix = f"; for none write {group}=[]" if group in LISTS else ""
-    return f"{group}={name} is not an option: choose {number} {', '.join(sorted(options))}{_near(name, options)}{fix}"
+    return f"{group}={name} is not an option: choose {number} {', '.join(sorted(options))}{near(name, options)}{fix}"
 
 
 def no_such_key(key: str, siblings: Sequence[str], free: bool = False) -> str:
     """`free`: whether a key can be added where there is none."""
     group, _, name = key.rpartition(".")
     known = [sibling for sibling in siblings if sibling != "kind"]
-    rule = f"the keys are {', '.join(known)}{_near(name, known)}" if known else "there are none yet"
-    fix = f"; choose options by {group}=[…]" if group in LISTS else f"; add it by +{key}=…" if free else ""
+    rule = f"the keys are {', '.join(known)}{near(name, known)}" if known else "there are none yet"
+    fix = f"; choose options by {group}=[…]" if group in LISTS else f"; add it by +{chosen(key)}=…" if free else ""
     return f"{key} is not a key here: {rule}{fix}"
+
+
+def chosen(key: str) -> str:
+    """What stands before the = where the option at a key is chosen: for a source of a mixture its group as well."""
+    return f"data@{key}" if re.fullmatch(r"data(\.sources\.[^.]+)+", key) else key
 
 
 def no_value(key: str) -> str:
@@ -122,6 +131,6 @@ def no_value(key: str) -> str:
     return f"{key} has no value: it is required, add {key}=…"
 
 
-def _near(name: str, known: Sequence[str]) -> str:
+def near(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 # What makes a run the run it is: resuming with another value would train something else.
 _IDENTITY = ("seed", "model", "data", "objective", "optimizer.kind")
-_FREE = ("data.workers", "data.prefetch", "data.micro_batches", "data.max_bad_share")  # change no gradient
+_FREE = (  # change no gradient
+    *("data.workers", "data.prefetch", "data.micro_batches", "data.max_bad_share"),
+    *("data.retry_s", "data.cache_gb", "data.cache_dir"),
+)
 
 
 @dataclass(slots=True)
@@ -70,7 +74,7 @@ class RunDir:
         other = [
             line
             for key, line in lines.items()
-            if f"{key}.".startswith(tuple(f"{name}." for name in _IDENTITY)) and key not in _FREE
+            if f"{key}.".startswith(tuple(f"{name}." for name in _IDENTITY)) and _of_its_own(key) not in _FREE
         ]
         if other:
             raise CheckpointError(
@@ -93,6 +97,11 @@ class RunDir:
     def _append(self, name: str, value: dict[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:  # one write: ranks may share the file
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def _of_its_own(key: str) -> str:
+    """The key that a key of a mixture's source would have by itself."""
+    return re.sub(r"^data(\.sources\.[^.]+)+\.", "data.", key)
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -54,6 +54,10 @@ class RunSpec:
         require(total.value > 0, f"duration={self.duration} is no training at all: give a duration above zero")
         log_every = Duration.parse(self.log_every, "log_every")
         require(log_every.value > 0, f"log_every={self.log_every} must be above zero: 1st logs every step")
+        require(
+            self.data.weight == 1.0,
+            f"data.weight={self.data.weight:g} has no effect: it is of a mixture's sources, data.sources.NAME.weight",
+        )
         # An epoch's samples are counted when the data is opened.
         self.schedule.check_fits(self.duration, Length(0, self.data.batch_size))
         self.schedule.check(self.optimizer.lr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from clipx.checkpoint import Checkpoint, CheckpointDir
 from clipx.config import to_dict
 from clipx.console import Screen
 from clipx.data import Dataset, nearest_multiples, open_on_all
-from clipx.data.loader import Batch, View, train_loader
-from clipx.data.order import Order
-from clipx.data.source import Bad
+from clipx.data.loader import Batch, View, deaths_told, train_loader
+from clipx.data.order import SampleOrder
+from clipx.data.source import Bad, alike
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError, ClipxError, DataError, require
 from clipx.evaluator.base import Embedder, check_evaluators, evaluate
@@ -52,7 +53,7 @@ class Trainer:
     comm: Comm
     precision: Precision
     dataset: Dataset
-    order: Order
+    order: SampleOrder
     tokenizer: Tokenizer
     view: View
     model: CLIP
@@ -93,7 +94,7 @@ class Trainer:
             f"data.batch_size={batch} is larger than the data set of {n:,} samples: use at most {n} or more data",
         )
         check_evaluators(spec.evaluator, self.dataset)
-        self.order = Order(train.sizes, spec.seed, spec.data.shuffle_window)
+        self.order = spec.data.order(train, spec.seed)
         total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
         require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
         self.total = total // batch * batch
@@ -130,7 +131,7 @@ class Trainer:
                 self.rundir.quarantine(source.bad)
         self._resumed = self._resume() if self.spec.resume != "none" else False
         self._changed = changed
-        self._seen_here = self._bad_here = 0
+        self._seen_here, self._bad_here = 0, Counter[str]()
 
     def _tell_damage(self, message: str) -> None:
         log.warning(message)
@@ -189,7 +190,7 @@ class Trainer:
         if comm.is_main:
             self.rundir.event("start", step=self.steps_done, world=comm.world)
         try:
-            with screen:
+            with screen, deaths_told():
                 self._loop(screen)
             final = self._finish(screen)
         finally:
@@ -241,11 +242,11 @@ class Trainer:
     def _count(self, batch: Batch) -> None:
         self._seen_here += len(batch.index)
         if batch.bad:
-            self._bad_here += len(batch.bad)
+            self._bad_here.update(alike(item.reason) for item in batch.bad)
             self.rundir.quarantine(batch.bad)
         if self._seen_here >= min(_SHARE_AFTER, self.order.samples // self.comm.world):
-            drawn = self._seen_here + self._bad_here
-            _check_bad_share(self._bad_here, drawn, self.spec.data.max_bad_share, batch.bad[:1])
+            bad = self._bad_here.total()
+            _check_bad_share(bad, self._seen_here + bad, self.spec.data.max_bad_share, batch.bad[:1])
 
     def _diverged(self, what: str) -> ClipxError:
         """The error of a step that is not finite; it is raised before the step is made."""
@@ -256,7 +257,7 @@ class Trainer:
         )
 
     def _row(self, measured: dict[str, float], lr: float) -> Row:
-        bad = self.comm.sum(torch.tensor(self._bad_here, device=self.comm.device))
+        bad = self.comm.sum(torch.tensor(self._bad_here.total(), device=self.comm.device))
         return {
             "step": self.steps_done,
             "samples": self.samples_seen,
@@ -264,6 +265,7 @@ class Trainer:
             "seconds": time.time(),
             **{f"train/{name}": value for name, value in measured.items()},
             "train/lr": lr,
+            **{f"train/samples/{name}": drawn.samples for name, drawn in self.order.drawn(self.samples_seen).items()},
             "train/bad_samples": int(bad.item()),
         }
 
@@ -274,6 +276,7 @@ class Trainer:
     def _finish(self, screen: Screen) -> dict[str, float]:
         at_end = [name for name, cadence in self._cadences.items() if cadence.at_end]
         numbers = self._evaluate(at_end)
+        bad = sum(self.comm.gather_objects(self._bad_here), Counter[str]())
         if self._save_cadence.at_end:
             self.save()
         if self.comm.is_main:
@@ -282,6 +285,9 @@ class Trainer:
             numbers = {**{k: v for k, v in last.items() if k in ("step", "samples", "epoch", "train/loss")}, **numbers}
             config = self.rundir.config.read_text(encoding="utf-8")
             write_report(self.rundir.path, self.spec.name, rows, numbers, config)
+            for reason, count in bad.most_common():
+                self.rundir.event("bad_samples", reason=reason, count=count)
+                screen.say(f"bad      {count:,} x {reason}")
             self.rundir.event("end", step=self.steps_done)
             screen.table(self.spec.name, numbers)
             screen.say(f"run directory {self.rundir.path}: report.html, report.png, metrics.jsonl, checkpoints/")
@@ -381,6 +387,9 @@ class Trainer:
             "batch": f"global batch {batch:,} = {parts}",
             "length": f"{self.total:,} samples = {self.total / n:.4g} epochs = {self.steps_total:,} steps",
         }
+        sources = self.order.drawn(self.total).items()
+        if sources:
+            lines["sources"] = "; ".join(f"{name} {m:,} samples = {m / of:.4g} passes" for name, (m, of) in sources)
         if self._resumed:
             lines["resumed"] = f"at step {self.steps_done:,}, {self.samples_seen:,} samples"
         if self._changed:

@@ -7,13 +7,14 @@ Source + Order -> Loader -> Batch          the order is a pure function of (seed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config import MISSING
 from clipx.errors import require
 
 if TYPE_CHECKING:
+    from clipx.data.order import SampleOrder
     from clipx.data.source import Source
     from clipx.distributed import Comm
 
@@ -58,6 +59,10 @@ class DataSpec:
     crop_scale: list[float] = field(default_factory=lambda: [0.9, 1.0])  # share of the image's area, at random
     max_pixels: int = 89_000_000  # larger images are bad samples: a few bytes can unpack to gigabytes
     max_bad_share: float = 0.1  # the run fails when a larger share of the samples cannot be used
+    min_caption_chars: int = 0  # a training sample without a caption this long is a bad one, as unusable ones are
+    min_side: int = 0  # a training sample whose image has a side of fewer pixels is a bad one
+    replacement: bool = False  # each sample is drawn from all alike, instead of each exactly once an epoch
+    weight: float = 1.0  # as a source of a mixture: its share of each batch, relative to the other sources' weights
 
     def __post_init__(self) -> None:
         require(
@@ -84,6 +89,8 @@ class DataSpec:
             1 <= self.max_pixels <= PILLOW_LIMIT,
             f"data.max_pixels={self.max_pixels} must lie in [1, {PILLOW_LIMIT}]: Pillow opens no larger image",
         )
+        for name, limit in (("min_caption_chars", self.min_caption_chars), ("min_side", self.min_side)):
+            require(limit >= 0, f"data.{name}={limit} is negative: give 0 for no limit, or more")
         require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must lie in [0, 1]")
 
     @property
@@ -95,12 +102,29 @@ class DataSpec:
         """Opens, and where needed first writes or indexes, the data. Raises ConfigError or DataError."""
         raise NotImplementedError
 
+    def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
+        """The order in which the training source, as it was opened, is read."""
+        from clipx.data.order import Order
+
+        return Order(train.sizes, seed, self.shuffle_window, self.replacement, stream)
+
+
+def open_data(data: DataSpec) -> Dataset:
+    """`data.open()`, with its training samples held to the limits that every kind has. Held-out ones stay as they are:
+    what a model is measured by does not change with what it learns from."""
+    opened = data.open()
+    if not (data.min_caption_chars or data.min_side):
+        return opened
+    from clipx.data.filter import Filtered
+
+    return replace(opened, train=Filtered(opened.train, data.min_caption_chars, data.min_side))
+
 
 def open_on_all(data: DataSpec, comm: Comm) -> Dataset:
     """Rank 0 writes or indexes what is not there yet; then the others open it too. An error is every rank's."""
     opened: list[Dataset] = []
-    comm.on_main(lambda: opened.append(data.open()))
-    return opened[0] if opened else data.open()
+    comm.on_main(lambda: opened.append(open_data(data)))
+    return opened[0] if opened else open_data(data)
 
 
 def nearest_divisors(value: int, near: int) -> str:

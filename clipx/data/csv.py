@@ -1,4 +1,4 @@
-"""A table of image paths and captions. Rows that name the same image are its several captions."""
+"""A table (CSV, TSV, Parquet) of image paths and captions. Rows that name the same image are its several captions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from clipx.errors import ConfigError, DataError, require
 Columns = tuple[str, str, str | None]
 """The names of the image, caption and label column."""
 
+Check = Callable[..., None]
+"""`check_columns` of a table: given the names of the columns it has, and a `hint` of another separator."""
+
 _BLOCK = 100  # rows that count as a shard: their order is mixed over the whole table, which files allow at no cost
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
@@ -28,10 +32,10 @@ _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
 @dataclass(kw_only=True, slots=True)
 class CsvSpec(DataSpec):
     kind: str = "csv"
-    path: str | None = None  # the table; image paths in it are relative to its folder
+    path: str | None = None  # the table, .parquet or text; image paths in it are relative to its folder
     held_out_path: str | None = None  # a table to evaluate on
     held_out_share: float = 0.05  # share of the images held out where held_out_path is not given; 0 for none
-    separator: str = ","  # one character, or comma, semicolon, tab, pipe: the names need no quotes on a command line
+    separator: str | None = None  # one character, or comma, semicolon, tab, pipe; null: tab in a .tsv, else comma
     image_column: str = "filepath"
     caption_column: str = "caption"
     label_column: str | None = None  # the class of an image, for zero-shot: an index or a class name
@@ -40,13 +44,9 @@ class CsvSpec(DataSpec):
         DataSpec.__post_init__(self)
         check_share(self.held_out_share)
         require(
-            len(self._separator) == 1 and self._separator not in '"\r\n',
+            self.separator is None or is_separator(self.separator),
             f"data.separator={self.separator!r} must be one character, or one of {', '.join(_SEPARATORS)}",
         )
-
-    @property
-    def _separator(self) -> str:
-        return _SEPARATORS.get(self.separator, self.separator.replace("\\t", "\t"))
 
     def open(self) -> Dataset:
         if self.path is None:
@@ -60,13 +60,18 @@ class CsvSpec(DataSpec):
         return Dataset(train, held_out, None)
 
     def _open(self, path: str, key: str) -> Table:
-        place = Path(path).expanduser()
-        try:
-            encoded = place.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{key}={path} cannot be read ({error.strerror}): give the path of a table") from None
-        columns = (self.image_column, self.caption_column, self.label_column)
-        return Table.parse(place, encoded, self._separator, columns)
+        return Table.open(path, key, self.separator, (self.image_column, self.caption_column, self.label_column))
+
+
+def is_separator(text: str) -> bool:
+    character = _character(text, "")
+    return len(character) == 1 and character not in '"\r\n'
+
+
+def _character(separator: str | None, path: str) -> str:
+    if separator is None:
+        return "\t" if path.lower().endswith(".tsv") else ","
+    return _SEPARATORS.get(separator, separator.replace("\\t", "\t"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +86,30 @@ class Table:
     fingerprint: str
 
     @classmethod
-    def parse(cls, path: Path, encoded: bytes, separator: str, columns: Columns) -> Table:
-        """Raises ConfigError for a column that is not there and DataError for a table without a sample."""
+    def open(cls, path: str, key: str, separator: str | None, columns: Columns) -> Table:
+        """`key` is the option that `path` is the value of. Raises ConfigError and DataError."""
+        place = Path(path).expanduser()
+        try:
+            encoded = place.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{key}={path} cannot be read ({error.strerror}): give the path of a table") from None
+        return cls.parse(place, encoded, _character(separator, path), columns, key.rpartition(".")[0])
+
+    @classmethod
+    def parse(cls, path: Path, encoded: bytes, separator: str, columns: Columns, group: str = "data") -> Table:
+        """`group` is that of the options.
+
+        Raises ConfigError for a column that is not there and DataError for a table without a sample.
+        """
         captions: dict[str, list[str]] = {}
         labels: dict[str, int | str | None] = {}
         bad: list[Bad] = []
-        for line, row in _rows(path, encoded, separator, columns):
+        parquet = encoded.startswith(b"PAR1")
+        check = partial(check_columns, path, columns=columns, group=group)
+        rows = (
+            _parquet_rows(path, encoded, columns, check) if parquet else _rows(path, encoded, separator, columns, check)
+        )
+        for line, row in rows:
             try:
                 image, caption, label = _cells(row, columns)
                 if labels.setdefault(image, label) != label:
@@ -100,6 +123,12 @@ class Table:
             raise DataError(f"{path} holds no row with an image and a caption ({len(bad)} rows without{reasons})")
         fingerprint = hashlib.sha256(f"{separator} {columns} ".encode() + encoded).hexdigest()[:16]
         return cls(str(path.parent), list(captions), list(captions.values()), list(labels.values()), bad, fingerprint)
+
+    def part(self, piece: slice) -> Table:
+        """Some of its images. Its fingerprint is still the whole's."""
+        return replace(
+            self, images=self.images[piece], captions=self.captions[piece], labels=self.labels[piece], bad=()
+        )
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -134,14 +163,18 @@ def _cells(row: dict[str | None, Any], columns: Columns) -> tuple[str, str, int 
     return image, caption, None if columns[2] is None else parse_label(label)
 
 
-def _rows(path: Path, encoded: bytes, separator: str, columns: Columns) -> Iterator[tuple[int, dict[str | None, Any]]]:
+def _rows(
+    path: Path, encoded: bytes, separator: str, columns: Columns, check: Check
+) -> Iterator[tuple[int, dict[str | None, Any]]]:
     """(line number, cells by column) of each row, after a check of the header. Cells too many are under None."""
     utf16 = encoded.startswith((b"\xff\xfe", b"\xfe\xff"))  # "Unicode text" of spreadsheet programs
     text = encoded.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
     try:
         found = [name.strip() for name in reader.fieldnames or ()]
-        _check_header(path, found, text, separator, columns)
+        if not found:
+            raise DataError(f"{path} is empty: it needs a header line with {separator.join(columns[:2])}")
+        check(found, hint=_other_separator(text, separator))
         reader.fieldnames = found
         for row in reader:
             yield reader.line_num, row
@@ -151,18 +184,48 @@ def _rows(path: Path, encoded: bytes, separator: str, columns: Columns) -> Itera
         ) from None
 
 
-def _check_header(path: Path, found: list[str], text: str, separator: str, columns: Columns) -> None:
-    if not found:
-        raise DataError(f"{path} is empty: it needs a header line with {columns[0]}{separator}{columns[1]}")
+def _parquet_rows(
+    path: Path, encoded: bytes, columns: Columns, check: Check
+) -> Iterator[tuple[int, dict[str | None, Any]]]:
+    """(row number from 1, cells by column). Several captions in a cell are several rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(encoded))
+        check(file.schema_arrow.names)
+        kind = file.schema_arrow.field(columns[0]).type
+        require(
+            pa.types.is_string(kind) or pa.types.is_large_string(kind),
+            f"{columns[0]} of {path} holds {kind}, not paths: where these are images, make shards of them with "
+            f"python -m clipx.data.prepare source={path} image_column={columns[0]}",
+        )
+        wanted = [name for name in columns if name is not None]
+        number = 0
+        for batch in file.iter_batches(columns=wanted):
+            for cells in batch.to_pylist():
+                number += 1
+                captions = cells[columns[1]]
+                for caption in (captions or [None]) if isinstance(captions, list) else [captions]:
+                    row = {**cells, columns[1]: caption}
+                    yield number, {name: None if cell is None else str(cell) for name, cell in row.items()}
+    except pa.ArrowException as error:
+        raise DataError(f"{path} cannot be read as Parquet ({' '.join(str(error).split())[:200]})") from None
+
+
+def check_columns(path: Path, found: Sequence[str], *, columns: Columns, group: str, hint: str | None = None) -> None:
+    """Raises ConfigError for a column that is not there."""
     for option_name, name in zip(("image_column", "caption_column", "label_column"), columns, strict=True):
-        if name is not None and name not in found:
-            hint = _other_separator(text, separator) or f"name one of them with data.{option_name}=…"
-            raise ConfigError(f"data.{option_name}={name} is not a column of {path}: it has {', '.join(found)}; {hint}")
+        key = f"{group}.{option_name}".lstrip(".")
+        separator = f"{group}.separator={hint}".lstrip(".")
+        fix = f"the separator seems to be another: give {separator}" if hint else f"name one of them with {key}=…"
+        require(
+            name is None or name in found, f"{key}={name} is not a column of {path}: it has {', '.join(found)}; {fix}"
+        )
 
 
 def _other_separator(text: str, separator: str) -> str | None:
+    """The name of the one that the header seems to have."""
     header = text.partition("\n")[0]
-    if separator in header:
-        return None
     names = [name for name, character in _SEPARATORS.items() if character in header]
-    return f"the separator seems to be another: give data.separator={names[0]}" if names else None
+    return names[0] if names and separator not in header else None

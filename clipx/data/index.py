@@ -1,20 +1,28 @@
-"""Where each sample of a shard lies: made once by reading the tar's headers, kept in the cache, reused afterwards."""
+"""Where each sample of a shard lies: made once by reading the tar's headers, kept in the cache, reused afterwards.
+
+`python -m clipx.data.index shards=…` does that before a run, in parallel, on one machine or as an array of jobs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import tarfile
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
-from clipx.data.source import MAX_BYTES, Bad
+from clipx.config import MISSING, cli, option
+from clipx.data.remote import file_system, is_local, persist, read_whole, said, sequential
+from clipx.data.source import MAX_BYTES, Bad, alike, check_share
 from clipx.data.write import cache_folder, in_pool, write_whole
-from clipx.errors import DataError
+from clipx.errors import DataError, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +33,14 @@ if TYPE_CHECKING:
 
 COLUMNS = {"jpg": 0, "jpeg": 0, "png": 0, "webp": 0, "txt": 1, "json": 2, "cls": 3}  # the only members ever read
 IMAGE, TXT, JSON, CLS = range(4)
-_VERSION = 2
+RETRY_S = 120.0
+_VERSION = 3
 _MISSING = (0, -1)
+# What file systems of fsspec call the time or the checksum of a file, local ones first.
+_VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created")
+# Remote shards at a time: a reader waits for the network most of the time. Few are read by threads, for each process
+# would first spend a second on a session of its own; many by processes, for Python reads headers on one core.
+_REMOTE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +51,43 @@ class Index:
     samples: int
     digest: str  # of the members' names, places and sizes
     bad: Sequence[Bad]
+    size: int  # bytes of the shard
 
 
-def index_shards(urls: Sequence[str], caption_column: int) -> list[Index]:
+def index_shards(urls: Sequence[str], caption_column: int, retry_s: float = RETRY_S) -> list[Index]:
     """The index of each shard; those not in the cache are made first. Raises DataError for a shard that is not there.
 
     A sample is one with an image and a member in the caption's column.
     """
     with ThreadPoolExecutor(32) as pool:  # a remote shard answers after some 50 ms
-        paths = list(pool.map(partial(_table_path, cache_folder("index"), caption_column), urls))
-    new = [(url, path) for url, path in zip(urls, paths, strict=True) if not (path.is_file() and _meta(path).is_file())]
-    in_pool(partial(_index_shard, caption_column), new, "indexing")
-    return [_load(path) for path in paths]
+        found = list(pool.map(partial(_table_path, cache_folder("index"), caption_column, retry_s), urls))
+    items = [_Item(url, path, size) for url, (path, size) in zip(urls, found, strict=True)]
+    new = [item for item in items if not (item.table.is_file() and _meta(item.table).is_file())]
+    make = partial(_index_shard, caption_column, retry_s)
+    if all(is_local(item.url) for item in new):
+        in_pool(make, new, "indexing")
+    elif len(new) <= _REMOTE:
+        in_pool(make, new, "indexing", threads=_REMOTE)
+    else:
+        in_pool(make, new, "indexing", processes=max(_REMOTE, len(os.sched_getaffinity(0))))
+    return [_load(item) for item in items]
+
+
+def fingerprint(caption_key: str, label_key: str | None, indices: Sequence[Index]) -> str:
+    """Of a data set: of what is in the shards and which of it is read, not of where they are."""
+    facts = [caption_key, str(label_key), *(index.digest for index in indices)]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def check_key(key: str, value: str | None, member: str) -> None:
+    require(
+        value is None or value == member or value.startswith("json."),
+        f"{key}={value} names no member that is read: give {member}, or json.KEY",
+    )
+
+
+def caption_column(caption_key: str) -> int:
+    return TXT if caption_key == "txt" else JSON
 
 
 @lru_cache(maxsize=256)
@@ -60,59 +99,112 @@ def load_table(path: str) -> Table:
     return table
 
 
-def _table_path(cache: Path, caption_column: int, url: str) -> Path:
-    """In the cache, under a name that changes when the shard does."""
-    import fsspec
+@dataclass(frozen=True, slots=True)
+class _Item:
+    url: str
+    table: Path
+    size: int
+
+
+def _table_path(cache: Path, caption_column: int, retry_s: float, url: str) -> tuple[Path, int]:
+    """In the cache, under a name that changes when the shard does; and the shard's size."""
+
+    def call() -> dict[str, Any]:
+        fs, path = file_system(url)
+        found: dict[str, Any] = fs.info(path)
+        return found
 
     try:
-        fs, path = fsspec.core.url_to_fs(url)
-        info = fs.info(path)
+        info = persist(url, retry_s, call)
+    except DataError:
+        raise
     except FileNotFoundError:
         raise DataError(f"shard {url} does not exist: check the path") from None
     except Exception as error:  # a remote file system raises what its library does
-        raise DataError(f"shard {url} cannot be opened: {str(error) or type(error).__name__}") from None
+        raise DataError(f"shard {url} cannot be opened: {said(error)}") from None
     if info["type"] == "directory":
         raise DataError(f"shard {url} is a folder: give its tar files, e.g. {url.rstrip('/')}/*.tar")
-    version = info.get("mtime") or info.get("ETag") or info.get("LastModified")
+    if info["size"] is None:
+        raise DataError(f"shard {url} has no known size, so it cannot be read at random: copy it to a store that has")
+    version = next((info[key] for key in _VERSIONS if info.get(key)), None)
     place = url if "://" in url else Path(url).resolve()
     identity = f"{_VERSION} {caption_column} {place} {info['size']} {version}"
-    return cache / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npy"
+    return cache / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npy", int(info["size"])
 
 
 def _meta(table_path: Path) -> Path:
     return table_path.with_suffix(".json")
 
 
-def _load(table_path: Path) -> Index:
-    meta = json.loads(_meta(table_path).read_text())
-    return Index(str(table_path), meta["samples"], meta["digest"], [Bad(*item) for item in meta["bad"]])
+def _load(item: _Item) -> Index:
+    meta = json.loads(_meta(item.table).read_text())
+    return Index(str(item.table), meta["samples"], meta["digest"], [Bad(*bad) for bad in meta["bad"]], item.size)
 
 
-def _index_shard(caption_column: int, item: tuple[str, Path]) -> None:
+def _index_shard(caption_column: int, retry_s: float, item: _Item) -> None:
     import numpy as np
 
-    url, table_path = item
-    entries, damage = _scan(url)
+    entries, damage = _scan(item.url, item.size, retry_s)
     rows, bad = [], []
     digest = hashlib.sha256()
     for entry in entries:
         digest.update(f"{entry.name} {sorted(entry.members.items())}\n".encode("utf-8", "replace"))
         if fault := entry.fault(caption_column):
-            bad.append((f"{url}:{entry.name}", fault))
+            bad.append((f"{item.url}:{entry.name}", fault))
         else:
             rows.append(entry.row())
     if damage:
         if entries and entries[-1].fault(caption_column):
             bad.pop()  # it is the damage that the last sample's members are missing for
-        bad.append((url, f"shard {damage}; {len(rows):,} samples before that are used"))
+        bad.append((item.url, f"shard {damage}; {len(rows):,} samples before that are used"))
+    if shortfall := _shortfall(item.url, len(rows), retry_s):
+        bad.append((item.url, shortfall))
     meta = json.dumps({"samples": len(rows), "digest": digest.hexdigest()[:16], "bad": bad})
 
     def save(path: str) -> None:
         with open(path, "wb") as file:  # noqa: PTH123
             np.save(file, np.asarray(rows, dtype=np.int64).reshape(-1, 4, 2), allow_pickle=False)
 
-    write_whole(table_path, save)
-    write_whole(_meta(table_path), lambda path: Path(path).write_text(meta))
+    write_whole(item.table, save)
+    write_whole(_meta(item.table), lambda path: Path(path).write_text(meta))
+
+
+# ------------------------------------------------------------------------------------------------------ counts
+
+
+def _shortfall(url: str, samples: int, retry_s: float) -> str | None:
+    """What is missing of the samples that the shard is said to have, by who wrote it."""
+    folder, slash, name = url.rpartition("/")
+    stats = f"{url.removesuffix('.tar')}_stats.json"
+    said_to_have, told_by = _number(_counts(stats, retry_s).get("successes")), stats.rpartition("/")[2]
+    if said_to_have is None:
+        sizes = _sizes(f"{folder}{slash}sizes.json", retry_s)
+        said_to_have, told_by = _number(sizes.get(name)), "sizes.json"
+    if said_to_have is None or samples >= said_to_have:
+        return None
+    return f"shard has {samples:,} samples that can be used where {told_by} says {said_to_have:,}"
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+@lru_cache(maxsize=64)
+def _sizes(url: str, retry_s: float) -> dict[str, Any]:
+    """The sizes.json of a folder, which open_clip reads too: name of a shard -> samples."""
+    return _counts(url, retry_s)
+
+
+def _counts(url: str, retry_s: float) -> dict[str, Any]:
+    """A JSON object that may not be there. One that cannot be read says nothing, for it is a cross-check only."""
+    try:
+        found = json.loads(read_whole(url, retry_s))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# ------------------------------------------------------------------------------------------------------- a tar
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +230,18 @@ class _Entry:
         return None
 
 
-def _scan(url: str) -> tuple[list[_Entry], str | None]:
+def _scan(url: str, size: int, retry_s: float) -> tuple[list[_Entry], str | None]:
     """The samples of a tar in the order of their first members, and what is wrong with the tar.
 
     Members of a sample need not be neighbours, as they are not in a tar of an unsorted folder.
     """
-    import fsspec
-
     entries: list[_Entry] = []
     newest: dict[str, _Entry] = {}
-    fs, path = fsspec.core.url_to_fs(url)
-    size = fs.size(path)
     try:
-        with fs.open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:  # r: no compressed bomb
+        with sequential(url, size, retry_s) as file, tarfile.open(fileobj=file, mode="r:") as tar:  # r: no gzip bomb
             while (member := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header
-                if member.size < 0 or (size is not None and member.offset_data + member.size > size):
+                if member.size < 0 or member.offset_data + member.size > size:
                     return entries, f"is cut off inside {member.name}"
                 folder, slash, base = member.name.rpartition("/")
                 stem, _, ending = base.partition(".")
@@ -166,9 +254,13 @@ def _scan(url: str) -> tuple[list[_Entry], str | None]:
                 newest[name].members[ending] = (member.offset_data, member.size)
             return entries, _end_damage(file, tar.offset)
     except tarfile.TarError as error:
+        if entries:
+            return entries, f"is cut off or damaged after {entries[-1].name} ({error})"
         return entries, f"cannot be read as an uncompressed tar: {error}"
+    except DataError:
+        raise
     except Exception as error:  # a remote file system raises what its library does
-        raise DataError(f"shard {url} cannot be read: {str(error) or type(error).__name__}") from None
+        raise DataError(f"shard {url} cannot be read: {said(error)}") from None
 
 
 def _end_damage(file: IO[bytes], offset: int) -> str | None:
@@ -182,3 +274,119 @@ def _end_damage(file: IO[bytes], offset: int) -> str | None:
     if end.strip(b"\0"):
         return "goes on after its end-of-archive mark, as tars joined by cat do: pack it anew"
     return None
+
+
+# --------------------------------------------------------------------------------------------------- the command
+
+
+@option("")
+@dataclass(kw_only=True, slots=True)
+class IndexSpec:
+    """`python -m clipx.data.index`: indexes shards as a run would, and says what they hold."""
+
+    kind: str = "index"
+    shards: str = MISSING  # as data.shards: path, brace pattern, glob, @list.txt or URL; several joined by ::
+    caption_key: str = "txt"  # as data.caption_key: where captions are decides which samples count
+    label_key: str | None = None  # as data.label_key; it is in the fingerprint only
+    held_out_share: float = 0.05  # as data.held_out_share: not part of an epoch
+    part: str | None = None  # k/N: the k-th of N shares of the shards, from 1; for an array of N jobs
+    manifest: str | None = None  # a JSON file to write: each shard's url, samples, bytes and digest, and the total
+    retry_s: float = RETRY_S  # as data.retry_s
+
+    def __post_init__(self) -> None:
+        check_key("caption_key", self.caption_key, "txt")
+        check_key("label_key", self.label_key, "cls")
+        check_share(self.held_out_share)
+        k, n = self.share
+        require(1 <= k <= n, f"part={self.part} must be k/N with 1 ≤ k ≤ N, e.g. part=3/16 for the third of 16 jobs")
+        require(
+            self.part is None or self.manifest is None,
+            f"manifest={self.manifest} is of all shards, part={self.part} reads a share: give it after the last part",
+        )
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """(k, N) of `part`; (0, 0) where it is neither."""
+        if self.part is None:
+            return 1, 1
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", self.part)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def index(spec: IndexSpec) -> None:
+    """Shard i belongs to part 1 + i mod N: shards of one size or growing ones spread evenly."""
+    from clipx.console import terminal
+    from clipx.data.urls import expand
+
+    k, n = spec.share
+    everything = expand(spec.shards, "shards")
+    urls = everything[k - 1 :: n]
+    console = terminal()
+    if not urls:
+        console.print(f"part {k} of {n} of {len(everything)} shards is empty: nothing to do")
+        return
+    indices = index_shards(urls, caption_column(spec.caption_key), spec.retry_s)
+    console.print(overview(spec, indices))
+    for line in _complaints(indices):
+        console.print(line, markup=False)
+    if spec.manifest is not None:
+        write_manifest(spec, Path(spec.manifest).expanduser(), urls, indices)
+        console.print(f"written to {spec.manifest}", markup=False)
+
+
+def overview(spec: IndexSpec, indices: Sequence[Index]) -> Any:
+    from rich.table import Table as RichTable
+
+    samples = sum(index.samples for index in indices)
+    held_out = int(samples * spec.held_out_share)
+    part = "" if spec.part is None else f", part {spec.part}"
+    table = RichTable(title=f"{spec.shards}{part}", title_justify="left")
+    row = {
+        "shards": f"{len(indices):,}",
+        "samples": f"{samples:,}",
+        "bytes": f"{sum(index.size for index in indices):,}",
+        "bad": f"{sum(len(index.bad) for index in indices):,}",
+        "epoch length": f"{samples - held_out:,} samples" + (f" ({held_out:,} held out)" if held_out else ""),
+        "fingerprint": fingerprint(spec.caption_key, spec.label_key, indices),
+    }
+    for name in row if spec.part is None else list(row)[:4]:
+        table.add_column(name, justify="right")
+    table.add_row(*list(row.values())[: len(table.columns)])
+    return table
+
+
+def _complaints(indices: Sequence[Index], most: int = 10) -> list[str]:
+    """How often each reason occurs, with an example."""
+    bad = [item for index in indices for item in index.bad]
+    reasons = [alike(item.reason) for item in bad]
+    counts = Counter(reasons)
+    lines = [
+        f"{count:,} × {bad[reasons.index(reason)].reason}: {bad[reasons.index(reason)].key}"
+        + (" …" if count > 1 else "")
+        for reason, count in counts.most_common(most)
+    ]
+    return lines + ([f"and {len(counts) - most} reasons more"] if len(counts) > most else [])
+
+
+def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Sequence[Index]) -> None:
+    shards = [
+        {"url": url, "samples": index.samples, "bytes": index.size, "digest": index.digest}
+        for url, index in zip(urls, indices, strict=True)
+    ]
+    manifest = {
+        "caption_key": spec.caption_key,
+        "samples": sum(index.samples for index in indices),
+        "fingerprint": fingerprint(spec.caption_key, spec.label_key, indices),
+        "shards": shards,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda other: Path(other).write_text(json.dumps(manifest, indent=1) + "\n"))
+
+
+main = cli(index, "index")
+
+if __name__ == "__main__":
+    # The functions that processes call are then found under their own name, in the module that others import.
+    import clipx.data.index
+
+    clipx.data.index.main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from clipx.data.order import Order
-from clipx.data.source import Bad, BadSample, Sample, Source
+from clipx.data.order import SampleOrder
+from clipx.data.source import Bad, BadSample, Sample, Source, expect
 from clipx.data.transform import decode, eval_transform, train_transform
 from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
@@ -59,21 +60,22 @@ class View:
 class _Stream(Dataset["Batch | DataError"]):
     """The batch at positions of the stream. A bad sample's place is taken by another, drawn from (seed, position)."""
 
-    def __init__(self, source: Source, order: Order, view: View, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(self, source: Source, order: SampleOrder, view: View, tokenizer: Tokenizer, seed: int) -> None:
         self.source, self.order, self.view, self.tokenizer, self.seed = source, order, view, tokenizer, seed
 
     def __getitem__(self, positions: range) -> Batch | DataError:
         """An error is handed over, to be raised in the main process: on its way it would become a stack trace."""
         pixels, captions, indices, bad = [], [], [], list[Bad]()
-        for position in positions:
-            rng = random.Random(f"{self.seed}/{position}")
-            try:
+        try:
+            expect(self.source, [self.order(position) for position in positions])
+            for position in positions:
+                rng = random.Random(f"{self.seed}/{position}")
                 index, image, texts = self._draw(position, rng, bad)
-            except DataError as error:
-                return error
-            pixels.append(image)
-            captions.append(rng.choice(texts))
-            indices.append(index)
+                pixels.append(image)
+                captions.append(rng.choice(texts))
+                indices.append(index)
+        except DataError as error:
+            return error
         return Batch(_stack(pixels), self.tokenizer(captions), torch.tensor(indices), bad)
 
     def _draw(self, position: int, rng: random.Random, bad: list[Bad]) -> tuple[int, Tensor, Sequence[str]]:
@@ -85,7 +87,7 @@ class _Stream(Dataset["Batch | DataError"]):
                 return index, pixels, sample.captions
             except BadSample as error:
                 bad.append(Bad(self.source.key(index), str(error)))
-                index = rng.randrange(self.order.samples)
+                index = self.order.another(position, rng)
         raise DataError(f"{_TRIES} samples in a row are bad, the last {bad[-1].key}: {bad[-1].reason}")
 
 
@@ -128,13 +130,27 @@ class _Loader(DataLoader[T]):
             yield batch
 
 
+@contextlib.contextmanager
+def deaths_told() -> Iterator[None]:
+    """Turns torch's notice that a loader process died, which may interrupt anything, into a DataError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise DataError(
+            f"a loader process of this rank died ({' '.join(str(error).split())}): killed for memory, as a rule; lower "
+            "data.workers or data.prefetch, or give the job more memory"
+        ) from error
+
+
 def _as_it_is(batch: T) -> T:
     return batch
 
 
 def train_loader(
     source: Source,
-    order: Order,
+    order: SampleOrder,
     view: View,
     tokenizer: Tokenizer,
     *,
@@ -182,17 +198,21 @@ class _Held(Dataset["EvalBatch | DataError"]):
     def __init__(self, source: Source, view: View) -> None:
         self.source, self.view = source, view
 
-    def __getitem__(self, indices: range) -> EvalBatch:
+    def __getitem__(self, indices: range) -> EvalBatch | DataError:
         good: list[tuple[int, Sample, Tensor]] = []
         bad: list[Bad] = []
-        for index in indices:
-            try:
-                sample = self.source.read(index)
-                pixels = torch.tensor(eval_transform(decode(sample.image, self.view.max_pixels), self.view.size))
-            except BadSample as error:
-                bad.append(Bad(self.source.key(index), str(error)))
-            else:
-                good.append((index, sample, pixels))
+        try:
+            expect(self.source, indices)
+            for index in indices:
+                try:
+                    sample = self.source.read(index)
+                    pixels = torch.tensor(eval_transform(decode(sample.image, self.view.max_pixels), self.view.size))
+                except BadSample as error:
+                    bad.append(Bad(self.source.key(index), str(error)))
+                else:
+                    good.append((index, sample, pixels))
+        except DataError as error:
+            return error
         return EvalBatch(
             image=_stack([p for _, _, p in good]) if good else torch.empty(0, 3, 0, 0, dtype=torch.uint8),
             index=[i for i, _, _ in good],

@@ -3,52 +3,96 @@
 An epoch visits the shards in random order; the samples of that sequence are shuffled within consecutive windows. So
 samples are shuffled globally over shards and widely within a window, each is seen exactly once an epoch, nothing
 depends on workers, ranks or timing, and starting at any position costs one window's permutation.
+
+Epochs run on without a gap, so a batch may hold the end of one and the start of the next. Of a run only whole batches
+are trained: what is left of its last one is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 
+_BLOCK = 4096  # positions drawn together where samples come with replacement
+
+
+class Drawn(NamedTuple):
+    """How many samples were drawn from a source, and how many it has."""
+
+    samples: int
+    of: int
+
+
+class SampleOrder(Protocol):
+    """An endless stream of sample indices, known at any position."""
+
+    @property
+    def samples(self) -> int:
+        """Samples there are; an epoch is as many positions."""
+
+    def __call__(self, position: int) -> int:
+        """The index of the sample at a position of the stream."""
+
+    def another(self, position: int, rng: random.Random) -> int:
+        """A sample drawn by `rng` that may stand at the position, where the one that belongs there cannot be used."""
+
+    def drawn(self, position: int) -> Mapping[str, Drawn]:
+        """What the positions before this one draw from each source by name; nothing where there is but one."""
+
 
 class Order:
     """The endless stream of sample indices for shards of the given sizes.
 
-    Positions run on over epochs: position p is place p mod n of epoch p div n, n being the number of samples.
+    Positions run on over epochs: position p is place p mod n of epoch p div n, n being the number of samples. With
+    `replacement` each position draws from all samples alike, whatever others drew. Streams of one seed that are told
+    apart by `stream` have nothing to do with each other.
     Memory: 8 bytes for each sample of two windows, and 32 for each shard.
     """
 
-    def __init__(self, sizes: Sequence[int], seed: int, window: int) -> None:
+    def __init__(
+        self, sizes: Sequence[int], seed: int, window: int, replacement: bool = False, stream: tuple[int, ...] = ()
+    ) -> None:
         self.sizes = np.asarray(sizes, dtype=np.int64)
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.samples = int(self.sizes.sum())
-        self.seed = seed
-        self.window = min(window, self.samples)
+        self.seed, self.stream = seed, stream
+        self.replacement = replacement
+        self.window = _BLOCK if replacement else min(window, self.samples)
         self._shards: tuple[int, Indices, Indices] | None = None  # epoch, shard order, ends in that order
         self._windows: dict[tuple[int, int], Indices] = {}
 
     def __call__(self, position: int) -> int:
-        """The index of the sample at a position of the stream."""
-        epoch, place = divmod(position, self.samples)
+        epoch, place = (0, position) if self.replacement else divmod(position, self.samples)
         window, offset = divmod(place, self.window)
         indices = self._windows.get((epoch, window))
         if indices is None:
-            indices = self._shuffled(epoch, window)
+            indices = self._drawn(window) if self.replacement else self._shuffled(epoch, window)
+            if len(self._windows) >= 2:  # a batch may straddle two
+                self._windows.pop(next(iter(self._windows)))
+            self._windows[epoch, window] = indices
         return int(indices[offset])
 
+    def another(self, position: int, rng: random.Random) -> int:
+        return rng.randrange(self.samples)
+
+    def drawn(self, position: int) -> Mapping[str, Drawn]:
+        return {}
+
+    def _drawn(self, block: int) -> Indices:
+        """The samples at the positions of a block, each drawn by itself."""
+        return self._rng(0, 1 + block).integers(self.samples, size=_BLOCK)
+
     def _shuffled(self, epoch: int, window: int) -> Indices:
-        """The samples of a window, in order. Kept for two windows: a batch may straddle them."""
-        if len(self._windows) >= 2:
-            self._windows.pop(next(iter(self._windows)))
+        """The samples of a window, in order."""
         start = window * self.window
         length = min(self.window, self.samples - start)
-        places = start + self._rng(epoch, 1 + window).permutation(length)
-        self._windows[epoch, window] = indices = self._indices(epoch, places)
-        return indices
+        return self._indices(epoch, start + self._rng(epoch, 1 + window).permutation(length))
 
     def _indices(self, epoch: int, places: Indices) -> Indices:
         """The samples at places of the shards laid end to end in the epoch's order."""
@@ -61,4 +105,5 @@ class Order:
         return last - (ends[k] - places)
 
     def _rng(self, epoch: int, purpose: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, epoch, purpose))))
+        entropy = (self.seed, epoch, purpose, *self.stream)
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from clipx.errors import require
 
@@ -23,6 +23,11 @@ class Bad:
 
     key: str
     reason: str
+
+
+def alike(reason: str) -> str:
+    """A reason without its numbers, so that alike ones are counted together."""
+    return re.sub(r"\d[\d,.x]*", "…", reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,20 @@ class Source(Protocol):
 
     def read(self, index: int) -> Sample:
         """Raises BadSample."""
+
+
+@runtime_checkable
+class Ahead(Protocol):
+    """A source that reads faster when it knows what comes."""
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """These will be read soon, in this process."""
+
+
+def expect(source: Source, indices: Sequence[int]) -> None:
+    """Tells a source what will be read next; most need not know."""
+    if isinstance(source, Ahead):
+        source.expect(indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +118,9 @@ class Split:
 
     def read(self, index: int) -> Sample:
         return self.source.read(self._place(index))
+
+    def expect(self, indices: Sequence[int]) -> None:
+        expect(self.source, [self._place(index) for index in indices])
 
 
 def split(source: Source, share: float) -> tuple[Source, Source | None]:

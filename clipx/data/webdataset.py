@@ -6,25 +6,25 @@ ever read, and none of them can execute anything.
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import json
-import os
+import math
 import tarfile
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from clipx.config import option
 from clipx.data import Dataset, DataSpec
-from clipx.data.index import CLS, IMAGE, JSON, TXT, index_shards, load_table
+from clipx.data.index import CLS, IMAGE, JSON, TXT, caption_column, check_key, fingerprint, index_shards, load_table
+from clipx.data.remote import Access, File, Span, check_access, expect, fetch, is_local
 from clipx.data.source import Bad, BadSample, Sample, Source, caption_text, check_share, parse_label, split
+from clipx.data.urls import expand
 from clipx.errors import ConfigError, DataError, require
 
+_DEFAULT_ACCESS = Access()
 _GAP = 1 << 16  # bytes between a sample's members that are cheaper to read than a second request
 
 
@@ -32,21 +32,22 @@ _GAP = 1 << 16  # bytes between a sample's members that are cheaper to read than
 @dataclass(kw_only=True, slots=True)
 class WebDatasetSpec(DataSpec):
     kind: str = "webdataset"
-    shards: str | None = None  # path, brace pattern, glob or fsspec URL; several joined by ::
+    shards: str | None = None  # path, brace pattern, glob, @list.txt or URL (s3://…); several joined by ::
     held_out_shards: str | None = None  # likewise, to evaluate on
     held_out_share: float = 0.05  # share of the samples held out where held_out_shards is not given; 0 for none
     caption_key: str = "txt"  # the member txt, or a key of the json member: json.caption (text or list of texts)
     label_key: str | None = None  # the class of an image, for zero-shot: the member cls, or a key of json: json.label
     samples: int | None = None  # the published size, to compare with what is found
+    retry_s: float = 120.0  # seconds that a read of a remote shard is tried again before the run ends
+    cache_gb: float = 0.0  # limit of the local cache of whole remote shards, in GB; 0: samples are read by ranges
+    cache_dir: str | None = None  # its folder, best on a local disk; null: shards in clipx's cache folder
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
         check_share(self.held_out_share)
-        for name, value, member in (("caption_key", self.caption_key, "txt"), ("label_key", self.label_key, "cls")):
-            require(
-                value is None or value == member or value.startswith("json."),
-                f"data.{name}={value} names no member that is read: give {member}, or json.KEY",
-            )
+        check_key("data.caption_key", self.caption_key, "txt")
+        check_key("data.label_key", self.label_key, "cls")
+        check_access(self.retry_s, self.cache_gb)
 
     @property
     def published(self) -> int | None:
@@ -66,41 +67,10 @@ class WebDatasetSpec(DataSpec):
         return Dataset(train, held_out, None, self.samples)
 
     def _open(self, pattern: str, key: str) -> Shards:
-        return Shards.open(expand(pattern, key), self.caption_key, self.label_key)
-
-
-def expand(pattern: str, key: str) -> list[str]:
-    """Braces, globs and :: to shard URLs, in order. Raises ConfigError where a part of the pattern matches nothing."""
-    from braceexpand import braceexpand
-
-    urls: list[str] = []
-    try:
-        parts = [url for part in pattern.split("::") if part.strip() for url in braceexpand(part.strip())]
-    except ValueError as error:
-        raise ConfigError(f"{key}={pattern} is no pattern ({error}): write {{0000..0123}} for a range") from None
-    for part in parts:
-        found = _glob(part)
-        require(bool(found), f"{key}={part} matches no shard: check the path, and quote braces and stars in the shell")
-        urls += found
-    require(bool(urls), f"{key}={pattern} names no shard: give paths of tar files, e.g. {key}='/data/*.tar'")
-    twice = [url for url in dict.fromkeys(urls) if urls.count(url) > 1] if len(set(urls)) < len(urls) else []
-    require(not twice, f"{key}={pattern} names {', '.join(twice[:3])} twice: name each shard once")
-    return urls
-
-
-def _glob(url: str) -> list[str]:
-    import fsspec
-
-    if "://" not in url:
-        path = os.path.expanduser(url)  # noqa: PTH111
-        return sorted(glob.glob(path)) if glob.has_magic(path) and not Path(path).exists() else [path]  # noqa: PTH207
-    if "*" not in url:  # a ? may begin the query of a URL
-        return [url]
-    try:
-        fs, path = fsspec.core.url_to_fs(url)
-        return sorted(fs.unstrip_protocol(found) for found in fs.glob(path))
-    except Exception as error:  # a remote file system raises what its library does
-        raise DataError(f"{url} cannot be listed: {str(error) or type(error).__name__}") from None
+        access = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir)
+        shards = Shards.open(expand(pattern, key), self.caption_key, self.label_key, access)
+        _check_cache(shards, self.cache_gb, self.shuffle_window)
+        return shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +84,16 @@ class Shards:
     fingerprint: str
     caption_key: str
     label_key: str | None
+    lengths: Sequence[int] = field(repr=False)  # bytes of each shard
+    access: Access
     _ends: Sequence[int] = field(repr=False)
 
     @classmethod
-    def open(cls, urls: Sequence[str], caption_key: str, label_key: str | None) -> Shards:
+    def open(
+        cls, urls: Sequence[str], caption_key: str, label_key: str | None, access: Access = _DEFAULT_ACCESS
+    ) -> Shards:
         """Indexes what is not indexed yet, with progress. Raises DataError where there is no sample at all."""
-        indices = index_shards(urls, TXT if caption_key == "txt" else JSON)
+        indices = index_shards(urls, caption_column(caption_key), access.retry_s)
         sizes = [index.samples for index in indices]
         bad = [item for index in indices for item in index.bad]
         if not sum(sizes):
@@ -128,10 +102,18 @@ class Shards:
                 f"{len(urls)} shards, from {urls[0]}, hold no sample with an image and a caption "
                 f"(data.caption_key={caption_key}){reasons}"
             )
-        facts = [caption_key, str(label_key), *(index.digest for index in indices)]
-        fingerprint = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-        tables = [index.table for index in indices]
-        return cls(urls, tables, sizes, bad, fingerprint, caption_key, label_key, list(accumulate(sizes)))
+        return cls(
+            urls=urls,
+            tables=[index.table for index in indices],
+            sizes=sizes,
+            bad=bad,
+            fingerprint=fingerprint(caption_key, label_key, indices),
+            caption_key=caption_key,
+            label_key=label_key,
+            lengths=[index.size for index in indices],
+            access=access,
+            _ends=list(accumulate(sizes)),
+        )
 
     def _place(self, index: int) -> tuple[int, int]:
         """(shard, row) of a sample."""
@@ -142,26 +124,64 @@ class Shards:
         shard, row = self._place(index)
         offset = int(load_table(self.tables[shard])[row, IMAGE, 0])
         try:
-            header = _fetch((self.urls[shard], self.tables[shard]), offset - 512, 512)
+            header = fetch(self._file(shard), offset - 512, 512)
             name = tarfile.TarInfo.frombuf(header, "utf-8", "replace").name
-        except (BadSample, tarfile.TarError):
+        except (BadSample, DataError, tarfile.TarError):
             name = f"sample {row}"
         return f"{self.urls[shard]}:{name}"
 
     def read(self, index: int) -> Sample:
-        shard, row = self._place(index)
-        members: list[tuple[int, int]] = load_table(self.tables[shard])[row].tolist()
-        wanted = {column: members[column] for column in self._columns() if members[column][1] >= 0}
-        contents = _read((self.urls[shard], self.tables[shard]), list(wanted.values()))
+        file, wanted = self._wanted(index)
+        contents = _read(file, list(wanted.values()))
         found = dict(zip(wanted, contents, strict=True))
         meta = _json(found.get(JSON, b"")) if JSON in self._columns() else {}
         captions = [caption_text(found[TXT])] if self.caption_key == "txt" else _captions(meta, self.caption_key)
         label = None if self.label_key is None else _label(found.get(CLS, b""), meta, self.label_key)
         return Sample(found[IMAGE], captions, label)
 
+    def expect(self, indices: Sequence[int]) -> None:
+        """These samples will be read soon: those of remote shards are asked for at once."""
+        if self._remote:
+            wanted = [self._wanted(index) for index in indices]
+            spans = [(file, group) for file, members in wanted for group in _groups(list(members.values()))]
+            expect(self.fingerprint, spans)
+
+    @property
+    def _remote(self) -> bool:
+        return not is_local(self.urls[0]) or not all(map(is_local, self.urls))
+
+    def _wanted(self, index: int) -> tuple[File, dict[int, Span]]:
+        """Where a sample is: its file, and the span of each of its members that is needed, by column."""
+        shard, row = self._place(index)
+        members: list[Span] = [tuple(span) for span in load_table(self.tables[shard])[row].tolist()]
+        return self._file(shard), {c: members[c] for c in self._columns() if members[c][1] >= 0}
+
+    def _file(self, shard: int) -> File:
+        return File(self.urls[shard], Path(self.tables[shard]).stem, self.lengths[shard], self.access)
+
     def _columns(self) -> set[int]:
         named = {"txt": TXT, "cls": CLS, None: IMAGE}
         return {IMAGE, named.get(self.caption_key, JSON), named.get(self.label_key, JSON)}
+
+
+def _check_cache(shards: Shards, cache_gb: float, window: int) -> None:
+    """A cache that cannot hold the shards of a window would fetch each of them again and again."""
+    remote = [
+        (size, samples)
+        for url, size, samples in zip(shards.urls, shards.lengths, shards.sizes, strict=True)
+        if not is_local(url)
+    ]
+    if not cache_gb or not remote:
+        return
+    _ = shards.access.folder  # where it cannot be made, that is told now
+    size, samples = sum(size for size, _ in remote), sum(samples for _, samples in remote)
+    together = min(len(remote), window * len(remote) // max(1, samples) + 2)  # a window begins and ends inside shards
+    needed = together * size / len(remote) / 1e9
+    require(
+        cache_gb >= needed,
+        f"data.cache_gb={cache_gb:g} holds less than the {together} shards that data.shuffle_window={window:,} samples "
+        f"are drawn from: give {math.ceil(needed * 10) / 10:g}, a smaller window, or 0 for no cache",
+    )
 
 
 def _json(encoded: bytes) -> dict[str, Any]:
@@ -201,40 +221,19 @@ def _label(cls_member: bytes, meta: dict[str, Any], label_key: str) -> int | str
 # ------------------------------------------------------------------------------------------------- reading
 
 
-def _read(shard: tuple[str, str], spans: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes of each (offset, size) of a (url, table): in one request where they are neighbours."""
+def _groups(spans: Sequence[Span]) -> list[Span]:
+    """What is read of a sample: all its members in one request where they are neighbours, else one for each."""
     start, end = min(offset for offset, _ in spans), max(offset + size for offset, size in spans)
     if end - start > sum(size for _, size in spans) + _GAP:
-        return [_fetch(shard, *span) for span in spans]
-    whole = _fetch(shard, start, end - start)
-    return [whole[offset - start : offset - start + size] for offset, size in spans]
+        return list(spans)
+    return [(start, end - start)]
 
 
-def _fetch(shard: tuple[str, str], offset: int, size: int) -> bytes:
-    import fsspec
-
-    try:
-        file = _local_file(*shard)
-        if file is not None:
-            span = os.pread(file.fileno(), size, offset)
-        else:
-            fs, path = fsspec.core.url_to_fs(shard[0])  # cached there, for each process anew
-            span = fs.cat_file(path, start=offset, end=offset + size)
-    except Exception as error:  # a remote file system raises what its library does
-        raise BadSample(f"shard cannot be read: {str(error) or type(error).__name__}") from None
-    if len(span) < size:
-        raise BadSample("shard is shorter than its index says")
-    return span
-
-
-@lru_cache(maxsize=128)
-def _local_file(url: str, table: str) -> IO[bytes] | None:
-    """A shard, open for reading, or None where it is not local. Another table is another version of the shard.
-
-    It stays open because opening costs more than reading a sample, above all on a network's file system.
-    """
-    import fsspec
-    from fsspec.implementations.local import LocalFileSystem
-
-    fs, path = fsspec.core.url_to_fs(url)
-    return Path(path).open("rb", buffering=0) if isinstance(fs, LocalFileSystem) else None
+def _read(file: File, spans: Sequence[Span]) -> list[bytes]:
+    """The bytes of each span."""
+    groups = _groups(spans)
+    contents = [fetch(file, *group) for group in groups]
+    if len(groups) > 1 or len(spans) == 1:
+        return contents
+    ((start, _),) = groups
+    return [contents[0][offset - start : offset - start + size] for offset, size in spans]

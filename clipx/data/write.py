@@ -9,7 +9,8 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,7 @@ from clipx.errors import ConfigError, DataError
 MakeSample = Callable[[int], Sample]
 T = TypeVar("T")
 
+_FIX = "make room, or set CLIPX_CACHE to another folder"
 _TOLD_EVERY = 30.0  # seconds between lines of progress where there is no terminal
 
 
@@ -42,7 +44,7 @@ def _cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipx"
 
 
-def write_whole(path: Path, write: Callable[[str], object]) -> None:
+def write_whole(path: Path, write: Callable[[str], object], fix: str = _FIX) -> None:
     """Calls `write(other)` with another path and renames that when it is whole.
 
     So a file with the right name is a whole one. Processes that write it at the same time do the same work twice.
@@ -52,9 +54,7 @@ def write_whole(path: Path, write: Callable[[str], object]) -> None:
         write(str(partial_path))
         partial_path.replace(path)
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be written ({error.strerror or error}): make room, or set CLIPX_CACHE to another folder"
-        ) from None
+        raise DataError(f"{path} cannot be written ({error.strerror or error}): {fix}") from None
     finally:
         partial_path.unlink(missing_ok=True)
 
@@ -72,13 +72,23 @@ def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, w
     return [str(path) for path in paths]
 
 
-def in_pool(call: Callable[[T], object], items: list[T], what: str) -> None:
-    """`call` on each item, in processes, with progress on stderr."""
+def in_pool(call: Callable[[T], object], items: list[T], what: str, *, processes: int = 0, threads: int = 0) -> None:
+    """`call` on each item, in processes, with progress on stderr. Raises what `call` does, or DataError.
+
+    As many processes as are given, else as there are cores; with `threads`, so many of these in this process.
+    """
     if not items:
         return
-    with ProcessPoolExecutor(min(len(items), len(os.sched_getaffinity(0)))) as pool:
-        for _ in _told(pool.map(call, items), what, len(items)):
-            pass
+    number = threads or processes or len(os.sched_getaffinity(0))
+    make_pool = ThreadPoolExecutor if threads else ProcessPoolExecutor
+    try:
+        with make_pool(min(len(items), number)) as pool:
+            for _ in _told(pool.map(call, items), what, len(items)):
+                pass
+    except BrokenProcessPool:
+        raise DataError(
+            f"{what}: a process was killed, as happens where memory runs out: run it again, it goes on where it stopped"
+        ) from None
 
 
 def _told(done: Iterable[object], what: str, total: int) -> Iterator[object]:
@@ -104,12 +114,21 @@ def _write_shard(item: tuple[Path, range], make: MakeSample) -> None:
 
 
 def _write_tar(path: str, indices: range, make: MakeSample) -> None:
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+    def members() -> Iterator[tuple[str, bytes]]:
         for index in indices:
             sample = make(index)
             meta = {"captions": list(sample.captions), "label": sample.label}
-            members = {"jpg": sample.image, "json": json.dumps(meta).encode(), "txt": sample.captions[0].encode()}
-            for ending, content in members.items():
-                info = tarfile.TarInfo(f"{index:09d}.{ending}")  # its time is 0: the same samples, the same bytes
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+            yield f"{index:09d}.jpg", sample.image
+            yield f"{index:09d}.json", json.dumps(meta).encode()
+            yield f"{index:09d}.txt", sample.captions[0].encode()
+
+    write_members(path, members())
+
+
+def write_members(path: str, members: Iterable[tuple[str, bytes]]) -> None:
+    """A tar as webdataset's ShardWriter lays it out. Members have no time: the same samples are the same bytes."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))

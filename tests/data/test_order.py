@@ -6,12 +6,19 @@ import time
 import tracemalloc
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import Numbers
 from scipy import stats
+from support import small
 
+from clipx.config import compose
+from clipx.data.loader import View, train_loader
 from clipx.data.order import Order
+from clipx.model.tokenizer import Tokenizer
+from clipx.trainer import Trainer
 
 SIZES = [
     [1],
@@ -88,6 +95,94 @@ def test_all_orders_of_a_window_are_equally_likely() -> None:
     counts = Counter(tuple(epoch_of(order, epoch)) for epoch in range(4800))
     assert len(counts) == 24
     assert stats.chisquare(list(counts.values())).pvalue > 1e-3
+
+
+# --------------------------------------------------------------------------------- ranks, workers and odd lengths
+
+
+def read(
+    sizes: list[int], positions: range, batch: int, world: int, workers: int, replacement: bool = False
+) -> list[list[int]]:
+    """What the ranks together read in each step, in the order of the global batch."""
+    source = Numbers(sizes)
+    ranks = []
+    for rank in range(world):
+        loader = train_loader(
+            source, Order(sizes, 5, 16, replacement), View(4, [1.0, 1.0], 10**6), Tokenizer(8),
+            seed=5, samples=positions, batch=batch, rank=rank, world=world, workers=workers, prefetch=2, pin=False,
+        )  # fmt: skip
+        ranks.append([loaded.index.tolist() for loaded in loader])
+    return [[index for part in parts for index in part] for parts in zip(*ranks, strict=True)]
+
+
+# Uneven shards, one shard, and two shards, for up to twelve readers.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("sizes", [[7, 0, 1, 22, 6, 11], [47], [40, 7]], ids=str)
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 3), (4, 0), (4, 3)])
+def test_epochs_run_on_and_each_has_every_sample_once(sizes: list[int], world: int, workers: int) -> None:
+    """47 samples, batches of 12: no epoch is a multiple of the batch, and batches hold the end of one and the next."""
+    order = Order(sizes, 5, 16)
+    steps = read(sizes, range(144), 12, world, workers)
+    stream = [index for step in steps for index in step]
+    assert stream == [order(position) for position in range(144)]
+    for epoch in range(3):
+        assert sorted(stream[47 * epoch : 47 * (epoch + 1)]) == list(range(47))
+
+
+def test_going_on_with_other_ranks_and_workers_loses_and_repeats_nothing() -> None:
+    sizes = [7, 0, 1, 22, 6, 11]
+    parts = [(range(36), 1, 0), (range(36, 84), 3, 1), (range(84, 96), 4, 0), (range(96, 144), 2, 2)]
+    steps = [step for positions, world, workers in parts for step in read(sizes, positions, 12, world, workers)]
+    assert [index for step in steps for index in step] == [Order(sizes, 5, 16)(position) for position in range(144)]
+
+
+def test_only_the_last_step_of_a_run_is_dropped_where_it_is_partial(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path / "run", "data.samples=100", "duration=3ep"))  # 300 samples in batches of 32
+    trainer.fit()
+    assert (trainer.samples_seen, trainer.steps_done) == (288, 9)
+
+
+# -------------------------------------------------------------------------------------------- with replacement
+
+
+def test_with_replacement_every_position_draws_from_all_samples_alike() -> None:
+    order = Order([13, 0, 29, 8], 5, 16, replacement=True)
+    drawn = [order(position) for position in range(50_000)]
+    assert stats.chisquare(np.bincount(drawn, minlength=50)).pvalue > 1e-3
+    pairs = Counter(pairwise(drawn))
+    assert stats.chisquare([pairs[a, b] for a in range(50) for b in range(50)]).pvalue > 1e-3, (
+        "none knows the one before"
+    )
+    missing = [len(set(range(50)) - set(drawn[start : start + 50])) / 50 for start in range(0, 50_000, 50)]
+    assert np.mean(missing) == pytest.approx((1 - 1 / 50) ** 50, abs=0.01)
+
+
+def test_with_replacement_a_position_gives_the_same_in_any_sequence_of_questions() -> None:
+    order = Order([13, 0, 29, 8], 5, 16, replacement=True)
+    straight = [order(position) for position in range(10_000)]
+    other = Order([13, 0, 29, 8], 5, 16, replacement=True)
+    positions = np.random.default_rng(0).permutation(10_000)
+    assert [other(int(p)) for p in positions] == [straight[p] for p in positions]
+    assert straight[:12] == [21, 0, 22, 15, 20, 6, 47, 5, 39, 39, 8, 49], "as it was: runs can go on"
+    assert straight != [Order([50], 6, 16, replacement=True)(position) for position in range(10_000)]
+
+
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 2)])
+def test_with_replacement_ranks_share_one_stream(world: int, workers: int) -> None:
+    order = Order([20, 3], 5, 16, replacement=True)
+    stream = [index for step in read([20, 3], range(60), 12, world, workers, replacement=True) for index in step]
+    assert stream == [order(position) for position in range(60)]
+
+
+def test_a_run_with_replacement_draws_so(tmp_path: Path) -> None:
+    spec = small(tmp_path / "run", "data.replacement=true")
+    order = spec.data.order(Numbers([100]), spec.seed)
+    assert len({order(position) for position in range(100)}) < 80
+    whole = compose().data.order(Numbers([100]), 0)
+    assert len({whole(position) for position in range(100)}) == 100
+
+
+# ----------------------------------------------------------------------------------------------------------- scale
 
 
 def test_a_large_data_set_costs_little_memory_and_time_anywhere() -> None:

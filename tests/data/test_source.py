@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
 from samples import Numbers
 
-from clipx.data.source import Bad, BadSample, Source, caption_text, check_share, parse_label, split
+from clipx.data.source import Bad, BadSample, Source, alike, caption_text, check_share, expect, parse_label, split
 from clipx.errors import ConfigError
 
 SIZES = [[1000], [0, 7, 0, 993], [10] * 100, [333, 1, 666]]
@@ -53,6 +54,35 @@ def test_a_side_names_its_samples_as_the_source_does() -> None:
     for side in split(Numbers([100]), 0.3):
         assert side is not None
         assert all(side.key(i) == f"sample {side.read(i).label}" for i in range(sum(side.sizes)))
+
+
+def test_what_a_side_expects_is_expected_of_the_source() -> None:
+    heard: list[list[int]] = []
+
+    class Listening(Numbers):
+        def expect(self, indices: Sequence[int]) -> None:
+            heard.append(list(indices))
+
+    source = Listening([100], images=dict.fromkeys(range(100), b"x"))
+    for side in split(source, 0.3):
+        assert side is not None
+        expect(side, [0, 5, 9])
+        assert heard.pop() == [side.read(i).label for i in (0, 5, 9)]
+    expect(split(Numbers([100]), 0.3)[0], [0])  # of a source that need not know
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "image has 20x30 pixels, more than data.max_pixels=5",
+            "image has 21x3,000 pixels, more than data.max_pixels=7",
+        ),
+        ("shard has a damaged or cut header at byte 1,024", "shard has a damaged or cut header at byte 5"),
+    ],
+)
+def test_reasons_that_differ_in_numbers_are_alike(one: str, other: str) -> None:
+    assert alike(one) == alike(other) != alike("image is empty")
 
 
 def test_sides_and_shares_have_fingerprints_of_their_own() -> None:

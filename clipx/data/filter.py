@@ -1,0 +1,65 @@
+"""Limits that training samples are held to: one below them is a bad sample, replaced and counted with that reason."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from PIL import Image
+
+from clipx.data.source import Bad, BadSample, Sample, Source, expect
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """A source of which samples with an image smaller than `min_side`, or no caption long enough, are bad ones.
+
+    Of several captions those long enough are kept.
+    """
+
+    source: Source
+    min_caption_chars: int
+    min_side: int
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.source.sizes
+
+    @property
+    def bad(self) -> Sequence[Bad]:
+        return self.source.bad
+
+    @property
+    def fingerprint(self) -> str:
+        return self.source.fingerprint  # the data is the same; what is kept of it is part of the configuration
+
+    def key(self, index: int) -> str:
+        return self.source.key(index)
+
+    def read(self, index: int) -> Sample:
+        sample = self.source.read(index)
+        captions = [caption for caption in sample.captions if len(caption) >= self.min_caption_chars]
+        if not captions:
+            longest = max(map(len, sample.captions))
+            raise BadSample(
+                f"caption has {longest} characters, fewer than data.min_caption_chars={self.min_caption_chars}"
+            )
+        if self.min_side:
+            width, height = _size(sample.image)
+            if min(width, height) < self.min_side:
+                raise BadSample(f"image has {width}x{height} pixels, a side below data.min_side={self.min_side}")
+        return replace(sample, captions=captions)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        expect(self.source, indices)
+
+
+def _size(encoded: bytes) -> tuple[int, int]:
+    """Width and height, from the header alone. Where that cannot be read, decoding says what is wrong."""
+    try:
+        with Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG", "WEBP")) as image:
+            return image.size
+    except Exception:  # decoders keep to no list of what they raise on damaged input
+        return sys.maxsize, sys.maxsize

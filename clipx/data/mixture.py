@@ -1,0 +1,254 @@
+"""A mixture of sources of any kind: each takes its weight's share of every stretch of the stream.
+
+    data=mixture +data@data.sources.cc=cc3m data.sources.cc.weight=2 +data@data.sources.own=csv data.sources.own.path=…
+
+Which source a position belongs to, and which sample of that source, is a pure function of (seed, position). Within a
+source the order is its own: each of its samples exactly once in each pass over it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import random
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from clipx.config import option
+from clipx.data import Classes, Dataset, DataSpec, open_data
+from clipx.data.source import Bad, Sample, Source, expect
+from clipx.errors import ClipxError, near, require
+
+if TYPE_CHECKING:
+    from clipx.data.order import Drawn, SampleOrder
+
+# Keys of DataSpec that say how a source is read, and that the sources of a mixture therefore have each for itself.
+_OF_SOURCES = ("shuffle_window", "replacement", "weight", "min_caption_chars", "min_side")
+
+
+@option("data")
+@dataclass(kw_only=True, slots=True)
+class MixtureSpec(DataSpec):
+    """Of a source count its weight, shuffle_window, replacement, min_caption_chars, min_side, and what its kind has;
+    batch_size and the others are the mixture's."""
+
+    kind: str = "mixture"
+    sources: dict[str, DataSpec] = field(default_factory=dict)  # +data@data.sources.NAME=OPTION adds one
+    held_out: str | None = None  # the source whose held-out samples are evaluated on; null: those of all of them
+
+    def __post_init__(self) -> None:
+        DataSpec.__post_init__(self)
+        for name, default in ((f.name, f.default) for f in dataclasses.fields(DataSpec) if f.name in _OF_SOURCES):
+            value = getattr(self, name)
+            require(
+                value == default,
+                f"data.{name}={value} has no effect on a mixture: each source has its own, data.sources.NAME.{name}",
+            )
+        for name, source in self.sources.items():
+            require(
+                0 < source.weight < math.inf,
+                f"data.sources.{name}.weight={source.weight:g} must be above 0: to draw nothing from it, leave it out",
+            )
+        if self.held_out is not None and self.sources:
+            names = sorted(self.sources)
+            require(
+                self.held_out in names,
+                f"data.held_out={self.held_out} is not a source: choose one of {', '.join(names)}, or null for all"
+                f"{near(self.held_out, names)}",
+            )
+
+    @property
+    def published(self) -> int | None:
+        known = [source.published for source in self.sources.values()]
+        return sum(n for n in known if n is not None) if known and None not in known else None
+
+    def open(self) -> Dataset:
+        require(
+            bool(self.sources),
+            "data.sources is empty: add each source by +data@data.sources.NAME=OPTION, e.g. +data@data.sources.cc=cc3m",
+        )
+        opened = {name: _open(name, source) for name, source in self._sorted()}
+        held_out = {name: data.held_out for name, data in opened.items() if data.held_out is not None}
+        if self.held_out is not None:
+            require(
+                self.held_out in held_out,
+                f"data.held_out={self.held_out} holds out nothing: raise data.sources.{self.held_out}.held_out_share, "
+                "name another source, or null for all",
+            )
+            held_out = {self.held_out: held_out[self.held_out]}
+        return Dataset(
+            train=Mixture.of({name: data.train for name, data in opened.items()}),
+            held_out=Mixture.of(held_out) if held_out else None,
+            classes=_classes([opened[name].classes for name in held_out]),
+            published=self.published,
+        )
+
+    def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
+        assert isinstance(train, Mixture)
+        sources = [source for _, source in self._sorted()]
+        orders = [
+            source.order(samples, seed, (*stream, k))
+            for k, (source, samples) in enumerate(zip(sources, train.sources, strict=True), start=1)
+        ]
+        weights = [Fraction(repr(source.weight)) for source in sources]  # as written: 0.1 is a tenth
+        return MixedOrder(train.names, orders, weights, random.Random(f"{seed}/mixture/{stream}"))
+
+    def _sorted(self) -> list[tuple[str, DataSpec]]:
+        """By name, so that nothing depends on the order in which they are typed."""
+        return sorted(self.sources.items())
+
+
+def _open(name: str, source: DataSpec) -> Dataset:
+    """An error names the keys where they are in a mixture."""
+    try:
+        return open_data(source)
+    except ClipxError as error:
+        keys = "|".join(f.name for f in dataclasses.fields(source))
+        raise type(error)(re.sub(rf"\bdata\.(?=({keys})\b)", f"data.sources.{name}.", str(error))) from None
+
+
+def _classes(of_sources: Sequence[Classes | None]) -> Classes | None:
+    """Those of the held-out sources, where they are the same in all of them: else a label means several things."""
+    first = of_sources[0] if of_sources else None
+    return first if all(classes == first for classes in of_sources) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Sources laid end to end: an index is a sample's own over all of them."""
+
+    names: Sequence[str]
+    sources: Sequence[Source]
+    _ends: Sequence[int]
+
+    @classmethod
+    def of(cls, sources: Mapping[str, Source]) -> Mixture:
+        ends = accumulate(sum(source.sizes) for source in sources.values())
+        return cls(tuple(sources), tuple(sources.values()), tuple(ends))
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return [size for source in self.sources for size in source.sizes]
+
+    @property
+    def bad(self) -> Sequence[Bad]:
+        return [item for source in self.sources for item in source.bad]
+
+    @property
+    def fingerprint(self) -> str:
+        facts = "\n".join(f"{name} {source.fingerprint}" for name, source in zip(self.names, self.sources, strict=True))
+        return hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """(source, index in it) of a sample."""
+        k = bisect_right(self._ends, index)
+        return k, index - (self._ends[k - 1] if k else 0)
+
+    def key(self, index: int) -> str:
+        k, own = self._place(index)
+        return self.sources[k].key(own)
+
+    def read(self, index: int) -> Sample:
+        k, own = self._place(index)
+        return self.sources[k].read(own)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        wanted: list[list[int]] = [[] for _ in self.sources]
+        for index in indices:
+            k, own = self._place(index)
+            wanted[k].append(own)
+        for source, own_indices in zip(self.sources, wanted, strict=True):
+            expect(source, own_indices)
+
+
+# ----------------------------------------------------------------------------------------------------- the order
+
+
+class MixedOrder:
+    """The endless stream of a mixture's sample indices. `orders` are the sources' own, in the order of their indices.
+
+    A tree of sources: of the first n positions of a node, floor(n·w + phase) are its first branch's, w being that
+    branch's share of the node's weight, exact in integers. So a source's share is exact in the long run, its count
+    after any n positions is within log2 of the number of sources (rounded up) of n times its share, and both sides of
+    the question, whose is position n and which of theirs is it, take a few integer operations anywhere.
+    """
+
+    def __init__(
+        self, names: Sequence[str], orders: Sequence[SampleOrder], weights: Sequence[Fraction], rng: random.Random
+    ) -> None:
+        self.names, self.orders = names, orders
+        self.sizes = [order.samples for order in orders]
+        self.samples = sum(self.sizes)
+        self._starts = [end - size for end, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
+        self._tree = _tree(range(len(orders)), weights, rng)
+
+    def __call__(self, position: int) -> int:
+        k, own = _place(self._tree, position)
+        return self._starts[k] + self.orders[k](own)
+
+    def another(self, position: int, rng: random.Random) -> int:
+        """From the same source, so that bad samples do not shift the shares."""
+        k, own = _place(self._tree, position)
+        return self._starts[k] + self.orders[k].another(own, rng)
+
+    def drawn(self, position: int) -> Mapping[str, Drawn]:
+        """A source that is a mixture itself counts as a whole and in its parts, `a` and `a.b`."""
+        from clipx.data.order import Drawn
+
+        found: dict[str, Drawn] = {}
+        for k, count in _counts(self._tree, position):
+            found[self.names[k]] = Drawn(count, self.sizes[k])
+            found |= {f"{self.names[k]}.{part}": drawn for part, drawn in self.orders[k].drawn(count).items()}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """Of the first n positions, (n · share + phase) // whole are those of `one`, the rest are those of `other`."""
+
+    one: _Fork | int  # an int is a source
+    other: _Fork | int
+    share: int
+    whole: int
+    phase: int
+
+    def before(self, position: int) -> int:
+        """How many of the positions before this one are those of `one`."""
+        return (position * self.share + self.phase) // self.whole
+
+
+def _tree(sources: Sequence[int], weights: Sequence[Fraction], rng: random.Random) -> _Fork | int:
+    if len(sources) == 1:
+        return sources[0]
+    half = len(sources) // 2
+    share = Fraction(sum(weights[:half]), sum(weights))
+    phase = rng.randrange(share.denominator)
+    one, other = _tree(sources[:half], weights[:half], rng), _tree(sources[half:], weights[half:], rng)
+    return _Fork(one, other, share.numerator, share.denominator, phase)
+
+
+def _place(tree: _Fork | int, position: int) -> tuple[int, int]:
+    """(source, position in its own stream) of a position."""
+    while not isinstance(tree, int):
+        before = tree.before(position)
+        if tree.before(position + 1) > before:
+            tree, position = tree.one, before
+        else:
+            tree, position = tree.other, position - before
+    return tree, position
+
+
+def _counts(tree: _Fork | int, position: int) -> Iterator[tuple[int, int]]:
+    """(source, how many of the positions before this one are its own)."""
+    if isinstance(tree, int):
+        yield tree, position
+    else:
+        before = tree.before(position)
+        yield from _counts(tree.one, before)
+        yield from _counts(tree.other, position - before)

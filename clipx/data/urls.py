@@ -1,0 +1,77 @@
+"""What a person writes for shards -> their URLs: paths, braces, globs, lists in a file, several joined by ::."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter
+from pathlib import Path
+
+from clipx.data.remote import file_system, is_local, persist, read_whole, said
+from clipx.errors import ConfigError, DataError, require
+
+_RETRY_S = 30.0  # of listing, at the start of a run, where somebody watches
+
+
+def expand(pattern: str, key: str) -> list[str]:
+    """Shard URLs, in order. Raises ConfigError where a part of the pattern matches nothing.
+
+    Parts are joined by `::`. `@list.txt` is a file with a part on each line; paths in it are relative to its folder.
+    """
+    urls = [url for part in pattern.split("::") if part.strip() for url in _part(part.strip(), key)]
+    require(bool(urls), f"{key}={pattern} names no shard: give paths of tar files, e.g. {key}='/data/*.tar'")
+    twice = [url for url, count in Counter(urls).items() if count > 1] if len(set(urls)) < len(urls) else []
+    require(not twice, f"{key}={pattern} names {', '.join(twice[:3])} twice: name each shard once")
+    return urls
+
+
+def _part(part: str, key: str) -> list[str]:
+    from braceexpand import braceexpand
+
+    if part.startswith("@"):
+        return [url for line in _lines(part[1:], key) for url in _part(line, f"{key}={part}")]
+    try:
+        places = list(braceexpand(part))
+    except ValueError as error:
+        raise ConfigError(f"{key}={part} is no pattern ({error}): write {{0000..0123}} for a range") from None
+    urls = []
+    for place in places:
+        found = _glob(place)
+        require(bool(found), f"{key}={place} matches no shard: check the path, and quote braces and stars in the shell")
+        urls += found
+    return urls
+
+
+def _lines(url: str, key: str) -> list[str]:
+    """The URLs in a list: one a line; empty lines and those from # on are left out."""
+    try:
+        text = read_whole(url if "://" in url else os.path.expanduser(url), _RETRY_S).decode("utf-8-sig")  # noqa: PTH111
+    except (OSError, ValueError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else said(error)
+        raise ConfigError(f"{key}=@{url} cannot be read ({reason}): give a text file with a URL on each line") from None
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    require(bool(lines), f"{key}=@{url} is empty: write a path or URL of a tar file on each line")
+    for line in lines:
+        require(not line.startswith("@"), f"{key}=@{url} names another list, {line}: write the URLs into one list")
+    folder = url.rpartition("/")[0] + "/" if "/" in url else ""
+    return [line if "://" in line or line.startswith(("/", "~")) else folder + line for line in lines]
+
+
+def _glob(url: str) -> list[str]:
+    if "://" not in url:
+        path = os.path.expanduser(url)  # noqa: PTH111
+        return sorted(glob.glob(path)) if glob.has_magic(path) and not Path(path).exists() else [path]  # noqa: PTH207
+    if "*" not in url:  # a ? may begin the query of a URL
+        return [url]
+
+    def call() -> list[str]:
+        fs, path = file_system(url)
+        return sorted(fs.unstrip_protocol(found) for found in fs.glob(path))
+
+    try:
+        return persist(url, _RETRY_S, call)
+    except DataError:
+        raise
+    except Exception as error:  # a remote file system raises what its library does
+        fix = "check the path" if is_local(url) else "check the URL and the credentials"
+        raise DataError(f"{url} cannot be listed ({said(error)}): {fix}") from None

@@ -1,0 +1,73 @@
+"""What happens to a run: a shard that vanishes in the middle of an epoch, a loader worker that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from samples import img2dataset, write_tar
+
+from clipx.data.loader import View, train_loader
+from clipx.data.order import Order
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.model.tokenizer import Tokenizer
+
+
+def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order_of_the_rest(tmp_path: Path) -> None:
+    for k in range(4):
+        write_tar(tmp_path / f"{k}.tar", img2dataset(range(10 * k, 10 * k + 10)))
+    source = WebDatasetSpec(name="x", shards=f"{tmp_path}/*.tar", held_out_share=0.0).open().train
+    order = Order(source.sizes, seed=1, window=12)
+    epoch = [order(position) for position in range(40)]
+    stream = iter(
+        train_loader(
+            source, order, View(size=8, crop_scale=[0.9, 1.0], max_pixels=10**6), Tokenizer(8), seed=1,
+            samples=range(40), batch=5, rank=0, world=1, workers=0, prefetch=2, pin=False,
+        )
+    )  # fmt: skip
+    found = [next(stream)]
+    opened = {index // 10 for index in epoch[:5]}
+    (gone,) = sorted(set(range(4)) - opened)[:1]  # a file that is open stays readable
+    (tmp_path / f"{gone}.tar").unlink()
+    found += list(stream)
+    indices = [index for batch in found for index in batch.index.tolist()]
+    lost = [bad for batch in found for bad in batch.bad]
+    assert {bad.key.split(":")[0] for bad in lost} == {f"{tmp_path}/{gone}.tar"}
+    assert all("shard cannot be read: " in bad.reason for bad in lost)
+    assert [i for i, e in zip(indices, epoch, strict=True) if e // 10 != gone] == [e for e in epoch if e // 10 != gone]
+    assert all(index // 10 != gone for index in indices)
+
+
+def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "clipx.train", f"run_dir={tmp_path}/run", "data.samples=512", "data.workers=2"]
+    options = [
+        "data.batch_size=32",
+        "data.held_out_samples=48",
+        "duration=10000st",
+        "logger=[]",
+        "evaluator=[]",
+        "log_every=1st",
+    ]
+    log = tmp_path / "log.txt"
+    with log.open("wb") as out:
+        run = subprocess.Popen([*command, *options], stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        until = time.monotonic() + 120
+        while not (tmp_path / "run" / "metrics.jsonl").is_file():
+            assert run.poll() is None and time.monotonic() < until, log.read_text()
+            time.sleep(0.1)
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        worker = max(map(int, children))
+        assert "clipx.train" in Path(f"/proc/{worker}/cmdline").read_text()
+        os.kill(worker, signal.SIGKILL)
+        assert run.wait(60) == 1
+    finally:
+        run.kill()
+        run.wait()
+    last = log.read_text().splitlines()[-1]
+    assert last.startswith("error: a loader process of this rank died (DataLoader worker (pid")
+    assert str(worker) in last

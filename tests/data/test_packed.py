@@ -1,0 +1,84 @@
+"""Packed values read as the list that they were, take little room, and are not copied by who reads them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clipx.data.packed import Packed
+
+VALUES: list[Any] = [
+    "a",
+    "",
+    "ü 猫 \U0001f600",
+    "half a pair \ud83d",
+    ["one", "two", '"quoted"'],
+    [],
+    7,
+    -1,
+    None,
+    "a\nb",
+]
+
+
+def test_values_come_back_as_they_were() -> None:
+    packed = Packed.of(VALUES)
+    assert list(packed) == VALUES
+    assert [packed[i] for i in range(-len(VALUES), 0)] == VALUES
+    assert list(pickle.loads(pickle.dumps(packed))) == VALUES
+    assert len(Packed.of([])) == 0
+    for place in (len(VALUES), -len(VALUES) - 1):
+        with pytest.raises(IndexError):
+            packed[place]
+
+
+@pytest.mark.parametrize(
+    "piece", [slice(None), slice(2, 5), slice(4, 2), slice(-3, None), slice(0, 99), slice(9, 0, -2)], ids=str
+)
+def test_a_slice_is_that_of_the_list(piece: slice) -> None:
+    assert list(Packed.of(VALUES)[piece]) == VALUES[piece]
+
+
+def test_a_slice_is_as_large_as_it_says() -> None:
+    packed = Packed.of(f"number {i}" for i in range(10_000))
+    assert len(pickle.dumps(packed[5000:5010])) < 1000
+
+
+def test_a_value_takes_its_text_and_ten_bytes() -> None:
+    texts = (f"images/{i:09d}.jpg" for i in range(200_000))
+    gc.collect()
+    tracemalloc.start()
+    packed = Packed.of(texts)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 200_000 * (len(packed[0]) + 2 + 8) * 1.05
+
+
+def written(pid: str) -> int:
+    """Bytes of a process's pages that it has written to since it was forked."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
+def test_a_process_that_reads_everything_copies_nothing() -> None:
+    """A list of the same strings is copied whole, 40 MiB."""
+    packed = Packed.of(f"a photograph of thing number {i} in some place" for i in range(400_000))
+    gc.collect()
+    receive, send = os.pipe()
+    pid = os.fork()
+    if not pid:
+        before = written("self")
+        total = sum(map(len, packed))
+        os.write(send, f"{total} {written('self') - before}".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    total, grown = map(int, os.read(receive, 100).split())
+    assert total > 400_000 * 40
+    assert grown < 4 << 20

@@ -1,0 +1,560 @@
+"""Shards on a real S3 server: read as local ones are, through every fault of the storage, and cached whole."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import s3fs
+from s3server import KEY, SECRET, VENV, FaultyProxy, free_ports, install, serving
+from samples import captions, img2dataset, read_all, write_tar
+from support import run
+
+from clipx.data import remote
+from clipx.data.index import TXT, index_shards
+from clipx.data.loader import Batch, View, train_loader
+from clipx.data.order import Order
+from clipx.data.remote import Access, File, expect, fetch, persist, read_whole, sequential
+from clipx.data.source import BadSample, Source
+from clipx.data.webdataset import Shards, WebDatasetSpec
+from clipx.errors import ConfigError, DataError
+from clipx.model.tokenizer import Tokenizer
+
+SIZES = (6, 9, 5)
+_bucket = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if "CLIPX_TEST_S3" in os.environ:
+        yield os.environ["CLIPX_TEST_S3"]
+        return
+    try:
+        install(VENV)
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"no S3 server can be installed here: {error}")
+    with serving(VENV, tmp_path_factory.mktemp("s3"), free_ports(4)) as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
+    """What clipx reads through. Short time-outs, and a cache of the test's own."""
+    proxy = FaultyProxy(int(endpoint.rpartition(":")[2]))
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": proxy.endpoint,
+        "CLIPX_CACHE": str(tmp_path / "cache"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote, "_READ_S", 1)
+    monkeypatch.setattr(remote, "_DELAY_S", (0.05, 0.5))
+    forget()
+    yield proxy
+    proxy.close()
+    forget()
+
+
+def forget() -> None:
+    """What fsspec and clipx keep for a process."""
+    fsspec.config.conf.pop("s3", None)
+    s3fs.S3FileSystem.clear_instance_cache()
+    remote._ahead.cache_clear()
+    remote._cache_dir.cache_clear()
+
+
+@pytest.fixture
+def bucket(proxy: FaultyProxy, endpoint: str, tmp_path: Path) -> str:
+    """Three shards in a bucket of the test's own, and the same in tmp_path/local. It was never read by clipx."""
+    name = f"clipx-{os.getpid()}-{next(_bucket)}"
+    start = 0
+    for k, size in enumerate(SIZES):
+        write_tar(tmp_path / "local" / f"{k:05d}.tar", img2dataset(range(start, start + size)))
+        start += size
+    fs = s3fs.S3FileSystem(endpoint_url=endpoint, skip_instance_cache=True)
+    fs.mkdir(name)
+    for path in sorted((tmp_path / "local").iterdir()):
+        fs.put_file(str(path), f"{name}/{path.name}")
+    proxy.requests = 0
+    return f"s3://{name}"
+
+
+def admin(endpoint: str) -> s3fs.S3FileSystem:
+    """Past the proxy."""
+    return s3fs.S3FileSystem(endpoint_url=endpoint, skip_instance_cache=True)
+
+
+def opened(url: str, **options: float) -> Source:
+    return WebDatasetSpec(name="far", shards=url, held_out_share=0.0, **{"retry_s": 20.0, **options}).open().train
+
+
+def later(seconds: float, call: functools.partial[None]) -> None:
+    threading.Timer(seconds, call).start()
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+@pytest.mark.parametrize("pattern", ["{00000..00002}.tar", "*.tar"])
+def test_shards_on_s3_are_read_as_local_ones(bucket: str, tmp_path: Path, pattern: str) -> None:
+    far, near = opened(f"{bucket}/{pattern}"), opened(f"{tmp_path}/local/*.tar")
+    assert read_all(far) == read_all(near)
+    assert (far.sizes, far.fingerprint) == (near.sizes, near.fingerprint)
+    assert far.key(0) == f"{bucket}/00000.tar:000000000.jpg"
+
+
+def test_a_list_on_s3_names_shards(bucket: str, endpoint: str) -> None:
+    admin(endpoint).pipe_file(f"{bucket}/list.txt", b"00000.tar\n00002.tar\n")
+    assert opened(f"@{bucket}/list.txt").sizes == [6, 5]
+
+
+def test_the_command_indexes_shards_on_s3(bucket: str) -> None:
+    done = run(sys.executable, "-m", "clipx.data.index", f"shards={bucket}/*.tar")
+    assert "│      3 │      20 │" in done.stdout
+
+
+def test_many_shards_on_s3_are_indexed_by_processes(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipx.data.index._REMOTE", 2)
+    assert captions(opened(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
+
+
+def test_counts_beside_a_shard_on_s3_are_read(bucket: str, endpoint: str) -> None:
+    admin(endpoint).pipe_file(f"{bucket}/00001_stats.json", b'{"successes": 11}')
+    (bad,) = opened(f"{bucket}/*.tar").bad
+    assert (bad.key, "00001_stats.json says 11" in bad.reason) == (f"{bucket}/00001.tar", True)
+
+
+def test_a_shard_that_is_replaced_on_s3_is_indexed_anew(bucket: str, endpoint: str, tmp_path: Path) -> None:
+    url = f"{bucket}/00000.tar"
+    before = index_shards([url], TXT)[0]
+    assert index_shards([url], TXT)[0] == before
+    other = write_tar(tmp_path / "other.tar", img2dataset(range(100, 106)))
+    assert other.stat().st_size == before.size
+    admin(endpoint).put_file(str(other), url)
+    forget()
+    after = index_shards([url], TXT)[0]
+    assert (after.table != before.table, after.digest != before.digest) == (True, True)
+
+
+def test_a_sample_is_one_request_and_those_expected_come_together(bucket: str, proxy: FaultyProxy) -> None:
+    source = opened(f"{bucket}/*.tar")
+    source.read(0)
+    proxy.set("slow", 0.2)
+    for ahead in (False, True):
+        proxy.requests, start = 0, time.monotonic()
+        if ahead:
+            source.expect(range(10))  # type: ignore[attr-defined]
+        assert [source.read(i).captions for i in range(10)] == [[f"caption {i}"] for i in range(10)]
+        assert proxy.requests == 10
+        assert (time.monotonic() - start < 1.2) == ahead, "ten of 0.2 s, one after the other or at once"
+
+
+def test_what_was_expected_and_not_read_is_forgotten(bucket: str) -> None:
+    source = opened(f"{bucket}/*.tar")
+    source.expect(range(10))  # type: ignore[attr-defined]
+    source.expect([11])  # type: ignore[attr-defined]
+    assert waiting() == 1
+    other = opened(f"{bucket}/00000.tar")
+    other.expect([0])  # type: ignore[attr-defined]
+    assert waiting() == 2, "of another source"
+    assert [source.read(i).captions for i in (3, 11)] == [["caption 3"], ["caption 11"]]
+    assert other.read(0).captions == ["caption 0"]
+    assert waiting() == 0
+
+
+def waiting() -> int:
+    """What was asked for and not read."""
+    return sum(map(len, remote._ahead(os.getpid()).futures.values()))
+
+
+def test_indexing_reads_blocks_and_not_headers(bucket: str, proxy: FaultyProxy) -> None:
+    index_shards([f"{bucket}/00001.tar"], TXT)
+    assert proxy.requests <= 6, "its size, the counts beside it, the folder's, and the shard"
+
+
+def test_of_a_file_with_large_members_the_headers_are_read(bucket: str, endpoint: str, tmp_path: Path) -> None:
+    size = 4 * remote.BLOCK + 100
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(size)
+        file.seek(size - 3)
+        file.write(b"end")
+    admin(endpoint).put_file(str(tmp_path / "large"), f"{bucket}/large")
+    with sequential(f"{bucket}/large", size, 10) as file:
+        assert file.read(4) == bytes(4)
+        file.seek(size - 3)
+        assert file.read(10) == b"end"
+        assert file.tell() == size
+
+
+def test_any_file_system_of_fsspec_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    content = write_tar(tmp_path / "a.tar", img2dataset(range(4))).read_bytes()
+    fsspec.filesystem("memory").pipe_file("/shards/a.tar", content)
+    assert captions(opened("memory://shards/*.tar")) == [f"caption {i}" for i in range(4)]
+
+
+def test_a_server_that_knows_no_ranges_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own web server sends the whole file."""
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    write_tar(tmp_path / "a.tar", [("x.npy", bytes(remote.BLOCK)), *img2dataset(range(4))])
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(
+            DataError, match=r"^http://\S+/a.tar: its server sends the whole file where a part is asked"
+        ):
+            opened(f"http://127.0.0.1:{server.server_port}/a.tar")
+        server.shutdown()
+
+
+# ------------------------------------------------------------------------------------------------------- faults
+
+
+def far_file(bucket: str, **access: float) -> File:
+    (found,) = index_shards([f"{bucket}/00001.tar"], TXT)
+    return File(f"{bucket}/00001.tar", Path(found.table).stem, found.size, Access(**{"retry_s": 20.0, **access}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("mode", "amount"), [("some", 3), ("some", 4)])
+def test_requests_that_fail_now_and_then_are_tried_again(
+    bucket: str, proxy: FaultyProxy, mode: str, amount: int
+) -> None:
+    proxy.set(mode, amount)
+    assert captions(opened(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
+
+
+@pytest.mark.parametrize(("mode", "amount"), [("down", 0), ("status", 500), ("status", 503), ("hang", 0), ("cut", 700)])
+def test_a_storage_that_comes_back_costs_no_sample(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
+    source = opened(f"{bucket}/*.tar")
+    source.read(0)
+    proxy.set(mode, amount)
+    later(1.5, functools.partial(proxy.set, "up"))
+    start = time.monotonic()
+    assert source.read(7).captions == ["caption 7"]
+    assert 1 < time.monotonic() - start < 8
+    assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
+
+
+@pytest.mark.parametrize(("mode", "amount"), [("down", 0), ("status", 500), ("status", 503), ("hang", 0), ("cut", 700)])
+def test_an_outage_ends_in_an_error_that_names_the_url(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
+    source = opened(f"{bucket}/*.tar", retry_s=2.0)
+    proxy.set(mode, amount)
+    start = time.monotonic()
+    with pytest.raises(
+        DataError, match=rf"^{bucket}/00001.tar cannot be read: for \d s the storage failed \(.+\); check"
+    ):
+        source.read(7)
+    assert time.monotonic() - start < 6
+    proxy.set("up")
+    assert source.read(7).captions == ["caption 7"]
+
+
+def test_an_outage_while_indexing_names_the_url(
+    bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipx.data.urls._RETRY_S", 1.0)
+    proxy.set("down")
+    for pattern in ("*.tar", "{00000..00002}.tar"):
+        with pytest.raises(DataError, match=rf"^{bucket}/\S+ cannot be read: for"):
+            opened(f"{bucket}/{pattern}", retry_s=1.0)
+
+
+def test_indexing_goes_on_through_an_outage(bucket: str, proxy: FaultyProxy) -> None:
+    proxy.set("cut", 3000)  # in the middle of a shard
+    later(1.5, functools.partial(proxy.set, "up"))
+    assert opened(f"{bucket}/{{00000..00002}}.tar").sizes == list(SIZES)
+
+
+def test_what_will_not_pass_is_not_tried_again(bucket: str, endpoint: str, proxy: FaultyProxy) -> None:
+    source = opened(f"{bucket}/*.tar")
+    admin(endpoint).rm_file(f"{bucket}/00001.tar")
+    start = time.monotonic()
+    with pytest.raises(BadSample, match="^shard cannot be read: "):
+        source.read(7)
+    proxy.set("status", 403)
+    with pytest.raises(BadSample, match="^shard cannot be read: "):
+        source.read(0)
+    with pytest.raises(DataError, match=r"shard \S+/00000.tar cannot be opened: "):
+        opened(f"{bucket}/00000.tar")
+    assert time.monotonic() - start < 15
+    proxy.set("up")
+    forget()
+    with pytest.raises(DataError, match=r"shard \S+/00001.tar does not exist: check the path"):
+        opened(f"{bucket}/{{00000..00002}}.tar")
+
+
+def test_a_shard_that_became_shorter_gives_bad_samples(bucket: str, endpoint: str) -> None:
+    source = opened(f"{bucket}/*.tar")
+    admin(endpoint).pipe_file(f"{bucket}/00001.tar", bytes(5000))
+    for index in (9, 14):
+        with pytest.raises(BadSample, match="^shard (is shorter than its index says|cannot be read: )"):
+            source.read(index)
+
+
+def test_no_credentials_are_told_at_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody:else")
+    start = time.monotonic()
+    with pytest.raises(DataError, match=r"shard \S+ cannot be opened: "):
+        opened(f"{bucket}/00000.tar")
+    assert time.monotonic() - start < 5
+
+
+def test_pauses_grow_and_leave_the_seeded_draws_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import random
+
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    failures = iter([OSError("reset")] * 6)
+
+    def call() -> str:
+        for error in failures:
+            raise error
+        return "read"
+
+    random.seed(5)
+    expected = random.Random(5).random()
+    assert persist("s3://b/x", 60, call) == "read"
+    assert random.random() == expected
+    assert len(pauses) == 6
+    for k, pause in enumerate(pauses):
+        assert 0.05 * 2**k <= pause <= 0.1 * 2**k
+
+
+def test_local_errors_are_not_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_whole(f"{tmp_path}/none", 60)
+    with pytest.raises(OSError, match="broken"):
+        persist("/local/x", 60, functools.partial(_raise, OSError("broken")))
+
+
+class _Answered(Exception):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("status", "final"), [(401, True), (403, True), (416, True), (429, False), (408, False), (502, False)]
+)
+def test_answers_of_http_are_final_or_not(status: int, final: bool) -> None:
+    assert remote.is_final(_Answered(status)) == final
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+# --------------------------------------------------------------------------------------------------- in the loader
+
+TOKENIZER = Tokenizer(16)
+VIEW = View(size=12, crop_scale=[0.5, 1.0], max_pixels=10**6)
+
+
+def batches(source: Source, workers: int = 0) -> Iterator[Batch]:
+    order = Order(source.sizes, seed=3, window=30)
+    return iter(
+        train_loader(
+            source, order, VIEW, TOKENIZER, seed=3, samples=range(60), batch=10, rank=0, world=1, workers=workers,
+            prefetch=2, pin=False,
+        )
+    )  # fmt: skip
+
+
+def same(found: list[Batch], expected: list[Batch]) -> bool:
+    pairs = zip(found, expected, strict=True)
+    return all(bool((a.image == b.image).all()) and a.index.tolist() == b.index.tolist() for a, b in pairs)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cache_gb", [0.0, 1.0])
+def test_workers_read_the_same_stream_through_faults(
+    bucket: str, tmp_path: Path, proxy: FaultyProxy, workers: int, cache_gb: float
+) -> None:
+    expected = list(batches(opened(f"{tmp_path}/local/*.tar")))
+    source = opened(f"{bucket}/*.tar", cache_gb=cache_gb)
+    source.read(0)  # in this process, before it forks
+    proxy.set("some", 3)
+    found = list(batches(source, workers))
+    assert same(found, expected)
+    assert not [bad for batch in found for bad in batch.bad]
+
+
+def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order(
+    bucket: str, endpoint: str, tmp_path: Path
+) -> None:
+    whole = list(batches(opened(f"{tmp_path}/local/*.tar")))
+    source = opened(f"{bucket}/*.tar")
+    stream = batches(source)
+    found = [next(stream), next(stream)]
+    admin(endpoint).rm_file(f"{bucket}/00001.tar")
+    found += list(stream)
+    gone = range(SIZES[0], SIZES[0] + SIZES[1])
+    lost = [bad for batch in found for bad in batch.bad]
+    assert lost and {bad.key.rpartition(":")[0] for bad in lost} == {f"{bucket}/00001.tar"}
+    for k, (batch, other) in enumerate(zip(found, whole, strict=True)):
+        for index, before in zip(batch.index.tolist(), other.index.tolist(), strict=True):
+            assert index == before or (before in gone and k >= 2), "only what was lost is replaced"
+
+
+def test_an_outage_ends_the_stream_with_an_error_of_one_line(bucket: str, proxy: FaultyProxy) -> None:
+    stream = batches(opened(f"{bucket}/*.tar", retry_s=1.0), workers=2)
+    next(stream)
+    proxy.set("down")
+    with pytest.raises(DataError, match=rf"^{bucket}/0000\d.tar cannot be read: for \d s the storage failed"):
+        list(stream)
+
+
+def test_a_run_trains_on_s3_through_faults(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    proxy.set("some", 4)
+    words = ["data=webdataset", f"data.shards={bucket}/*.tar", "data.batch_size=8", "data.workers=2", "data.cache_gb=1"]
+    words += [
+        "duration=4st",
+        "schedule.warmup=1st",
+        "logger=[]",
+        "evaluator=[]",
+        f"run_dir={tmp_path}/run",
+        "log_every=1st",
+    ]
+    run(sys.executable, "-m", "clipx.train", *words)
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["step"], last["train/bad_samples"]) == (4, 0)
+
+
+# ------------------------------------------------------------------------------------------------------- the cache
+
+
+def cached() -> list[str]:
+    return sorted(path.name for path in (Path(os.environ["CLIPX_CACHE"]) / "shards").glob("*.tar"))
+
+
+def wait_for(count: int) -> None:
+    end = time.monotonic() + 10
+    while len(cached()) != count and time.monotonic() < end:
+        time.sleep(0.02)
+    assert len(cached()) == count
+
+
+def test_cached_shards_are_read_without_a_request(bucket: str, proxy: FaultyProxy) -> None:
+    source = opened(f"{bucket}/*.tar", cache_gb=1.0)
+    for count, index in enumerate((0, 6, 15), start=1):
+        source.read(index)
+        wait_for(count)
+    proxy.set("down")
+    source.expect(range(sum(SIZES)))  # type: ignore[attr-defined]
+    assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
+
+
+def test_the_cache_keeps_its_limit_by_forgetting_what_was_used_longest_ago(bucket: str, tmp_path: Path) -> None:
+    found = index_shards([f"{bucket}/{k:05d}.tar" for k in range(3)], TXT)
+    limit = sum(sorted(index.size for index in found)[1:])
+    files = [
+        File(f"{bucket}/{k:05d}.tar", Path(index.table).stem, index.size, Access(20.0, limit, str(tmp_path / "own")))
+        for k, index in enumerate(found)
+    ]
+    for k in (0, 1):
+        remote._store(files[k], remote._place(files[k]))
+    os.utime(remote._place(files[0]), (1, 1))
+    os.utime(remote._place(files[1]), (2, 2))
+    fetch(files[0], 0, 512)  # used now
+    remote._store(files[2], remote._place(files[2]))
+    assert [remote._place(file).exists() for file in files] == [True, False, True]
+    assert sum(p.stat().st_size for p in (tmp_path / "own").iterdir()) <= limit
+    for k in (0, 2):
+        assert remote._place(files[k]).read_bytes() == (tmp_path / "local" / f"{k:05d}.tar").read_bytes()
+    expect("a reader", [(file, (0, 512)) for file in files])
+    assert waiting() == 1, "only the one that is not cached"
+
+
+def test_what_a_killed_process_left_is_cleared(bucket: str) -> None:
+    file = far_file(bucket, cache_bytes=10**9)
+    place = remote._place(file)
+    dead = place.with_name("dead.part")
+    dead.write_bytes(bytes(100))
+    place.with_suffix(".part").write_bytes(bytes(100))  # of this very shard
+    remote._store(file, place)
+    assert (dead.exists(), place.with_suffix(".part").exists()) == (False, False)
+    assert place.stat().st_size == file.size
+
+
+def test_processes_fetch_a_shard_once(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    file = far_file(bucket, cache_bytes=10**9)
+    proxy.set("slow", 0.5)
+    proxy.requests = 0
+    threads = [threading.Thread(target=remote._store, args=(file, remote._place(file))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert proxy.requests == 1
+    assert cached() == [f"{file.version}.tar"]
+
+
+def test_a_kill_while_fetching_leaves_no_wrong_file(bucket: str, proxy: FaultyProxy) -> None:
+    file = far_file(bucket, cache_bytes=10**9)
+    remote._place(file)
+    proxy.set("hang")
+    child = os.fork()
+    if child == 0:
+        remote._store(file, remote._place(file))
+        os._exit(0)
+    part = remote._place(file).with_suffix(".part")
+    while not part.exists() or part.stat().st_size == 0:
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert cached() == []
+    proxy.set("up")
+    remote._store(file, remote._place(file))
+    assert cached() == [f"{file.version}.tar"]
+    assert not part.exists()
+
+
+def test_a_cache_that_cannot_be_written_costs_speed_only(
+    bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = opened(f"{bucket}/*.tar", cache_gb=1.0)
+    folder = Path(os.environ["CLIPX_CACHE"]) / "shards"
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
+    time.sleep(0.1)
+    assert capfd.readouterr().err.count(" is not cached: ") == 1, "it is not tried again at each sample"
+
+
+def test_a_cache_smaller_than_a_windows_shards_is_refused(bucket: str, tmp_path: Path) -> None:
+    message = (
+        r"^data.cache_gb=1e-05 holds less than the 3 shards that data.shuffle_window=200,000 samples are drawn from: "
+        r"give 0.1, a smaller window, or 0 for no cache"
+    )
+    with pytest.raises(ConfigError, match=message):
+        opened(f"{bucket}/*.tar", cache_gb=1e-5)
+    assert sum(opened(f"{tmp_path}/local/*.tar", cache_gb=1e-5).sizes) == 20, "local shards are not cached"
+
+
+@pytest.mark.parametrize("option", ["retry_s", "cache_gb"])
+def test_negative_limits_are_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"data.{option}=-1 is negative: give 0, "):
+        WebDatasetSpec(name="x", shards="a.tar", **{option: -1})
+
+
+def test_a_source_that_is_far_goes_to_workers_and_back(bucket: str) -> None:
+    import pickle
+
+    source = opened(f"{bucket}/*.tar")
+    source.read(0)
+    back = pickle.loads(pickle.dumps(source))
+    assert isinstance(back, Shards) and read_all(back) == read_all(source)

@@ -1,0 +1,263 @@
+"""400 million samples in 40,000 shards: what starting, going on and running for long costs.
+
+Measured on one core, 2026-11-21: see each test. Memory is asserted; of time, only what work it is, and generous limits.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clipx.data import index as indexing
+from clipx.data import webdataset
+from clipx.data.index import TXT, Index, load_table
+from clipx.data.loader import View, train_loader
+from clipx.data.order import Order
+from clipx.data.source import Bad, Sample, split
+from clipx.data.webdataset import Shards
+from clipx.model.tokenizer import Tokenizer
+
+SHARDS, PER_SHARD, WINDOW = 40_000, 10_000, 200_000
+SAMPLES = SHARDS * PER_SHARD
+MB = 1 << 20
+
+
+@dataclass
+class Cost:
+    seconds: float = 0.0
+    kept: int = 0  # bytes of Python's and NumPy's memory
+    peak: int = 0
+
+
+@contextmanager
+def measured() -> Iterator[Cost]:
+    cost = Cost()
+    gc.collect()
+    tracemalloc.start()
+    start = time.perf_counter()
+    try:
+        yield cost
+        cost.seconds = time.perf_counter() - start
+        gc.collect()
+        cost.kept, cost.peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    print(f"{cost.seconds:.3f} s, {cost.kept / MB:.1f} MiB kept, {cost.peak / MB:.1f} MiB at most")
+
+
+# ----------------------------------------------------------------------------------------------------- the order
+
+
+def test_starting_costs_a_window_and_a_few_bytes_a_shard() -> None:
+    """0.03 s, 3.3 MiB kept and 9.5 MiB at most."""
+    sizes = [PER_SHARD] * SHARDS
+    with measured() as cost:
+        order = Order(sizes, 0, WINDOW)
+        order(5 * SAMPLES + SAMPLES // 2)
+    assert cost.kept < 32 * SHARDS + 2 * 8 * WINDOW + MB
+    assert cost.peak < 24 * MB, "nothing of the size of the data set, not even for a moment"
+
+
+def test_memory_stays_that_of_two_windows_however_many_are_read() -> None:
+    order = Order([PER_SHARD] * SHARDS, 0, WINDOW)
+    with measured() as cost:
+        for position in range(0, 40 * WINDOW, WINDOW // 3):
+            order(position)
+    assert cost.kept < 32 * SHARDS + 2 * 8 * WINDOW + MB
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_starting_anywhere_is_the_same_work(replacement: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A permutation of the shards and one of a window, at 1 % as at 99 %."""
+    work: list[int] = []
+    original = Order._rng
+
+    class Counted:
+        def __init__(self, rng: np.random.Generator) -> None:
+            self.rng = rng
+
+        def permutation(self, n: int) -> Any:
+            work.append(n)
+            return self.rng.permutation(n)
+
+        def integers(self, high: int, size: int) -> Any:
+            work.append(size)
+            return self.rng.integers(high, size=size)
+
+    monkeypatch.setattr(Order, "_rng", lambda self, epoch, purpose: Counted(original(self, epoch, purpose)))
+    done = {}
+    for place in (0, SAMPLES // 100, SAMPLES * 99 // 100, 12 * SAMPLES + SAMPLES // 3):
+        work.clear()
+        order = Order([PER_SHARD] * SHARDS, 0, WINDOW, replacement)
+        for position in range(place // WINDOW * WINDOW, place // WINDOW * WINDOW + 4096):
+            order(position)
+        done[place] = sorted(work)
+    if replacement:
+        assert all(sum(numbers) <= 2 * 4096 for numbers in done.values())
+    else:
+        assert all(numbers == [SHARDS, WINDOW] for numbers in done.values())
+
+
+def test_the_shuffle_is_as_wide_as_the_window_says() -> None:
+    """A batch of 4,096 has samples of 20 shards in equal parts; one shard's samples lie 20 apart, in one or two windows."""
+    order = Order([PER_SHARD] * SHARDS, 0, WINDOW)
+    start = 700 * WINDOW
+    shards = np.array([order(position) // PER_SHARD for position in range(start, start + WINDOW)])
+    batch = Counter(shards[:4096].tolist())
+    assert len(batch) == WINDOW // PER_SHARD
+    assert max(batch.values()) < 1.4 * 4096 / len(batch)
+    for shard in np.unique(shards):
+        (places,) = np.nonzero(shards == shard)
+        assert len(places) == PER_SHARD
+        assert places.max() - places.min() > 0.99 * WINDOW
+        assert np.median(np.diff(places)) < 20 < np.diff(places).max()
+    neighbours = {order(position) // PER_SHARD for position in range(start + WINDOW, start + 2 * WINDOW, 50)}
+    assert len(neighbours) == 20
+    numbers = sorted(set(shards.tolist()))
+    assert np.diff(numbers).mean() > SHARDS / 40, "they come from all over the data set"
+
+
+# ---------------------------------------------------------------------------------------------------- the source
+
+
+def indices(folder: Path) -> list[Index]:
+    return [Index(f"{folder}/{k:032x}.npy", PER_SHARD, f"{k:016x}", [], 500_000_000 + k) for k in range(SHARDS)]
+
+
+def table(path: Path) -> Path:
+    """An index of PER_SHARD samples that takes no room: a header, and zeros that were never written."""
+    if not path.exists():
+        with (part := path.with_suffix(f".{os.getpid()}")).open("wb") as file:
+            shape = {"descr": "<i8", "fortran_order": False, "shape": (PER_SHARD, 4, 2)}
+            np.lib.format.write_array_header_1_0(file, shape)
+            file.truncate(file.tell() + 64 * PER_SHARD)
+        part.replace(path)  # loader processes share the folder
+    return path
+
+
+@pytest.fixture
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shards:
+    found = indices(tmp_path)
+    monkeypatch.setattr(webdataset, "index_shards", lambda *_, **__: found)
+    return Shards.open([f"/data/laion400m/{k:05d}.tar" for k in range(SHARDS)], "txt", None)
+
+
+def test_a_source_keeps_a_few_hundred_bytes_a_shard_and_nothing_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.4 s while it is traced; 8.6 MiB with the paths, and 4.4 MiB to hand to a worker that is not forked."""
+    found = indices(tmp_path)
+    monkeypatch.setattr(webdataset, "index_shards", lambda *_, **__: found)
+    urls = [f"/data/laion400m/{k:05d}.tar" for k in range(SHARDS)]
+    with measured() as cost:
+        source = Shards.open(urls, "txt", None)
+        kept, held_out = split(source, 0.001)
+        assert held_out is not None
+        assert sum(kept.sizes) + sum(held_out.sizes) == SAMPLES
+    assert cost.kept < 400 * SHARDS
+    assert cost.peak < 1200 * SHARDS
+    assert len(pickle.dumps(source)) < 200 * SHARDS
+
+
+def test_tables_are_mapped_and_looked_up_anywhere_alike(shards: Shards) -> None:
+    load_table.cache_clear()
+    order = Order(shards.sizes, 0, WINDOW)
+    wanted = [order(position) for position in range(0, 4 * WINDOW, 97)]
+    places = [shards._place(index) for index in wanted]
+    assert places == [divmod(index, PER_SHARD) for index in wanted]
+    for shard in {shard for shard, _ in places}:
+        table(Path(shards.tables[shard]))
+    with measured() as cost:
+        assert all(load_table(shards.tables[shard])[row].tolist() == [[0, 0]] * 4 for shard, row in places)
+    mapped = load_table.cache_info().currsize
+    assert mapped >= 4 * WINDOW // PER_SHARD
+    assert cost.kept < mapped * 20_000, "of 640,000 bytes in a table"
+
+
+@pytest.mark.slow
+def test_opening_a_data_set_that_was_indexed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the real index, 5 s: 40,000 files are asked for their size and time, 40,000 indices for their counts."""
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    cache = indexing.cache_folder("index")
+    cache.mkdir(parents=True, exist_ok=True)
+    urls = [str(tmp_path / f"{k:05d}.tar") for k in range(SHARDS)]
+    for k, url in enumerate(urls):
+        Path(url).touch()
+        place, _ = indexing._table_path(cache, TXT, 1.0, url)
+        place.touch()
+        indexing._meta(place).write_text(f'{{"samples": {PER_SHARD}, "digest": "{k:016x}", "bad": []}}')
+    start = time.perf_counter()
+    source = Shards.open(urls, "txt", None)
+    seconds = time.perf_counter() - start
+    print(f"{seconds:.1f} s to open {SHARDS:,} shards")
+    assert sum(source.sizes) == SAMPLES
+    assert seconds < 60
+
+
+# ---------------------------------------------------------------------------------------------------- long runs
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """As many samples as one likes, each with an image of no bytes and a caption of its own."""
+
+    sizes: Sequence[int]
+    folder: str
+    bad: Sequence[Bad] = ()
+    fingerprint: str = "stand-in"
+
+    def key(self, index: int) -> str:
+        return f"sample {index}"
+
+    def read(self, index: int) -> Sample:
+        shard, row = divmod(index, PER_SHARD)
+        assert load_table(str(table(Path(self.folder) / f"{shard}.npy")))[row, 0, 0] == 0
+        return Sample(b"", [f"a picture of number {index}, and of {index * 7919 % 1_000_003}"])
+
+
+def anonymous(pid: int) -> int:
+    """Bytes of a process's own memory: what it shares with others and what is mapped from files is not its own."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_a_worker_does_not_grow_over_a_million_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.0 MiB a million samples in each of two workers, of 342 MiB with torch; 38 s."""
+    monkeypatch.setattr("clipx.data.loader.train_transform", lambda *_: torch.zeros(2, 2, 3, dtype=torch.uint8))
+    source = StandIn([PER_SHARD] * SHARDS, str(tmp_path))
+    batch, total = 1000, 1_000_000
+    order = Order(source.sizes, 0, 20_000)  # fifty windows: they come and go often, so that a trend stands out
+    loader = train_loader(
+        source, order, View(2, [1.0, 1.0], 1), Tokenizer(16),
+        seed=0, samples=range(SAMPLES // 2, SAMPLES // 2 + total), batch=batch, rank=0, world=1, workers=2, prefetch=2, pin=False,
+    )  # fmt: skip
+    trend: list[list[int]] = []
+    for step, loaded in enumerate(loader):
+        assert len(loaded.index) == batch
+        if step % 10 == 0:
+            workers = sorted(child.pid or 0 for child in multiprocessing.active_children())
+            trend.append([anonymous(pid) for pid in (*workers, os.getpid())])
+    own = np.array(trend, dtype=np.float64) / MB  # [times, workers and the main process]
+    print("\n".join(" ".join(f"{x:7.1f}" for x in row) for row in own[:: len(own) // 10]))
+    settled = own[len(own) // 4 :]
+    slope = np.polyfit(np.linspace(0, 0.75, len(settled)), settled, 1)[0]  # MiB for a million samples
+    print("MiB a million samples:", np.round(slope, 2))
+    assert own.shape[1] == 3
+    assert (slope < 3).all(), "three bytes a sample; a Python number kept of each would be thirty"
