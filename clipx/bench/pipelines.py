@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 
 from clipx.bench.processes import Place
+from clipx.data import open_data
 from clipx.data.loader import Batch, View, _Stream, train_loader
 from clipx.data.order import Order
 from clipx.data.source import Source
@@ -210,11 +211,11 @@ def rate_of_run(place: Place, run_dir: str, count: int) -> float:
 
     _begin(place)
     spec = load_run(Path(run_dir))
-    source = spec.data.open().train
+    source = open_data(spec.data).train
     batch = min(spec.data.batch_size, sum(source.sizes))
     loader: Any = train_loader(
         source,
-        Order(source.sizes, spec.seed, spec.data.shuffle_window),
+        spec.data.order(source, spec.seed),
         View(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels),
         Tokenizer(spec.model.text.context_length),
         seed=spec.seed,

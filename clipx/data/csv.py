@@ -14,6 +14,7 @@ from typing import Any
 
 from clipx.config import option
 from clipx.data import Dataset, DataSpec
+from clipx.data.packed import Packed
 from clipx.data.source import MAX_BYTES, Bad, BadSample, Sample, Source, check_share, parse_label, split
 from clipx.errors import ConfigError, DataError, require
 
@@ -122,7 +123,8 @@ class Table:
             reasons = f", e.g. line {bad[0].key.rpartition(':')[2]}: {bad[0].reason}" if bad else ""
             raise DataError(f"{path} holds no row with an image and a caption ({len(bad)} rows without{reasons})")
         fingerprint = hashlib.sha256(f"{separator} {columns} ".encode() + encoded).hexdigest()[:16]
-        return cls(str(path.parent), list(captions), list(captions.values()), list(labels.values()), bad, fingerprint)
+        columns_of = (Packed.of(captions), Packed.of(captions.values()), Packed.of(labels.values()))
+        return cls(str(path.parent), *columns_of, bad, fingerprint)
 
     def part(self, piece: slice) -> Table:
         """Some of its images. Its fingerprint is still the whole's."""

@@ -86,6 +86,7 @@ class Shards:
     label_key: str | None
     lengths: Sequence[int] = field(repr=False)  # bytes of each shard
     access: Access
+    remote: bool  # whether a shard is elsewhere than on a local disk
     _ends: Sequence[int] = field(repr=False)
 
     @classmethod
@@ -104,6 +105,7 @@ class Shards:
             )
         return cls(
             urls=urls,
+            remote=not all(map(is_local, urls)),
             tables=[index.table for index in indices],
             sizes=sizes,
             bad=bad,
@@ -141,14 +143,10 @@ class Shards:
 
     def expect(self, indices: Sequence[int]) -> None:
         """These samples will be read soon: those of remote shards are asked for at once."""
-        if self._remote:
+        if self.remote:
             wanted = [self._wanted(index) for index in indices]
             spans = [(file, group) for file, members in wanted for group in _groups(list(members.values()))]
             expect(self.fingerprint, spans)
-
-    @property
-    def _remote(self) -> bool:
-        return not is_local(self.urls[0]) or not all(map(is_local, self.urls))
 
     def _wanted(self, index: int) -> tuple[File, dict[int, Span]]:
         """Where a sample is: its file, and the span of each of its members that is needed, by column."""
