@@ -62,7 +62,8 @@ count = 0
 for path in sorted(CONF_DIR.glob("*/*.yaml")):
     group, name = path.parent.name, path.stem
     if group != "recipe":
-        compose(f"{group}=[{name}]" if group in ("evaluator", "logger") else f"{group}={name}")
+        choice = f"{group}=[{name}]" if group in ("evaluator", "logger") else f"{group}={name}"
+        compose(choice, config_name="bench" if group == "bench" else "train")
         count += 1
 print(count)
 """

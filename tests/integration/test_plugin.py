@@ -58,7 +58,7 @@ def test_a_run_of_it_is_refused_without_its_folder(tmp_path: Path) -> None:
     done = run(sys.executable, "-m", "clipx.evaluate", f"run={tmp_path}", check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: objective.kind=hinge is not known: known are ")
-    assert done.stderr.endswith("infonce; a plug-in's folder is given with --config-dir\n")
+    assert done.stderr.endswith("sogclr; a plug-in's folder is given with --config-dir\n")
 
 
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_its_options_are_checked_and_listed_as_any_other() -> None:
         compose("objective=hinge", "objective.margin=0", config_dir=FOLDER)
     with pytest.raises(ConfigError, match=r"^objective\.margni is not a key here: the keys are margin \(did you mean"):
         compose("objective=hinge", "objective.margni=1", config_dir=FOLDER)
-    with pytest.raises(ConfigError, match=r"choose one of hinge, infonce.*\(did you mean hinge\?\)$"):
+    with pytest.raises(ConfigError, match=r"choose one of dcl.* hinge, infonce.*\(did you mean hinge\?\)$"):
         compose("objective=hnige", config_dir=FOLDER)
 
 

@@ -133,7 +133,9 @@ def test_a_run_goes_on_with_its_optimizer_bit_for_bit(option: str, tmp_path: Pat
 
 def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
     Trainer(small(tmp_path / "run", "duration=2st")).fit()
-    with pytest.raises(CheckpointError, match=r"belongs to another run \(optimizer.kind: adamw -> lion\): resume it with"):
+    with pytest.raises(
+        CheckpointError, match=r"belongs to another run \(optimizer.kind: adamw -> lion\): resume it with"
+    ):
         Trainer(small(tmp_path / "run", "resume=auto", "optimizer=lion"))
     assert Trainer(small(tmp_path / "run", "resume=auto", "optimizer=adamw_convnet")).steps_done == 2
 
