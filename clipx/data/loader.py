@@ -67,10 +67,11 @@ class _Stream(Dataset["Batch | DataError"]):
         """An error is handed over, to be raised in the main process: on its way it would become a stack trace."""
         pixels, captions, indices, bad = [], [], [], list[Bad]()
         try:
-            expect(self.source, [self.order(position) for position in positions])
-            for position in positions:
+            wanted = [self.order(position) for position in positions]
+            expect(self.source, wanted)
+            for position, first in zip(positions, wanted, strict=True):
                 rng = random.Random(f"{self.seed}/{position}")
-                index, image, texts = self._draw(position, rng, bad)
+                index, image, texts = self._draw(position, first, rng, bad)
                 pixels.append(image)
                 captions.append(rng.choice(texts))
                 indices.append(index)
@@ -78,8 +79,7 @@ class _Stream(Dataset["Batch | DataError"]):
             return error
         return Batch(_stack(pixels), self.tokenizer(captions), torch.tensor(indices), bad)
 
-    def _draw(self, position: int, rng: random.Random, bad: list[Bad]) -> tuple[int, Tensor, Sequence[str]]:
-        index = self.order(position)
+    def _draw(self, position: int, index: int, rng: random.Random, bad: list[Bad]) -> tuple[int, Tensor, Sequence[str]]:
         for _ in range(_TRIES):
             try:
                 sample = self.source.read(index)

@@ -107,6 +107,23 @@ class FCCOSpec(TiledSpec):
 
 
 @dataclass(kw_only=True, slots=True)
+class ConstantSpec(FCCOSpec):
+    """The global contrastive loss, τ ½mean[log(ε+g1) + log(ε+g2)] over the data set, at a constant temperature."""
+
+    temperature: float = 0.07  # constant τ
+
+    def __post_init__(self) -> None:
+        FCCOSpec.__post_init__(self)
+        check_temperature("temperature", self.temperature, 0.01)
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.moving_average import GlobalFCCO, times_tau
+        from clipx.objective.temperature import ConstantTemperature
+
+        return GlobalFCCO(*self.parts(comm, length), ConstantTemperature(self.temperature), times_tau)
+
+
+@dataclass(kw_only=True, slots=True)
 class IndividualSpec(FCCOSpec):
     """A temperature for each sample and side, kept and moved by an Adam of its own beside the sample's u."""
 
