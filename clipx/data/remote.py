@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from clipx.data.source import BadSample
-from clipx.data.write import cache_folder
-from clipx.errors import ConfigError, DataError, require
+from clipx.data.write import cache_folder, made
+from clipx.errors import DataError, require
 
 T = TypeVar("T")
 Span = tuple[int, int]
@@ -63,14 +63,7 @@ class Access:
 def _cache_dir(path: str | None) -> Path:
     if path is None:
         return cache_folder("shards")
-    folder = Path(path).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"data.cache_dir={path} cannot be made ({error.strerror}): give a folder you can write"
-        ) from None
-    return folder
+    return made(Path(path).expanduser(), f"data.cache_dir={path}", "give")
 
 
 def check_access(retry_s: float, cache_gb: float) -> None:

@@ -29,12 +29,15 @@ _TOLD_EVERY = 30.0  # seconds between lines of progress where there is no termin
 def cache_folder(name: str) -> Path:
     """A folder of the cache, which is CLIPX_CACHE, else clipx in the user's cache folder. Raises ConfigError."""
     folder = _cache_root() / name
+    return made(folder, f"the cache folder {folder}", "set CLIPX_CACHE to")
+
+
+def made(folder: Path, named: str, fix: str) -> Path:
+    """The folder, made where it is not there. Raises ConfigError, which names it and says how to name another."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"the cache folder {folder} cannot be made ({error.strerror}): set CLIPX_CACHE to a folder you can write"
-        ) from None
+        raise ConfigError(f"{named} cannot be made ({error.strerror}): {fix} a folder you can write") from None
     return folder
 
 
