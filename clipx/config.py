@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
 from hydra import compose as hydra_compose
@@ -31,22 +31,56 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode
 from hydra.version import VersionBase
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from clipx import plugins
-from clipx.errors import LISTS, ClipxError, ConfigError, chosen, no_such_key, no_such_option, no_value, reworded
+from clipx.errors import (
+    LISTS,
+    ClipxError,
+    ConfigError,
+    Exit,
+    PeerLost,
+    Stopped,
+    chosen,
+    no_such_key,
+    no_such_option,
+    no_value,
+    placed,
+    require,
+    reworded,
+)
+from clipx.place import told_rank
+from clipx.resume import Resume
+from clipx.url import check_environment, check_secrets, redacted
 
 if TYPE_CHECKING:
     from clipx.spec import RunSpec
 
-__all__ = ["CONF_DIR", "MISSING", "cli", "compose", "discover", "from_dict", "option", "save", "to_dict"]
+__all__ = [
+    "CONF_DIR",
+    "LAUNCH",
+    "MISSING",
+    "PACKAGE",
+    "checked",
+    "cli",
+    "compose",
+    "compose_point",
+    "discover",
+    "from_dict",
+    "leave",
+    "option",
+    "report",
+    "save",
+    "to_dict",
+]
 
-_PACKAGE = Path(__file__).parent
-# A wheel carries the configuration inside the package; in a checkout it is at the top level.
-CONF_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
+PACKAGE = Path(__file__).parent
+# A wheel carries the configuration and the launchers inside the package; in a checkout they are at the top level.
+CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+LAUNCH = "clipx.launch" if (PACKAGE / "launch").is_dir() else "launch"
 _COMMANDS = ("train", "evaluate", "bench", "index", "prepare", "hydra/config")  # files that say nothing to a user
 _NOT_COMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
@@ -78,7 +112,7 @@ def discover(conf_dir: Path, own: bool = True) -> None:
     """
     for path in sorted(conf_dir.glob("*/*.yaml")):
         group, name = path.parent.name, path.stem
-        if own and (_PACKAGE / group / f"{name}.py").is_file():
+        if own and (PACKAGE / group / f"{name}.py").is_file():
             importlib.import_module(f"clipx.{group}.{name}")
         elif not own and path.with_suffix(".py").is_file():
             plugins.load(conf_dir.absolute(), group, name)
@@ -111,7 +145,7 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
     try:
         _prepare(overrides, folders)
         with _own_hydra():
-            return typing.cast("RunSpec", _to_spec(hydra_compose(config_name, [*overrides, *searchpath])))
+            return typing.cast("RunSpec", checked(hydra_compose(config_name, [*overrides, *searchpath])))
     except _NOT_COMPOSED as error:
         raise ConfigError(_one_line(error)) from error
 
@@ -142,7 +176,10 @@ def _own_hydra() -> Iterator[None]:
 
 def _prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     """Registers every option, and refuses overrides that Hydra has no words for, or takes for something else."""
+    for typed in overrides:  # before Hydra writes them to a file, as it does in a sweep
+        check_secrets(typed.partition("=")[0], typed.partition("=")[2])
     importlib.import_module("clipx.spec")
+    importlib.import_module(f"{LAUNCH}.options")
     discover(CONF_DIR)
     for folder in folders:
         if not folder.is_dir():
@@ -163,21 +200,24 @@ def _prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
                 raise ConfigError(no_such_option(group, str(override.input_line).partition("=")[2], known))
 
 
-def _to_spec(cfg: DictConfig) -> Any:
-    """The checked spec of a composed configuration. Raises ConfigError."""
+def checked(cfg: DictConfig, prefix: str = "") -> Any:
+    """The checked spec of a composed configuration, whose keys have `prefix` before them. Raises ConfigError."""
     try:
         if missing := OmegaConf.missing_keys(cfg):
-            raise ConfigError(no_value(min(missing, key=lambda key: (not key.endswith(".kind"), key))))
-        _check_nodes(cfg)
-        if cfg.get("resume", "none") not in ("none", "auto") and "run_dir" in cfg:
-            cfg.run_dir = cfg.resume  # to resume a run directory is to work in it
+            raise ConfigError(no_value(prefix + min(missing, key=lambda key: (not key.endswith(".kind"), key))))
+        _check_nodes(cfg, prefix)
+        if "resume" in cfg and "run_dir" in cfg and (own := Resume.parse(str(cfg.resume)).run_dir):
+            cfg.run_dir = own  # to resume a run directory is to work in it
         return OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
 
 
 def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
-    """Refuses what OmegaConf accepts in a typed node: a key added with `+`, another `kind`, numbers without end."""
+    """Refuses what OmegaConf accepts in a typed node: a key added with `+`, another `kind`, numbers without end.
+
+    Also values that may not be saved, or would be another when the saved configuration is read.
+    """
     cls = OmegaConf.get_type(cfg)
     defaults = {f.name: f.default for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
     for key in map(str, cfg):
@@ -186,11 +226,34 @@ def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
             raise ConfigError(no_such_key(full, list(defaults)))
         if isinstance(child, DictConfig) and not child._is_none():
             _check_nodes(child, f"{full}.")
+            if defaults is None and "." in prefix[:-1]:
+                _check_held(child, full)
         elif defaults is not None and key == "kind" and cfg[key] != defaults[key]:
             fix = f"choose an option of the group, {chosen(prefix[:-1])}=…" if prefix else "leave it out"
             raise ConfigError(f"{full}={cfg[key]} cannot be set: {fix}")
         elif isinstance(cfg[key], float) and not math.isfinite(cfg[key]):
             raise ConfigError(f"{full}={cfg[key]} is not a finite number: give one")
+        for text in _texts(cfg[key]):
+            check_secrets(full, text)
+            check_environment(full, text)
+            require("${" not in text, f"{full}={text} holds ${{, which no saved configuration may: leave it out")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a leaf: itself, or those in a list."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, ListConfig):
+        for item in value:
+            yield from _texts(item)
+
+
+def _check_held(held: DictConfig, place: str) -> None:
+    """An option that another one holds under a name, as a mixture does: its errors name the keys where they are."""
+    try:
+        OmegaConf.to_object(held)
+    except ClipxError as error:
+        raise placed(error, place, map(str, held)) from error
 
 
 # -------------------------------------------------------------------------------------------- command line
@@ -206,15 +269,15 @@ def cli(task: Callable[[Any], Any], config_name: str) -> Callable[[], None]:
             errors = _run(task, config_name)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
-            sys.exit(130)
+            sys.exit(Exit.ABORTED)
         finally:
             del os.environ["HYDRA_FULL_ERROR"]
             if full_error is not None:
                 os.environ["HYDRA_FULL_ERROR"] = full_error
         for error in errors:
-            _report(error, full_error == "1")
+            report(error, full_error == "1")
         if errors:
-            sys.exit(errors[0].exit_code)
+            leave(errors[0])
 
     return main
 
@@ -230,10 +293,10 @@ def _run(task: Callable[[Any], Any], config_name: str) -> list[ClipxError]:
         hydra = HydraConfig.get()
         sweep = hydra.mode == RunMode.MULTIRUN
         typed = typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task))
-        if sweep and "run_dir" in cfg and not any(text.startswith("run_dir=") for text in typed):
-            cfg.run_dir = hydra.runtime.output_dir  # each point of a sweep has its own folder
+        launcher = hydra.runtime.choices.get("hydra/launcher", "basic")
         try:
-            return task(_to_spec(cfg))
+            require(sweep or launcher == "basic", f"hydra/launcher={launcher} has no effect without -m: add -m")
+            return task(checked(_in_its_folder(cfg, hydra) if sweep else cfg))
         except ClipxError as error:  # past Hydra, which would print a line of its own
             if not sweep:
                 failed.append(error)
@@ -258,17 +321,60 @@ def _run(task: Callable[[Any], Any], config_name: str) -> list[ClipxError]:
     return failed
 
 
+def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence[str], index: int) -> Any:
+    """The checked spec of point `index` of the sweep that `config` is. For launchers; Hydra's state is left as it was.
+
+    Raises ConfigError.
+    """
+    outer = HydraConfig.instance().cfg
+    try:
+        cfg = context.config_loader.load_sweep_config(config, list(overrides))
+        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra):
+            cfg.hydra.job.id, cfg.hydra.job.num = str(index), index
+            HydraConfig.instance().set_config(cfg)  # for values that refer to it
+            cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir).absolute())
+        HydraConfig.instance().set_config(cfg)
+        hydra = HydraConfig.get()
+        with open_dict(cfg):
+            del cfg["hydra"]
+        return checked(_in_its_folder(cfg, hydra))
+    except _NOT_COMPOSED as error:
+        raise ConfigError(_one_line(error)) from error
+    finally:
+        HydraConfig.instance().cfg = outer
+
+
+def _in_its_folder(cfg: DictConfig, hydra: Any) -> DictConfig:
+    """A point of a sweep, `hydra` being Hydra's part of it: it has a run directory of its own, unless one was typed."""
+    if "run_dir" in cfg and not any(str(text).startswith("run_dir=") for text in hydra.overrides.task):
+        cfg.run_dir = hydra.runtime.output_dir
+    return cfg
+
+
 def _worded(error: Exception, message: str) -> ConfigError:
     worded = ConfigError(message)
     worded.__cause__ = error
     return worded
 
 
-def _report(error: ClipxError, full: bool) -> None:
+def leave(error: ClipxError) -> NoReturn:
+    """Ends the process with the error's exit code."""
+    if isinstance(error, PeerLost):  # on the usual way the threads of a broken process group may abort, or wait
+        sys.stdout.flush()
+        os._exit(error.exit_code)
+    sys.exit(error.exit_code)
+
+
+def report(error: ClipxError, full: bool) -> None:
+    """Says on stderr what went wrong, in one line; with `full` the traceback before it."""
     if full:
-        traceback.print_exception(error)
-    rank = os.environ.get("RANK")
-    print(f"error{f' (rank {rank})' if rank else ''}: {error}", file=sys.stderr, flush=True)
+        print(redacted("".join(traceback.format_exception(error))), file=sys.stderr)
+    rank = told_rank()
+    if not isinstance(error, Stopped):
+        place = "" if rank is None else f" (rank {rank})"
+        print(f"error{place}: {redacted(str(error))}", file=sys.stderr, flush=True)
+    elif not rank:  # all ranks stop together: one says so
+        print(f"stopped: {error}", file=sys.stderr, flush=True)
 
 
 # -------------------------------------------------------------------------------------------------- saving
@@ -300,7 +406,7 @@ def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
                 cfg[key] = value
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
-    return typing.cast(Spec, _to_spec(cfg))
+    return typing.cast(Spec, checked(cfg))
 
 
 def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:

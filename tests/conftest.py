@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Before torch is imported. Tests run side by side, and bit-for-bit comparisons want one order of summation.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from s3server import endpoint, own_bucket, proxy  # noqa: F401  # fixtures
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,8 +23,24 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The slurm.conf of the cluster that CLIPX_TEST_SLURM names, which SLURM's commands then use.
+
+    No test starts one: that takes root, packages, and a line in /etc/hosts.
+    """
+    conf = os.environ.get("CLIPX_TEST_SLURM")
+    if conf is None:
+        pytest.skip("CLIPX_TEST_SLURM names no SLURM cluster: tests/slurm_cluster.py says how to start one")
+    monkeypatch.setenv("SLURM_CONF", conf)
+    return Path(conf)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves slow tests out unless CI=true or a -m expression asks for them."""
+    """Marks what needs SLURM. Leaves slow tests out unless CI=true or a -m expression asks for them."""
+    for item in items:
+        if "slurm" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slurm)
     if os.environ.get("CI") == "true" or config.option.markexpr:
         return
     slow = [item for item in items if item.get_closest_marker("slow")]

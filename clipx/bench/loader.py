@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,27 +43,38 @@ class LoaderSpec(BenchSpec):
     def run(self, say: Callable[[str], None]) -> Findings:
         if self.of is not None:
             return self._of_a_run(self.of, say)
-        with tempfile.TemporaryDirectory() as folder:
-            rates = {side: self._rates(side, Path(folder) / str(side), say) for side in sorted(set(self.sides))}
-        return self._findings(rates)
+        from clipx.bench.pipelines import CONTESTANTS, without_spdl
 
-    def _rates(self, side: int, folder: Path, say: Callable[[str], None]) -> dict[str, list[float]]:
+        reason = without_spdl()
+        left_out = {} if reason is None else {"spdl": reason}
+        for name, why in left_out.items():
+            say(f"{name} is left out: {why}")
+        contestants = {name: call for name, call in CONTESTANTS.items() if name not in left_out}
+        with tempfile.TemporaryDirectory() as folder:
+            rates = {
+                side: self._rates(contestants, side, Path(folder) / str(side), say) for side in sorted(set(self.sides))
+            }
+        return self._findings(rates, left_out)
+
+    def _rates(
+        self, contestants: Mapping[str, Callable[..., float]], side: int, folder: Path, say: Callable[[str], None]
+    ) -> dict[str, list[float]]:
         """Images a second of each contestant in each round."""
-        from clipx.bench.pipelines import CONTESTANTS, write_photographs
+        from clipx.bench.pipelines import write_photographs
         from clipx.bench.processes import Processes
 
         say(f"{side} pixels: writing {self.samples:,} photographs")
         processes = Processes("cpu", self.threads)
         processes.run(write_photographs, str(folder), side, self.samples, self.seed)
-        rates: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+        rates: dict[str, list[float]] = {name: [] for name in contestants}
         load = (str(folder), self.batch, self.workers, self.batches, self.seed)
         for i in range(self.repeats):
             say(f"{side} pixels: round {i + 1} of {self.repeats}")
-            for name, contestant in CONTESTANTS.items():
+            for name, contestant in contestants.items():
                 rates[name].append(processes.run(contestant, *load)[0])
         return rates
 
-    def _findings(self, rates: dict[int, dict[str, list[float]]]) -> Findings:
+    def _findings(self, rates: dict[int, dict[str, list[float]]], left_out: dict[str, str]) -> Findings:
         from clipx.bench.measure import ratio
 
         median = {side: {name: statistics.median(r) for name, r in found.items()} for side, found in rates.items()}
@@ -76,10 +87,11 @@ class LoaderSpec(BenchSpec):
         largest = max(rates)
         figures["share_of_decode_bound"] = figures[f"share_of_decode_bound_{largest}"]
         figures["images_per_second"] = {str(side): {k: round(v) for k, v in m.items()} for side, m in median.items()}
-        figures["results"] = self.run_dir
+        figures |= {"left_out": left_out, "results": self.run_dir}
         labels = {
             "clipx": "clipx",
             "threads": "clipx's work in threads of one process",
+            "spdl": "spdl's decoder and filters in threads of one process",
             "open_clip": "open_clip",
             "decode": "bare libjpeg-turbo decoding, whole images",
             "tokens": "clipx's tokenizer alone, texts",
@@ -89,6 +101,9 @@ class LoaderSpec(BenchSpec):
             ("", *(text for side in rates for text in (f"{side} px", "times"))),
         )
         for name, label in labels.items():
+            if name in left_out:
+                table.rows.append((f"{label}: {left_out[name]}", *("–" for _ in table.columns[1:])))
+                continue
             cells = [
                 text
                 for side, m in median.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import random
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from clipx.data import open_data
 from clipx.data.loader import Batch, View, _Stream, train_loader
 from clipx.data.order import Order
 from clipx.data.source import Source
+from clipx.data.transform import _random_box
 from clipx.data.urls import expand
 from clipx.data.webdataset import Shards
 from clipx.model.tokenizer import Tokenizer
@@ -35,7 +37,7 @@ _CAPTION = "a photo of a small {} house beside the lake on a cloudy morning, wit
 
 def write_photographs(place: Place, folder: str, side: int, samples: int, seed: int) -> None:
     """WebDataset shards of JPEGs, quality 90, side x ¾ side: smooth areas, edges, and a little grain, as photographs
-    have them; about 0.4 bytes a pixel."""
+    have them; about 0.25 bytes a pixel."""
     Path(folder).mkdir(parents=True)
     colours = ("red", "green", "white", "wooden", "stone")
     for shard in range(_SHARDS):
@@ -118,20 +120,77 @@ def clipx_threads(place: Place, folder: str, batch: int, workers: int, count: in
     torch.set_num_threads(1)
     stream, _ = _stream(folder, seed)
 
+    def made(positions: range) -> Batch:
+        batch = stream[positions]
+        if isinstance(batch, Batch):
+            return batch
+        raise batch
+
+    return _in_threads(made, batch, workers, count)
+
+
+def _in_threads(made: Callable[[range], Batch], batch: int, workers: int, count: int) -> float:
     def batches(pool: ThreadPoolExecutor) -> Iterator[Batch]:
         positions = (range(i * batch, (i + 1) * batch) for i in itertools.count())
-        waiting = [pool.submit(stream.__getitem__, next(positions)) for _ in range(workers * (_PREFETCH + 1))]
+        waiting = [pool.submit(made, next(positions)) for _ in range(workers * (_PREFETCH + 1))]
         while True:
-            made = waiting.pop(0).result()
-            waiting.append(pool.submit(stream.__getitem__, next(positions)))
-            if not isinstance(made, Batch):
-                raise made
-            yield made
+            ready = waiting.pop(0).result()
+            waiting.append(pool.submit(made, next(positions)))
+            yield ready
 
     with ThreadPoolExecutor(workers) as pool:
         rate = _per_second(batches(pool), batch, count, workers * _PREFETCH)
         pool.shutdown(cancel_futures=True)
     return rate
+
+
+def spdl_threads(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    """clipx's samples, boxes and tokens; spdl decodes, cuts, resizes and batches with FFmpeg, free of Python's lock.
+
+    A thread makes a whole batch, as clipx's do: spdl's own pipeline, a task an image, takes a fifth more of the cores.
+    """
+    import spdl.io
+
+    place.join()
+    torch.set_num_threads(1)
+    stream, order = _stream(folder, seed)
+
+    def made(positions: range) -> Batch:
+        frames, captions, indices = [], [], [order(position) for position in positions]
+        for position, index in zip(positions, indices, strict=True):
+            rng = random.Random(f"{seed}/{position}")
+            sample = stream.source.read(index)
+            frames.append(spdl_frame(sample.image, _SIZE, rng))
+            captions.append(rng.choice(sample.captions))
+        image_bSS3 = spdl.io.to_torch(spdl.io.convert_frames(frames))
+        return Batch(image_bSS3.permute(0, 3, 1, 2), stream.tokenizer(captions), torch.tensor(indices))
+
+    return _in_threads(made, batch, workers, count)
+
+
+def spdl_frame(encoded: bytes, size: int, rng: random.Random) -> Any:
+    """What `train_transform` makes, as spdl's frame. FFmpeg resizes in YCbCr, its shortest way: bicubic, but not the
+    same pixels."""
+    import spdl.io
+
+    packets = spdl.io.demux_image(encoded)
+    left, top, right, bottom = _random_box((packets.codec.width, packets.codec.height), _CROP, rng)
+    cut = f"crop={right - left}:{bottom - top}:{left}:{top}:exact=1"
+    graph = f"{cut},scale={size}:{size}:flags=bicubic,format=pix_fmts=rgb24"
+    return spdl.io.decode_packets(packets, filter_desc=graph)
+
+
+def without_spdl() -> str | None:
+    """Why spdl cannot be measured here; None where it can."""
+    try:
+        from spdl.io.utils import get_ffmpeg_versions
+
+        get_ffmpeg_versions()
+    except ImportError:
+        return "spdl is not installed"
+    except RuntimeError:
+        return "spdl is installed, but not the shared libraries of FFmpeg, which it needs"
+    return None
 
 
 def open_clip(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
@@ -199,6 +258,7 @@ def _tokenise(batch: int, count: int) -> tuple[int, float, float]:
 CONTESTANTS: Mapping[str, Callable[..., float]] = {
     "clipx": clipx_processes,
     "threads": clipx_threads,
+    "spdl": spdl_threads,
     "open_clip": open_clip,
     "decode": decode_bound,
     "tokens": tokens_bound,

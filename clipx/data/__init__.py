@@ -80,6 +80,7 @@ class DataSpec:
         )
         require(self.prefetch >= 1, f"data.prefetch={self.prefetch} must be at least 1 batch")
         require(self.shuffle_window >= 1, f"data.shuffle_window={self.shuffle_window} must be at least 1 sample")
+        require("/" not in self.name, f"data.name={self.name} is part of a file's name, and so holds no /: use - or _")
         low, high = (*self.crop_scale, 0, 0)[:2]
         require(
             len(self.crop_scale) == 2 and 0 < low <= high <= 1,
@@ -92,6 +93,15 @@ class DataSpec:
         for name, limit in (("min_caption_chars", self.min_caption_chars), ("min_side", self.min_side)):
             require(limit >= 0, f"data.{name}={limit} is negative: give 0 for no limit, or more")
         require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must lie in [0, 1]")
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises ConfigError where so many ranks cannot share a batch evenly."""
+        split = f"{ranks} ranks" + (f" x {self.micro_batches} micro-batches" if self.micro_batches > 1 else "")
+        fix = nearest_multiples(self.batch_size, ranks * self.micro_batches)
+        require(
+            self.batch_size % (ranks * self.micro_batches) == 0,
+            f"data.batch_size={self.batch_size} is not divisible by {split}: use {fix}",
+        )
 
     @property
     def published(self) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any
 from clipx.config import option
 from clipx.data import Dataset, DataSpec
 from clipx.data.packed import Packed
-from clipx.data.source import MAX_BYTES, Bad, BadSample, Sample, Source, check_share, parse_label, split
+from clipx.data.source import Bad, BadSample, Sample, Source, check_share, parse_label, read_bounded, split
 from clipx.errors import ConfigError, DataError, require
 
 Columns = tuple[str, str, str | None]
@@ -142,11 +142,7 @@ class Table:
 
     def read(self, index: int) -> Sample:
         try:
-            with open(self.key(index), "rb", buffering=0) as file:  # noqa: PTH123
-                size = os.fstat(file.fileno()).st_size
-                if size > MAX_BYTES:
-                    raise BadSample(f"image is larger than {MAX_BYTES >> 20} MiB")
-                image = file.read(size) or b""
+            image = read_bounded(self.key(index), "image")
         except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte
             raise BadSample(f"image cannot be read: {getattr(error, 'strerror', error)}") from None
         return Sample(image, self.captions[index], self.labels[index])
@@ -215,7 +211,9 @@ def _parquet_rows(
         raise DataError(f"{path} cannot be read as Parquet ({' '.join(str(error).split())[:200]})") from None
 
 
-def check_columns(path: Path, found: Sequence[str], *, columns: Columns, group: str, hint: str | None = None) -> None:
+def check_columns(
+    path: Path | str, found: Sequence[str], *, columns: Columns, group: str, hint: str | None = None
+) -> None:
     """Raises ConfigError for a column that is not there."""
     for option_name, name in zip(("image_column", "caption_column", "label_column"), columns, strict=True):
         key = f"{group}.{option_name}".lstrip(".")

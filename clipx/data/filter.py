@@ -16,7 +16,7 @@ from clipx.data.source import Bad, BadSample, Sample, Source, expect
 class Filtered:
     """A source of which samples with an image smaller than `min_side`, or no caption long enough, are bad ones.
 
-    Of several captions those long enough are kept.
+    Of several captions those long enough are kept, and a key that is left without one is not drawn.
     """
 
     source: Source
@@ -40,7 +40,7 @@ class Filtered:
 
     def read(self, index: int) -> Sample:
         sample = self.source.read(index)
-        captions = [caption for caption in sample.captions if len(caption) >= self.min_caption_chars]
+        captions = self._long_enough(sample.captions)
         if not captions:
             longest = max(map(len, sample.captions))
             raise BadSample(
@@ -50,7 +50,11 @@ class Filtered:
             width, height = _size(sample.image)
             if min(width, height) < self.min_side:
                 raise BadSample(f"image has {width}x{height} pixels, a side below data.min_side={self.min_side}")
-        return replace(sample, captions=captions)
+        by_key = [(weight, kept) for weight, held in sample.by_key if (kept := self._long_enough(held))]
+        return replace(sample, captions=captions, by_key=by_key)
+
+    def _long_enough(self, captions: Sequence[str]) -> list[str]:
+        return [caption for caption in captions if len(caption) >= self.min_caption_chars]
 
     def expect(self, indices: Sequence[int]) -> None:
         expect(self.source, indices)

@@ -11,7 +11,7 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from clipx.config import MISSING, cli, option
-from clipx.data.remote import file_system, is_local, persist, read_whole, said, sequential
-from clipx.data.source import MAX_BYTES, Bad, alike, check_share
+from clipx.data.remote import sequential
+from clipx.data.source import MAX_BYTES, MAX_TEXT, Bad, alike, caption_weights, check_key, check_share
 from clipx.data.write import cache_folder, in_pool, write_whole
 from clipx.errors import DataError, require
+from clipx.storage import file_system, is_local, persist, read_whole, said
+from clipx.url import check_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +38,8 @@ IMAGE, TXT, JSON, CLS = range(4)
 RETRY_S = 120.0
 _VERSION = 3
 _MISSING = (0, -1)
+_MOST = (MAX_BYTES, MAX_TEXT, MAX_TEXT, MAX_TEXT)  # bytes of a member, by column
+_HEADER = 1 << 20  # bytes that a header, its long names included, may have
 # What file systems of fsspec call the time or the checksum of a file, local ones first.
 _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 # Remote shards at a time: a reader waits for the network most of the time. Few are read by threads, for each process
@@ -54,16 +58,16 @@ class Index:
     size: int  # bytes of the shard
 
 
-def index_shards(urls: Sequence[str], caption_column: int, retry_s: float = RETRY_S) -> list[Index]:
+def index_shards(urls: Sequence[str], *captions: int, retry_s: float = RETRY_S) -> list[Index]:
     """The index of each shard; those not in the cache are made first. Raises DataError for a shard that is not there.
 
-    A sample is one with an image and a member in the caption's column.
+    A sample is one with an image and a member in one of the columns `captions`.
     """
     with ThreadPoolExecutor(32) as pool:  # a remote shard answers after some 50 ms
-        found = list(pool.map(partial(_table_path, cache_folder("index"), caption_column, retry_s), urls))
+        found = list(pool.map(partial(_table_path, cache_folder("index"), captions, retry_s), urls))
     items = [_Item(url, path, size) for url, (path, size) in zip(urls, found, strict=True)]
     new = [item for item in items if not (item.table.is_file() and _meta(item.table).is_file())]
-    make = partial(_index_shard, caption_column, retry_s)
+    make = partial(_index_shard, captions, retry_s)
     if all(is_local(item.url) for item in new):
         in_pool(make, new, "indexing")
     elif len(new) <= _REMOTE:
@@ -73,21 +77,15 @@ def index_shards(urls: Sequence[str], caption_column: int, retry_s: float = RETR
     return [_load(item) for item in items]
 
 
-def fingerprint(caption_key: str, label_key: str | None, indices: Sequence[Index]) -> str:
-    """Of a data set: of what is in the shards and which of it is read, not of where they are."""
-    facts = [caption_key, str(label_key), *(index.digest for index in indices)]
+def fingerprint(caption_keys: Iterable[str], label_key: str | None, indices: Sequence[Index]) -> str:
+    """Of a data set: of what is in the shards and which of it is read, not of where they are nor how often."""
+    facts = [" + ".join(caption_keys), str(label_key), *(index.digest for index in indices)]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
-def check_key(key: str, value: str | None, member: str) -> None:
-    require(
-        value is None or value == member or value.startswith("json."),
-        f"{key}={value} names no member that is read: give {member}, or json.KEY",
-    )
-
-
-def caption_column(caption_key: str) -> int:
-    return TXT if caption_key == "txt" else JSON
+def caption_columns(keys: Iterable[str]) -> list[int]:
+    """Where captions of these keys are."""
+    return sorted({TXT if key == "txt" else JSON for key in keys})
 
 
 @lru_cache(maxsize=256)
@@ -106,7 +104,7 @@ class _Item:
     size: int
 
 
-def _table_path(cache: Path, caption_column: int, retry_s: float, url: str) -> tuple[Path, int]:
+def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) -> tuple[Path, int]:
     """In the cache, under a name that changes when the shard does; and the shard's size."""
 
     def call() -> dict[str, Any]:
@@ -128,7 +126,7 @@ def _table_path(cache: Path, caption_column: int, retry_s: float, url: str) -> t
         raise DataError(f"shard {url} has no known size, so it cannot be read at random: copy it to a store that has")
     version = next((info[key] for key in _VERSIONS if info.get(key)), None)
     place = url if "://" in url else Path(url).resolve()
-    identity = f"{_VERSION} {caption_column} {place} {info['size']} {version}"
+    identity = f"{_VERSION} {'+'.join(map(str, captions))} {place} {info['size']} {version}"
     return cache / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npy", int(info["size"])
 
 
@@ -141,7 +139,7 @@ def _load(item: _Item) -> Index:
     return Index(str(item.table), meta["samples"], meta["digest"], [Bad(*bad) for bad in meta["bad"]], item.size)
 
 
-def _index_shard(caption_column: int, retry_s: float, item: _Item) -> None:
+def _index_shard(captions: Sequence[int], retry_s: float, item: _Item) -> None:
     import numpy as np
 
     entries, damage = _scan(item.url, item.size, retry_s)
@@ -149,12 +147,12 @@ def _index_shard(caption_column: int, retry_s: float, item: _Item) -> None:
     digest = hashlib.sha256()
     for entry in entries:
         digest.update(f"{entry.name} {sorted(entry.members.items())}\n".encode("utf-8", "replace"))
-        if fault := entry.fault(caption_column):
+        if fault := entry.fault(captions):
             bad.append((f"{item.url}:{entry.name}", fault))
         else:
             rows.append(entry.row())
     if damage:
-        if entries and entries[-1].fault(caption_column):
+        if entries and entries[-1].fault(captions):
             bad.pop()  # it is the damage that the last sample's members are missing for
         bad.append((item.url, f"shard {damage}; {len(rows):,} samples before that are used"))
     if shortfall := _shortfall(item.url, len(rows), retry_s):
@@ -199,7 +197,9 @@ def _counts(url: str, retry_s: float) -> dict[str, Any]:
     """A JSON object that may not be there. One that cannot be read says nothing, for it is a cross-check only."""
     try:
         found = json.loads(read_whole(url, retry_s))
-    except (OSError, ValueError):
+    except DataError:
+        raise
+    except Exception:  # not there, forbidden, no JSON: a remote file system raises what its library does
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -220,13 +220,14 @@ class _Entry:
             row[COLUMNS[ending]] = place
         return row
 
-    def fault(self, caption_column: int) -> str | None:
+    def fault(self, captions: Sequence[int]) -> str | None:
         row = self.row()
-        for column, what in ((IMAGE, "image"), (caption_column, "caption")):
-            if row[column][1] <= 0:
+        for columns, what in (((IMAGE,), "image"), (captions, "caption")):
+            if all(row[column][1] <= 0 for column in columns):
                 return f"{what} is missing or empty"
-        if max(size for _, size in row) > MAX_BYTES:
-            return f"a member is larger than {MAX_BYTES >> 20} MiB"
+        for (_, size), ending, most in zip(row, ("image", "txt", "json", "cls"), _MOST, strict=True):
+            if size > most:
+                return f"{ending} is larger than {most >> 20} MiB"
         return None
 
 
@@ -238,7 +239,7 @@ def _scan(url: str, size: int, retry_s: float) -> tuple[list[_Entry], str | None
     entries: list[_Entry] = []
     newest: dict[str, _Entry] = {}
     try:
-        with sequential(url, size, retry_s) as file, tarfile.open(fileobj=file, mode="r:") as tar:  # r: no gzip bomb
+        with sequential(url, size, retry_s) as file, _tar(_Headers(file)) as tar:
             while (member := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header
                 if member.size < 0 or member.offset_data + member.size > size:
@@ -253,7 +254,7 @@ def _scan(url: str, size: int, retry_s: float) -> tuple[list[_Entry], str | None
                     entries.append(newest[name])
                 newest[name].members[ending] = (member.offset_data, member.size)
             return entries, _end_damage(file, tar.offset)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, RecursionError) as error:  # tarfile calls itself for each header before a member's own
         if entries:
             return entries, f"is cut off or damaged after {entries[-1].name} ({error})"
         return entries, f"cannot be read as an uncompressed tar: {error}"
@@ -261,6 +262,22 @@ def _scan(url: str, size: int, retry_s: float) -> tuple[list[_Entry], str | None
         raise
     except Exception as error:  # a remote file system raises what its library does
         raise DataError(f"shard {url} cannot be read: {said(error)}") from None
+
+
+def _tar(file: Any) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode="r:")  # r: no gzip bomb
+
+
+class _Headers:
+    """A tar as tarfile reads it, which takes a long name or a pax header of any length into memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.tell, self.seek = file, file.tell, file.seek
+
+    def read(self, size: int) -> bytes:
+        if size > _HEADER:
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        return self._file.read(size)
 
 
 def _end_damage(file: IO[bytes], offset: int) -> str | None:
@@ -286,7 +303,7 @@ class IndexSpec:
 
     kind: str = "index"
     shards: str = MISSING  # as data.shards: path, brace pattern, glob, @list.txt or URL; several joined by ::
-    caption_key: str = "txt"  # as data.caption_key: where captions are decides which samples count
+    caption_key: Any = "txt"  # as data.caption_key: where captions are decides which samples count, weights do not
     label_key: str | None = None  # as data.label_key; it is in the fingerprint only
     held_out_share: float = 0.05  # as data.held_out_share: not part of an epoch
     part: str | None = None  # k/N: the k-th of N shares of the shards, from 1; for an array of N jobs
@@ -294,15 +311,21 @@ class IndexSpec:
     retry_s: float = RETRY_S  # as data.retry_s
 
     def __post_init__(self) -> None:
-        check_key("caption_key", self.caption_key, "txt")
+        caption_weights("caption_key", self.caption_key)
         check_key("label_key", self.label_key, "cls")
         check_share(self.held_out_share)
+        if self.manifest is not None:
+            check_path("manifest", self.manifest)
         k, n = self.share
         require(1 <= k <= n, f"part={self.part} must be k/N with 1 ≤ k ≤ N, e.g. part=3/16 for the third of 16 jobs")
         require(
             self.part is None or self.manifest is None,
             f"manifest={self.manifest} is of all shards, part={self.part} reads a share: give it after the last part",
         )
+
+    @property
+    def caption_keys(self) -> Sequence[str]:
+        return list(caption_weights("caption_key", self.caption_key))
 
     @property
     def share(self) -> tuple[int, int]:
@@ -325,7 +348,7 @@ def index(spec: IndexSpec) -> None:
     if not urls:
         console.print(f"part {k} of {n} of {len(everything)} shards is empty: nothing to do")
         return
-    indices = index_shards(urls, caption_column(spec.caption_key), spec.retry_s)
+    indices = index_shards(urls, *caption_columns(spec.caption_keys), retry_s=spec.retry_s)
     console.print(overview(spec, indices))
     for line in _complaints(indices):
         console.print(line, markup=False)
@@ -347,7 +370,7 @@ def overview(spec: IndexSpec, indices: Sequence[Index]) -> Any:
         "bytes": f"{sum(index.size for index in indices):,}",
         "bad": f"{sum(len(index.bad) for index in indices):,}",
         "epoch length": f"{samples - held_out:,} samples" + (f" ({held_out:,} held out)" if held_out else ""),
-        "fingerprint": fingerprint(spec.caption_key, spec.label_key, indices),
+        "fingerprint": fingerprint(spec.caption_keys, spec.label_key, indices),
     }
     for name in row if spec.part is None else list(row)[:4]:
         table.add_column(name, justify="right")
@@ -376,7 +399,7 @@ def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Se
     manifest = {
         "caption_key": spec.caption_key,
         "samples": sum(index.samples for index in indices),
-        "fingerprint": fingerprint(spec.caption_key, spec.label_key, indices),
+        "fingerprint": fingerprint(spec.caption_keys, spec.label_key, indices),
         "shards": shards,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

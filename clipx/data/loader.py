@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
 from clipx.data.order import SampleOrder
 from clipx.data.source import Bad, BadSample, Sample, Source, expect
@@ -65,26 +66,29 @@ class _Stream(Dataset["Batch | DataError"]):
 
     def __getitem__(self, positions: range) -> Batch | DataError:
         """An error is handed over, to be raised in the main process: on its way it would become a stack trace."""
-        pixels, captions, indices, bad = [], [], [], list[Bad]()
+        image_bSS3 = _new_pixels(len(positions), self.view.size)
+        captions, indices, bad = [], [], list[Bad]()
         try:
             wanted = [self.order(position) for position in positions]
             expect(self.source, wanted)
-            for position, first in zip(positions, wanted, strict=True):
+            for position, first, out_SS3 in zip(positions, wanted, image_bSS3, strict=True):
                 rng = random.Random(f"{self.seed}/{position}")
-                index, image, texts = self._draw(position, first, rng, bad)
-                pixels.append(image)
-                captions.append(rng.choice(texts))
+                index, sample = self._draw(position, first, rng, bad, out_SS3)
+                captions.append(sample.draw(rng))
                 indices.append(index)
         except DataError as error:
             return error
-        return Batch(_stack(pixels), self.tokenizer(captions), torch.tensor(indices), bad)
+        # channels-last memory, as decoders give pixels and convolutions want them
+        return Batch(image_bSS3.permute(0, 3, 1, 2), self.tokenizer(captions), torch.tensor(indices), bad)
 
-    def _draw(self, position: int, index: int, rng: random.Random, bad: list[Bad]) -> tuple[int, Tensor, Sequence[str]]:
+    def _draw(
+        self, position: int, index: int, rng: random.Random, bad: list[Bad], out_SS3: Tensor
+    ) -> tuple[int, Sample]:
         for _ in range(_TRIES):
             try:
                 sample = self.source.read(index)
-                pixels = train_transform(sample.image, self.view.size, self.view.crop_scale, self.view.max_pixels, rng)
-                return index, pixels, sample.captions
+                train_transform(sample.image, self.view.crop_scale, self.view.max_pixels, rng, out_SS3)
+                return index, sample
             except BadSample as error:
                 bad.append(Bad(self.source.key(index), str(error)))
                 index = self.order.another(position, rng)
@@ -171,16 +175,24 @@ def train_loader(
     return _Loader(stream, _Positions(samples, batch, rank, world), workers, prefetch, pin)
 
 
-def _stack(pixels: list[Tensor]) -> Tensor:
-    """[b, 3, S, S] in channels-last memory, as decoders give pixels and convolutions want them.
-
-    In a loader process this is the one copy there is: into the memory that it shares with the trainer.
+def _new_pixels(count: int, size: int) -> Tensor:
+    """[count, size, size, 3] uint8; in a loader process, of the memory that it shares with the trainer: what is
+    written here is handed over without a copy.
     """
-    stacked: Tensor = default_collate(pixels)
-    return stacked.permute(0, 3, 1, 2)
+    shape = (count, size, size, 3)
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    shared = torch.UntypedStorage._new_shared(math.prod(shape))  # as torch's default_collate has it
+    return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
+
+
+def _stack(pixels: list[Tensor]) -> Tensor:
+    """[m, 3, S, S] in channels-last memory."""
+    stacked: Tensor = default_collate(pixels)
+    return stacked.permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)

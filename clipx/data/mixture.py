@@ -12,31 +12,32 @@ import dataclasses
 import hashlib
 import math
 import random
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clipx.config import option
 from clipx.data import Classes, Dataset, DataSpec, open_data
 from clipx.data.source import Bad, Sample, Source, expect
-from clipx.errors import ClipxError, near, require
+from clipx.errors import ClipxError, ConfigError, near, placed, require
 
 if TYPE_CHECKING:
     from clipx.data.order import Drawn, SampleOrder
 
 # Keys of DataSpec that say how a source is read, and that the sources of a mixture therefore have each for itself.
 _OF_SOURCES = ("shuffle_window", "replacement", "weight", "min_caption_chars", "min_side")
+# Those that say what becomes of the stream, which is the mixture's.
+_OF_MIXTURE = tuple(f.name for f in dataclasses.fields(DataSpec) if f.name not in ("kind", "name", *_OF_SOURCES))
 
 
 @option("data")
 @dataclass(kw_only=True, slots=True)
 class MixtureSpec(DataSpec):
-    """Of a source count its weight, shuffle_window, replacement, min_caption_chars, min_side, and what its kind has;
-    batch_size and the others are the mixture's."""
+    """A source has its own weight, shuffle_window, replacement, min_caption_chars, min_side, and what its kind has;
+    batch_size and the others are the mixture's, and an error in a source."""
 
     kind: str = "mixture"
     sources: dict[str, DataSpec] = field(default_factory=dict)  # +data@data.sources.NAME=OPTION adds one
@@ -44,13 +45,16 @@ class MixtureSpec(DataSpec):
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
-        for name, default in ((f.name, f.default) for f in dataclasses.fields(DataSpec) if f.name in _OF_SOURCES):
-            value = getattr(self, name)
-            require(
-                value == default,
-                f"data.{name}={value} has no effect on a mixture: each source has its own, data.sources.NAME.{name}",
+        for key, value in _changed(self, _OF_SOURCES):
+            raise ConfigError(
+                f"data.{key}={value} has no effect on a mixture: each source has its own, data.sources.NAME.{key}"
             )
         for name, source in self.sources.items():
+            for key, value in _changed(source, _OF_MIXTURE):
+                raise ConfigError(
+                    f"data.sources.{name}.{key}={value} has no effect on a source of a mixture: leave it out, and "
+                    f"give {key} to data itself"
+                )
             require(
                 0 < source.weight < math.inf,
                 f"data.sources.{name}.weight={source.weight:g} must be above 0: to draw nothing from it, leave it out",
@@ -104,13 +108,20 @@ class MixtureSpec(DataSpec):
         return sorted(self.sources.items())
 
 
+def _changed(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """(key, value) of those that have another value than their default."""
+    for f in dataclasses.fields(data):
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if f.name in keys and (value := getattr(data, f.name)) != default:
+            yield f.name, value
+
+
 def _open(name: str, source: DataSpec) -> Dataset:
     """An error names the keys where they are in a mixture."""
     try:
         return open_data(source)
     except ClipxError as error:
-        keys = "|".join(f.name for f in dataclasses.fields(source))
-        raise type(error)(re.sub(rf"\bdata\.(?=({keys})\b)", f"data.sources.{name}.", str(error))) from None
+        raise placed(error, f"data.sources.{name}", [f.name for f in dataclasses.fields(source)]) from None
 
 
 def _classes(of_sources: Sequence[Classes | None]) -> Classes | None:

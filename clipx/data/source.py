@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import os
+import random
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from clipx.errors import require
 
 MAX_BYTES = 1 << 28  # of an encoded image: 256 MiB, far above any photograph; more is a file of another kind
+MAX_TEXT = 1 << 24  # bytes of captions and what else is text about an image: Python makes of JSON ten times as many
 
 
 class BadSample(Exception):
@@ -32,11 +37,37 @@ def alike(reason: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample as stored: `image` is encoded, there is at least one caption, `label` is an index or a class name."""
+    """One sample as stored: `image` is encoded, there is at least one caption, `label` is an index or a class name.
+
+    `by_key` has the same captions by the key that holds them, each key with its weight, where they come from several.
+    """
 
     image: bytes
     captions: Sequence[str]
     label: int | str | None = None
+    by_key: Sequence[tuple[float, Sequence[str]]] = ()
+
+    def draw(self, rng: random.Random) -> str:
+        """One of the captions, all alike; where they come from several keys, one of a key's that is drawn by weight."""
+        if not self.by_key:
+            return rng.choice(self.captions)
+        ((_, captions),) = rng.choices(self.by_key, [weight for weight, _ in self.by_key])
+        return rng.choice(captions)
+
+
+def read_bounded(path: str, what: str, most: int = MAX_BYTES) -> bytes:
+    """A plain file of at most so many bytes. Raises BadSample for another one, and what `open` does."""
+    with open(path, "rb", buffering=0, opener=_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise BadSample(f"{what} is no plain file")
+        if status.st_size > most:
+            raise BadSample(f"{what} is larger than {most >> 20} MiB")
+        return file.read(status.st_size) or b""
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # else a named pipe waits for a writer
 
 
 class Source(Protocol):
@@ -134,6 +165,33 @@ def split(source: Source, share: float) -> tuple[Source, Source | None]:
 
 def check_share(share: float) -> None:
     require(0 <= share <= 0.5, f"data.held_out_share={share} must lie in [0, 0.5]: 0.05 holds out every 20th sample")
+
+
+def check_key(key: str, value: str | None, member: str) -> None:
+    require(
+        value is None or value == member or value.startswith("json."),
+        f"{key}={value} names no member that is read: give {member}, or json.KEY",
+    )
+
+
+def caption_weights(key: str, value: Any) -> dict[str, float]:
+    """The keys that captions are drawn from, by name, each with its weight. Raises ConfigError.
+
+    `value` is that of the option `key`: the name of one, or a weight for each of several.
+    """
+    require(
+        bool(value) and isinstance(value, str | dict),
+        f"{key}={value} names no caption: give txt, json.KEY, or several with weights, {{txt:0.3,json.KEY:0.7}}",
+    )
+    weights: dict[str, Any] = value if isinstance(value, dict) else {value: 1.0}
+    for name, weight in weights.items():
+        check_key(key, str(name), "txt")
+        require(
+            type(weight) in (int, float) and 0 < weight < math.inf,
+            f"{key}.{name}={weight} must be a finite number above 0: to draw no caption from it, leave it out",
+        )
+    require(sum(weights.values()) < math.inf, f"{key}={value} adds up to more than a number can hold: give small ones")
+    return {name: float(weights[name]) for name in sorted(weights)}
 
 
 def caption_text(caption: bytes | str) -> str:

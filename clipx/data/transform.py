@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 import math
 import random
+import struct
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 import simplejpeg
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
@@ -26,8 +27,8 @@ Pixels = NDArray[np.uint8]
 """[size, size, 3]"""
 
 _RATIO = (3 / 4, 4 / 3)
-_TURNED = (b"Exif\0\0", b"tiff:Orientation")  # where a camera's note of the orientation is, if there is one
-_HEADERS = 1 << 18  # bytes at the start of a JPEG that hold it
+_SEGMENT = struct.Struct(">BBH")  # of a JPEG: 0xFF, its kind, and its length without these two bytes
+_APP1, _SCAN = 0xE1, 0xDA
 _UPRIGHT = {  # what undoes each orientation that a camera notes
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -82,33 +83,53 @@ def _orientation(image: Image.Image) -> int:
     return orientation
 
 
-def train_transform(
-    encoded: bytes, size: int, scale: Sequence[float], max_pixels: int, rng: random.Random
-) -> torch.Tensor:
-    """A random crop of the given share of the area, aspect ratio 3/4 to 4/3, resized to `size` (arXiv:1409.4842).
+class _Scratch(threading.local):
+    """A thread's memory for a decoded JPEG: new memory for each would cost a twentieth of the time."""
 
-    [size, size, 3] uint8. Raises BadSample as `decode`; `rng` is drawn from the same for every kind of file.
+    def __init__(self) -> None:
+        self.memory = np.empty(0, np.uint8)
+
+    def of(self, size: int) -> NDArray[np.uint8]:
+        """At least `size` bytes, of which only those that are ever written take room."""
+        if self.memory.size < size:
+            self.memory = np.empty(size, np.uint8)
+        return self.memory
+
+
+_scratch = _Scratch()
+
+
+def train_transform(
+    encoded: bytes, scale: Sequence[float], max_pixels: int, rng: random.Random, out_SS3: torch.Tensor
+) -> None:
+    """A random crop of the given share of the area, aspect ratio 3/4 to 4/3, resized into `out_SS3` (arXiv:1409.4842).
+
+    `out_SS3` is contiguous uint8: a place in a batch, so that nothing has to be copied there. Raises BadSample as
+    `decode`; `rng` is drawn from the same for every kind of file.
     """
-    wh = _plain_jpeg(encoded, max_pixels)
+    wh = plain_jpeg(encoded, max_pixels)
     if wh is None:
         image = decode(encoded, max_pixels)
-        return _resized(np.array(image), _random_box(image.size, scale, rng), size)
+        _resize(np.array(image), _random_box(image.size, scale, rng), out_SS3)
+        return
     left, top, right, bottom = _random_box(wh, scale, rng)
     # The size at which the box is still no smaller than what is asked for; simplejpeg finds the DCT scale for it. Only
     # halves and less: libjpeg-turbo has no SIMD for 5/8 and the like, so that they take as long as the whole.
+    size = len(out_SS3)
     least = (math.ceil(w * size / side) for w, side in zip(wh, (right - left, bottom - top), strict=True))
     width, height = least
+    memory = _scratch.of(wh[0] * wh[1] * 3)
     try:
-        pixels = simplejpeg.decode_jpeg(encoded, min_width=width, min_height=height, min_factor=2)
+        pixels = simplejpeg.decode_jpeg(encoded, min_width=width, min_height=height, min_factor=2, buffer=memory)
     except ValueError as error:
         raise BadSample(f"image cannot be decoded: {' '.join(str(error).split())[:120]}") from None
     fx, fy = pixels.shape[1] / wh[0], pixels.shape[0] / wh[1]
-    return _resized(pixels, (round(left * fx), round(top * fy), round(right * fx), round(bottom * fy)), size)
+    _resize(pixels, (round(left * fx), round(top * fy), round(right * fx), round(bottom * fy)), out_SS3)
 
 
-def _plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
+def plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
     """(width, height) of a JPEG that needs no more than decoding; None for what Pillow has to look at."""
-    if not encoded.startswith(b"\xff\xd8\xff") or any(encoded.find(note, 0, _HEADERS) >= 0 for note in _TURNED):
+    if not encoded.startswith(b"\xff\xd8\xff") or not _upright(encoded):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
@@ -117,12 +138,32 @@ def _plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
     return (width, height) if colours in ("YCbCr", "Gray", "RGB") and width * height <= max_pixels else None
 
 
-def _resized(pixels: Pixels, box: tuple[int, int, int, int], size: int) -> torch.Tensor:
-    """The box of an image, resized: bicubic over all pixels that a new one covers, as Pillow's, in whole numbers."""
+def _upright(encoded: bytes) -> bool:
+    """Whether a JPEG's header has no place for a camera's note of the orientation; False if it is out of order, too."""
+    at = 2
+    while at + _SEGMENT.size <= len(encoded):
+        mark, kind, length = _SEGMENT.unpack_from(encoded, at)
+        if mark != 0xFF or kind == 0xFF:
+            return False
+        if kind == _SCAN:
+            return True
+        end = at + 2 + length
+        if kind == _APP1 and any(encoded.find(note, at, end) >= 0 for note in (b"Exif\0\0", b"tiff:Orientation")):
+            return False
+        at = end
+    return False
+
+
+def _resize(pixels: Pixels, box: tuple[int, int, int, int], out_SS3: torch.Tensor) -> None:
+    """The box of an image, resized: bicubic over all pixels that a new one covers, as Pillow's, in whole numbers.
+
+    What `F.interpolate(…, mode="bicubic", antialias=True)` computes; that one takes no memory to write to.
+    """
     left, top, right, bottom = box
-    cut_1hw3 = torch.from_numpy(pixels)[None, top:bottom, left:right]  # its strides say channels last to `interpolate`
-    out_13SS = F.interpolate(cut_1hw3.permute(0, 3, 1, 2), (size, size), mode="bicubic", antialias=True)
-    return out_13SS[0].permute(1, 2, 0)
+    cut_1hw3 = torch.from_numpy(pixels)[None, top:bottom, left:right]  # its strides say channels last to the filter
+    torch.ops.aten._upsample_bicubic2d_aa.out(
+        cut_1hw3.permute(0, 3, 1, 2), out_SS3.shape[:2], False, out=out_SS3[None].permute(0, 3, 1, 2)
+    )
 
 
 def _random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random) -> tuple[int, int, int, int]:

@@ -7,29 +7,31 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from clipx.data.remote import file_system, is_local, persist, read_whole, said
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage import file_system, is_local, persist, read_whole, said
+from clipx.url import check_url
 
 _RETRY_S = 30.0  # of listing, at the start of a run, where somebody watches
 
 
-def expand(pattern: str, key: str) -> list[str]:
-    """Shard URLs, in order. Raises ConfigError where a part of the pattern matches nothing.
+def expand(pattern: str, key: str, what: str = "shard") -> list[str]:
+    """URLs of shards, or of `what` else, in order. Raises ConfigError where a part of the pattern matches nothing.
 
     Parts are joined by `::`. `@list.txt` is a file with a part on each line; paths in it are relative to its folder.
     """
-    urls = [url for part in pattern.split("::") if part.strip() for url in _part(part.strip(), key)]
-    require(bool(urls), f"{key}={pattern} names no shard: give paths of tar files, e.g. {key}='/data/*.tar'")
+    urls = [url for part in pattern.split("::") if part.strip() for url in _part(part.strip(), key, what)]
+    require(bool(urls), f"{key}={pattern} names no {what}: give paths, or patterns of them in quotes")
     twice = [url for url, count in Counter(urls).items() if count > 1] if len(set(urls)) < len(urls) else []
-    require(not twice, f"{key}={pattern} names {', '.join(twice[:3])} twice: name each shard once")
+    require(not twice, f"{key}={pattern} names {', '.join(twice[:3])} twice: name each {what} once")
     return urls
 
 
-def _part(part: str, key: str) -> list[str]:
+def _part(part: str, key: str, what: str) -> list[str]:
     from braceexpand import braceexpand
 
+    check_url(key, part.removeprefix("@"))
     if part.startswith("@"):
-        return [url for line in _lines(part[1:], key) for url in _part(line, f"{key}={part}")]
+        return [url for line in _lines(part[1:], key) for url in _part(line, f"{key}={part}", what)]
     try:
         places = list(braceexpand(part))
     except ValueError as error:
@@ -37,7 +39,9 @@ def _part(part: str, key: str) -> list[str]:
     urls = []
     for place in places:
         found = _glob(place)
-        require(bool(found), f"{key}={place} matches no shard: check the path, and quote braces and stars in the shell")
+        require(
+            bool(found), f"{key}={place} matches no {what}: check the path, and quote braces and stars in the shell"
+        )
         urls += found
     return urls
 
@@ -50,7 +54,7 @@ def _lines(url: str, key: str) -> list[str]:
         reason = "it is not UTF-8" if isinstance(error, UnicodeError) else said(error)
         raise ConfigError(f"{key}=@{url} cannot be read ({reason}): give a text file with a URL on each line") from None
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    require(bool(lines), f"{key}=@{url} is empty: write a path or URL of a tar file on each line")
+    require(bool(lines), f"{key}=@{url} is empty: write a path or URL on each line")
     for line in lines:
         require(not line.startswith("@"), f"{key}=@{url} names another list, {line}: write the URLs into one list")
     folder = url.rpartition("/")[0] + "/" if "/" in url else ""

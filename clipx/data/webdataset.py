@@ -12,17 +12,31 @@ import tarfile
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from clipx.config import option
 from clipx.data import Dataset, DataSpec
-from clipx.data.index import CLS, IMAGE, JSON, TXT, caption_column, check_key, fingerprint, index_shards, load_table
-from clipx.data.remote import Access, File, Span, check_access, expect, fetch, is_local
-from clipx.data.source import Bad, BadSample, Sample, Source, caption_text, check_share, parse_label, split
+from clipx.data.cache import Access, File, Span, check_access
+from clipx.data.index import CLS, IMAGE, JSON, TXT, caption_columns, fingerprint, index_shards, load_table
+from clipx.data.remote import expect, fetch
+from clipx.data.source import (
+    Bad,
+    BadSample,
+    Sample,
+    Source,
+    caption_text,
+    caption_weights,
+    check_key,
+    check_share,
+    parse_label,
+    split,
+)
 from clipx.data.urls import expand
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage import is_local
 
 _DEFAULT_ACCESS = Access()
 _GAP = 1 << 16  # bytes between a sample's members that are cheaper to read than a second request
@@ -35,7 +49,9 @@ class WebDatasetSpec(DataSpec):
     shards: str | None = None  # path, brace pattern, glob, @list.txt or URL (s3://…); several joined by ::
     held_out_shards: str | None = None  # likewise, to evaluate on
     held_out_share: float = 0.05  # share of the samples held out where held_out_shards is not given; 0 for none
-    caption_key: str = "txt"  # the member txt, or a key of the json member: json.caption (text or list of texts)
+    # The member txt, or a key of the json member: json.caption (text or list of texts). Or several of these, each with
+    # its weight: {txt: 0.3, json.recaption: 0.7} draws among those that a sample has. OmegaConf has no type for either.
+    caption_key: Any = "txt"
     label_key: str | None = None  # the class of an image, for zero-shot: the member cls, or a key of json: json.label
     samples: int | None = None  # the published size, to compare with what is found
     retry_s: float = 120.0  # seconds that a read of a remote shard is tried again before the run ends
@@ -45,7 +61,7 @@ class WebDatasetSpec(DataSpec):
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
         check_share(self.held_out_share)
-        check_key("data.caption_key", self.caption_key, "txt")
+        caption_weights("data.caption_key", self.caption_key)
         check_key("data.label_key", self.label_key, "cls")
         check_access(self.retry_s, self.cache_gb)
 
@@ -82,7 +98,7 @@ class Shards:
     sizes: Sequence[int]
     bad: Sequence[Bad]
     fingerprint: str
-    caption_key: str
+    captions: dict[str, float]  # key -> weight
     label_key: str | None
     lengths: Sequence[int] = field(repr=False)  # bytes of each shard
     access: Access
@@ -91,17 +107,18 @@ class Shards:
 
     @classmethod
     def open(
-        cls, urls: Sequence[str], caption_key: str, label_key: str | None, access: Access = _DEFAULT_ACCESS
+        cls, urls: Sequence[str], caption_key: Any, label_key: str | None, access: Access = _DEFAULT_ACCESS
     ) -> Shards:
         """Indexes what is not indexed yet, with progress. Raises DataError where there is no sample at all."""
-        indices = index_shards(urls, caption_column(caption_key), access.retry_s)
+        captions = caption_weights("data.caption_key", caption_key)
+        indices = index_shards(urls, *caption_columns(captions), retry_s=access.retry_s)
         sizes = [index.samples for index in indices]
         bad = [item for index in indices for item in index.bad]
         if not sum(sizes):
             reasons = f"; {bad[0].key}: {bad[0].reason}" if bad else ""
             raise DataError(
                 f"{len(urls)} shards, from {urls[0]}, hold no sample with an image and a caption "
-                f"(data.caption_key={caption_key}){reasons}"
+                f"(data.caption_key={' or '.join(captions)}){reasons}"
             )
         return cls(
             urls=urls,
@@ -109,8 +126,8 @@ class Shards:
             tables=[index.table for index in indices],
             sizes=sizes,
             bad=bad,
-            fingerprint=fingerprint(caption_key, label_key, indices),
-            caption_key=caption_key,
+            fingerprint=fingerprint(captions, label_key, indices),
+            captions=captions,
             label_key=label_key,
             lengths=[index.size for index in indices],
             access=access,
@@ -136,10 +153,10 @@ class Shards:
         file, wanted = self._wanted(index)
         contents = _read(file, list(wanted.values()))
         found = dict(zip(wanted, contents, strict=True))
-        meta = _json(found.get(JSON, b"")) if JSON in self._columns() else {}
-        captions = [caption_text(found[TXT])] if self.caption_key == "txt" else _captions(meta, self.caption_key)
-        label = None if self.label_key is None else _label(found.get(CLS, b""), meta, self.label_key)
-        return Sample(found[IMAGE], captions, label)
+        by_key = _by_key(found, self.captions)
+        label = None if self.label_key is None else _label(found, self.label_key)
+        captions = [caption for _, held in by_key for caption in held]
+        return Sample(found[IMAGE], captions, label, by_key if len(self.captions) > 1 else ())
 
     def expect(self, indices: Sequence[int]) -> None:
         """These samples will be read soon: those of remote shards are asked for at once."""
@@ -152,14 +169,14 @@ class Shards:
         """Where a sample is: its file, and the span of each of its members that is needed, by column."""
         shard, row = self._place(index)
         members: list[Span] = [tuple(span) for span in load_table(self.tables[shard])[row].tolist()]
-        return self._file(shard), {c: members[c] for c in self._columns() if members[c][1] >= 0}
+        return self._file(shard), {c: members[c] for c in self._columns() if members[c][1] > 0}
 
     def _file(self, shard: int) -> File:
         return File(self.urls[shard], Path(self.tables[shard]).stem, self.lengths[shard], self.access)
 
     def _columns(self) -> set[int]:
-        named = {"txt": TXT, "cls": CLS, None: IMAGE}
-        return {IMAGE, named.get(self.caption_key, JSON), named.get(self.label_key, JSON)}
+        labels = {None: IMAGE, "cls": CLS}
+        return {IMAGE, *caption_columns(self.captions), labels.get(self.label_key, JSON)}
 
 
 def _check_cache(shards: Shards, cache_gb: float, window: int) -> None:
@@ -182,6 +199,7 @@ def _check_cache(shards: Shards, cache_gb: float, window: int) -> None:
     )
 
 
+@lru_cache(maxsize=1)  # a sample's captions and label may all be in its one
 def _json(encoded: bytes) -> dict[str, Any]:
     try:
         meta = json.loads(encoded)
@@ -192,9 +210,24 @@ def _json(encoded: bytes) -> dict[str, Any]:
     return meta
 
 
-def _captions(meta: dict[str, Any], caption_key: str) -> Sequence[str]:
-    """Those that can be used, where there are several."""
-    value = meta.get(caption_key.removeprefix("json."))
+def _by_key(found: dict[int, bytes], weights: dict[str, float]) -> list[tuple[float, Sequence[str]]]:
+    """(weight, captions) of each key that has one. Raises BadSample where none has."""
+    by_key, faults = list[tuple[float, Sequence[str]]](), []
+    for key, weight in weights.items():
+        try:
+            by_key.append((weight, _captions(found, key)))
+        except BadSample as error:
+            faults.append(str(error))
+    if not by_key:
+        raise BadSample("; ".join(dict.fromkeys(faults)))
+    return by_key
+
+
+def _captions(found: dict[int, bytes], caption_key: str) -> Sequence[str]:
+    """Those of a key that can be used. Raises BadSample where there is none."""
+    if caption_key == "txt":
+        return [caption_text(found.get(TXT, b""))]
+    value = _json(found.get(JSON, b"")).get(caption_key.removeprefix("json."))
     texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
     captions, fault = [], f"caption is missing: {caption_key} holds no text"
     for text in texts:
@@ -207,8 +240,10 @@ def _captions(meta: dict[str, Any], caption_key: str) -> Sequence[str]:
     return captions
 
 
-def _label(cls_member: bytes, meta: dict[str, Any], label_key: str) -> int | str:
-    value = cls_member.decode("utf-8", "replace") if label_key == "cls" else meta.get(label_key.removeprefix("json."))
+def _label(found: dict[int, bytes], label_key: str) -> int | str:
+    if label_key == "cls":
+        return parse_label(found.get(CLS, b"").decode("utf-8", "replace"))
+    value = _json(found.get(JSON, b"")).get(label_key.removeprefix("json."))
     if isinstance(value, int):
         return int(value)
     if not isinstance(value, str):

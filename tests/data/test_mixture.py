@@ -16,10 +16,10 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from samples import Numbers, encode, picture
+from samples import Numbers, encode, img2dataset, picture, write_tar
 from support import VIT, run, torchrun
 
-from clipx.config import compose, from_dict, to_dict
+from clipx.config import CONF_DIR, compose, from_dict, to_dict
 from clipx.data import Classes
 from clipx.data.loader import View, train_loader
 from clipx.data.mixture import MixedOrder, Mixture, _classes
@@ -230,14 +230,61 @@ REFUSED = [
         ["data.weight=3"],
         "data.weight=3.0 has no effect on a mixture: each source has its own, data.sources.NAME.weight",
     ),
-]
+    *(
+        (
+            [f"data.sources.big.{key}={value}"],
+            f"data.sources.big.{key}={value} has no effect on a source of a mixture: leave it out, and give {key} to "
+            "data itself",
+        )
+        for key, value in {
+            "batch_size": 128, "micro_batches": 2, "workers": 0, "prefetch": 5, "crop_scale": [0.5, 1.0],
+            "max_pixels": 1000, "max_bad_share": 0.5,
+        }.items()
+    ),
+    (
+        ["data.sources.big.shuffle_window=-1"],
+        "data.sources.big.shuffle_window=-1 must be at least 1 sample",
+    ),
+    (
+        ["data.sources.small.batch_size=101", "data.sources.small.micro_batches=2"],
+        "data.sources.small.batch_size=101 is not divisible by data.sources.small.micro_batches=2: use a batch of 100 "
+        "or 102, or 1 or 101 micro-batches",
+    ),
+    (
+        [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.min_side=-4"],
+        "data.sources.inner.sources.x.min_side=-4 is negative: give 0 for no limit, or more",
+    ),
+    (
+        [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.weight=0"],
+        "data.sources.inner.sources.x.weight=0 must be above 0: to draw nothing from it, leave it out",
+    ),
+    (
+        [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.workers=9"],
+        "data.sources.inner.sources.x.workers=9 has no effect on a source of a mixture: leave it out, and give workers "
+        "to data itself",
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[overrides[0] for overrides, _ in REFUSED])
+@pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[overrides[-1] for overrides, _ in REFUSED])
 def test_what_is_refused_is_told_in_one_line(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*TWO, *overrides)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (CONF_DIR / "data").glob("*.yaml")])
+def test_every_option_can_be_a_source(name: str) -> None:
+    spec = compose("data=mixture", f"{ADD}a={name}")
+    assert spec.data.batch_size == 256, "the mixture's, not the recipe's of the source"
+    assert from_dict(RunSpec, to_dict(spec)) == spec
+
+
+def test_a_saved_mixture_names_a_sources_keys_as_well() -> None:
+    saved = to_dict(compose(*TWO))
+    saved["data"]["sources"]["big"]["shuffle_window"] = 0
+    with pytest.raises(ConfigError, match=r"^data\.sources\.big\.shuffle_window=0 must be at least 1 sample$"):
+        from_dict(RunSpec, saved)
 
 
 def test_a_source_is_drawn_as_it_says_itself() -> None:
@@ -337,11 +384,12 @@ def test_a_resumed_run_is_bit_for_bit_one_that_never_stopped_and_counts_by_sourc
 
 
 def test_other_weights_are_another_run_and_another_cache_is_not(tmp_path: Path, table: Path) -> None:
-    run_dir = tmp_path / "run"
-    Trainer(small(table, f"run_dir={run_dir}", "duration=1st", "schedule.warmup=0st")).fit()
+    run_dir, shard = tmp_path / "run", write_tar(tmp_path / "a.tar", img2dataset(range(9)))
+    sources = (f"{ADD}remote=webdataset", f"data.sources.remote.shards={shard}", f"run_dir={run_dir}")
+    Trainer(small(table, *sources, "duration=1st", "schedule.warmup=0st")).fit()
     with pytest.raises(CheckpointError, match=r"another run \(data\.sources\.scenes\.weight: 3\.0 -> 4\.0\)"):
-        Trainer(small(table, f"run_dir={run_dir}", "resume=auto", "data.sources.scenes.weight=4"))
-    Trainer(small(table, f"run_dir={run_dir}", "resume=auto", "data.sources.scenes.workers=7"))
+        Trainer(small(table, *sources, "resume=auto", "data.sources.scenes.weight=4"))
+    Trainer(small(table, *sources, "resume=auto", "data.sources.remote.cache_gb=7"))
 
 
 @pytest.mark.slow

@@ -25,7 +25,8 @@ from samples import captions, encode, img2dataset, jpeg, picture, read_all, writ
 from support import run
 
 from clipx.data.csv import CsvSpec
-from clipx.data.prepare import PrepareSpec, Resize, prepare, resize
+from clipx.data.prepare import PrepareSpec, prepare
+from clipx.data.resize import Resize
 from clipx.data.source import Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec
@@ -191,59 +192,6 @@ def test_an_image_of_too_many_pixels_is_dropped(tmp_path: Path) -> None:
     assert dropped(tmp_path / "out") == {"001.jpg": "image has 200x200 pixels, more than data.max_pixels=10000"}
 
 
-# ------------------------------------------------------------------------------------------------------- resizing
-
-
-@pytest.mark.parametrize(
-    ("mode", "large", "small"),
-    [
-        (Resize.no, None, None),
-        (Resize.border, (100, 100), (100, 100)),
-        (Resize.keep_ratio, (200, 100), (200, 100)),
-        (Resize.keep_ratio_largest, (100, 50), (100, 50)),
-        (Resize.center_crop, (100, 100), (100, 100)),
-    ],
-)
-def test_images_are_resized_as_img2dataset_does(mode: Resize, large: Any, small: Any) -> None:
-    def size(width: int, height: int, only_shrink: bool) -> Any:
-        how = {} if mode is Resize.no else {"size": 100, "only_shrink": only_shrink}
-        spec = PrepareSpec(source="a", out="b", resize=mode, **how)  # type: ignore[arg-type]
-        found = resize(picture(width, height), spec)
-        return None if found is None else found.size
-
-    assert size(400, 200, True) == large
-    assert size(400, 200, False) == large
-    assert size(40, 20, True) is None
-    assert size(40, 20, False) == small
-
-
-def test_a_border_is_white_and_a_crop_is_the_middle() -> None:
-    image = Image.new("RGB", (400, 200), "red")
-    image.paste("blue", (100, 0, 300, 200))
-    spec = functools.partial(PrepareSpec, source="a", out="b", size=100)
-    border = resize(image, spec(resize=Resize.border))
-    assert border is not None
-    assert [border.getpixel(xy) for xy in ((50, 5), (5, 50), (50, 50), (50, 95))] == [
-        (255,) * 3,
-        (255, 0, 0),
-        (0, 0, 255),
-        (255,) * 3,
-    ]
-    crop = resize(image, spec(resize=Resize.center_crop))
-    assert crop is not None
-    assert {crop.getpixel(xy) for xy in ((8, 8), (91, 91), (50, 50))} == {(0, 0, 255)}
-
-
-def test_the_quality_is_that_of_the_jpeg(tmp_path: Path) -> None:
-    images(tmp_path, 1, (300, 300))
-    path = table(tmp_path, [("000.jpg", "a")])
-    sizes = [
-        len(made(path, tmp_path / f"q{q}", resize=Resize.keep_ratio, size=100, quality=q).read(0).image)
-        for q in (30, 95)
-    ]
-    assert sizes[0] < sizes[1] / 2
-
-
 # -------------------------------------------------------------------------------------------------- other readers
 
 
@@ -381,11 +329,14 @@ def test_another_source_or_other_options_want_another_folder(tmp_path: Path) -> 
     ("options", "message"),
     [
         ({"source": "nowhere.csv"}, r"source=nowhere.csv is neither a file nor a folder: check the path"),
-        ({"source": "{}"}, r"source=\S+ holds no .jpg, .jpeg, .png, .webp: give a folder of images"),
+        ({"source": "{}"}, r"source=\S+ holds no .jpg, .jpeg, .png, .webp, .csv, .tsv, .parquet: give a folder that does"),
         ({"size": 64}, r"size=64, only_shrink=True and quality=95 say how to resize, and resize=no keeps images as they are"),
         ({"size": 0}, r"size=0 must be at least 1 pixel"),
         ({"quality": 0}, r"quality=0 must lie in \[1, 100\]"),
         ({"samples_per_shard": 0}, r"samples_per_shard=0 must be at least 1"),
+        ({"retry_s": -1.0}, r"retry_s=-1.0 is negative: give 0, to try once"),
+        ({"source": "{}/*.nosuch"}, r"source=\S+/\*.nosuch matches no file: check the path"),
+        ({"source": "::"}, r"source=:: names no file: give paths, or patterns"),
         ({"processes": -1}, r"processes=-1 is negative"),
         ({"separator": "::"}, r"separator='::' must be one character"),
         ({"source": "{}/table.csv", "caption_column": "text"}, r"^caption_column=text is not a column of \S+: it has filepath, caption; name one"),

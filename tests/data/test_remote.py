@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import http.server
-import itertools
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,85 +16,54 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import s3fs
-from s3server import KEY, SECRET, VENV, FaultyProxy, free_ports, install, serving
+from s3server import FaultyProxy, admin, forget_sessions
 from samples import captions, img2dataset, read_all, write_tar
 from support import run
 
-from clipx.data import remote
+from clipx.data import cache, remote
+from clipx.data.cache import Access, File
 from clipx.data.index import TXT, index_shards
 from clipx.data.loader import Batch, View, train_loader
 from clipx.data.order import Order
-from clipx.data.remote import Access, File, expect, fetch, persist, read_whole, sequential
+from clipx.data.remote import expect, fetch, sequential
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import Shards, WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
+from clipx.storage import BLOCK, is_final, persist, read_whole
 
 SIZES = (6, 9, 5)
-_bucket = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if "CLIPX_TEST_S3" in os.environ:
-        yield os.environ["CLIPX_TEST_S3"]
-        return
-    try:
-        install(VENV)
-    except (subprocess.SubprocessError, OSError) as error:
-        pytest.skip(f"no S3 server can be installed here: {error}")
-    with serving(VENV, tmp_path_factory.mktemp("s3"), free_ports(4)) as address:
-        yield address
 
 
 @pytest.fixture
-def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
-    """What clipx reads through. Short time-outs, and a cache of the test's own."""
-    proxy = FaultyProxy(int(endpoint.rpartition(":")[2]))
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": proxy.endpoint,
-        "CLIPX_CACHE": str(tmp_path / "cache"),
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(remote, "_READ_S", 1)
-    monkeypatch.setattr(remote, "_DELAY_S", (0.05, 0.5))
+def proxy(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
+    """With a cache of the test's own."""
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     forget()
     yield proxy
-    proxy.close()
     forget()
 
 
 def forget() -> None:
     """What fsspec and clipx keep for a process."""
-    fsspec.config.conf.pop("s3", None)
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_sessions()
     remote._ahead.cache_clear()
-    remote._cache_dir.cache_clear()
+    cache._background.cache_clear()
+    cache._cache_dir.cache_clear()
 
 
 @pytest.fixture
-def bucket(proxy: FaultyProxy, endpoint: str, tmp_path: Path) -> str:
+def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -> str:
     """Three shards in a bucket of the test's own, and the same in tmp_path/local. It was never read by clipx."""
-    name = f"clipx-{os.getpid()}-{next(_bucket)}"
     start = 0
     for k, size in enumerate(SIZES):
         write_tar(tmp_path / "local" / f"{k:05d}.tar", img2dataset(range(start, start + size)))
         start += size
-    fs = s3fs.S3FileSystem(endpoint_url=endpoint, skip_instance_cache=True)
-    fs.mkdir(name)
+    fs = admin(endpoint)
     for path in sorted((tmp_path / "local").iterdir()):
-        fs.put_file(str(path), f"{name}/{path.name}")
+        fs.put_file(str(path), f"{own_bucket}/{path.name}")
     proxy.requests = 0
-    return f"s3://{name}"
-
-
-def admin(endpoint: str) -> s3fs.S3FileSystem:
-    """Past the proxy."""
-    return s3fs.S3FileSystem(endpoint_url=endpoint, skip_instance_cache=True)
+    return own_bucket
 
 
 def opened(url: str, **options: float) -> Source:
@@ -188,7 +155,7 @@ def test_indexing_reads_blocks_and_not_headers(bucket: str, proxy: FaultyProxy) 
 
 
 def test_of_a_file_with_large_members_the_headers_are_read(bucket: str, endpoint: str, tmp_path: Path) -> None:
-    size = 4 * remote.BLOCK + 100
+    size = 4 * BLOCK + 100
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
         file.seek(size - 3)
@@ -211,7 +178,7 @@ def test_any_file_system_of_fsspec_will_do(tmp_path: Path, monkeypatch: pytest.M
 def test_a_server_that_knows_no_ranges_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's own web server sends the whole file."""
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
-    write_tar(tmp_path / "a.tar", [("x.npy", bytes(remote.BLOCK)), *img2dataset(range(4))])
+    write_tar(tmp_path / "a.tar", [("x.npy", bytes(BLOCK)), *img2dataset(range(4))])
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -351,7 +318,7 @@ class _Answered(Exception):
     ("status", "final"), [(401, True), (403, True), (416, True), (429, False), (408, False), (502, False)]
 )
 def test_answers_of_http_are_final_or_not(status: int, final: bool) -> None:
-    assert remote.is_final(_Answered(status)) == final
+    assert is_final(_Answered(status)) == final
 
 
 def _raise(error: Exception) -> None:
@@ -466,26 +433,26 @@ def test_the_cache_keeps_its_limit_by_forgetting_what_was_used_longest_ago(bucke
         for k, index in enumerate(found)
     ]
     for k in (0, 1):
-        remote._store(files[k], remote._place(files[k]))
-    os.utime(remote._place(files[0]), (1, 1))
-    os.utime(remote._place(files[1]), (2, 2))
+        cache.store(files[k])
+    os.utime(files[0].place, (1, 1))
+    os.utime(files[1].place, (2, 2))
     fetch(files[0], 0, 512)  # used now
-    remote._store(files[2], remote._place(files[2]))
-    assert [remote._place(file).exists() for file in files] == [True, False, True]
+    cache.store(files[2])
+    assert [file.place.exists() for file in files] == [True, False, True]
     assert sum(p.stat().st_size for p in (tmp_path / "own").iterdir()) <= limit
     for k in (0, 2):
-        assert remote._place(files[k]).read_bytes() == (tmp_path / "local" / f"{k:05d}.tar").read_bytes()
+        assert files[k].place.read_bytes() == (tmp_path / "local" / f"{k:05d}.tar").read_bytes()
     expect("a reader", [(file, (0, 512)) for file in files])
     assert waiting() == 1, "only the one that is not cached"
 
 
 def test_what_a_killed_process_left_is_cleared(bucket: str) -> None:
     file = far_file(bucket, cache_bytes=10**9)
-    place = remote._place(file)
-    dead = place.with_name("dead.part")
+    place = file.place
+    dead = place.with_name(f"{0:032x}.part")
     dead.write_bytes(bytes(100))
     place.with_suffix(".part").write_bytes(bytes(100))  # of this very shard
-    remote._store(file, place)
+    cache.store(file)
     assert (dead.exists(), place.with_suffix(".part").exists()) == (False, False)
     assert place.stat().st_size == file.size
 
@@ -494,7 +461,7 @@ def test_processes_fetch_a_shard_once(bucket: str, proxy: FaultyProxy, tmp_path:
     file = far_file(bucket, cache_bytes=10**9)
     proxy.set("slow", 0.5)
     proxy.requests = 0
-    threads = [threading.Thread(target=remote._store, args=(file, remote._place(file))) for _ in range(4)]
+    threads = [threading.Thread(target=cache.store, args=(file,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -505,20 +472,20 @@ def test_processes_fetch_a_shard_once(bucket: str, proxy: FaultyProxy, tmp_path:
 
 def test_a_kill_while_fetching_leaves_no_wrong_file(bucket: str, proxy: FaultyProxy) -> None:
     file = far_file(bucket, cache_bytes=10**9)
-    remote._place(file)
+    _ = file.place.parent
     proxy.set("hang")
     child = os.fork()
     if child == 0:
-        remote._store(file, remote._place(file))
+        cache.store(file)
         os._exit(0)
-    part = remote._place(file).with_suffix(".part")
+    part = file.place.with_suffix(".part")
     while not part.exists() or part.stat().st_size == 0:
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert cached() == []
     proxy.set("up")
-    remote._store(file, remote._place(file))
+    cache.store(file)
     assert cached() == [f"{file.version}.tar"]
     assert not part.exists()
 

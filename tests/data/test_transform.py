@@ -8,6 +8,7 @@ import struct
 import time
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -291,7 +292,9 @@ def test_the_same_random_numbers_give_the_same_box() -> None:
 
 
 def trained(encoded: bytes, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
-    return train_transform(encoded, size, scale, LIMIT, random.Random(seed)).numpy().astype(int)
+    out = torch.empty(size, size, 3, dtype=torch.uint8)
+    train_transform(encoded, scale, LIMIT, random.Random(seed), out)
+    return out.numpy().astype(int)
 
 
 def by_torchvision(image: Image.Image, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
@@ -332,6 +335,36 @@ def test_a_turned_jpeg_is_upright_in_training(orientation: int) -> None:
     assert np.abs(trained(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2
 
 
+def segment(kind: int, content: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, kind, len(content) + 2) + content
+
+
+def exif_of(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif.tobytes()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        pytest.param(segment(0xE1, exif_of(6)), id="exif"),
+        pytest.param(segment(0xE2, bytes(65_000)) * 6 + segment(0xE1, exif_of(6)), id="behind a long profile"),
+        pytest.param(segment(0xFE, b"\xff\xda") + segment(0xE1, exif_of(6)), id="behind what looks like a scan"),
+        pytest.param(b"\xff\xff" + segment(0xE1, exif_of(6)), id="behind padding"),
+        pytest.param(
+            segment(0xE1, b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'),
+            id="xmp",
+        ),
+    ],
+)
+def test_a_note_of_the_orientation_is_found_wherever_it_stands(header: bytes) -> None:
+    plain = encode(picture(90, 60), "JPEG")
+    encoded = plain[:2] + header + plain[2:]
+    assert decode(encoded, LIMIT).size == (60, 90)
+    assert np.abs(trained(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2
+
+
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_a_jpeg_of_other_colours_is_rgb_in_training(mode: str) -> None:
     encoded = encode(picture(90, 60).convert(mode), "JPEG", quality=95)
@@ -343,7 +376,7 @@ def test_a_cut_jpeg_and_one_of_too_many_pixels_are_bad_in_training() -> None:
     with pytest.raises(BadSample, match="image cannot be decoded"):
         trained(encoded[: len(encoded) // 2], 32, 0)
     with pytest.raises(BadSample, match="image has 300x200 pixels, more than data.max_pixels=59999"):
-        train_transform(encoded, 32, (0.9, 1.0), 59_999, random.Random(0))
+        train_transform(encoded, (0.9, 1.0), 59_999, random.Random(0), torch.empty(32, 32, 3, dtype=torch.uint8))
 
 
 EVAL_SIZES = [
@@ -388,8 +421,24 @@ def test_an_extreme_panorama_takes_neither_time_nor_memory(size: tuple[int, int]
     assert time.perf_counter() - start < 2
 
 
-def test_views_are_uint8_of_the_asked_size() -> None:
-    training = train_transform(encode(picture(40, 30), "JPEG"), 24, (0.9, 1), LIMIT, random.Random(0)).numpy()
-    for view in (eval_transform(picture(40, 30), 24), training):
-        assert view.dtype == np.uint8
-        assert view.shape == (24, 24, 3)
+def test_the_evaluation_view_is_uint8_of_the_asked_size() -> None:
+    view = eval_transform(picture(40, 30), 24)
+    assert view.dtype == np.uint8
+    assert view.shape == (24, 24, 3)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_crop_is_written_to_its_place_in_a_batch_and_nowhere_else(kind: str) -> None:
+    encoded = encode(picture(300, 200), kind)
+    batch = torch.full((3, 48, 48, 3), 7, dtype=torch.uint8)
+    train_transform(encoded, (0.5, 1.0), LIMIT, random.Random(3), batch[1])
+    assert (batch[1].numpy() == trained(encoded, 48, 3)).all()
+    assert (batch[::2] == 7).all()
+
+
+def test_threads_decode_at_the_same_time() -> None:
+    files = [encode(picture(40 * i, 30 * i), "JPEG") for i in range(4, 12)] * 8
+    alone = [trained(encoded, 48, 1) for encoded in files]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda encoded: trained(encoded, 48, 1), files))
+    assert all((one == other).all() for one, other in zip(alone, together, strict=True))

@@ -1,6 +1,6 @@
 """A real S3 server on loopback (OpenStack Swift with its s3api), and a proxy before it that injects faults.
 
-`python tests/data/s3server.py install VENV` and `… serve VENV FOLDER PORT` are for .ci/run; without CLIPX_TEST_S3, the
+`python tests/s3server.py install VENV` and `… serve VENV FOLDER PORT` are for .ci/run; without CLIPX_TEST_S3, the
 endpoint of a server that runs already, the fixtures install it into .venv-s3 of the checkout and start it themselves.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
 import pwd
 import signal
@@ -22,10 +23,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import s3fs
 
 KEY, SECRET = "test:tester", "testing"
-VENV = Path(__file__).parents[2] / ".venv-s3"
+VENV = Path(__file__).parents[1] / ".venv-s3"
 _PARTS = ("object", "container", "account")
+_number = itertools.count()
 _FILTERS = ("catch_errors", "gatekeeper", "listing_formats", "bulk", "copy", "slo", "dlo", "symlink")
 
 
@@ -229,6 +237,65 @@ class FaultyProxy:
 
 
 _NAMES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}
+
+
+# ---------------------------------------------------------------------------------------- fixtures, of all tests
+
+
+@pytest.fixture(scope="session")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if "CLIPX_TEST_S3" in os.environ:
+        yield os.environ["CLIPX_TEST_S3"]
+        return
+    try:
+        install(VENV)
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"no S3 server can be installed here: {error}")
+    with serving(VENV, tmp_path_factory.mktemp("s3"), free_ports(4)) as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """What clipx, in this process and those it starts, reaches S3 through. Short time-outs."""
+    proxy = FaultyProxy(int(endpoint.rpartition(":")[2]))
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": proxy.endpoint,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("clipx.storage._READ_S", 1)
+    monkeypatch.setattr("clipx.storage._DELAY_S", (0.05, 0.5))
+    forget_sessions()
+    yield proxy
+    proxy.close()
+    forget_sessions()
+
+
+@pytest.fixture
+def own_bucket(endpoint: str, proxy: FaultyProxy) -> str:
+    """The URL of an empty bucket of the test's own."""
+    name = f"clipx-{os.getpid()}-{next(_number)}"
+    admin(endpoint).mkdir(name)
+    return f"s3://{name}"
+
+
+def admin(endpoint: str) -> s3fs.S3FileSystem:
+    """Past the proxy."""
+    import s3fs
+
+    return s3fs.S3FileSystem(endpoint_url=endpoint, skip_instance_cache=True, use_listings_cache=False)
+
+
+def forget_sessions() -> None:
+    """What fsspec keeps for a process."""
+    import fsspec
+    import s3fs
+
+    fsspec.config.conf.pop("s3", None)
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 if __name__ == "__main__":
