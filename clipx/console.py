@@ -90,7 +90,7 @@ def _line(row: Row, total_steps: int, eta: float) -> str:
     parts = [
         f"step {int(row['step'])}/{total_steps}",
         f"epoch {row['epoch']:.2f}",
-        f"loss {row['train/loss']:.4f}",
+        f"loss {row['train/loss']:.4f}" if "train/loss" in row else "left out",  # no step of the interval was made
         f"{row['train/samples_per_second']:,.0f} samples/s ({row['train/samples_per_second_per_device']:,.0f}/device)",
         f"data wait {row['train/data_wait_share']:.0%}",
         f"lr {row['train/lr']:.2e}",

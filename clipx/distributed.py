@@ -1,24 +1,29 @@
 """One process or many: who am I, how do ranks talk. Science code sees `comm.gather(x)`, never a rank.
 
-Start order: RANK and WORLD_SIZE (torchrun, MPI wrappers that export them), then a SLURM step of more than one task,
-then a single process. The rendezvous is always env://.
+`clipx.place` knows who started this process, `clipx.rendezvous` how it finds the others.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 from clipx.config import option
-from clipx.errors import ClipxError, ConfigError, require
+from clipx.errors import ClipxError, ConfigError, PeerLost, require
 from clipx.lazy import dist, torch
+from clipx.place import Place, cores, find_place, node_name
+from clipx.same import code_version, digest, odd_ones
 
 T = TypeVar("T")
+
+_DAY_S = 86_400.0
+# What torch.accelerator has, in torch itself or by a package of the vendor's.
+_DEVICES = ("auto", "cpu", "cuda", "xpu", "hpu", "npu", "mps", "mtia", "mlu", "musa")
+_BACKEND = re.compile(r"\w+|\w+:\w+(,\w+:\w+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,14 @@ class Comm:
         out = x.clone()
         dist.all_reduce(out)
         return out
+
+    def max(self, *values: int) -> tuple[int, ...]:
+        """The largest that any rank has of each, on all ranks. One collective, and a look from the host."""
+        if self.world == 1:
+            return values
+        out = torch.tensor(values, device=self.device)
+        dist.all_reduce(out, dist.ReduceOp.MAX)
+        return tuple(out.tolist())
 
     def average_gradients(self, module: torch.nn.Module) -> None:
         """Averages the gradients of a module that data parallelism does not wrap, in one collective."""
@@ -100,6 +113,26 @@ class Comm:
             raise value
         return cast("T", value)
 
+    def agree(self, **facts: str | dict[str, Any]) -> None:
+        """Raises ConfigError, on all ranks, where a fact is not the same on all: a text, or plain values by key.
+
+        Names the ranks that differ and their hosts. One gather of short hashes.
+        """
+        if self.world == 1:
+            return
+        own = {name: digest(value) for name, value in facts.items()}
+        gathered = self.gather_objects((node_name(), own))
+        hosts = [host for host, _ in gathered]
+        for name, fact in facts.items():
+            if all(digests[name] == own[name] for _, digests in gathered):
+                continue
+            values = [v if isinstance(v, dict) else {name: v} for v in self.gather_objects(fact)]
+            keys = dict.fromkeys(key for value in values for key in value)
+            told = (odd_ones(key, [value.get(key, "none") for value in values], hosts) for key in keys)
+            raise ConfigError(
+                f"{'; '.join(filter(None, told))}: start all ranks by the same command, with the same files and data"
+            )
+
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier()
@@ -112,70 +145,121 @@ class Comm:
 @option("distributed")
 @dataclass(kw_only=True, slots=True)
 class DistributedSpec:
-    """Process group and device. The same under plain python, torchrun and srun."""
+    """Process group and device. The same under plain python, torchrun, srun, submitit and MPI."""
 
     kind: str = "auto"
-    device: str = "auto"  # auto (cuda where there is one), cpu, cuda
-    backend: str = "auto"  # auto (nccl on cuda, gloo on cpu) or the name of a torch.distributed backend
-    timeout_s: float = 600.0  # a rank that does not answer for this long is an error
+    device: str = "auto"  # auto (an accelerator where there is one), cpu, or an accelerator: cuda, xpu, hpu, npu, …
+    backend: str = "auto"  # auto (torch's own for the device: nccl on cuda, gloo on cpu) or torch.distributed's name
+    rendezvous_s: float = 300.0  # that ranks wait for each other at the start, from the first to the last
+    timeout_s: float = 600.0  # a collective in which a rank does not answer for this long is an error
+    # No step, nor progress of an evaluation or a checkpoint, for this long ends the process with its stacks; 0: never.
+    # Longer than timeout_s, so that the ranks that wait for another can name it first.
+    watchdog_s: float = 1800.0
+    # Of torch's on the CPU, in each rank. null: OMP_NUM_THREADS where it is set (torchrun sets 1), else ranks that may
+    # use the same cores share them.
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         require(
-            self.device in ("auto", "cpu", "cuda"),
-            f"distributed.device={self.device} is not a device: choose from auto, cpu, cuda",
+            self.device in _DEVICES,
+            f"distributed.device={self.device} is not a device: choose from {', '.join(_DEVICES)}",
         )
-        require(self.timeout_s > 0, f"distributed.timeout_s={self.timeout_s} must be above 0 s: the default is 600")
+        require(
+            _BACKEND.fullmatch(self.backend) is not None,
+            f"distributed.backend={self.backend} is not a backend: give auto, or a name as nccl or cpu:gloo,cuda:nccl",
+        )
+        for name, default in (("rendezvous_s", 300), ("timeout_s", 600)):
+            seconds = getattr(self, name)
+            require(
+                0 < seconds <= _DAY_S,
+                f"distributed.{name}={seconds} must be above 0 s and at most a day: the default is {default}",
+            )
+        require(self.watchdog_s >= 0, f"distributed.watchdog_s={self.watchdog_s} must be 0 s or more: 0 turns it off")
+        require(
+            self.threads is None or self.threads >= 1,
+            f"distributed.threads={self.threads} must be at least 1: null shares the cores among the ranks of a host",
+        )
 
     def build(self) -> Comm:
-        """Joins the process group. Raises ConfigError where the device is not there."""
-        rank, world, local_rank = _place()
-        device = self._device(local_rank)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        if world > 1 and not dist.is_initialized():
-            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(
-                backend if self.backend == "auto" else self.backend,
-                rank=rank,
-                world_size=world,
-                timeout=timedelta(seconds=self.timeout_s),
-                device_id=device if device.type == "cuda" else None,
-            )
-        return Comm(rank, world, local_rank, device)
+        """Finds the other ranks and joins the process group.
+
+        Raises ConfigError where the environment makes no sense, the device or the backend is not there, or the ranks
+        run different things; PeerLost, which names them, where some do not come.
+        """
+        place = find_place()
+        device = self._device(place.local_rank)
+        if device.type != "cpu":
+            torch.accelerator.set_device_index(device)
+        sharing = 1
+        if place.world > 1 and not dist.is_initialized():
+            sharing = self._join(place, device)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        elif sharing > 1 and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, cores() // sharing))
+        return Comm(place.rank, place.world, place.local_rank, device)
 
     def _device(self, local_rank: int) -> torch.device:
-        count = torch.cuda.device_count()
-        if self.device == "cpu" or (self.device == "auto" and count == 0):
+        """Of those that this process sees, which may be all of the host's or its own alone."""
+        found = torch.accelerator.current_accelerator(check_available=True)
+        if self.device == "cpu" or (self.device == "auto" and found is None):
             return torch.device("cpu")
+        if found is None or self.device not in ("auto", found.type):
+            name = {"cuda": "CUDA"}.get(self.device, self.device)
+            there = "" if found is None else f" (torch {torch.__version__} has {found.type})"
+            raise ConfigError(
+                f"distributed.device={self.device} but no {name} device is visible{there}: use distributed=cpu, or "
+                "check the driver"
+            )
+        count = torch.accelerator.device_count()
         require(
-            count > 0, "distributed.device=cuda but no CUDA device is visible: use distributed=cpu, or check the driver"
+            count == 1 or local_rank < count,
+            f"local rank {local_rank} has no {found.type} device of its own, {node_name()} shows it {count}: start as "
+            "many processes on a host as it has devices, or give each process one",
         )
-        return torch.device("cuda", local_rank % count)  # right whether a task sees all devices or only its own
+        return torch.device(found.type, local_rank % count)
 
+    def _join(self, place: Place, device: torch.device) -> int:
+        """Returns how many ranks share this one's cores."""
+        from clipx.rendezvous import meet
 
-def _place() -> tuple[int, int, int]:
-    """(rank, world, local rank) of this process; fills in the rendezvous that the launcher left out."""
-    env = os.environ
-    if "RANK" in env and "WORLD_SIZE" in env:
-        return int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", 0))
-    # An interactive shell inside an allocation has SLURM_* but no numeric step, or a step of one task.
-    in_step = env.get("SLURM_STEP_ID", "").isdigit() and "SLURM_PROCID" in env
-    if in_step and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        env.setdefault("MASTER_ADDR", _first_host(env["SLURM_STEP_NODELIST"]))
-        env.setdefault("MASTER_PORT", str(15000 + int(env["SLURM_JOB_ID"]) % 15000))  # below the ephemeral range
-        return int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"])
-    return 0, 1, 0
+        backend = self._backend(device)
+        facts = {"clipx": code_version(), "device": device.type, "backend": backend, "torch?": torch.__version__}
+        store, sharing = meet(place, facts, self.rendezvous_s)
+        timeout = timedelta(seconds=self.timeout_s)
+        store.set_timeout(timeout)
+        try:
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=place.rank,
+                world_size=place.world,
+                timeout=timeout,
+                device_id=None if device.type == "cpu" else device,
+            )
+        except RuntimeError as error:
+            raise PeerLost(
+                f"the ranks met at {place.meeting}, but {backend} did not connect them ({str(error).splitlines()[0]}): "
+                "name the network between the hosts by GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, and open its ports"
+            ) from error
+        return sharing
 
-
-def _first_host(nodelist: str) -> str:
-    if re.fullmatch(r"[\w.-]+", nodelist):
-        return nodelist
-    try:
-        hosts = subprocess.run(
-            ["scontrol", "show", "hostnames", nodelist], capture_output=True, text=True, check=True, timeout=30
-        ).stdout.split()
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(
-            f"SLURM_STEP_NODELIST={nodelist} cannot be expanded ({error}): set MASTER_ADDR to the first host"
-        ) from error
-    return hosts[0]
+    def _backend(self, device: torch.device) -> str:
+        """Raises ConfigError where this torch lacks it, or it does not move tensors of the device."""
+        if self.backend == "auto":
+            own = "gloo" if device.type == "cpu" else dist.get_default_backend_for_device(device)
+            return own if device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
+        by_device = dict(part.split(":") for part in self.backend.split(",")) if ":" in self.backend else {}
+        for name in by_device.values() or [self.backend]:
+            require(
+                dist.is_backend_available(name),
+                f"distributed.backend={self.backend}: torch {torch.__version__} has no {name} here, choose from "
+                f"{', '.join(filter(dist.is_backend_available, dist.Backend.backend_list))}, or auto",
+            )
+        moved = by_device or dist.Backend.backend_capability.get(self.backend.lower(), [device.type])
+        require(
+            device.type in moved,
+            f"distributed.backend={self.backend} does not move tensors of {device.type}: use auto, or "
+            f"distributed.device={next(iter(moved))}",
+        )
+        return self.backend

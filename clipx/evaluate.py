@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-
-import yaml
 
 from clipx.config import MISSING, cli, from_dict, option
 from clipx.data import DataSpec, open_on_all
 from clipx.distributed import DistributedSpec
 from clipx.errors import CheckpointError
 from clipx.evaluator import EvaluatorSpec
+from clipx.saved import read_saved
 from clipx.spec import RunSpec
+
+
+class Weights(StrEnum):
+    auto = "auto"  # the moving average where the run kept one, as it evaluates itself
+    trained = "trained"
+    average = "average"
 
 
 @option("")
@@ -24,6 +30,7 @@ class EvaluateSpec:
     kind: str = "evaluate"
     run: str = MISSING  # a run directory
     step: int | None = None  # of the checkpoint; null: the newest
+    weights: Weights = Weights.auto
     data: DataSpec | None = None
     distributed: DistributedSpec = MISSING
     evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
@@ -34,7 +41,7 @@ def load_run(run_dir: Path) -> RunSpec:
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise CheckpointError(f"run={run_dir} holds no run (no config.yaml): check the path")
-    return from_dict(RunSpec, yaml.safe_load(path.read_text(encoding="utf-8")))
+    return from_dict(RunSpec, read_saved(path))
 
 
 def evaluate(spec: EvaluateSpec) -> None:
@@ -57,7 +64,15 @@ def evaluate(spec: EvaluateSpec) -> None:
             raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
         precision = run.precision.build(comm.device)
         model = run.model.build(comm.device, precision.dtype)
-        ckpt.load_module(model, ckpt.part("model", found.tensors), "model")
+        averaged = ckpt.part("average", found.tensors)
+        if spec.weights is Weights.average and not averaged:
+            raise CheckpointError(
+                f"weights=average: run={spec.run} kept none (optimizer.ema_decay=null): choose trained"
+            )
+        if averaged and spec.weights is not Weights.trained:
+            ckpt.load_module(model, averaged, "average")
+        else:
+            ckpt.load_module(model, ckpt.part("model", found.tensors), "model")
         embedder = Embedder.build(model, run.model, data, comm, precision, rundir.quarantine)
         numbers = run_evaluators(evaluators, embedder, dataset)
         if comm.is_main:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import torch
@@ -24,7 +25,7 @@ class Meter:
 
     def _restart(self) -> None:
         self._sums.clear()
-        self._steps = self._samples = 0
+        self._steps = self._samples = 0  # steps that were made; samples of the others count
         self._waited = self._paused = 0.0
         self._start = time.perf_counter()
 
@@ -41,21 +42,24 @@ class Meter:
             yield item
 
     def add(self, metrics: dict[str, Tensor], samples: int) -> None:
-        """A step's metrics, left on the device, and its samples over all ranks."""
+        """A step's metrics, left on the device, and its samples over all ranks. No metrics: it was left out."""
         for name, value in metrics.items():
             value = value.detach().double()
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._steps += 1
+        self._steps += bool(metrics)
         self._samples += samples
 
-    def paused(self, since: float) -> None:
-        """Leaves the time since `since`, of time.perf_counter(), out: it went into evaluating or saving."""
-        self._paused += time.perf_counter() - since
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Leaves out the time that goes into evaluating and saving."""
+        start = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - start
 
     def read(self) -> dict[str, float]:
         """Means of the metrics and the throughput since the last read. The one place that waits for the device."""
         names = list(self._sums)
-        means = (torch.stack([self._sums[name] for name in names]) / self._steps).tolist()
+        means = (torch.stack([self._sums[name] for name in names]) / self._steps).tolist() if names else []
         seconds = max(1e-9, time.perf_counter() - self._start - self._paused)
         rate = self._samples / seconds
         out = {

@@ -10,22 +10,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from clipx.config import save, to_dict
+from clipx.config import from_dict, save, to_dict
 from clipx.data.source import Bad
-from clipx.errors import CheckpointError
+from clipx.errors import CheckpointError, ConfigError
 from clipx.logger import read_rows
+from clipx.resume import CHECKPOINTS, Resume
+from clipx.saved import read_saved
 
 if TYPE_CHECKING:
     from clipx.spec import RunSpec
 
-# What makes a run the run it is: resuming with another value would train something else.
-_IDENTITY = ("seed", "model", "data", "objective", "optimizer.kind")
-_FREE = (  # change no gradient
-    *("data.workers", "data.prefetch", "data.micro_batches", "data.max_bad_share"),
-    *("data.retry_s", "data.cache_gb", "data.cache_dir"),
+# What a run that goes on may change. The first that names a key, or a part above it, holds; the rest is told.
+_SILENT = (  # where things lie, how they are told, how fast they come
+    *("name", "run_dir", "resume", "log_every", "logger", "checkpoint"),
+    *("distributed.timeout_s", "distributed.watchdog_s"),
+    *("data.workers", "data.prefetch", "data.retry_s", "data.cache_gb", "data.cache_dir"),
 )
+_TOLD = ("data.micro_batches", "data.max_bad_share")  # change no gradient
+_REFUSED = ("seed", "model", "data", "objective", "optimizer.kind")  # another value would train something else
 
 
 @dataclass(slots=True)
@@ -45,43 +47,59 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
+
+    def must_exist(self) -> None:
+        """Raises CheckpointError where no run ever was; nothing is made then."""
+        if not self.config.is_file():
+            raise CheckpointError(f"resume={self.path} holds no run (no config.yaml): check the path")
 
     def claim(self, spec: RunSpec) -> list[str]:
-        """Makes the directory this run's. Returns what changed since it last ran, for the log.
+        """Whether the directory is this run's. Returns what changed since it last ran, for the log; `keep` writes it.
 
         Raises CheckpointError where another run lives here, or none does and one was to be resumed.
         """
+        resume = Resume.parse(spec.resume)
         # A run that ended before its first line of metrics left nothing that could be lost or continued.
         exists = self.config.is_file() and (self.checkpoints.is_dir() or bool(read_rows(self.metrics)))
-        if not self.config.is_file() and spec.resume not in ("none", "auto"):
-            raise CheckpointError(f"resume={spec.resume} holds no run (no config.yaml): check the path")
-        if exists and spec.resume == "none":
+        if resume.needed and not exists:
+            raise CheckpointError(f"resume={spec.resume}: {self.path} holds no run: check the name, or resume=none")
+        if exists and not resume.wanted:
             raise CheckpointError(
                 f"{self.path} already holds a run: continue it with resume=auto, or give this one another name="
             )
-        changed = self._differences(spec) if exists else []
+        return self._differences(spec) if exists else []
+
+    def keep(self, spec: RunSpec) -> None:
+        """Writes the configuration, once nothing speaks against it any more."""
         self.path.mkdir(parents=True, exist_ok=True)
         save(spec, self.config)
-        return changed
 
     def _differences(self, spec: RunSpec) -> list[str]:
-        saved = dict(flatten(yaml.safe_load(self.config.read_text(encoding="utf-8"))))
+        saved = dict(flatten(to_dict(self._saved(type(spec)))))
         asked = dict(flatten(to_dict(spec)))
-        changed = {k: (saved.get(k), asked.get(k)) for k in sorted(saved | asked) if saved.get(k) != asked.get(k)}
-        changed = {k: v for k, v in changed.items() if k not in ("resume", "run_dir", "name")}
-        lines = {key: f"{key}: {was} -> {now}" for key, (was, now) in changed.items()}
-        other = [
-            line
-            for key, line in lines.items()
-            if f"{key}.".startswith(tuple(f"{name}." for name in _IDENTITY)) and _of_its_own(key) not in _FREE
-        ]
-        if other:
+        changed = [key for key in sorted(saved | asked) if saved.get(key) != asked.get(key)]
+        # Another option of a group has other keys: those of the one before went with it.
+        other = tuple(key.removesuffix("kind") for key in changed if key.endswith(".kind"))
+        changed = [key for key in changed if key in asked or not key.startswith(other)]
+        lines = {key: f"{key}: {saved.get(key)} -> {asked.get(key)}" for key in changed}
+        refused = [line for key, line in lines.items() if _class(key) is _REFUSED]
+        if refused:
             raise CheckpointError(
-                f"{self.path} belongs to another run ({'; '.join(other)}): "
+                f"{self.path} belongs to another run ({'; '.join(refused)}): "
                 "resume it with its own values, or give this run another name="
             )
-        return list(lines.values())
+        return [line for key, line in lines.items() if _class(key) is not _SILENT]
+
+    def _saved(self, cls: type[RunSpec]) -> RunSpec:
+        """The configuration it was trained with; what has come to clipx since then has its default."""
+        try:
+            return from_dict(cls, read_saved(self.config))
+        except ConfigError as error:
+            raise CheckpointError(
+                f"{self.config} is not a configuration of this version ({error}): resume with the version of clipx "
+                "that wrote it, or mend the file"
+            ) from error
 
     def event(self, kind: str, **facts: Any) -> None:
         """One line in events.jsonl: what happened to the run, when."""
@@ -97,6 +115,14 @@ class RunDir:
     def _append(self, name: str, value: dict[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:  # one write: ranks may share the file
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def _class(key: str) -> tuple[str, ...]:
+    """What holds for a key that changed: one of the tuples above."""
+    for keys in (_SILENT, _TOLD, _REFUSED):
+        if f"{_of_its_own(key)}.".startswith(tuple(f"{name}." for name in keys)):
+            return keys
+    return _TOLD
 
 
 def _of_its_own(key: str) -> str:

@@ -65,17 +65,25 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """How often something happens: every so many samples, only at the end, or never."""
+    """How often something happens: every so many samples or seconds, only at the end, or never."""
 
-    period: int | None  # samples; None: not during training
+    period: int | None  # samples; None: not by them
     at_end: bool
+    seconds: float | None = None  # None: not by the clock
 
     @classmethod
-    def parse(cls, text: str, key: str, length: Length) -> Cadence:
-        """`none`, `end`, or a duration (which happens at the end as well). Raises ConfigError."""
+    def parse(cls, text: str, key: str, length: Length, clock: bool = False) -> Cadence:
+        """`none`, `end`, or a duration (which happens at the end as well); with `clock` also minutes, `30min`.
+
+        Raises ConfigError.
+        """
         if text in ("none", "end"):
             return cls(None, text == "end")
-        period = Duration.parse(text, f"{key} (or none, or end)").samples(length)
+        if clock and (found := re.fullmatch(r"(\d+(?:\.\d*)?)min", text)):
+            require(float(found[1]) > 0, f"{key}={text} is no time at all: give minutes above zero, end, or none")
+            return cls(None, True, 60 * float(found[1]))
+        others = f"none, or end{', or minutes as 30min' if clock else ''}"
+        period = Duration.parse(text, f"{key} (or {others})").samples(length)
         require(period > 0, f"{key}={text} is no time at all: give a duration above zero, end, or none")
         return cls(period, True)
 
@@ -84,9 +92,9 @@ class Cadence:
         return self.period is not None and after // self.period > before // self.period
 
 
-def check_cadence(text: str, key: str) -> None:
+def check_cadence(text: str, key: str, clock: bool = False) -> None:
     """The part of `Cadence.parse` that needs no data: called at composition."""
-    Cadence.parse(text, key, Length(1 << 40, 1 << 20))
+    Cadence.parse(text, key, Length(1 << 40, 1 << 20), clock)
 
 
 LearningRate = Callable[[int], float]

@@ -19,6 +19,7 @@ from clipx.model import ModelSpec
 from clipx.objective import ObjectiveSpec
 from clipx.optimizer import OptimizerSpec
 from clipx.precision import PrecisionSpec
+from clipx.resume import Resume
 from clipx.schedule import Duration, Length, ScheduleSpec
 
 
@@ -32,7 +33,8 @@ class RunSpec:
     run_dir: str = MISSING  # everything the run writes is in here
     seed: int = 0
     duration: str = "32ep"  # 32ep (epochs), 10000st (optimizer steps), 12.8e9sa (samples)
-    resume: str = "none"  # none: a new run; auto: go on in run_dir if it holds a run; or the run directory to go on in
+    resume: str = "none"  # none: a new run; auto: go on in run_dir if it holds a run; latest: it must; step:N: at that
+    # checkpoint; or a run directory, or one of its checkpoints, by path or by URL
     log_every: str = "20st"  # a duration: how often metrics are read from the device and written
 
     model: ModelSpec = MISSING
@@ -50,6 +52,7 @@ class RunSpec:
         for key, text in (("name", self.name), ("resume", self.resume), ("run_dir", self.run_dir)):
             require(bool(text), f"{key}= is empty: give a value, or leave it out")
         require(0 <= self.seed < 2**63, f"seed={self.seed} must lie in [0, 2^63): give 0 or more")
+        Resume.parse(self.resume)
         total = Duration.parse(self.duration, "duration")
         require(total.value > 0, f"duration={self.duration} is no training at all: give a duration above zero")
         log_every = Duration.parse(self.log_every, "log_every")
@@ -67,3 +70,10 @@ class RunSpec:
             "numbers: choose data that does, or objective=infonce",
         )
         self.objective.check(self.data.batch_size, self.data.published)
+        best = self.checkpoint.best
+        numbers = [f"eval/{name}/" for name, evaluator in self.evaluator.items() if evaluator.every != "none"]
+        require(
+            best is None or best.startswith(tuple(numbers)),
+            f"checkpoint.best={best} is no number of an evaluator of this run: give one of "
+            f"{', '.join(f'{number}…' for number in numbers) or 'them; evaluator=[] leaves none'}, or null",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clipx.config import cli
+from clipx.errors import NotSynced, Stopped
 from clipx.spec import RunSpec
 
 
@@ -12,8 +13,12 @@ def train(spec: RunSpec) -> float | None:
     from clipx.trainer import Trainer  # torch is loaded when the configuration is known to be good
 
     trainer = Trainer(spec)
-    final = trainer.fit()
-    trainer.comm.close()  # after an error the others may be waiting in a collective, and closing would wait with them
+    try:
+        final = trainer.fit()
+    except (Stopped, NotSynced):  # all ranks are here; after another error they may be waiting, and closing would wait
+        trainer.comm.close()
+        raise
+    trainer.comm.close()
     return next((value for name, value in final.items() if headline(name)), None)
 
 

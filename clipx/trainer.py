@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +15,41 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from clipx import checkpoint as ckpt
-from clipx.checkpoint import Checkpoint, CheckpointDir
+from clipx.alarm import Alarms
+from clipx.announce import facts
+from clipx.average import WeightAverage
+from clipx.checkpoint.run import Checkpointing
 from clipx.config import to_dict
 from clipx.console import Screen
-from clipx.data import Dataset, nearest_multiples, open_on_all
+from clipx.data import Dataset, open_on_all
 from clipx.data.loader import Batch, View, deaths_told, train_loader
 from clipx.data.order import SampleOrder
-from clipx.data.source import Bad, alike
+from clipx.data.tally import Tally, check_bad_share
 from clipx.distributed import Comm
-from clipx.errors import CheckpointError, ClipxError, DataError, require
+from clipx.errors import CheckpointError, NotSynced, Stopped, require
 from clipx.evaluator.base import Embedder, check_evaluators, evaluate
 from clipx.gradcache import NotFiniteError, forward_backward
+from clipx.lock import RunLock
 from clipx.logger import Jsonl, Row, Sink, read_rows
 from clipx.meter import Meter
-from clipx.model.clip import CLIP, parameter_count
+from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
+from clipx.nonfinite import NonFiniteSteps
 from clipx.objective.base import Metrics, Objective
-from clipx.objective.table import SampleTable
 from clipx.optimizer import parameter_groups, set_learning_rate
+from clipx.peers import peers_told
 from clipx.precision import Precision
 from clipx.report import write_report
-from clipx.rng import rng_state, set_rng_state
+from clipx.resume import Resume
+from clipx.rng import seed_all
 from clipx.rundir import RunDir
 from clipx.schedule import Cadence, Duration, LearningRate, Length
 from clipx.spec import RunSpec
+from clipx.state import TrainState
+from clipx.stop import Stop
+from clipx.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
-
-_SHARE_AFTER = 1000  # samples seen before a share of bad ones means anything
 
 
 class Trainer:
@@ -58,11 +64,15 @@ class Trainer:
     view: View
     model: CLIP
     parallel: nn.Module  # the model, or its data-parallel wrapper
+    average: WeightAverage | None
     objective: Objective
     optimizer: torch.optim.Optimizer
     learning_rate: LearningRate
+    state: TrainState  # the model, its average, the objective, the optimizer
     rundir: RunDir
-    checkpoints: CheckpointDir
+    checkpoints: Checkpointing
+    resumed: bool
+    notes: list[str]  # what is not as it was when the run last ran
 
     samples_seen: int = 0
     total: int  # samples to be seen
@@ -81,20 +91,18 @@ class Trainer:
     def _build_data(self) -> None:
         spec, comm = self.spec, self.comm
         batch = spec.data.batch_size
-        parts, micro = comm.world * spec.data.micro_batches, spec.data.micro_batches
-        split = f"{comm.world} ranks" + (f" x {micro} micro-batches" if micro > 1 else "")
-        fix = nearest_multiples(batch, parts)
-        require(batch % parts == 0, f"data.batch_size={batch} is not divisible by {split}: use {fix}")
+        spec.data.check_ranks(comm.world)
         self.dataset = open_on_all(spec.data, comm)
         train = self.dataset.train
         n = sum(train.sizes)
-        _check_bad_share(len(train.bad), n + len(train.bad), spec.data.max_bad_share, train.bad[:1])
+        check_bad_share(len(train.bad), n + len(train.bad), spec.data.max_bad_share, train.bad[:1])
         require(
             batch <= n,
             f"data.batch_size={batch} is larger than the data set of {n:,} samples: use at most {n} or more data",
         )
         check_evaluators(spec.evaluator, self.dataset)
         self.order = spec.data.order(train, spec.seed)
+        self.tally = Tally(spec.data.max_bad_share, self.order.samples // comm.world)
         total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
         require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
         self.total = total // batch * batch
@@ -104,7 +112,6 @@ class Trainer:
         self._cadences = {
             name: Cadence.parse(e.every, f"evaluator.{name}.every", length) for name, e in spec.evaluator.items()
         }
-        self._save_cadence = Cadence.parse(spec.checkpoint.every, "checkpoint.every", length)
         self._log_period = max(batch, Duration.parse(spec.log_every, "log_every").samples(length))
 
     def _build_model(self) -> None:
@@ -112,51 +119,85 @@ class Trainer:
         self.precision = spec.precision.build(comm.device)
         self.tokenizer = Tokenizer(spec.model.text.context_length)
         self.view = View(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels)
-        torch.manual_seed(spec.seed)  # the same weights on every rank
+        seed_all(spec.seed)  # the same weights on every rank
         self.model = spec.model.build(comm.device, self.precision.dtype)
+        decay = spec.optimizer.ema_decay
+        self.average = None if decay is None else WeightAverage(self.model, decay)
         self.objective = spec.objective.build(comm, self.length).to(comm.device, self.precision.dtype)
         self.optimizer = spec.optimizer.build(parameter_groups(self.model, self.objective, spec.optimizer))
+        self.state = TrainState(self.model, self.average, self.objective, self.optimizer, comm)
         self.parallel = self.model
         if comm.world > 1:
             devices = [comm.device] if comm.device.type == "cuda" else None
             self.parallel = DistributedDataParallel(self.model, device_ids=devices)
-        torch.manual_seed(spec.seed + 1 + comm.rank)  # other dropout on every rank
+        seed_all(spec.seed + 1 + comm.rank)  # other dropout on every rank
 
     def _open_run(self) -> None:
-        self.rundir = RunDir(Path(self.comm.from_main(self.spec.run_dir)))
-        changed = self.comm.on_main(lambda: self.rundir.claim(self.spec))
-        self.checkpoints = CheckpointDir(self.rundir.checkpoints, self._tell_damage)
-        if self.comm.is_main:
-            for source in filter(None, (self.dataset.train, self.dataset.held_out)):
-                self.rundir.quarantine(source.bad)
-        self._resumed = self._resume() if self.spec.resume != "none" else False
-        self._changed = changed
-        self._seen_here, self._bad_here = 0, Counter[str]()
+        """Takes the run directory, and goes on from what is in it."""
+        spec, comm = self.spec, self.comm
+        self.rundir = RunDir(Path(comm.from_main(spec.run_dir)))
+        resume = Resume.parse(spec.resume)
+        if resume.run_dir is not None and spec.checkpoint.remote is None:
+            comm.on_main(self.rundir.must_exist)
+        self.alarms = Alarms(self.objective, self._warn)
+        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self._warn)
+        self._open = contextlib.ExitStack()  # what `close` closes
+        self.sinks: list[Sink] = []
+        self._overdue: list[str] = []  # evaluators that the run stopped before
+        try:
+            self.lock = self._open.enter_context(RunLock(self.rundir.path, comm, self.rundir.event))
+            self.checkpoints = Checkpointing(self.rundir.path, spec.checkpoint, self.length, comm, self.rundir.event)
+            self._open.callback(self.checkpoints.close)
+            self.checkpoints.fetch(resume)
+            self.notes = comm.on_main(lambda: self.rundir.claim(spec))
+            self.resumed = self._resume(resume)
+            comm.on_main(lambda: self.rundir.keep(spec))
+            self.checkpoints.open()
+            if comm.is_main:
+                for source in filter(None, (self.dataset.train, self.dataset.held_out)):
+                    self.rundir.quarantine(source.bad)
+        except BaseException:
+            self._open.close()
+            raise
 
-    def _tell_damage(self, message: str) -> None:
-        log.warning(message)
-        self.rundir.event("checkpoint_damaged", message=message)
+    def _warn(self, kind: str, message: str, **facts: Any) -> None:
+        """An event that a person should hear of; every rank knows of it."""
+        if self.comm.is_main:
+            log.warning(message)
+            self.rundir.event(kind, message=message, **facts)
 
     # ---------------------------------------------------------------------------------------------- the step
 
     def step(self, batch: Batch) -> Metrics:
-        """One optimizer step on this rank's share of a global batch, on the device. Returns 0-dim tensors, unread."""
+        """One optimizer step on this rank's share of a global batch, on the device. Returns 0-dim tensors, unread.
+
+        None of them where the loss or the gradient was not finite and `optimizer.non_finite` lets the run go on.
+        """
         set_learning_rate(self.optimizer, self.learning_rate(self.samples_seen))
         self.objective.before_step(self.samples_seen)
-        micro_batches = self.spec.data.micro_batches
+        self.non_finite.before()
+        metrics: Metrics = {}
         try:
-            loss, metrics = forward_backward(
-                self.parallel, self.objective, batch, micro_batches, self.comm, self.precision
-            )
+            metrics = self._gradients(batch)
+            self.optimizer.step()
+            self.non_finite.made()
         except NotFiniteError as error:
-            raise self._diverged(f"{error} at step {self.steps_done}") from error
-        norm = self._clip()
-        if not math.isfinite(norm.item()):  # every rank has the same
-            raise self._diverged(f"the gradient is not finite at step {self.steps_done}")
-        self.optimizer.step()
+            self.non_finite.leave_out(self.steps_done, str(error), self._roll_back)
         self.optimizer.zero_grad(set_to_none=True)
         self.samples_seen += self.spec.data.batch_size
-        self.objective.after_step(self.samples_seen)
+        if metrics:
+            self.objective.after_step(self.samples_seen)
+            if self.average is not None:
+                self.average.update(self.model)
+        return metrics
+
+    def _gradients(self, batch: Batch) -> Metrics:
+        """Raises NotFiniteError, on all ranks."""
+        micro = self.spec.data.micro_batches
+        loss, metrics = forward_backward(self.parallel, self.objective, batch, micro, self.comm, self.precision)
+        norm = self._clip()
+        if not math.isfinite(norm.item()):  # every rank has the same
+            raise NotFiniteError("the gradient is not finite")
         return {"loss": loss, "grad_norm": norm, **metrics}
 
     def _clip(self) -> Tensor:
@@ -166,6 +207,14 @@ class Trainer:
         if self.spec.optimizer.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.spec.optimizer.clip_norm, norm)
         return norm
+
+    def _roll_back(self) -> int | None:
+        """To the weights of the newest checkpoint; the data goes on. Its step, or None where there is none."""
+        found = self.checkpoints.load()
+        if found is None:
+            return None
+        self.state.restore(found, self.spec.seed + 1 + self.samples_seen)
+        return found.step
 
     # --------------------------------------------------------------------------------------------- the run
 
@@ -178,49 +227,101 @@ class Trainer:
         return self.total // self.spec.data.batch_size
 
     def fit(self) -> dict[str, float]:
-        """Trains to the end of `spec.duration`, evaluates, reports. Returns the final numbers by name."""
+        """Trains to the end of `spec.duration`, evaluates, reports. Returns the final numbers by name.
+
+        Raises Stopped where a signal ended the run before, NotSynced where checkpoints are not all at
+        `checkpoint.remote`.
+        """
         spec, comm = self.spec, self.comm
-        self.sinks: list[Sink] = []
         if comm.is_main:
             self.sinks.append(Jsonl(self.rundir.metrics, self.steps_done))
             config = to_dict(spec)
             self.sinks += [x.build(self.rundir.path, spec.name, config, self.steps_done) for x in spec.logger.values()]
         screen = Screen(comm.is_main)
-        self._announce(screen)
+        for name, text in facts(self).items():
+            screen.say(f"{name:8} {text}")
         if comm.is_main:
             self.rundir.event("start", step=self.steps_done, world=comm.world)
         try:
-            with screen, deaths_told():
+            with (
+                screen,
+                peers_told(comm, lambda: self.steps_done),
+                deaths_told(),
+                Stop(tell=comm.is_main) as self.stop,
+                self._watchdog() as self.watchdog,
+            ):
                 self._loop(screen)
-            final = self._finish(screen)
+                final = self._finish(screen)
+                comm.barrier()
+                if not self.checkpoints.synced():
+                    raise NotSynced(
+                        f"the run is finished, but not all of it is at {self.checkpoints.url} after checkpoint."
+                        f"sync_timeout_s={spec.checkpoint.sync_timeout_s:g}: nothing here is lost; once the storage is "
+                        "back, the same command with resume=auto sends the rest"
+                    )
         finally:
-            for sink in self.sinks:
-                sink.close()
-        comm.barrier()
+            self.close()
         return final
 
+    def close(self) -> None:
+        """Gives the run directory back. For a trainer that is not fitted; `fit` does it at its end."""
+        for sink in self.sinks:
+            sink.close()
+        self._open.close()
+
     def _loop(self, screen: Screen) -> None:
-        first = self.steps_done
+        first, started = self.steps_done, self.samples_seen
+        if self._overdue:
+            screen.evaluation(first, self._evaluate())
         meter = Meter(self.comm)
         for batch in meter.waiting(self._batches()):
             before = self.samples_seen
             self._count(batch)
             metrics = self.step(batch.to(self.comm.device))
             meter.add(metrics, self.spec.data.batch_size)
+            self.watchdog.beat(self.steps_done)
+            if before == started:
+                self.checkpoints.reserve(self.state.capture())
             done = self.samples_seen >= self.total
             if done or self.samples_seen // self._log_period > before // self._log_period:
                 row = self._row(meter.read(), self.learning_rate(before))
                 self._log(row)
+                self.alarms.look(self.steps_done, row)
                 screen.progress(row, first, self.steps_total)
-            due = [name for name, cadence in self._cadences.items() if cadence.due(before, self.samples_seen)]
-            if due and not done:
-                start = time.perf_counter()
-                screen.evaluation(self.steps_done, self._evaluate(due))
-                meter.paused(start)
-            if self._save_cadence.due(before, self.samples_seen) and not done:
-                start = time.perf_counter()
-                self.save()
-                meter.paused(start)
+            if done:
+                return
+            with meter.pausing():
+                self._between_steps(screen, before)
+
+    def _between_steps(self, screen: Screen, before: int) -> None:
+        """Evaluates and saves what is due after the step that began at sample `before`."""
+        self._overdue += [name for name, cadence in self._cadences.items() if cadence.due(before, self.samples_seen)]
+        self.lock.check()
+        if signal := self.stop.agreed(self.comm):  # at once: what is overdue is done when the run goes on
+            self._stop(signal)
+        numbers: dict[str, float] = {}
+        if self._overdue:
+            numbers = self._evaluate()
+            screen.evaluation(self.steps_done, numbers)
+        due = self.checkpoints.due(before, self.samples_seen)
+        if self.checkpoints.better(numbers) or due:
+            self._save(numbers)
+
+    def _stop(self, signal: str) -> None:
+        """Saves and raises Stopped."""
+        on = self.checkpoints.on
+        if on:
+            self._save({})
+            self.checkpoints.wait()
+        if self.comm.is_main:
+            self.rundir.event("stopped", step=self.steps_done, signal=signal, saved=on)
+        self.comm.barrier()
+        try:
+            self.stop.after_save(self.comm)
+        finally:
+            self.checkpoints.synced()
+        saved = f"saved; go on with resume={self.rundir.path}" if on else "not saved, for checkpoint.every=none"
+        raise Stopped(f"{signal}: stopped after step {self.steps_done:,} of {self.steps_total:,}, {saved}")
 
     def _batches(self) -> DataLoader[Batch]:
         spec, comm = self.spec, self.comm
@@ -240,24 +341,15 @@ class Trainer:
         )
 
     def _count(self, batch: Batch) -> None:
-        self._seen_here += len(batch.index)
         if batch.bad:
-            self._bad_here.update(alike(item.reason) for item in batch.bad)
             self.rundir.quarantine(batch.bad)
-        if self._seen_here >= min(_SHARE_AFTER, self.order.samples // self.comm.world):
-            bad = self._bad_here.total()
-            _check_bad_share(bad, self._seen_here + bad, self.spec.data.max_bad_share, batch.bad[:1])
+        self.tally.count(len(batch.index), batch.bad)
 
-    def _diverged(self, what: str) -> ClipxError:
-        """The error of a step that is not finite; it is raised before the step is made."""
-        self.rundir.event("non_finite", step=self.steps_done, rank=self.comm.rank, message=what)
-        return ClipxError(
-            f"{what}: lower optimizer.lr, lengthen schedule.warmup, or set optimizer.clip_norm=1; the step was not "
-            "made, and the last checkpoint is from before"
-        )
+    def _watchdog(self) -> Watchdog:
+        return Watchdog(self.spec.distributed.watchdog_s, self.rundir.path, self.comm.rank, self.rundir.event)
 
     def _row(self, measured: dict[str, float], lr: float) -> Row:
-        bad = self.comm.sum(torch.tensor(self._bad_here.total(), device=self.comm.device))
+        bad = self.comm.sum(torch.tensor(self.tally.bad.total(), device=self.comm.device))
         return {
             "step": self.steps_done,
             "samples": self.samples_seen,
@@ -267,6 +359,8 @@ class Trainer:
             "train/lr": lr,
             **{f"train/samples/{name}": drawn.samples for name, drawn in self.order.drawn(self.samples_seen).items()},
             "train/bad_samples": int(bad.item()),
+            **({"train/left_out_steps": self.non_finite.total} if self.non_finite.total else {}),
+            **self.checkpoints.metrics(),
         }
 
     def _log(self, row: Row) -> None:
@@ -274,11 +368,12 @@ class Trainer:
             sink.log(row)
 
     def _finish(self, screen: Screen) -> dict[str, float]:
-        at_end = [name for name, cadence in self._cadences.items() if cadence.at_end]
-        numbers = self._evaluate(at_end)
-        bad = sum(self.comm.gather_objects(self._bad_here), Counter[str]())
-        if self._save_cadence.at_end:
-            self.save()
+        self._overdue = [name for name, cadence in self._cadences.items() if cadence.at_end]
+        numbers = self._evaluate()
+        bad = sum(self.comm.gather_objects(self.tally.bad), Counter[str]())
+        if self.checkpoints.at_end:
+            self._save(numbers)
+            self.checkpoints.wait()
         if self.comm.is_main:
             rows = read_rows(self.rundir.metrics)
             last = next((row for row in reversed(rows) if "train/loss" in row), {})
@@ -295,11 +390,20 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------- evaluation
 
-    def _evaluate(self, names: list[str]) -> dict[str, float]:
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluates what is overdue, the average of the weights where there is one."""
+        names, self._overdue = self._overdue, []
         if not names:
             return {}
+        model = self.model if self.average is None else self.average.model
         embedder = Embedder.build(
-            self.model, self.spec.model, self.spec.data, self.comm, self.precision, self.rundir.quarantine
+            model,
+            self.spec.model,
+            self.spec.data,
+            self.comm,
+            self.precision,
+            self.rundir.quarantine,
+            lambda: self.watchdog.beat(self.steps_done),
         )
         numbers = evaluate({name: self.spec.evaluator[name] for name in names}, embedder, self.dataset)
         self._log({**self._row({}, self.learning_rate(self.samples_seen)), **numbers})
@@ -307,36 +411,21 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------- checkpoints
 
-    def save(self) -> None:
-        """Writes a checkpoint of this moment. Blocks until it is on disk, on all ranks."""
-        rng = self.comm.gather_objects(rng_state(self.comm.device))
-        tensors: ckpt.Tensors = {}
-        state: dict[str, Any] = {}
-        if self.comm.is_main:
-            tensors = {
-                **ckpt.prefixed("model", self.model.state_dict()),
-                **ckpt.prefixed("objective", self.objective.state_dict()),
-                **ckpt.prefixed("optimizer", ckpt.optimizer_tensors(self.optimizer)),
-            }
-            for rank, (states, _) in enumerate(rng):
-                tensors |= ckpt.prefixed(f"rng/{rank}", states)
-            state = {
-                "samples_seen": self.samples_seen,
-                "data": self.dataset.train.fingerprint,
-                "rng": [plain for _, plain in rng],
-                "config": to_dict(self.spec),
-            }
-        checkpoint = Checkpoint(self.steps_done, tensors, state)
-        rows = {name: ckpt.Rows(table.rows, table.start) for name, table in self._tables().items()}
-        self.checkpoints.save(checkpoint, self.spec.checkpoint.keep_last, self.comm, rows)
+    def _save(self, numbers: dict[str, float]) -> None:
+        """A checkpoint of this moment, and of what was just evaluated. Collective."""
+        state = {
+            "samples_seen": self.samples_seen,
+            "non_finite": [self.non_finite.total, self.non_finite.in_row],
+            "overdue": self._overdue,
+            "world": self.comm.world,
+            "data": self.dataset.train.fingerprint,
+            "config": to_dict(self.spec),
+        }
+        self.checkpoints.save(self.steps_done, self.state.capture(), state, numbers)
 
-    def _tables(self) -> dict[str, SampleTable]:
-        """The objective's per-sample state, by name."""
-        return {name: module for name, module in self.objective.named_modules() if isinstance(module, SampleTable)}
-
-    def _resume(self) -> bool:
-        """Goes on from the newest good checkpoint. Returns whether there was one."""
-        found = self.checkpoints.load_on_all(self.comm)
+    def _resume(self, resume: Resume) -> bool:
+        """Goes on from a checkpoint. Returns whether there was one."""
+        found = self.checkpoints.find(resume)
         if found is None:
             return False
         spec, fingerprint = self.spec, self.dataset.train.fingerprint
@@ -345,66 +434,8 @@ class Trainer:
                 f"the data is not what {self.rundir.path} was trained on (fingerprint {fingerprint}, then "
                 f"{found.state['data']}): restore it, or start a new run"
             )
-        ckpt.load_module(self.model, ckpt.part("model", found.tensors), "model")
-        ckpt.load_module(self.objective, ckpt.part("objective", found.tensors), "objective")
-        ckpt.load_optimizer(self.optimizer, ckpt.part("optimizer", found.tensors))
-        if strange := found.tables() ^ self._tables().keys():
-            raise CheckpointError(
-                f"the checkpoint {found.folder} and objective={spec.objective.kind} do not both keep "
-                f"{', '.join(sorted(strange))} for each sample: resume with the objective that wrote it"
-            )
-        for name, table in self._tables().items():
-            found.read_rows(name, ckpt.Rows(table.rows, table.start))
         self.samples_seen = int(found.state["samples_seen"])
-        self._resume_rng(found)
+        self.non_finite.total, self.non_finite.in_row = found.state["non_finite"]
+        self._overdue = [name for name in found.state["overdue"] if name in spec.evaluator]
+        self.notes += self.state.restore(found, spec.seed + 1 + self.samples_seen)
         return True
-
-    def _resume_rng(self, found: Checkpoint) -> None:
-        saved, comm = found.state["rng"], self.comm
-        if len(saved) == comm.world:
-            set_rng_state(ckpt.part(f"rng/{comm.rank}", found.tensors), saved[comm.rank], comm.device)
-        else:
-            log.warning("%d ranks wrote the checkpoint, %d go on: dropout draws anew", len(saved), comm.world)
-            torch.manual_seed(self.spec.seed + 1 + comm.rank + self.samples_seen)
-
-    # ---------------------------------------------------------------------------------------------- telling
-
-    def _announce(self, screen: Screen) -> None:
-        """The derived numbers, once."""
-        spec, comm, n = self.spec, self.comm, self.order.samples
-        batch, micro = spec.data.batch_size, spec.data.micro_batches
-        parts = f"{batch // comm.world // micro:,} x {comm.world} ranks"
-        if micro > 1:
-            parts += f" x {micro} micro-batches"
-        parameters = parameter_count(self.model) + parameter_count(self.objective)
-        held = 0 if self.dataset.held_out is None else sum(self.dataset.held_out.sizes)
-        lines = {
-            "run": f"{spec.name} in {self.rundir.path}",
-            "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(self.model.image):,} of them in "
-            f"the image tower; {spec.precision.kind} on {comm.world} x {comm.device.type}",
-            "data": f"{spec.data.name}, {n:,} samples{self._published()}, {held:,} held out, "
-            f"{len(self.dataset.train.bad):,} unusable",
-            "batch": f"global batch {batch:,} = {parts}",
-            "length": f"{self.total:,} samples = {self.total / n:.4g} epochs = {self.steps_total:,} steps",
-        }
-        sources = self.order.drawn(self.total).items()
-        if sources:
-            lines["sources"] = "; ".join(f"{name} {m:,} samples = {m / of:.4g} passes" for name, (m, of) in sources)
-        if self._resumed:
-            lines["resumed"] = f"at step {self.steps_done:,}, {self.samples_seen:,} samples"
-        if self._changed:
-            lines["changed"] = "; ".join(self._changed)
-        for name, text in lines.items():
-            screen.say(f"{name:8} {text}")
-
-    def _published(self) -> str:
-        return "" if self.dataset.published is None else f" of {self.dataset.published:,} published"
-
-
-def _check_bad_share(bad: int, total: int, limit: float, examples: Sequence[Bad]) -> None:
-    if bad > limit * total:
-        example = f", e.g. {examples[0].key}: {examples[0].reason}" if examples else ""
-        raise DataError(
-            f"{bad:,} of {total:,} samples are bad, more than data.max_bad_share={limit}{example}; quarantine.jsonl in "
-            "the run directory names them: mend the data, or raise the limit"
-        )

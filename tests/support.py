@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from clipx.checkpoint import CheckpointSpec, Rows, Saver
 from clipx.config import compose
+from clipx.distributed import Comm
+from clipx.lazy import torch
 from clipx.spec import RunSpec
 
 # Few samples and few steps of the default run; batches of 32 from 256 images in one process.
@@ -46,3 +50,12 @@ def torchrun(ranks: int, *command: str, check: bool = True, timeout: float = 240
     """`command` (a script, or -m and a module) on several gloo processes of this machine."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     return run(sys.executable, *launcher, *command, check=check, timeout=timeout)
+
+
+def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, torch.Tensor | Rows], keep_last: int = 3) -> None:
+    """By one process; on disk when it returns."""
+    alone = Comm(0, 1, 0, torch.device("cpu"))
+    saver = Saver(folder, CheckpointSpec(keep_last=keep_last), alone, lambda kind, **facts: None)
+    saver.save(step, tensors, {})
+    saver.wait()
+    saver.close()

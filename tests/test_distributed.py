@@ -1,60 +1,14 @@
-"""Who a process is, by its environment."""
+"""One process: devices, threads, and collectives that do nothing. Several are in integration/test_rendezvous.py."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
-from clipx.distributed import Comm, DistributedSpec, _first_host, _place
+from clipx.distributed import Comm, DistributedSpec
 from clipx.errors import ConfigError
-
-LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_STEP_ID")
-LAUNCHER += ("SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST")
-STEP = {
-    "SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77",
-    "SLURM_STEP_NODELIST": "n1",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        ({}, (0, 1, 0)),
-        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, (5, 8, 1)),
-        (STEP, (3, 4, 1)),
-        ({**STEP, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (0, 2, 0)),
-        ({**STEP, "SLURM_STEP_ID": "interactive"}, (0, 1, 0)),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, (0, 1, 0)),
-    ],
-    ids=["alone", "torchrun", "srun", "torchrun under srun", "a shell in an allocation", "a step of one task"],
-)
-def test_rank_and_world_come_from_the_launcher(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], place: tuple[int, int, int]
-) -> None:
-    for name in LAUNCHER:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert _place() == place
-
-
-def test_srun_fills_in_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in LAUNCHER:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in STEP.items():
-        monkeypatch.setenv(name, value)
-    _place()
-    import os
-
-    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("n1", "15077")
-    monkeypatch.delenv("MASTER_ADDR")
-    monkeypatch.delenv("MASTER_PORT")
-
-
-def test_a_list_of_hosts_without_scontrol_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConfigError, match="set MASTER_ADDR to the first host"):
-        _first_host("n[1-4]")
 
 
 def test_with_one_rank_every_collective_is_the_identity() -> None:
@@ -63,7 +17,9 @@ def test_with_one_rank_every_collective_is_the_identity() -> None:
     assert comm.gather(x) is x
     assert comm.sum(x) is x
     assert comm.gather_objects("a") == ["a"]
+    assert comm.max(3, 0) == (3, 0)
     assert comm.on_main(lambda: 7) == 7
+    comm.agree(config={"seed": 0}, data="a fingerprint")
     comm.barrier()
 
 
@@ -73,7 +29,70 @@ def test_cuda_where_there_is_none_is_refused() -> None:
         DistributedSpec(device="cuda").build()
 
 
-@pytest.mark.parametrize(("field", "value"), [("device", "tpu"), ("timeout_s", 0.0)])
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_an_accelerator_that_torch_does_not_find_is_refused_and_auto_takes_the_cpu() -> None:
+    with pytest.raises(ConfigError, match="distributed.device=npu but no npu device is visible: use distributed=cpu"):
+        DistributedSpec(device="npu").build()
+    assert DistributedSpec().build().device == torch.device("cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.gpu
+def test_a_rank_without_a_device_of_its_own_is_refused() -> None:
+    count = torch.cuda.device_count()
+    assert DistributedSpec().build().device == torch.device("cuda", 0)
+    if count > 1:
+        with pytest.raises(ConfigError, match=f"local rank {count} has no cuda device of its own"):
+            DistributedSpec()._device(count)
+
+
+def test_threads_are_as_many_as_asked_for() -> None:
+    before = torch.get_num_threads()
+    try:
+        DistributedSpec(device="cpu").build()
+        assert torch.get_num_threads() == before, "one process keeps torch's own number"
+        DistributedSpec(device="cpu", threads=before + 1).build()
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "found"),
+    [
+        ("auto", "cpu", "gloo"),
+        ("auto", "cuda", "cpu:gloo,cuda:nccl"),
+        ("auto", "xpu", "cpu:gloo,xpu:xccl"),
+        ("gloo", "cuda", "gloo"),
+        ("cpu:gloo,cuda:gloo", "cuda", "cpu:gloo,cuda:gloo"),
+    ],
+)
+def test_the_backend_is_torchs_own_for_the_device(backend: str, device: str, found: str) -> None:
+    assert DistributedSpec(backend=backend)._backend(torch.device(device)) == found
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("ncll", "distributed.backend=ncll: torch .* has no ncll here, choose from .*gloo.*, or auto"),
+        ("cpu:gloo,cuda:ncll", "distributed.backend=cpu:gloo,cuda:ncll: torch .* has no ncll here"),
+        ("nccl", "distributed.backend=nccl does not move tensors of cpu: use auto, or distributed.device=cuda"),
+    ],
+)
+def test_a_backend_that_is_not_there_or_moves_no_such_tensors_is_refused(backend: str, message: str) -> None:
+    if backend == "nccl" and not torch.distributed.is_nccl_available():
+        pytest.skip("this torch has no nccl")
+    with pytest.raises(ConfigError, match=message):
+        DistributedSpec(backend=backend)._backend(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", "tpu"), ("backend", "gloo,nccl"), ("timeout_s", 0.0), ("timeout_s", math.inf), ("rendezvous_s", 0.0),
+        ("rendezvous_s", math.nan), ("watchdog_s", -1.0), ("watchdog_s", math.nan), ("threads", 0),
+    ],
+)  # fmt: skip
 def test_values_out_of_range_are_refused(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"distributed.{field}={value}"):
         DistributedSpec(**{field: value})

@@ -31,9 +31,18 @@ def test_waiting_counts_and_pauses_do_not() -> None:
     meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
     for _ in meter.waiting(slow()):
         meter.add({"loss": torch.tensor(0.0)}, samples=100)
-        start = time.perf_counter()
-        time.sleep(0.2)
-        meter.paused(start)
+        with meter.pausing():
+            time.sleep(0.2)
     found = meter.read()
     assert found["data_wait_share"] > 0.5, "0.15 s of waiting; the 0.6 s of pauses are left out"
     assert found["samples_per_second"] > 600
+
+
+def test_a_step_that_was_left_out_counts_its_samples_alone() -> None:
+    meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
+    meter.add({"loss": torch.tensor(3.0)}, samples=10)
+    meter.add({}, samples=10)
+    found = meter.read()
+    assert found["loss"] == 3.0
+    meter.add({}, samples=10)
+    assert "loss" not in meter.read()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from support import small
 
 from clipx.data.source import Bad
@@ -14,17 +15,24 @@ from clipx.rundir import RunDir, flatten
 from clipx.trainer import Trainer
 
 
+def claimed(rundir: RunDir, *overrides: str) -> list[str]:
+    spec = small(rundir.path, *overrides)
+    changed = rundir.claim(spec)
+    rundir.keep(spec)
+    return changed
+
+
 def started(path: Path) -> RunDir:
     """A directory whose run has logged a line."""
     rundir = RunDir(path)
-    assert rundir.claim(small(path)) == []
+    assert claimed(rundir, "resume=none") == []
     rundir.metrics.write_text('{"step": 1}\n')
     return rundir
 
 
 def test_a_new_directory_is_claimed_with_its_configuration(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path / "deep" / "run")
-    assert rundir.claim(small(rundir.path)) == []
+    assert claimed(rundir) == []
     assert "batch_size: 32" in rundir.config.read_text()
 
 
@@ -40,22 +48,70 @@ def test_a_run_that_failed_before_its_first_line_may_be_started_anew(tmp_path: P
     (tmp_path / "names.txt").write_text("only\n")
     with pytest.raises(DataError, match="is out of step with .*names.txt: 1 names allow labels 0 to 0"):
         Trainer(small(path, "evaluator=[zeroshot]", f"evaluator.zeroshot.classnames={tmp_path}/names.txt"))
-    RunDir(path).claim(small(path))
-    assert RunDir(path).claim(small(path, "seed=7")) == []
+    assert claimed(RunDir(path)) == []
+    assert claimed(RunDir(path), "seed=7") == []
 
 
-def test_going_on_with_what_trains_the_same_is_told(tmp_path: Path) -> None:
-    rundir = started(tmp_path)
-    changed = rundir.claim(small(tmp_path, "resume=auto", "data.workers=1", "optimizer.lr=0.1"))
-    assert changed == ["data.workers: 0 -> 1", "optimizer.lr: 0.001 -> 0.1"]
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("log_every=2st", "logger=[tensorboard]", "checkpoint.every=3st", "checkpoint.keep_last=7"),
+        *("distributed.timeout_s=60", "distributed.watchdog_s=90", "data.workers=1", "data.prefetch=3"),
+    ],
+)
+def test_what_changes_no_number_is_not_told(tmp_path: Path, override: str) -> None:
+    assert claimed(started(tmp_path), "resume=auto", override) == []
 
 
-def test_going_on_as_another_run_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("optimizer.lr=0.1", "optimizer.lr: 0.001 -> 0.1"),
+        ("optimizer.weight_decay=0.3", "optimizer.weight_decay: 0.2 -> 0.3"),
+        ("duration=8st", "duration: 4st -> 8st"),
+        ("schedule.warmup=1st", "schedule.warmup: 2st -> 1st"),
+        ("precision=amp_bf16", "precision.kind: fp32 -> amp_bf16"),
+        ("data.micro_batches=2", "data.micro_batches: 1 -> 2"),
+        ("distributed.device=cpu", "distributed.device: auto -> cpu"),
+    ],
+)
+def test_what_trains_otherwise_is_told(tmp_path: Path, override: str, line: str) -> None:
+    assert claimed(started(tmp_path), "resume=auto", override) == [line]
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("seed=7", "seed: 0 -> 7"),
+        ("model.text.layers=1", "model.text.layers: 2 -> 1"),
+        ("objective.init_temperature=0.05", "objective.init_temperature: 0.07 -> 0.05"),
+        ("data.samples=512", "data.samples: 256 -> 512"),
+        ("optimizer=sgd", "optimizer.kind: adamw -> sgd"),
+    ],
+)
+def test_going_on_as_another_run_is_refused(tmp_path: Path, override: str, line: str) -> None:
     rundir = started(tmp_path)
     before = rundir.config.read_text()
-    with pytest.raises(CheckpointError, match=r"belongs to another run \(seed: 0 -> 7\)"):
-        rundir.claim(small(tmp_path, "resume=auto", "seed=7"))
+    with pytest.raises(CheckpointError, match="belongs to another run") as error:
+        claimed(rundir, "resume=auto", override)
+    assert line in str(error.value)
     assert rundir.config.read_text() == before
+
+
+def test_an_option_that_came_to_clipx_later_has_its_default(tmp_path: Path) -> None:
+    """And changes nothing of a run that is older than it."""
+    rundir = started(tmp_path)
+    saved = yaml.safe_load(rundir.config.read_text())
+    del saved["optimizer"]["ema_decay"], saved["data"]["prefetch"]
+    rundir.config.write_text(yaml.safe_dump(saved))
+    assert claimed(rundir, "resume=auto") == []
+
+
+def test_a_configuration_of_another_version_is_named(tmp_path: Path) -> None:
+    rundir = started(tmp_path)
+    rundir.config.write_text(rundir.config.read_text() + "no_longer_there: 3\n")
+    with pytest.raises(CheckpointError, match=r"is not a configuration of this version \(.*no_longer_there"):
+        claimed(rundir, "resume=auto")
 
 
 def test_a_bad_sample_is_named_once(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from support import SMALL, small
 
+from clipx.checkpoint import CheckpointDir
+from clipx.checkpoint.folder import sha256, step_of
 from clipx.config import compose
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
 from clipx.trainer import Trainer
@@ -34,7 +35,10 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
 
 
 def tensors(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(run_dir / "checkpoints" / f"step-{step:08d}" / "tensors.safetensors")
+    """Those of a checkpoint, whichever files they are in."""
+    found = CheckpointDir(run_dir / "checkpoints", print).load(step)
+    assert found is not None
+    return dict(found.tensors)
 
 
 def assert_same_run(one: Path, other: Path, step: int = 20) -> None:
@@ -178,12 +182,10 @@ def test_other_data_than_the_run_was_trained_on_is_refused(tmp_path: Path, strai
     shutil.copytree(straight, run_dir)
     folder = run_dir / "checkpoints" / "step-00000020"
     state = json.loads((folder / "state.json").read_text())
-    state["data"] = "another"
+    state["state"]["data"] = "another"
     (folder / "state.json").write_text(json.dumps(state))
     manifest = json.loads((folder / "MANIFEST.json").read_text())
-    from clipx.checkpoint import _sha256
-
-    manifest["state.json"] = _sha256(folder / "state.json")
+    manifest["state.json"] = sha256(folder / "state.json")
     (folder / "MANIFEST.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="the data is not what .* was trained on"):
         Trainer(small(run_dir, *TWENTY, "resume=auto"))
@@ -225,7 +227,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Pat
     with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite at step [0-9]+: lower optimizer.lr"):
         Trainer(small(run_dir, "optimizer.lr=1e30", "duration=20st", "log_every=3st", "checkpoint.every=1st")).fit()
     for folder in (run_dir / "checkpoints").glob("step-*"):
-        saved = load_file(folder / "tensors.safetensors")
+        saved = tensors(run_dir, step_of(folder))
         bad = [n for n, t in saved.items() if n.startswith("model/") and not t.isfinite().all()]
         assert not bad, (folder, bad[:3])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from typing import TypeVar
 from clipx.bench import BenchError
 from clipx.distributed import Comm
 from clipx.lazy import dist, torch
+from clipx.place import cores
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -98,8 +98,3 @@ class Processes:
         share = replace(self, threads=max(1, (self.threads or cores()) // at_once))
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(lambda item: call(share, item), items))
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from clipx.bench import BenchSpec, Findings, Table
-from clipx.bench.processes import cores
 from clipx.config import to_dict
 from clipx.errors import ConfigError, require
+from clipx.place import cores
 
 
 def check(spec: BenchSpec) -> None:

@@ -44,6 +44,7 @@ class Embedder:
     prefetch: int
     max_bad_share: float
     tell_bad: Callable[[Sequence[Bad]], None]
+    beat: Callable[[], None] = lambda: None  # called for each batch: a sign of life
     _images: dict[tuple[str, int], Embedded] = field(default_factory=dict)
 
     @classmethod
@@ -55,6 +56,7 @@ class Embedder:
         comm: Comm,
         precision: Precision,
         tell_bad: Callable[[Sequence[Bad]], None],
+        beat: Callable[[], None] = lambda: None,
     ) -> Embedder:
         """For a model and the data it is to be tried on."""
         return cls(
@@ -67,6 +69,7 @@ class Embedder:
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
             tell_bad=tell_bad,
+            beat=beat,
         )
 
     def images(self, source: Source, batch: int) -> Embedded:
@@ -131,6 +134,7 @@ class Embedder:
     def _call(self, encode: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
         was_training = self.model.training
         self.model.eval()
+        self.beat()
         try:
             with self.precision.autocast():
                 return encode(batch.to(self.comm.device))

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from clipx.model.clip import CLIP
 
 
+# What makes timm.create_model open files, pickled ones too.
+_FILES = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
+
+
 @dataclass(kw_only=True, slots=True)
 class ImageTowerSpec:
     """An image tower from timm, by any name timm knows, and a linear projection to the embedding."""
@@ -28,6 +32,11 @@ class ImageTowerSpec:
         require(self.size >= 8, f"model.image.size={self.size} is too small: give at least 8 pixels")
         for name, values in (("mean", self.mean), ("std", self.std)):
             require(len(values) == 3, f"model.image.{name}={values} must have 3 values, one each for R, G and B")
+        require(
+            not _FILES & self.options.keys(),
+            f"model.image.options={self.options} has one of {', '.join(sorted(_FILES))}, by which timm reads weights "
+            "from files: leave it out, a tower is made of arguments alone",
+        )
         require(min(self.std) > 0, f"model.image.std={self.std} must be above 0")
 
 

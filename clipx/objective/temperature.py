@@ -56,6 +56,10 @@ class GlobalTemperature(Temperature):
     def forward(self) -> Tensor:
         return self.log_scale.exp()
 
+    def at_limit(self) -> Tensor:
+        """Whether it lies at either end of its range, where the optimizer's steps are cut off; 0-dim."""
+        return (self.log_scale <= 0) | (self.log_scale >= self.max_log_scale)
+
     def before_step(self) -> None:
         self.before = self.log_scale.detach().clone()
 

@@ -28,6 +28,14 @@ class DecayRule(StrEnum):
     current = "current"  # the positional embeddings do not: open_clip's rule today
 
 
+class NonFinite(StrEnum):
+    """What follows a loss or a gradient that is infinite or NaN, on any rank. The step is never made."""
+
+    stop = "stop"  # the run ends; the last checkpoint is from before
+    skip = "skip"  # the batch is left out
+    rollback = "rollback"  # the weights of the last checkpoint, and the data after this batch (arXiv:2204.02311, 5.1)
+
+
 @dataclass(kw_only=True, slots=True)
 class OptimizerSpec:
     """The base of all optimizers' options: what each of them heeds."""
@@ -41,6 +49,9 @@ class OptimizerSpec:
     text_lr_scale: float = 1.0  # the text tower's
     layer_decay: float = 1.0  # each block's rate as a share of that of the block above it (arXiv:2106.08254)
     clip_norm: float | None = None  # largest global gradient norm; null: no clipping
+    non_finite: NonFinite = NonFinite.stop
+    non_finite_limit: int = 10  # so many steps in a row that are not finite end the run even so
+    ema_decay: float | None = None  # of a moving average of the weights, which is then evaluated; null: none is kept
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"optimizer.lr={self.lr} must be above 0: the reference is 5e-4")
@@ -54,6 +65,16 @@ class OptimizerSpec:
         require(
             self.clip_norm is None or self.clip_norm > 0,
             f"optimizer.clip_norm={self.clip_norm} must be above 0; null switches clipping off",
+        )
+        require(self.non_finite_limit >= 1, f"optimizer.non_finite_limit={self.non_finite_limit} must be at least 1")
+        require(
+            self.non_finite is not NonFinite.stop or self.non_finite_limit == 10,
+            f"optimizer.non_finite_limit={self.non_finite_limit} has no effect on optimizer.non_finite=stop: choose "
+            "skip or rollback, or leave it out",
+        )
+        require(
+            self.ema_decay is None or 0 < self.ema_decay < 1,
+            f"optimizer.ema_decay={self.ema_decay} must lie between 0 and 1, e.g. 0.9999; null keeps no average",
         )
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import save_checkpoint
 
-from clipx.checkpoint import Checkpoint, CheckpointDir, Rows, _write_rows
+from clipx.checkpoint import Checkpoint, CheckpointDir, Rows, Stored
+from clipx.checkpoint.staging import Staging
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError, ClipxError
 from clipx.objective.table import SampleTable, repeated_later
@@ -69,14 +71,18 @@ def test_a_number_out_of_range_is_named_with_the_range(number: int) -> None:
 # ------------------------------------------------------------------------------------------------- checkpoints
 
 
-def written(folder: Path, samples: int, world: int) -> Checkpoint:
-    """A checkpoint whose rows as many ranks wrote; row i is [i, -i]."""
+def written(folder: Path, samples: int, world: int, lost: int | None = None) -> Checkpoint:
+    """A checkpoint whose rows as many ranks wrote, of which one's may be lost; row i is [i, -i]."""
     folder.mkdir()
+    staging, files = Staging(pinned=False), []
     for k in range(world):
         table = SampleTable(rank(k, world), samples, 2)
         table.rows.copy_(torch.arange(table.start, table.stop)[:, None] * torch.tensor([1, -1]))
-        _write_rows(folder, {"table": Rows(table.rows, table.start)})
-    return Checkpoint(1, {}, {}, folder)
+        if len(table.rows) and k != lost:
+            files.append(f"shard.{k + 1:05d}-of-{world:05d}.safetensors")
+            staging.fill({"table": Rows(table.rows, table.start)})
+            staging.write(folder / files[-1])
+    return Checkpoint(1, Stored.open(folder, files), {}, folder)
 
 
 @pytest.mark.parametrize("samples", [1, 10, 64])
@@ -85,7 +91,8 @@ def test_rows_go_to_their_new_owners_on_another_number_of_ranks(
     tmp_path: Path, samples: int, before: int, after: int
 ) -> None:
     checkpoint = written(tmp_path / "step", samples, before)
-    assert checkpoint.tables() == {"table"}
+    assert checkpoint.parted() == {"table"}
+    assert checkpoint.tensors["table"][:, 0].tolist() == list(range(samples))
     for k in range(after):
         table = SampleTable(rank(k, after), samples, 2)
         checkpoint.read_rows("table", Rows(table.rows, table.start))
@@ -94,38 +101,21 @@ def test_rows_go_to_their_new_owners_on_another_number_of_ranks(
 
 
 def test_rows_that_are_gone_are_an_error_that_names_them(tmp_path: Path) -> None:
-    checkpoint = written(tmp_path / "step", 10, 2)
-    (tmp_path / "step" / "rows.table.5-10.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="lacks rows 5 to 10 of the objective's table"):
+    checkpoint = written(tmp_path / "step", 10, 2, lost=1)
+    with pytest.raises(CheckpointError, match="lacks rows 5 to 10 of table"):
         checkpoint.read_rows("table", Rows(torch.zeros(10, 2), 0))
 
 
-def test_the_manifest_covers_the_rows(tmp_path: Path) -> None:
-    told: list[str] = []
-    folder = CheckpointDir(tmp_path, told.append)
-    for step in (1, 2):
-        folder.save(Checkpoint(step, {}, {}), 3, rows={"table": Rows(torch.zeros(4, 2), 0)})
-    path = tmp_path / "step-00000002" / "rows.table.0-4.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    found = folder.load()
+def test_rows_of_another_width_are_an_error(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path / "step", 10, 2)
+    with pytest.raises(CheckpointError, match=r"the rows of table in .* are of shape \[2\], not \[1\]"):
+        checkpoint.read_rows("table", Rows(torch.zeros(10, 1), 0))
+
+
+def test_a_part_of_the_rows_is_read(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, {"table": Rows(torch.arange(8.0).view(4, 2), 0)})
+    found = CheckpointDir(tmp_path, pytest.fail).load()
     assert found is not None
-    assert found.step == 1
     rows = torch.ones(2, 2)
     found.read_rows("table", Rows(rows, 1))
-    assert not rows.any()
-    assert "the hash of rows.table.0-4.safetensors does not match" in told[0]
-
-
-def test_a_manifest_that_names_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
-    told: list[str] = []
-    folder = CheckpointDir(tmp_path, told.append)
-    for step in (1, 2):
-        folder.save(Checkpoint(step, {}, {}), 3)
-    manifest = tmp_path / "step-00000002" / "MANIFEST.json"
-    manifest.write_text(manifest.read_text().replace("{", '{"../step-00000001/state.json": "0",', 1))
-    found = folder.load()
-    assert found is not None
-    assert found.step == 1
-    assert "names ../step-00000001/state.json, which is no file of it" in told[0]
+    assert rows.tolist() == [[2, 3], [4, 5]]

@@ -1,0 +1,49 @@
+"""What a person should look at although the run goes on: read when metrics are logged, told once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from clipx.logger import Row
+from clipx.objective.base import Objective
+from clipx.objective.temperature import GlobalTemperature
+
+AT_LIMIT_STEPS = 1000  # steps at its limit before a temperature is told of
+LARGE_LOG_U = 20.0  # of log u: negatives e^20 times as near as the positives, on average over an interval
+
+
+class Alarms:
+    """Tells `event(kind, message=…, step=…)` of each alarm once for as long as its cause lasts."""
+
+    def __init__(self, objective: Objective, event: Callable[..., None]) -> None:
+        self._temperatures = [m for m in objective.modules() if isinstance(m, GlobalTemperature)]
+        self._event = event
+        self._since: int | None = None  # the step at which a temperature was first seen at its limit
+        self._told: set[str] = set()
+
+    def look(self, step: int, row: Row) -> None:
+        """At the objective now, and at the means since the last log."""
+        limit = any(bool(t.at_limit()) for t in self._temperatures)
+        self._since = None if not limit else step if self._since is None else self._since
+        stayed = 0 if self._since is None else step - self._since
+        self._alarm(
+            "temperature_at_limit",
+            stayed >= AT_LIMIT_STEPS,
+            step,
+            f"the temperature has been at its limit for {stayed:,} steps: late in a run it often is; early in one "
+            "optimizer.lr is too high",
+        )
+        log_u = row.get("train/log_u", 0.0)
+        self._alarm(
+            "large_u",
+            log_u > LARGE_LOG_U,
+            step,
+            f"log u is {log_u:.3g} on average: other pairs score far above a sample's own; lower optimizer.lr",
+        )
+
+    def _alarm(self, kind: str, on: bool, step: int, message: str) -> None:
+        if on and kind not in self._told:
+            self._told.add(kind)
+            self._event(kind, step=step, message=message)
+        elif not on:
+            self._told.discard(kind)

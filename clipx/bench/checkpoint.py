@@ -1,0 +1,90 @@
+"""How long training stands still for a checkpoint: clipx beside torch.save, DCP and asynchronous DCP."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clipx.bench import BenchSpec, Findings, Table
+from clipx.config import option
+from clipx.errors import require
+
+if TYPE_CHECKING:
+    from clipx.bench.saving import Lap
+
+_LABELS = {
+    "clipx": "clipx, in the background",
+    "torch_save": "torch.save",
+    "dcp": "torch.distributed.checkpoint.save",
+    "dcp_async": "torch.distributed.checkpoint.async_save",
+}
+
+
+@option("bench")
+@dataclass(kw_only=True, slots=True)
+class CheckpointBenchSpec(BenchSpec):
+    """The state of a model and of AdamW, float32, written below `run_dir` by one process; files are removed after."""
+
+    kind: str = "checkpoint"
+    parameters: int = 150_000_000  # ViT-B-32's; the state is three times as many numbers
+    repeats: int = 5  # rounds, in each of which all take turns; one more before them is not counted
+
+    def __post_init__(self) -> None:
+        BenchSpec.__post_init__(self)
+        for key, count in {"parameters": self.parameters, "repeats": self.repeats}.items():
+            require(count >= 1, f"{key}={count} must be at least 1")
+
+    def run(self, say: Callable[[str], None]) -> Findings:
+        from clipx.bench import saving
+        from clipx.bench.measure import ratio
+        from clipx.bench.processes import Processes
+
+        device = self.device_type()
+        size = 12 * self.parameters
+        say(f"{size / 1e9:.3g} GB on {device}, {self.repeats} rounds of {', '.join(_LABELS)}")
+        folder = Path(self.run_dir) / "checkpoints"
+        laps: dict[str, list[Lap]] = Processes(device, self.threads).run(
+            saving.race, str(folder), self.parameters, self.repeats, self.seed
+        )[0]
+        counted = {name: found[1:] for name, found in laps.items()}
+        stalls = {name: [lap.stall for lap in found] for name, found in counted.items()}
+        medians = {
+            what: {
+                name: _rounded(statistics.median(getattr(lap, what) for lap in found))
+                for name, found in counted.items()
+            }
+            for what in ("stall", "total", "slowdown")
+        }
+        figures: dict[str, Any] = {
+            "benchmark": "checkpoint",
+            "device": device,
+            "bytes": size,
+            **{
+                f"stall_ratio{end}": _rounded(ratio(stalls["clipx"], stalls[name]))
+                for name, end in (("torch_save", ""), ("dcp", "_dcp"), ("dcp_async", "_dcp_async"))
+            },
+            "stall_seconds": medians["stall"],
+            "first_stall_seconds": {name: _rounded(found[0].stall) for name, found in laps.items()},
+            "total_seconds": medians["total"],
+            "slowdown": medians["slowdown"],
+            "results": self.run_dir,
+        }
+        details = {name: [asdict(lap) for lap in found] for name, found in laps.items()}
+        return Findings(figures, details, [self._table(figures)])
+
+    def _table(self, figures: dict[str, Any]) -> Table:
+        table = Table(
+            f"a checkpoint of {figures['bytes'] / 1e9:.3g} GB",
+            ("", "training stands still, s", "the first time, s", "on disk after, s", "a step meanwhile, times"),
+        )
+        for name, label in _LABELS.items():
+            keys = ("stall_seconds", "first_stall_seconds", "total_seconds", "slowdown")
+            table.rows.append((label, *(f"{figures[key][name]:.3g}" for key in keys)))
+        return table
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

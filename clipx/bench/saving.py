@@ -1,0 +1,143 @@
+"""What the process of the benchmark of checkpoints does: each contestant saves the same state, in turns."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from clipx.bench.measure import synchronize
+from clipx.bench.processes import Place
+from clipx.checkpoint import CheckpointSpec, Saver
+from clipx.checkpoint.folder import sync
+from clipx.distributed import Comm
+
+_BLOCK = (768, 3072)  # of a ViT-B's MLP
+_WORK = 512  # the side of the matrices that the training thread multiplies meanwhile
+
+Wait = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One save."""
+
+    stall: float  # s, until training may go on
+    total: float  # s, until it is on disk
+    slowdown: float  # of a step of work until then, times one with nothing beside it; 1 where nothing is left to do
+
+
+def race(place: Place, folder: str, parameters: int, repeats: int, seed: int) -> dict[str, list[Lap]]:
+    """Laps of each contestant, the first of which makes what is kept for later ones."""
+    comm = place.join()
+    warnings.filterwarnings("ignore", r"torch\.distributed is disabled", UserWarning)  # DCP says so of one process
+    tensors = state(parameters, comm.device, seed)
+    root = Path(folder)
+    root.mkdir(parents=True)
+    saver = Saver(root / "clipx", CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
+    saver.reserve(tensors)  # as a run does after its first step; it is done when its first turn comes
+    contestants: dict[str, Callable[[Path], Wait]] = {
+        "torch_save": lambda path: _torch_save(tensors, path),
+        "dcp": lambda path: _dcp(tensors, path),
+        "dcp_async": lambda path: _dcp_async(tensors, path),
+        "clipx": lambda path: _clipx(saver, tensors),
+    }
+    work = _work(comm, seed)
+    laps: dict[str, list[Lap]] = {name: [] for name in contestants}
+    try:
+        for i in range(1 + repeats):
+            names = list(contestants)
+            for name in names[i % len(names) :] + names[: i % len(names)]:
+                path = root / name
+                alone = statistics.median(work() for _ in range(20))
+                laps[name].append(_lap(lambda name=name, path=path: contestants[name](path), work, alone))  # type: ignore[misc]
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                os.sync()  # what is still to be written is the next one's burden otherwise
+    finally:
+        saver.close()
+        shutil.rmtree(root)
+        comm.close()
+    return laps
+
+
+def state(parameters: int, device: torch.device, seed: int) -> dict[str, Tensor]:
+    """Weights and AdamW's two averages of them, in the sizes of a transformer's blocks."""
+    torch.manual_seed(seed)
+    block = _BLOCK[0] * _BLOCK[1]
+    sizes = [block] * (parameters // block) + ([parameters % block] if parameters % block else [])
+    tensors = {}
+    for i, size in enumerate(sizes):
+        shape = _BLOCK if size == block else (size,)
+        for name in (f"model/{i}", f"optimizer/{i}/exp_avg", f"optimizer/{i}/exp_avg_sq"):
+            tensors[name] = torch.randn(shape, device=device)
+        tensors[f"optimizer/{i}/step"] = torch.tensor(float(i))
+    return tensors
+
+
+def _lap(save: Callable[[], Wait], work: Callable[[], float], alone: float) -> Lap:
+    start = time.perf_counter()
+    wait = save()
+    stall = time.perf_counter() - start
+    done = _in_thread(wait)
+    steps = []
+    while not done.done():
+        steps.append(work())
+    done.result()
+    total = time.perf_counter() - start
+    return Lap(stall, total, statistics.median(steps) / alone if len(steps) > 2 else 1.0)
+
+
+def _in_thread(wait: Wait) -> Future[object]:
+    pool = ThreadPoolExecutor(1)
+    done = pool.submit(wait)
+    pool.shutdown(wait=False)
+    return done
+
+
+def _work(comm: Comm, seed: int) -> Callable[[], float]:
+    """A step of work on the training's thread; returns its seconds."""
+    x = torch.randn(_WORK, _WORK, generator=torch.Generator().manual_seed(seed)).to(comm.device)
+
+    def step() -> float:
+        start = time.perf_counter()
+        for _ in range(5):
+            x @ x
+        synchronize(comm.device)
+        return time.perf_counter() - start
+
+    return step
+
+
+# ------------------------------------------------------------------------------------------------- contestants
+
+
+def _clipx(saver: Saver, tensors: dict[str, Tensor]) -> Wait:
+    saver.save(1, tensors, {})
+    return saver.wait
+
+
+def _torch_save(tensors: dict[str, Tensor], path: Path) -> Wait:
+    torch.save(tensors, path)
+    return lambda: sync(path)
+
+
+def _dcp(tensors: dict[str, Tensor], path: Path) -> Wait:
+    dcp_save(tensors, checkpoint_id=path)
+    return lambda: None
+
+
+def _dcp_async(tensors: dict[str, Tensor], path: Path) -> Wait:
+    future = async_save(tensors, checkpoint_id=path)
+    assert isinstance(future, Future)
+    return future.result

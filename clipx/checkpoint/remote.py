@@ -1,0 +1,175 @@
+"""The copy of a run directory at a URL, for a machine that is lost: mirror.py makes it, and here it is read.
+
+    <url>/config.yaml metrics.jsonl events.jsonl …      the small files, with each checkpoint and at the end
+    <url>/checkpoints/step-00000010/…, MANIFEST.json    a checkpoint as it is on disk, its manifest last
+
+A checkpoint counts when its manifest is there, which is written when its files have been listed with the right sizes;
+it is trusted when the SHA-256 of every file has been compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from clipx.checkpoint.folder import MANIFEST, fault_of, step_of, sync
+from clipx.errors import CheckpointError, ConfigError, StorageError, require
+from clipx.storage import Folder, download, persist, read_whole, said
+from clipx.url import check_folder_url
+
+T = TypeVar("T")
+
+FOLDER = "checkpoints"
+HISTORY = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # what a run needs to go on elsewhere
+RETRY_S = 120.0  # that a storage is waited for
+check_url = partial(check_folder_url, "checkpoint.remote")
+
+
+def check_writable(url: str, retry_s: float = RETRY_S) -> None:
+    """Writes a small file and removes it. Raises ConfigError where that cannot work, StorageError in an outage."""
+    folder, name = Folder(url), f".writable.{os.getpid()}"
+
+    def call() -> None:
+        folder.write(name, b"clipx")
+        folder.remove(name)
+
+    try:
+        persist(url, retry_s, call)
+    except StorageError:
+        raise
+    except Exception as error:  # a remote file system raises what its library does
+        raise ConfigError(
+            f"checkpoint.remote={url} cannot be written ({said(error)}): check the URL, that it exists, and that the "
+            "credentials allow writing and deleting"
+        ) from None
+
+
+def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, str]]:
+    """(step, URL) of each checkpoint with a manifest under a run's URL, the newest first; none where there is no run.
+
+    Raises StorageError where the storage cannot be reached, CheckpointError where it does not let us look.
+    """
+    root = url.rstrip("/")
+    files = _looked(url, partial(persist, url, retry_s, partial(Folder(root).files, FOLDER)))
+    whole = [name for name, names in by_folder(files).items() if MANIFEST in names]
+    found = [(step_of(Path(name)), f"{root}/{FOLDER}/{name}") for name in whole]
+    return sorted(found, reverse=True)
+
+
+def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
+    """A checkpoint at a URL becomes one in the folder `into`, which it enters when every hash has been compared.
+
+    Raises CheckpointError where it is damaged or cannot be written here, StorageError in an outage.
+    """
+    name = url.rstrip("/").rpartition("/")[2]
+    require(is_checkpoint(name), f"{url} is no checkpoint: its name must be step-… with the step")
+    final, temporary = into / name, into / f"tmp.{name}.{os.getpid()}"
+    if final.exists():
+        raise CheckpointError(f"{final} is there already: move it away, or resume from it")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        _download(url, temporary, retry_s)
+        if fault := fault_of(temporary):
+            raise _Damaged(f"checkpoint {url} is damaged: {fault}")
+        for path in (*temporary.iterdir(), temporary):
+            sync(path)
+        temporary.rename(final)
+        sync(into)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {url} cannot be fetched to {into} ({said(error)}): free space, and check the permissions"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return final
+
+
+def newest(url: str, into: Path, tell: Callable[[str], None], retry_s: float = RETRY_S, after: int = -1) -> Path | None:
+    """Fetches a run's newest checkpoint of a later step than `after` whose hashes hold; None where there is none.
+
+    Each damaged one is told of and passed over. Raises CheckpointError where all are damaged and there is none `after`
+    which to go on, StorageError where the storage cannot be reached: what it holds may be newer than anything here.
+    """
+    places = [place for step, place in remote_checkpoints(url, retry_s) if step > after]
+    for place in places:
+        try:
+            return fetch(place, into, retry_s)
+        except _Damaged as error:
+            tell(f"{error}: falling back to the one before")
+    if places and after < 0:
+        raise CheckpointError(f"all checkpoints at {url} are damaged: restore one, or start a new run")
+    return None
+
+
+def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
+    """Fetches configuration, metrics and events of a run where they are not here, before anything else is written.
+
+    Else the next upload would put this machine's short ones in their place. Raises as `remote_checkpoints`.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for name in HISTORY:
+        path = run_dir / name
+        if not path.exists():
+            with suppress(FileNotFoundError):
+                content = _looked(url, partial(read_whole, f"{url.rstrip('/')}/{name}", retry_s))
+                part = path.with_name(f".{name}.part")
+                part.write_bytes(content)
+                part.replace(path)
+
+
+class _Damaged(CheckpointError):
+    """A checkpoint that another one may stand in for."""
+
+
+def _download(url: str, folder: Path, retry_s: float) -> None:
+    """All files of a checkpoint, not yet compared."""
+    try:
+        manifest = _looked(url, partial(read_whole, f"{url}/{MANIFEST}", retry_s))
+        names = list(dict(json.loads(manifest)))
+    except FileNotFoundError:
+        raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} is missing") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} cannot be read: {error}") from None
+    sizes = _looked(url, partial(persist, url, retry_s, Folder(url).files))
+    for name in names:
+        if not re.fullmatch(r"\w[\w.-]*", name):  # a path could lead out of the folder
+            raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} names {name!r}, which is no file of it")
+        if name not in sizes:
+            raise _Damaged(f"checkpoint {url} is damaged: {name} is missing")
+    for name in names:
+        download(f"{url}/{name}", folder / name, sizes[name], retry_s)
+    (folder / MANIFEST).write_bytes(manifest)
+
+
+def _looked(url: str, call: Callable[[], T]) -> T:
+    """Calls; what the storage does not allow, or does not understand, becomes a CheckpointError."""
+    try:
+        return call()
+    except (StorageError, FileNotFoundError):
+        raise
+    except Exception as error:  # a remote file system raises what its library does
+        raise CheckpointError(
+            f"{url} cannot be read ({said(error)}): check checkpoint.remote and the credentials"
+        ) from None
+
+
+def by_folder(files: Iterable[str]) -> dict[str, list[str]]:
+    """The files of each checkpoint, from names such as checkpoints/step-00000010/state.json."""
+    found: dict[str, list[str]] = {}
+    for name in files:
+        parts = name.split("/")
+        if len(parts) == 3 and is_checkpoint(parts[1]):
+            found.setdefault(parts[1], []).append(parts[2])
+    return found
+
+
+def is_checkpoint(name: str) -> bool:
+    return re.fullmatch(r"step-\d+", name) is not None

@@ -1,0 +1,53 @@
+"""What `resume=` may say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from clipx.errors import ConfigError
+from clipx.url import check_url
+
+CHECKPOINTS = "checkpoints"  # the folder of a run directory, and of its remote copy
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a run goes on from. `run_dir` and `url` are None where it goes on in its own run directory."""
+
+    wanted: bool  # false: a new run
+    needed: bool = False  # whether it is an error that there is nothing to go on from
+    step: int | None = None  # of the checkpoint; None: the newest
+    run_dir: str | None = None
+    url: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Resume:
+        """`none`, `auto`, `latest`, `step:N`, or a run directory or one of its checkpoints, by path or by URL.
+
+        Raises ConfigError.
+        """
+        if text in ("none", "auto"):
+            return cls(text == "auto")
+        if text == "latest":
+            return cls(True, True)
+        if text.startswith("step:"):
+            number = text.removeprefix("step:")
+            if not re.fullmatch(r"\d+", number):
+                raise ConfigError(f"resume={text} names no step: give its number, resume=step:1000")
+            return cls(True, True, int(number))
+        check_url("resume", text)
+        place, step = text.rstrip("/"), None
+        folder = Path(place)
+        if (found := _STEP.fullmatch(folder.name)) and folder.parent.name == CHECKPOINTS:
+            place, step = place.removesuffix(f"/{CHECKPOINTS}/{folder.name}"), int(found[1])
+        if "://" in place:
+            return cls(True, True, step, url=place)
+        return cls(True, True, step, run_dir=place)
+
+
+def step_folder(step: int) -> str:
+    """The name of a checkpoint's folder."""
+    return f"step-{step:08d}"

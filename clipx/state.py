@@ -1,0 +1,84 @@
+"""What training changes, apart from the position in the data: captured for a checkpoint, restored from one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from clipx.average import WeightAverage
+from clipx.checkpoint import Checkpoint, Rows
+from clipx.checkpoint.state import load_module, load_optimizer, optimizer_tensors, part, prefixed
+from clipx.distributed import Comm
+from clipx.errors import CheckpointError
+from clipx.model.clip import CLIP
+from clipx.objective.base import Objective
+from clipx.objective.table import SampleTable
+from clipx.rng import rng_state, seed_all, set_rng_state
+
+
+@dataclass(frozen=True, slots=True)
+class TrainState:
+    model: CLIP
+    average: WeightAverage | None
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    comm: Comm
+
+    def capture(self) -> dict[str, torch.Tensor | Rows]:
+        """The live tensors by name, not copies of them; `Rows` are this rank's part of what the ranks keep together."""
+        rng = rng_state(self.comm.device)
+        return {
+            **prefixed("model", self.model.state_dict()),
+            **(prefixed("average", self.average.state()) if self.average else {}),
+            **prefixed("objective", self.objective.state_dict()),
+            **prefixed("optimizer", optimizer_tensors(self.optimizer)),
+            **{f"table/{name}": Rows(table.rows, table.start) for name, table in self._tables().items()},
+            "rng": Rows(rng[None], self.comm.rank),
+        }
+
+    def restore(self, found: Checkpoint, seed: int) -> list[str]:
+        """Returns what could not go on as it was, for the log. Raises CheckpointError where something does not fit.
+
+        `seed`: of the random numbers where other ranks wrote the checkpoint.
+        """
+        load_module(self.model, part("model", found.tensors), "model")
+        load_module(self.objective, part("objective", found.tensors), "objective")
+        load_optimizer(self.optimizer, part("optimizer", found.tensors))
+        self._restore_tables(found)
+        return [*self._restore_average(found), *self._restore_rng(found, seed)]
+
+    def _tables(self) -> dict[str, SampleTable]:
+        """The objective's per-sample state, by name."""
+        return {name: module for name, module in self.objective.named_modules() if isinstance(module, SampleTable)}
+
+    def _restore_tables(self, found: Checkpoint) -> None:
+        own = {f"table/{name}": table for name, table in self._tables().items()}
+        saved = {name for name in found.parted() if name.startswith("table/")}
+        if strange := own.keys() ^ saved:
+            names = ", ".join(sorted(name.removeprefix("table/") for name in strange))
+            raise CheckpointError(
+                f"the checkpoint {found.folder} and this objective do not both keep {names} for each sample: resume "
+                "with the objective that wrote it"
+            )
+        for name, table in own.items():
+            found.read_rows(name, Rows(table.rows, table.start))
+
+    def _restore_average(self, found: Checkpoint) -> list[str]:
+        saved = part("average", found.tensors)
+        if self.average is None:
+            return ["the checkpoint's average of the weights is left: optimizer.ema_decay=null"] if saved else []
+        if not saved:
+            return ["the average of the weights begins here: the checkpoint holds none"]
+        self.average.restore(saved)
+        return []
+
+    def _restore_rng(self, found: Checkpoint, seed: int) -> list[str]:
+        world = found.state["world"]
+        if world == self.comm.world:
+            mine = rng_state(self.comm.device)[None]
+            found.read_rows("rng", Rows(mine, self.comm.rank))
+            set_rng_state(mine[0], self.comm.device)
+            return []
+        seed_all(seed + self.comm.rank)
+        return [f"{world} ranks wrote the checkpoint, {self.comm.world} go on: dropout draws anew"]

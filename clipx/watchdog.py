@@ -1,0 +1,75 @@
+"""A run that does not come on says where it stands, and ends: a hanging job costs as much as one that trains."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from clipx.errors import Exit
+
+_LEAVE_S = 10.0  # for the last words: the file system may be what hangs
+
+
+class Watchdog:
+    """Ends this process with exit code 70 where no `beat` comes for `timeout_s` seconds; 0 s: never.
+
+    Before, the stacks of all threads go to stderr and are added to `run_dir/stacks.rank<rank>.txt`, and
+    `event("watchdog", ...)` is called. It needs no help from the main thread, which may wait for a collective or a
+    file. Code that never gives up Python's lock stops this thread too: then faulthandler's timer, which is C, writes
+    the stacks to stderr and ends the process a little later, with exit code 1.
+    """
+
+    def __init__(self, timeout_s: float, run_dir: Path, rank: int, event: Callable[..., None]) -> None:
+        self._timeout_s, self._rank, self._event = timeout_s, rank, event
+        self._stacks = run_dir / f"stacks.rank{rank}.txt"
+        self._step, self._beaten = 0, 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        if self._timeout_s:
+            self.beat(0)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timeout_s:
+            self._over.set()
+            self._thread.join()
+            faulthandler.cancel_dump_traceback_later()
+
+    def beat(self, step: int) -> None:
+        """The run has come on: a step, a batch of an evaluation, a part of a checkpoint. Costs well under 1 µs."""
+        self._step, self._beaten = step, time.monotonic()
+
+    def _watch(self) -> None:
+        while not self._over.wait(min(1.0, self._timeout_s / 4)):
+            faulthandler.dump_traceback_later(self._timeout_s + _LEAVE_S, exit=True, file=2)
+            quiet_s = time.monotonic() - self._beaten
+            if quiet_s > self._timeout_s:
+                self._end(quiet_s)
+
+    def _end(self, quiet_s: float) -> None:
+        line = (
+            f"rank {self._rank} did not come on for {quiet_s:.0f} s after step {self._step}, more than "
+            f"distributed.watchdog_s={self._timeout_s:g}: {self._stacks} says where it stood"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, f"error: {line}\n".encode())
+            faulthandler.dump_traceback(2)
+        writer = threading.Thread(target=self._write, args=(line, quiet_s), daemon=True)
+        writer.start()
+        writer.join(_LEAVE_S)
+        os._exit(Exit.WATCHDOG)
+
+    def _write(self, line: str, quiet_s: float) -> None:
+        with self._stacks.open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            file.flush()
+            faulthandler.dump_traceback(file)
+        self._event("watchdog", rank=self._rank, step=self._step, seconds=round(quiet_s, 1), stacks=self._stacks.name)

@@ -1,0 +1,38 @@
+"""What the tests of copies at a URL share: a run directory, and URLs."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+_number = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipx.checkpoint.mirror._PAUSES", (0.05, 0.2))
+    monkeypatch.setattr("clipx.checkpoint.mirror._LAST_PAUSE", 0.2)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir()
+    for name in ("config.yaml", "metrics.jsonl", "events.jsonl"):
+        (path / name).write_text(f"of {name}\n")
+    return path
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "s3":
+        return f"{request.getfixturevalue('own_bucket')}/runs/one"
+    return {"file": f"file://{tmp_path}/far/one", "memory": f"memory://runs/{next(_number)}"}[request.param]
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> str:
+    """A URL whose files a test can look at."""
+    return f"file://{tmp_path}/far"

@@ -1,0 +1,39 @@
+"""The options of checkpoints, and their sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clipx.checkpoint import CheckpointSpec
+from clipx.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": "often"}, "checkpoint.every.*often is not a duration"),
+        ({"keep_every": "often"}, "checkpoint.keep_every.*often is not a duration"),
+        ({"keep_every": "end"}, "checkpoint.keep_every=end keeps nothing more, for the last one stays anyway"),
+        ({"keep_last": 0}, "checkpoint.keep_last=0 must be at least 1"),
+        ({"fail_after": 0}, "checkpoint.fail_after=0 must be at least 1"),
+        ({"best": ""}, "checkpoint.best= is empty: give a value, or null"),
+        ({"remote": ""}, "checkpoint.remote= is empty: give a value, or null"),
+        ({"delete_previous": True}, "checkpoint.delete_previous=true deletes only what is uploaded, and checkpoint.remote"),
+        ({"sync_timeout_s": 0.0}, "checkpoint.sync_timeout_s=0 must be above 0 s"),
+        ({"every": "none", "best": "a/b"}, "checkpoint.every=none saves nothing, so that checkpoint.best has no effect"),
+        (
+            {"every": "none", "keep_every": "1ep", "remote": "s3://bucket/run"},
+            "checkpoint.every=none saves nothing, so that checkpoint.keep_every and checkpoint.remote have no effect",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_told_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        CheckpointSpec(**options)
+
+
+def test_what_can_be() -> None:
+    CheckpointSpec(every="none")
+    CheckpointSpec(every="end", best="a/b", keep_every="10ep", remote="s3://bucket/run", delete_previous=True)

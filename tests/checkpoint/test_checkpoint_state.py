@@ -1,0 +1,57 @@
+"""Modules and optimizers by plain names, there and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from clipx import checkpoint as ckpt
+from clipx.errors import CheckpointError
+
+
+def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.randn(1, 3, 5, 5))
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW([{"params": list(model.named_parameters()), "weight_decay": 0.1}], fused=True)
+    for _ in range(3):
+        model(torch.randn(4, 3, 5, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def test_an_optimizer_goes_on_as_if_it_had_not_stopped() -> None:
+    model, optimizer = trained(0)
+    other_model, other = trained(1)
+    ckpt.load_module(other_model, {k: v.contiguous() for k, v in model.state_dict().items()}, "model")
+    ckpt.load_optimizer(other, {k: v.contiguous() for k, v in ckpt.optimizer_tensors(optimizer).items()})
+    x = torch.randn(4, 3, 5, 5)
+    for m, o in ((model, optimizer), (other_model, other)):
+        m(x).square().mean().backward()
+        o.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other_model.parameters(), strict=True))
+    state = other.state[next(other_model.parameters())]["exp_avg"]
+    assert state.is_contiguous(memory_format=torch.channels_last), "in the parameter's own memory format"
+
+
+def test_a_module_that_does_not_fit_is_refused_by_name() -> None:
+    model, _ = trained(0)
+    state = dict(model.state_dict())
+    state["extra"] = state.pop("0.bias")
+    state["0.weight"] = state["0.weight"][:2]
+    with pytest.raises(CheckpointError, match=r"missing 0.bias; left over extra; other shape 0.weight \[2, 3, 3, 3\]"):
+        ckpt.load_module(model, state, "model")
+
+
+def test_an_optimizer_of_another_model_is_refused_by_name() -> None:
+    _, optimizer = trained(0)
+    state = ckpt.optimizer_tensors(optimizer)
+    left_over = {**state, "foo/exp_avg": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match="state for unknown foo"):
+        ckpt.load_optimizer(optimizer, left_over)
+    missing = {k: v for k, v in state.items() if not k.startswith("0.bias/")}
+    with pytest.raises(CheckpointError, match=r"no state for 0.bias"):
+        ckpt.load_optimizer(optimizer, missing)

@@ -1,0 +1,66 @@
+"""Checkpoints as clipx commits them, and their way to a URL."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from clipx.checkpoint.folder import STATE, WHOLE, complete, write_file
+from clipx.checkpoint.mirror import Mirror
+from clipx.checkpoint.remote import remote_checkpoints
+
+
+def save(run_dir: Path, step: int, content: bytes = b"weights", shards: int = 2, keep: bool = False) -> Path:
+    """A checkpoint as clipx commits it."""
+    final = run_dir / "checkpoints" / f"step-{step:08d}"
+    temporary = final.with_name(f"tmp.{final.name}")
+    temporary.mkdir(parents=True)
+    contents = {f"shard.{k:05d}-of-{shards:05d}.safetensors": content * (k + 1) for k in range(shards)}
+    state = json.dumps({"keep": keep, "score": None, "state": {"step": step}}).encode()
+    contents |= {WHOLE: content + str(step).encode(), STATE: state}
+    hashes = {name: write_file(temporary / name, [content]) for name, content in contents.items()}
+    complete(temporary, final, hashes)
+    return final
+
+
+class Events(list[dict[str, Any]]):
+    def __call__(self, kind: str, **facts: Any) -> None:
+        self.append({"event": kind, **facts})
+
+    def of(self, kind: str) -> list[str]:
+        return [str(event["checkpoint"]) for event in list(self) if event["event"] == kind]
+
+    def wait_for(self, kind: str) -> None:
+        until(lambda: any(event["event"] == kind for event in list(self)))
+
+
+def until(true: Callable[[], bool], limit_s: float = 15) -> None:
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def same(one: Path, other: Path) -> bool:
+    names = {path.name for path in one.iterdir()}
+    equal = all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+    return equal and names == {path.name for path in other.iterdir()}
+
+
+def upload(run_dir: Path, url: str, *folders: Path, **options: Any) -> Events:
+    """All of a run directory, by a mirror that ends."""
+    events = Events()
+    with closing(Mirror(run_dir, url, events, **options)) as mirror:
+        for folder in folders:
+            mirror.put(folder)
+        assert mirror.finish(20)
+        assert mirror.lag_s == 0
+    return events
+
+
+def steps(url: str) -> list[int]:
+    return [step for step, _ in remote_checkpoints(url, retry_s=5)]

@@ -1,0 +1,86 @@
+"""What tests of checkpoints need: savers, and processes whose end or whose limits harm nobody else."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from clipx.checkpoint import CheckpointDir, CheckpointSpec, Saver
+from clipx.distributed import Comm
+
+ALONE = Comm(0, 1, 0, torch.device("cpu"))
+
+
+class Told(list[tuple[str, dict[str, Any]]]):
+    """The events of a saver."""
+
+    def __call__(self, kind: str, **facts: Any) -> None:
+        self.append((kind, facts))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [facts for one, facts in self if one == kind]
+
+
+def saver(path: Path, told: Told | None = None, comm: Comm = ALONE, hooks: Any = None, **options: Any) -> Saver:
+    return Saver(path, CheckpointSpec(**options), comm, Told() if told is None else told, **(hooks or {}))
+
+
+def tensors(step: int, size: int = 1000) -> dict[str, torch.Tensor]:
+    return {"a/x": torch.full((size,), float(step)), "a/n": torch.tensor(step)}
+
+
+def steps(path: Path) -> list[int]:
+    return [int(p.name.removeprefix("step-")) for p in CheckpointDir(path, print).folders()]
+
+
+def loaded(path: Path, step: int | None = None) -> dict[str, torch.Tensor]:
+    """Fails where anything is damaged."""
+
+    def tell(message: str) -> None:
+        raise AssertionError(message)
+
+    found = CheckpointDir(path, tell).load(step)
+    assert found is not None
+    return dict(found.tensors)
+
+
+def in_processes(ranks: int, folder: Path, call: Callable[..., Any], *args: Any) -> list[Any]:
+    """What `call(comm, *args)` returns in each of as many forked processes; an exception is returned too, and of one
+    that died its exit code."""
+    fork = multiprocessing.get_context("fork")
+    processes, results = [], []
+    for rank in range(ranks):
+        mine, theirs = fork.Pipe(duplex=False)
+        process = fork.Process(target=_process, args=(theirs, rank, ranks, folder, call, args))
+        process.start()
+        theirs.close()
+        processes.append((process, mine))
+    for process, mine in processes:
+        try:
+            results.append(mine.recv())
+        except EOFError:
+            process.join()
+            results.append(process.exitcode)
+        process.join(60)
+        assert not process.is_alive()
+    (folder / "rendezvous").unlink(missing_ok=True)
+    return results
+
+
+def _process(
+    pipe: Connection, rank: int, world: int, folder: Path, call: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    try:
+        if world > 1:
+            store = (folder / "rendezvous").as_uri()
+            dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+        result = call(Comm(rank, world, rank, torch.device("cpu")), *args)
+    except Exception as error:
+        result = error
+    pipe.send(result)

@@ -1,0 +1,87 @@
+"""A training loop of nothing but what stops and watches one, on any number of ranks.
+
+    stopping.py run_dir=FOLDER name=FAULT [distributed.…=…]
+
+Each rank writes `pid.RANK`, rank 0 the steps done, each what it saved. FAULT is none, or: `slow`, saving takes 3 s; `requeue`,
+SIGUSR2 had a handler before; `fail`, rank 1 raises an error; `stuck`, rank 1 waits for ever; `crash`, rank 1 has an error of its own kind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from clipx.config import cli
+from clipx.errors import DataError, Stopped
+from clipx.lock import RunLock
+from clipx.peers import peers_told
+from clipx.rundir import RunDir
+from clipx.spec import RunSpec
+from clipx.stop import Stop
+from clipx.watchdog import Watchdog
+
+
+class Loop:
+    def __init__(self, spec: RunSpec) -> None:
+        self.folder, self.fault = Path(spec.run_dir), spec.name
+        self.spec, self.comm, self.step = spec, spec.distributed.build(), 0
+        self.rundir = RunDir(self.folder)
+
+    def run(self) -> None:
+        if self.fault == "requeue":
+            signal.signal(signal.SIGUSR2, self.requeue)
+        comm, run = self.comm, self.folder
+        with (
+            RunLock(run, comm, self.rundir.event) as lock,
+            Stop(tell=comm.is_main) as stop,
+            Watchdog(self.spec.distributed.watchdog_s, run, comm.rank, self.rundir.event) as watchdog,
+            peers_told(comm, lambda: self.step),
+        ):
+            (run / f"pid.{comm.rank}").write_text(str(os.getpid()))
+            while True:
+                lock.check()
+                self.trouble()
+                assert comm.sum(torch.ones(2)).tolist() == [comm.world] * 2
+                self.step += 1
+                watchdog.beat(self.step)
+                self.write("step")
+                time.sleep(0.01)
+                if name := stop.agreed(comm):
+                    self.save()
+                    self.rundir.event("stop", signal=name, own=stop.requested, rank=comm.rank)
+                    stop.after_save(comm)
+                    raise Stopped(f"{name} at step {self.step}; saved: go on with resume=auto")
+
+    def trouble(self) -> None:
+        if self.comm.rank == 1 and self.step == 20:
+            if self.fault == "fail":
+                raise DataError("the shard is gone: bring it back")
+            if self.fault == "crash":
+                raise RuntimeError("a bug of\nrank 1")
+            if self.fault == "stuck":
+                time.sleep(1000)
+
+    def save(self) -> None:
+        if self.fault == "slow":
+            time.sleep(3)
+        self.write("saved")
+        self.comm.barrier()
+
+    def write(self, name: str) -> None:
+        path = self.folder / f"{name}.{self.comm.rank}"
+        path.with_name(f"{path.name}.tmp").write_text(str(self.step))
+        path.with_name(f"{path.name}.tmp").replace(path)
+
+    def requeue(self, number: int, frame: FrameType | None) -> None:
+        assert (self.folder / "saved.0").is_file()
+        with (self.folder / "requeued").open("a") as file:
+            file.write(f"{self.comm.rank} {signal.Signals(number).name}\n")
+
+
+if __name__ == "__main__":
+    cli(lambda spec: Loop(spec).run(), "train")()

@@ -1,0 +1,27 @@
+"""A run that stops at any step goes on as if it had not: every objective, micro-batches, workers, one rank and two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from resuming import OBJECTIVES, differences, options
+from support import torchrun
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_it_ends_bit_for_bit_as_one_that_never_stopped(tmp_path: Path, objective: str) -> None:
+    assert differences(tmp_path, *options(objective)) == []
+
+
+def test_with_loader_workers_too(tmp_path: Path) -> None:
+    assert differences(tmp_path, *options("fastclip_v3"), "data.workers=2", steps=range(3, 5)) == []
+
+
+def test_on_two_ranks_too(tmp_path: Path) -> None:
+    objectives = ("infonce", "isogclr", "fastclip_v3")
+    torchrun(2, str(Path(__file__).with_name("resuming.py")), str(tmp_path), *objectives)
+    for rank in range(2):
+        told = json.loads((tmp_path / f"differences.{rank}.json").read_text())
+        assert told == {objective: [] for objective in objectives}

@@ -1,0 +1,322 @@
+"""A run directory that somebody else made: nothing in it is executed, nothing outside it is read or written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from attack import Flag
+from support import VIT, small
+
+from clipx.checkpoint import CheckpointDir
+from clipx.checkpoint.folder import MANIFEST, STATE, WHOLE, fault_of, sha256
+from clipx.checkpoint.remote import fetch
+from clipx.config import compose
+from clipx.errors import CheckpointError, ClipxError, ConfigError
+from clipx.evaluate import evaluate, load_run, main
+from clipx.trainer import Trainer
+
+SHARD = "shard.00000-of-00001.safetensors"
+SECRET = "s3cr3t-of-the-victim-0123456789"
+TINY = (*VIT, "duration=2st", "schedule.warmup=0st")
+
+
+@pytest.fixture
+def flag(tmp_path: Path) -> Flag:
+    return Flag(tmp_path / "flag")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("done") / "run"
+    Trainer(small(run_dir, *TINY)).fit()
+    return run_dir
+
+
+@pytest.fixture
+def theirs(done: Path, tmp_path: Path) -> Path:
+    """A copy, to be made evil."""
+    return Path(shutil.copytree(done, tmp_path / "run"))
+
+
+def folder(run_dir: Path) -> Path:
+    (found,) = (run_dir / "checkpoints").glob("step-*")
+    return found
+
+
+def sign(checkpoint: Path, *more: str) -> None:
+    """A manifest whose hashes are right, as whoever made the files would write it."""
+    names = [p.name for p in checkpoint.iterdir() if p.suffix == ".safetensors"]
+    hashes = {name: sha256(checkpoint / name) for name in (*names, STATE, *more)}
+    (checkpoint / MANIFEST).write_text(json.dumps(hashes))
+
+
+def resumed(run_dir: Path) -> None:
+    Trainer(small(run_dir, *TINY, f"resume={run_dir}")).close()
+
+
+def resumed_from_url(run_dir: Path) -> None:
+    Trainer(small(run_dir.with_name("new"), *TINY, f"resume=file://{run_dir}")).close()
+
+
+def evaluated(run_dir: Path) -> None:
+    evaluate(compose(f"run={run_dir}", config_name="evaluate"))  # type: ignore[arg-type]
+
+
+ENTRANCES = pytest.mark.parametrize("enter", [resumed, resumed_from_url, evaluated])
+
+
+# ------------------------------------------------------------------------------------------------------- pickles
+
+PICKLES: dict[str, Callable[[Flag], bytes]] = {
+    "pickle": Flag.pickled,
+    "torch.save": Flag.saved,
+    "old torch.save": Flag.saved_of_old,
+    "npy": Flag.array,
+}
+
+
+def test_the_payloads_would_run_where_they_are_unpickled(flag: Flag, tmp_path: Path) -> None:
+    (tmp_path / "plain.pkl").write_bytes(flag.pickled())
+    assert flag.is_made_by("import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))", f"{tmp_path}/plain.pkl")
+    (tmp_path / "saved.pt").write_bytes(flag.saved())
+    load = "import torch, sys; torch.load(sys.argv[1], weights_only=False)"
+    assert flag.is_made_by(load, f"{tmp_path}/saved.pt")
+
+
+@pytest.mark.parametrize("name", [WHOLE, SHARD])
+@pytest.mark.parametrize("kind", PICKLES)
+def test_a_pickle_in_the_place_of_tensors_is_refused(theirs: Path, flag: Flag, name: str, kind: str) -> None:
+    (folder(theirs) / name).write_bytes(PICKLES[kind](flag))
+    sign(folder(theirs))
+    with pytest.raises(CheckpointError, match=f"{name} is not a file of tensors"):
+        CheckpointDir(theirs / "checkpoints", print).load()
+    assert flag.absent
+
+
+@ENTRANCES
+def test_it_is_refused_at_every_entrance(theirs: Path, flag: Flag, enter: Callable[[Path], None]) -> None:
+    (folder(theirs) / WHOLE).write_bytes(flag.saved())
+    sign(folder(theirs))
+    with pytest.raises(CheckpointError, match=f"{WHOLE} is not a file of tensors"):
+        enter(theirs)
+    assert flag.absent
+
+
+@ENTRANCES
+def test_files_of_other_formats_beside_the_tensors_are_not_looked_at(
+    theirs: Path, flag: Flag, enter: Callable[[Path], None]
+) -> None:
+    names = ("model.pt", "optimizer.pkl", "rng.bin", ".metadata", "__0_0.distcp", "data.npy", "hook.py", "x.pth")
+    for place in (theirs, folder(theirs)):
+        for name in names:
+            (place / name).write_bytes(flag.array() if name.endswith("npy") else flag.pickled())
+    sign(folder(theirs), *(name for name in names if not name.startswith((".", "_"))))
+    enter(theirs)
+    assert flag.absent
+
+
+def test_by_the_command_it_is_one_line(
+    theirs: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder(theirs) / WHOLE).write_bytes(flag.saved())
+    sign(folder(theirs))
+    monkeypatch.setattr("sys.argv", ["clipx-evaluate", f"run={theirs}"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert len(capfd.readouterr().err.splitlines()) == 1
+    assert flag.absent
+
+
+# -------------------------------------------------------------------------------------------- values, and the config
+
+
+def state_of(run_dir: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((folder(run_dir) / STATE).read_text())
+    return state
+
+
+def write_state(run_dir: Path, content: str) -> None:
+    (folder(run_dir) / STATE).write_text(content)
+    sign(folder(run_dir))
+
+
+REDUCE = {"__reduce__": ["os.system", ["touch flag"]], "py/object/apply": "os.system", "_target_": "os.system"}
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 200_000, '{"a":' * 200_000, "[]", "null", "7", '"state"', "{}", '{"state": []}', "\x80\x04", ""]
+)
+def test_a_state_of_another_form_is_refused_in_one_line(theirs: Path, content: str) -> None:
+    write_state(theirs, content)
+    with pytest.raises(CheckpointError, match=r"state.json is not a checkpoint's \(\w+\): restore it"):
+        CheckpointDir(theirs / "checkpoints", print).load()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("samples_seen", REDUCE),
+        ("samples_seen", "64"),
+        ("samples_seen", -64),
+        ("samples_seen", 1e99),
+        ("world", None),
+        ("data", ["../../etc/passwd"]),
+        ("overdue", [REDUCE]),
+        ("non_finite", [0]),
+        ("best", REDUCE),
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(theirs: Path, flag: Flag, key: str, value: Any) -> None:
+    state = state_of(theirs)
+    write_state(theirs, json.dumps({**state, "state": {**state["state"], key: value}}))
+    with pytest.raises(CheckpointError, match=rf"{STATE} holds .* as {key}, which clipx does not write: restore it"):
+        resumed(theirs)
+    assert flag.absent
+
+
+def test_the_configuration_in_a_checkpoint_is_never_evaluated(
+    theirs: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VICTIM", SECRET)
+    evil = {"_target_": "os.system", "command": f"touch {flag.path}", "name": "${oc.env:VICTIM}", **REDUCE}
+    state = state_of(theirs)
+    write_state(theirs, json.dumps({**state, "state": {**state["state"], "config": evil, "more": evil}}))
+    resumed(theirs)
+    evaluated(theirs)
+    assert flag.absent
+    assert not written_with(theirs, SECRET)
+
+
+def written_with(place: Path, text: str) -> list[Path]:
+    return [p for p in place.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
+
+
+def config_with(run_dir: Path, **changes: Any) -> str:
+    return yaml.safe_dump({**yaml.safe_load((run_dir / "config.yaml").read_text()), **changes})
+
+
+CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
+    "constructor": (
+        lambda run_dir, flag: config_with(run_dir) + f"\nx: !!python/object/apply:os.system ['touch {flag}']\n",
+        "could not determine a constructor",
+    ),
+    "module": (lambda run_dir, flag: "!!python/module:antigravity {}\n", "could not determine a constructor"),
+    "target": (
+        lambda run_dir, flag: config_with(run_dir, _target_="os.system", command=f"touch {flag}"),
+        "(_target_|command) is not a key",
+    ),
+    "target within": (
+        lambda run_dir, flag: config_with(run_dir, checkpoint={"kind": "local", "_target_": "os.system"}),
+        "_target_' not in|_target_ is not a key",
+    ),
+    "kind": (
+        lambda run_dir, flag: config_with(run_dir, data={"kind": "os.system"}),
+        "data.kind=os.system is not known",
+    ),
+    "environment": (lambda run_dir, flag: config_with(run_dir, name="${oc.env:VICTIM}"), "found an interpolation"),
+    "another resolver": (lambda run_dir, flag: config_with(run_dir, name="x${now:%Y}"), "found an interpolation"),
+    "environment as a key": (lambda run_dir, flag: "'${oc.env:VICTIM}': 1\n", "found an interpolation"),
+    "aliases": (
+        lambda run_dir, flag: "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)),
+        "found an alias",
+    ),
+    "nesting": (lambda run_dir, flag: "[" * 20_000, "cannot be read as a saved configuration: maximum recursion"),
+    "no mapping": (lambda run_dir, flag: "- a\n", "holds no saved configuration"),
+    "no text": (lambda run_dir, flag: "\x00\x01", "cannot be read as a saved configuration"),
+    "another folder": (
+        lambda run_dir, flag: config_with(
+            run_dir, data={"kind": "shapes", "name": "../../x", "samples": 256, "batch_size": 32}
+        ),
+        "data.name=../../x is part of a file's name, and so holds no /",
+    ),
+}
+
+
+def test_the_constructor_would_run_in_an_unsafe_loader(theirs: Path, flag: Flag, tmp_path: Path) -> None:
+    (tmp_path / "evil.yaml").write_text(CONFIGS["constructor"][0](theirs, flag.path))
+    assert flag.is_made_by("import sys, yaml; yaml.unsafe_load(open(sys.argv[1]))", f"{tmp_path}/evil.yaml")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_that_computes_something_is_refused(
+    theirs: Path, flag: Flag, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VICTIM", SECRET)
+    make, message = CONFIGS[name]
+    (theirs / "config.yaml").write_text(make(theirs, flag.path))
+    with pytest.raises(ConfigError, match=message) as raised:
+        load_run(theirs)
+    assert flag.absent
+    assert SECRET not in str(raised.value)
+
+
+def test_so_is_it_where_a_run_goes_on(theirs: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VICTIM", SECRET)
+    make, message = CONFIGS["constructor"]
+    (theirs / "config.yaml").write_text(make(theirs, flag.path))
+    for enter in (resumed, resumed_from_url):
+        with pytest.raises(CheckpointError, match=message):
+            enter(theirs)
+    assert flag.absent
+
+
+def test_a_model_is_not_made_from_a_file_that_the_configuration_names(theirs: Path, flag: Flag) -> None:
+    (theirs / "w.pth").write_bytes(flag.saved())
+    values = yaml.safe_load((theirs / "config.yaml").read_text())
+    values["model"]["image"]["options"]["checkpoint_path"] = f"{theirs}/w.pth"
+    (theirs / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(
+        ConfigError, match="model.image.options=.* checkpoint_path.* by which timm reads weights from files"
+    ):
+        evaluated(theirs)
+    assert flag.absent
+
+
+# ------------------------------------------------------------------------------------------------ out of the folder
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "../../x.safetensors", "/etc/passwd", "a/../../x", ".hidden", "", "a\n", "a\\b"]
+)
+def test_a_manifest_that_names_another_folders_file_is_refused(theirs: Path, tmp_path: Path, name: str) -> None:
+    manifest = json.loads((folder(theirs) / MANIFEST).read_text())
+    (folder(theirs) / MANIFEST).write_text(json.dumps({**manifest, name: "0" * 64}))
+    assert "which is no file of it" in str(fault_of(folder(theirs)))
+    with pytest.raises(CheckpointError, match="which is no file of it"):
+        fetch(f"file://{folder(theirs)}", tmp_path / "a" / "b" / "checkpoints")
+    assert not [p for p in (tmp_path / "a").rglob("*") if p.is_file()]
+
+
+def link(path: Path, outside: Path) -> None:
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+@pytest.mark.parametrize("name", [WHOLE, STATE])
+def test_a_link_that_leads_out_of_the_folder_is_refused(theirs: Path, tmp_path: Path, name: str) -> None:
+    link(folder(theirs) / name, tmp_path / "outside")
+    assert fault_of(folder(theirs)) == f"{name} is no plain file"
+    with pytest.raises(CheckpointError, match="all checkpoints in .* are damaged"):
+        resumed(theirs)
+
+
+def test_a_named_pipe_is_not_waited_for(theirs: Path) -> None:
+    (folder(theirs) / WHOLE).unlink()
+    os.mkfifo(folder(theirs) / WHOLE)
+    assert fault_of(folder(theirs)) == f"{WHOLE} is no plain file"
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "[]", "7", '{"tensors.safetensors": {}}', "\x00"])
+def test_a_manifest_of_another_form_is_a_damaged_checkpoint(theirs: Path, tmp_path: Path, content: str) -> None:
+    (folder(theirs) / MANIFEST).write_text(content)
+    assert fault_of(folder(theirs))
+    with pytest.raises(ClipxError, match="is damaged"):
+        fetch(f"file://{folder(theirs)}", tmp_path / "fetched")

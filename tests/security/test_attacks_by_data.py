@@ -1,0 +1,420 @@
+"""Shards, tables and lists that somebody else made: no code, no shell, no file written, no memory or time lost."""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import functools
+import gzip
+import http.server
+import json
+import lzma
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from attack import Flag, jpeg, member, sample, write_tar
+from support import run
+
+from clipx.checkpoint import CheckpointSpec
+from clipx.data.csv import CsvSpec
+from clipx.data.index import IndexSpec, index
+from clipx.data.prepare import PrepareSpec, prepare
+from clipx.data.source import BadSample, Source
+from clipx.data.transform import decode
+from clipx.data.webdataset import Shards, WebDatasetSpec
+from clipx.errors import ClipxError, ConfigError, DataError
+from clipx.resume import Resume
+from clipx.rundir import RunDir
+
+
+@pytest.fixture
+def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flag:
+    """The tests run in tmp_path, so that `touch flag` makes it too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    return Flag(tmp_path / "flag")
+
+
+def shards(path: Path, **options: Any) -> Source:
+    return WebDatasetSpec(name="x", shards=str(path), held_out_share=0.0, **options).open().train
+
+
+def faults(source: Source) -> list[str]:
+    """What is wrong with each sample that cannot be read."""
+    found = [bad.reason for bad in source.bad]
+    for i in range(sum(source.sizes)):
+        try:
+            source.read(i)
+        except BadSample as error:
+            found.append(str(error))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- members
+
+_ENDINGS = ("pickle", "pkl", "pyd", "pth", "pt", "py", "npy", "npz", "ten", "mp", "cbor", "so", "seg.pickle", "jpg.pkl")
+
+
+def evil_tar(tmp_path: Path, flag: Flag) -> Path:
+    contents = {"pth": flag.saved(), "pt": flag.saved(), "npy": flag.array()}
+    contents["py"] = f"import os; os.system('touch {flag.path}')".encode()
+    evil = [member(f"0.{ending}", contents.get(ending, flag.pickled())) for ending in _ENDINGS]
+    return write_tar(tmp_path / "evil.tar", [*evil, *sample("0"), member("0.json", b"{}"), member("0.cls", b"1")])
+
+
+def test_the_members_would_run_in_webdatasets_decoder(flag: Flag, tmp_path: Path) -> None:
+    code = "import sys, webdataset as w; next(iter(w.WebDataset(sys.argv[1], shardshuffle=False).decode('pil')))"
+    assert flag.is_made_by(code, str(evil_tar(tmp_path, flag)))
+
+
+def test_members_that_could_execute_are_never_read(flag: Flag, tmp_path: Path) -> None:
+    source = shards(evil_tar(tmp_path, flag), label_key="cls")
+    assert faults(source) == []
+    assert source.read(0).captions == ["a caption"]
+    assert source.read(0).label == 1
+    assert flag.absent
+
+
+def test_a_pickle_under_the_name_of_what_is_read_is_a_bad_sample(flag: Flag, tmp_path: Path) -> None:
+    evil = [member("0.jpg", flag.pickled()), member("0.txt", flag.pickled()), member("0.json", flag.pickled())]
+    path = write_tar(tmp_path / "evil.tar", [*evil, *sample("1")])
+    assert faults(shards(path)) == ["caption is not UTF-8"]
+    with pytest.raises(BadSample, match="json cannot be read"):
+        shards(path, caption_key="json.caption").read(0)
+    with pytest.raises(BadSample, match="image is not JPEG, PNG or WebP"):
+        decode(flag.pickled(), 10**6)
+    assert flag.absent
+
+
+_OUTSIDE = ("../../escaped", "../escaped", "{tmp}/escaped", "a/../../escaped", "..", "~/escaped", "$(touch flag)")
+
+
+def test_names_that_lead_out_of_the_tar_are_names_and_no_paths(flag: Flag, tmp_path: Path) -> None:
+    names = [name.format(tmp=tmp_path) for name in _OUTSIDE]
+    path = tmp_path / "a" / "b" / "evil.tar"
+    path.parent.mkdir(parents=True)
+    write_tar(path, [one for name in names for one in sample(name)])
+    source = shards(path)
+    assert faults(source) == []
+    assert {source.key(i) for i in range(sum(source.sizes))} <= {f"{path}:{name}.jpg" for name in names}
+    left = {p.name for p in tmp_path.rglob("*") if p.is_file() and "cache" not in p.parts}
+    assert left == {"evil.tar"}
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE]
+)
+def test_links_and_devices_in_a_tar_are_no_members(flag: Flag, tmp_path: Path, kind: bytes) -> None:
+    (tmp_path / "secret.txt").write_text("of another")
+    evil = [member("0.jpg", jpeg()), member("0.txt", kind=kind, link=f"{tmp_path}/secret.txt")]
+    assert faults(shards(write_tar(tmp_path / "evil.tar", [*evil, *sample("1")]))) == ["caption is missing or empty"]
+
+
+def _zstd(content: bytes) -> bytes:
+    return subprocess.run(["zstd", "-qc"], input=content, capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd])
+def test_a_packed_tar_is_refused_not_unpacked(flag: Flag, tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    plain = write_tar(tmp_path / "plain.tar", sample("0"))
+    if pack is _zstd and not Path("/usr/bin/zstd").exists():
+        pytest.skip("zstd is not installed")
+    (tmp_path / "evil.tar").write_bytes(pack(plain.read_bytes()))
+    with pytest.raises(DataError, match="cannot be read as an uncompressed tar"):
+        shards(tmp_path / "evil.tar")
+
+
+@pytest.mark.parametrize("name", ["sizes.json", "evil_stats.json"])
+def test_counts_beside_a_shard_of_any_form_are_a_cross_check_only(flag: Flag, tmp_path: Path, name: str) -> None:
+    path = write_tar(tmp_path / "evil.tar", sample("0"))
+    for k, content in enumerate(
+        (b"[" * 200_000, b"[]", b"\xff", b'{"successes": {}, "evil.tar": "many"}', flag.pickled())
+    ):
+        (tmp_path / name).write_bytes(content)
+        os.utime(path, (k, k))  # another shard, to be indexed anew
+        assert faults(shards(path)) == []
+    assert flag.absent
+
+
+# --------------------------------------------------------------------------------------------------------- bombs
+
+
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    script, folder = Path(__file__).with_name("bombs.py"), tmp_path_factory.mktemp("bombs")
+    found: dict[str, dict[str, Any]] = json.loads(run(sys.executable, str(script), str(folder)).stdout)
+    return found
+
+
+def test_what_is_large_in_memory_is_refused_by_its_header(bombs: dict[str, dict[str, Any]]) -> None:
+    """Within 100 ms and 50 MB each."""
+    assert len(bombs) > 20
+    assert not [name for name, found in bombs.items() if found["said"] == "taken"]
+    assert not [(name, found) for name, found in bombs.items() if found["seconds"] > 0.1]
+    assert not [(name, found) for name, found in bombs.items() if found["mb"] > 50]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a member of 1 GiB", "image is larger than 256 MiB"),
+        ("a header of 1 GiB, no member", "is cut off inside 00.jpg"),
+        ("a pax header of 1 GiB", "a header of 1,073,741,824 bytes"),
+        ("a large json", "json is larger than 16 MiB"),
+        ("a PNG of 100 MP", "image has 10000x10000 pixels, more than data.max_pixels=89000000"),
+        ("a JPEG of 100 MP, in training", "image has 10000x10000 pixels, more than data.max_pixels=89000000"),
+        ("a JPEG of 400 MP", "exceeds limit"),
+        ("a PNG with 100 MB of text", "Decompressed data too large"),
+        ("json within json", "json cannot be read"),
+    ],
+)
+def test_the_reason_is_told(bombs: dict[str, dict[str, Any]], name: str, said: str) -> None:
+    assert said in bombs[name]["said"]
+
+
+# ----------------------------------------------------------------------------------------------- paths in tables
+
+
+@pytest.fixture
+def asked() -> Iterator[tuple[str, list[str]]]:
+    """A web server, and what was asked of it."""
+    requests: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", requests
+    server.shutdown()
+    server.server_close()
+
+
+def evil_paths(tmp_path: Path, url: str) -> list[str]:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    return [
+        *(
+            "../../../../../../etc/passwd",
+            "/etc/passwd",
+            "file:///etc/passwd",
+            "/dev/zero",
+            "/dev/stdin",
+            "pipe.jpg",
+            ".",
+        ),
+        *(
+            "pipe:touch flag",
+            "$(touch flag)",
+            "`touch flag`",
+            "|touch flag",
+            ";touch flag",
+            "x.jpg;touch flag",
+            "-flag",
+        ),
+        *(f"{url}/x.jpg", f"simplecache::{url}/x.jpg", "s3://bucket/x.jpg", "~/x.jpg", "x" * 5000),
+    ]
+
+
+def table(tmp_path: Path, kind: str, paths: list[str]) -> Path:
+    path = tmp_path / f"table.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"filepath": paths, "caption": ["a caption"] * len(paths)}), path)
+    else:
+        path.write_text("filepath\tcaption\n" + "".join(f"{name}\ta caption\n" for name in paths))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["tsv", "parquet"])
+def test_a_path_in_a_table_is_opened_as_a_plain_file_and_nothing_else(
+    flag: Flag, tmp_path: Path, asked: tuple[str, list[str]], kind: str
+) -> None:
+    url, requests = asked
+    (tmp_path / "good.jpg").write_bytes(jpeg())
+    paths = evil_paths(tmp_path, url)
+    path = table(tmp_path, kind, ["good.jpg", *paths])
+    source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
+    assert faults(source).count("image is no plain file") == 3, "/dev/zero, /dev/stdin and a pipe"
+    prepare(PrepareSpec(source=str(path), out="shards", processes=1))
+    dropped = [json.loads(line)["sample"] for line in (tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()]
+    assert len(dropped) == len(paths)
+    (packed,) = (tmp_path / "shards").glob("*.tar")
+    assert b"root:" not in packed.read_bytes()
+    assert requests == []
+    assert flag.absent
+
+
+def test_the_caption_of_an_image_is_a_plain_file_too(flag: Flag, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("good", "bad"):
+        (tmp_path / "images" / f"{name}.jpg").write_bytes(jpeg())
+    (tmp_path / "images" / "good.txt").write_text("a caption")
+    os.mkfifo(tmp_path / "images" / "bad.txt")  # opening it would wait for ever
+    prepare(PrepareSpec(source="images", out="shards", processes=1))
+    (dropped,) = (tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()
+    assert json.loads(dropped)["reason"] == "caption is no plain file"
+
+
+@pytest.mark.parametrize("column", ["filepath", "caption"])
+def test_a_type_that_unpickles_in_parquet_does_not(flag: Flag, tmp_path: Path, column: str) -> None:
+    """CVE-2023-47248: pyarrow before 14.0.1 unpickled it when the file was opened."""
+    metadata = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": flag.pickled()}
+    fields = [pa.field(n, pa.string(), metadata=metadata if n == column else None) for n in ("filepath", "caption")]
+    (tmp_path / "good.jpg").write_bytes(jpeg())
+    pq.write_table(pa.table([["good.jpg"], ["a caption"]], schema=pa.schema(fields)), tmp_path / "evil.parquet")
+    schema = base64.b64decode(pq.read_metadata(tmp_path / "evil.parquet").metadata[b"ARROW:schema"])
+    assert b"arrow.py_extension_type" in schema and flag.pickled() in schema
+    source = CsvSpec(name="x", path="evil.parquet", held_out_share=0.0).open().train
+    assert source.read(0).captions == ["a caption"]
+    prepare(PrepareSpec(source="evil.parquet", out="shards", processes=1))
+    assert flag.absent
+
+
+def test_pickles_in_parquet_are_bytes(flag: Flag, tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"filepath": [flag.pickled(), jpeg()], "caption": ["an object", "a caption"]}),
+        tmp_path / "evil.parquet",
+    )
+    prepare(PrepareSpec(source="evil.parquet", out="shards", processes=1))
+    assert len((tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()) == 1
+    assert flag.absent
+
+
+# ---------------------------------------------------------------------------------------- what stands for a place
+
+COMMANDS = ("pipe:touch flag", "pipe:cat /etc/passwd", "pipe://touch flag")
+CHAINS = (
+    "simplecache::file:///tmp/x.tar",
+    "filecache::pipe:touch flag",
+    "reference::file:///tmp/x.json",
+    "zip://x.tar::file:///tmp/x.zip",
+    "reference://x.tar",
+    "python::os.system",
+)
+SHELL = ("$(touch flag)", "`touch flag`", "x;touch flag", "x|touch flag", "x && touch flag", "-x\ntouch flag", "${IFS}")
+PLACES = (*COMMANDS, *CHAINS, *SHELL)
+
+
+def listed(place: str) -> str:
+    Path("list.txt").write_text(place + "\n")
+    return "@list.txt"
+
+
+ENTRANCES: dict[str, Callable[[str], object]] = {
+    "data.shards": lambda place: WebDatasetSpec(name="x", shards=place).open(),
+    "data.held_out_shards": lambda place: WebDatasetSpec(name="x", shards="good.tar", held_out_shards=place).open(),
+    "a list": lambda place: WebDatasetSpec(name="x", shards=listed(place)).open(),
+    "the name of a list": lambda place: WebDatasetSpec(name="x", shards=f"@{place}").open(),
+    "data.path": lambda place: CsvSpec(name="x", path=place).open(),
+    "source": lambda place: prepare(PrepareSpec(source=place, out="shards", processes=1)),
+    "shards": lambda place: index(IndexSpec(shards=place)),
+    "Shards.open": lambda place: Shards.open([place], "txt", None),
+}
+
+
+@pytest.mark.parametrize("key", ENTRANCES)
+def test_no_place_is_given_to_a_shell(flag: Flag, tmp_path: Path, key: str) -> None:
+    write_tar(tmp_path / "good.tar", sample("0"))
+    for place in PLACES:
+        with pytest.raises(ClipxError) as raised:
+            ENTRANCES[key](place)
+        assert len(str(raised.value).splitlines()) <= 1 + place.count("\n"), place
+        assert "root:" not in str(raised.value)
+        assert flag.absent, place
+
+
+@pytest.mark.parametrize("place", COMMANDS[:2])
+def test_a_command_is_refused_with_what_to_do(flag: Flag, place: str) -> None:
+    for key in ("data.shards", "data.held_out_shards", "a list", "shards", "source"):
+        write_tar(Path("good.tar"), sample("0"))
+        with pytest.raises(ConfigError, match=f"{place} is a command, and clipx starts none: give the URL of the data"):
+            ENTRANCES[key](place)
+
+
+@pytest.mark.parametrize("place", ["simplecache::file:///tmp/x.tar", "reference::file:///x.json", "ZIP://x.zip"])
+def test_a_chain_of_storages_is_refused(flag: Flag, place: str) -> None:
+    message = f"{re.escape(place)} reads a storage through another one: give the URL of the storage itself"
+    takes: list[Callable[[], object]] = [
+        functools.partial(ENTRANCES["a list"], place),  # elsewhere :: joins several
+        functools.partial(Resume.parse, place),
+        lambda: CheckpointSpec(remote=place),
+    ]
+    for take in takes:
+        with pytest.raises(ConfigError, match=message):
+            take()
+
+
+def resumed_from(place: str) -> str:
+    return str(Resume.parse(place).run_dir)
+
+
+@pytest.mark.parametrize("place", [*COMMANDS[:2], *SHELL[:4]])
+def test_neither_are_the_places_of_checkpoints(flag: Flag, tmp_path: Path, place: str) -> None:
+    with pytest.raises(ConfigError, match="is a command|is no URL of a folder"):
+        CheckpointSpec(remote=place)
+    with pytest.raises(ClipxError, match="is a command|holds no run"):
+        RunDir(Path(resumed_from(place))).must_exist()
+    assert flag.absent
+
+
+def test_what_is_written_lies_under_the_name_as_it_is(flag: Flag, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"filepath": [jpeg()], "caption": ["a caption"]}), tmp_path / "good.parquet")
+    prepare(PrepareSpec(source="good.parquet", out="$(touch flag);touch flag", processes=1))
+    assert (tmp_path / "$(touch flag);touch flag" / "00000.tar").is_file()
+    assert flag.absent
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda url: PrepareSpec(source="x", out=url), "out"),
+        (lambda url: IndexSpec(shards="x", manifest=url), "manifest"),
+    ],
+)
+def test_a_url_is_no_place_to_write_to(make: Callable[[str], object], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key}=s3://bucket/x is a URL: give a local path"):
+        make("s3://bucket/x")
+
+
+def test_by_the_real_command_nothing_is_executed(flag: Flag, tmp_path: Path) -> None:
+    place = "shards='pipe:touch flag::$(touch flag)::`touch flag`'"
+    done = run(sys.executable, "-m", "clipx.data.index", place, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: shards=pipe:touch flag is a command")
+    assert {p.name for p in tmp_path.iterdir()} <= {"cache"}
+
+
+def test_the_words_would_run_in_a_shell(flag: Flag) -> None:
+    for words in ("$(touch flag)", "`touch flag`", "x;touch flag", "x|touch flag"):
+        subprocess.run(["sh", "-c", f"echo {words}"], check=False, capture_output=True)
+        assert not flag.absent, words
+        flag.path.unlink()
+
+
+def test_an_index_in_the_cache_is_never_unpickled(flag: Flag, tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "good.tar", sample("0"))
+    source = shards(path)
+    (entry,) = (tmp_path / "cache" / "index").glob("*.npy")
+    with entry.open("wb") as file:
+        np.save(file, np.array([flag], dtype=object), allow_pickle=True)
+    code = "import sys, numpy; numpy.load(sys.argv[1], allow_pickle=True)"
+    assert flag.is_made_by(code, str(entry))
+    with pytest.raises(ValueError, match="Python objects in dtype"):
+        source.read(0)
+    assert flag.absent

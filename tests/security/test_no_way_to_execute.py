@@ -1,0 +1,68 @@
+"""The package has no call by which what it reads could be executed. Its benchmarks start processes of their own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import clipx
+
+ROOT = Path(clipx.__file__).parent
+FILES = [path for path in sorted(ROOT.rglob("*.py")) if "bench" not in path.relative_to(ROOT).parts]
+MODULES = {"subprocess", "pty", "pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jinja2"}
+NAMES = {"eval", "exec", "__import__"}
+CALLS = {"system", "popen", "posix_spawn", "unsafe_load", "full_load", "extractall", "instantiate", "get_method"}
+LOADS = {"torch", "pickle", "joblib", "hub"}  # whose load executes
+KEYWORDS = {"allow_pickle", "shell", "trust_remote_code", "pretrained"}  # false, or not at all
+
+
+def faults(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (a.name for a in names if a.name.partition(".")[0] in MODULES)
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in MODULES:
+                yield module
+            case ast.Call(func=ast.Name(id=name)) if name in NAMES:
+                yield name
+            case ast.Attribute(value=ast.Name(id=name), attr="load") if name in LOADS:
+                yield f"{name}.load"
+            case ast.Attribute(value=ast.Name(id="os"), attr=name) if name.startswith(("exec", "spawn")):
+                yield f"os.{name}"
+            case ast.Attribute(attr=name) if name in CALLS:
+                yield name
+            case ast.keyword(arg=str(name), value=value) if name in KEYWORDS:
+                if not (isinstance(value, ast.Constant) and value.value is False):
+                    yield name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_module_calls_nothing_that_executes(path: Path) -> None:
+    assert list(faults(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(
+            "import subprocess",
+            "from pickle import loads",
+            "eval(x)",
+            "torch.load(p)",
+            "os.system(x)",
+            "os.execv(a, b)",
+        ),
+        *(
+            "yaml.unsafe_load(x)",
+            "np.load(p, allow_pickle=True)",
+            "run(x, shell=y)",
+            "tar.extractall()",
+            "__import__(x)",
+        ),
+    ],
+)
+def test_the_search_finds_what_would(source: str) -> None:
+    assert len(list(faults(source))) == 1

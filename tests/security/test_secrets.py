@@ -1,0 +1,251 @@
+"""Keys and passwords are in the environment, and nowhere in what clipx writes or says."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from attack import sample, write_tar
+from support import SMALL, VIT, run
+
+from clipx.config import compose
+from clipx.data.index import IndexSpec, index
+from clipx.data.index import main as index_main
+from clipx.data.prepare import main as prepare_main
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import ConfigError, DataError
+from clipx.evaluate import main as evaluate_main
+from clipx.train import main as train_main
+from clipx.trainer import Trainer
+from clipx.url import check_secrets, check_url, redacted
+
+SECRET = "S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr"  # 40 characters, as both services' keys have
+KEYS = {"WANDB_API_KEY": SECRET.lower(), "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": f"{SECRET}+token"}
+PASSWORD = f"https://user:{SECRET}@host.invalid/x.tar"
+SIGNED = f"https://host.invalid/x.tar?X-Amz-Expires=9&X-Amz-Signature={SECRET}"
+GIVEN = (
+    PASSWORD,
+    SIGNED,
+    f"https://{SECRET}@host.invalid/x.tar",
+    f"s3://key:{SECRET}@bucket/x.tar",
+    f"s3://bucket/x.tar::{SIGNED}",
+    f"s3://bucket/x.tar?key={SECRET}",
+    f"s3://bucket/{{0..9}}.tar?sig={SECRET}",
+    f"HTTPS://user:a::{SECRET}@host.invalid/x.tar",
+    f"@https://host.invalid/list.txt?sig={SECRET}",
+)
+
+
+def written_with(place: Path, text: str) -> list[Path]:
+    files = [p for p in place.rglob("*") if p.is_file()]
+    return [p for p in files if text.lower().encode() in p.read_bytes().lower() or text in p.name]
+
+
+# ------------------------------------------------------------------------------------------------ the environment's
+
+
+def test_a_run_with_all_loggers_writes_and_says_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    options = ("logger=[tensorboard,wandb]", "logger.wandb.mode=offline", "evaluator=[retrieval]", "duration=2st")
+    done = run(sys.executable, "-m", "clipx.train", *SMALL, *VIT, *options, "schedule.warmup=0st", "run_dir=run")
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names >= {
+        "config.yaml",
+        "metrics.jsonl",
+        "events.jsonl",
+        "report.html",
+        "tensorboard",
+        "wandb",
+        "checkpoints",
+    }
+    assert written_with(tmp_path, "xsmall"), "the search finds what is there"
+    assert not written_with(tmp_path, SECRET)
+    assert SECRET.lower() not in (done.stdout + done.stderr).lower()
+
+
+@pytest.mark.parametrize("key", ["name", "run_dir", "data.shards", "logger.wandb.tags"])
+def test_a_key_of_the_environment_is_refused_as_a_value(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", KEYS["WANDB_API_KEY"])
+    value = "[a,'${oc.env:WANDB_API_KEY}']" if key.endswith("tags") else "x${oc.env:WANDB_API_KEY}"
+    with pytest.raises(
+        ConfigError, match=f"^{key} holds the value of the environment variable WANDB_API_KEY"
+    ) as raised:
+        compose("data=webdataset", "logger=[wandb]", f"{key}={value}")
+    assert KEYS["WANDB_API_KEY"] not in str(raised.value)
+
+
+def test_what_would_be_looked_up_when_a_run_goes_on_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"name=\$\{oc.env:HOME\} holds \$\{, which no saved configuration may"):
+        compose(r"name='\${oc.env:HOME}'")
+
+
+# ------------------------------------------------------------------------------------------------------ in a URL
+
+
+@pytest.mark.parametrize("url", GIVEN)
+@pytest.mark.parametrize(
+    "key", ["data.shards", "data.held_out_shards", "resume", "checkpoint.remote", "data.cache_dir"]
+)
+def test_a_url_with_a_secret_is_refused_by_name(key: str, url: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key}=.* was given with a (password|query)") as raised:
+        compose("data=webdataset", f"{key}='{url}'")
+    assert SECRET not in str(raised.value)
+
+
+COMMANDS: dict[str, tuple[Callable[[], None], str]] = {
+    "train": (train_main, "data=webdataset data.shards={}"),
+    "a sweep": (train_main, "-m data=webdataset seed=1,2 data.shards={}"),
+    "resume": (train_main, "resume={}"),
+    "a key that is none": (train_main, "data.shrads={}"),
+    "no quotes": (train_main, "data=webdataset data.shards={},b"),
+    "evaluate": (evaluate_main, "run={}"),
+    "index": (index_main, "shards={} manifest=manifest.json"),
+    "prepare": (prepare_main, "source={} out=shards"),
+    "prepare's folder": (prepare_main, "source=x out={}"),
+}
+
+
+@pytest.mark.parametrize("url", [PASSWORD, SIGNED])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_refuses_one_neither_says_nor_writes_it(
+    tmp_path: Path, name: str, url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main, arguments = COMMANDS[name]
+    monkeypatch.setattr("sys.argv", ["clipx", *(text.format(f"{url}") for text in arguments.split())])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = "".join(capfd.readouterr())
+    assert said.startswith("error: ") and SECRET not in said
+    assert not written_with(tmp_path, SECRET)
+
+
+def test_not_even_where_all_of_an_error_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr("sys.argv", ["clipx", f"data.shards={PASSWORD}"])
+    with pytest.raises(SystemExit):
+        train_main()
+    said = "".join(capfd.readouterr())
+    assert "Traceback" in said and SECRET not in said
+
+
+@pytest.mark.parametrize("url", [PASSWORD, SIGNED])
+def test_nor_may_a_list_hold_one(tmp_path: Path, url: str) -> None:
+    (tmp_path / "list.txt").write_text(f"s3://bucket/a.tar\n{url}\n")
+    with pytest.raises(
+        ConfigError, match=r"^data.shards=@.*list.txt=https://host.invalid/x.tar was given with"
+    ) as raised:
+        WebDatasetSpec(name="x", shards=f"@{tmp_path}/list.txt").open()
+    assert SECRET not in str(raised.value)
+    with pytest.raises(ConfigError):
+        index(IndexSpec(shards=f"@{tmp_path}/list.txt", manifest=f"{tmp_path}/manifest.json"))
+    assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "s3://bucket/{0000..0123}.tar",
+            "s3://bucket/*.tar::@list.txt",
+            "memory://x.tar::@list.txt",
+            "file:///a@b/c.tar",
+        ),
+        *(
+            "sftp://me@host/x.tar",
+            "abfs://container@account.dfs.core.windows.net/x.tar",
+            "s3://bucket/a::/data/00?.tar",
+        ),
+        *("/data/00?.tar", "/data/user:name@host/x.tar", "@list.txt", "a photo of a {}?", "https://host/a@b:c/x.tar"),
+    ],
+)
+def test_what_holds_none_is_taken(url: str) -> None:
+    check_secrets("data.shards", url)
+    for part in url.split("::"):
+        check_url("data.shards", part)
+
+
+def test_what_is_said_has_no_secret_of_any_url_in_it() -> None:
+    said = redacted(f"403, url='{SIGNED}' after {PASSWORD}, see https://host.invalid/doc")
+    assert said == (
+        "403, url='https://host.invalid/x.tar' after https://host.invalid/x.tar, see https://host.invalid/doc"
+    )
+
+
+# --------------------------------------------------------------------------------------------- that a server gives
+
+
+@pytest.fixture
+def redirecting(tmp_path: Path) -> Iterator[str]:
+    """The URL of a shard whose server sends the reader on to a signed URL, as object stores' front ends do. There, reads
+    of the second half fail."""
+    content = write_tar(tmp_path / "x.tar", [one for k in range(3) for one in sample(str(k), k)]).read_bytes()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            start, end = self.headers.get("Range", f"bytes=0-{len(content) - 1}").removeprefix("bytes=").split("-")
+            part = content[int(start) : int(end) + 1]
+            if not self.path.startswith("/x.tar"):
+                self.send_error(404)
+            elif "Signature" not in self.path:
+                self.send_response(302)
+                self.send_header("Location", f"{self.path}?X-Amz-Signature={SECRET}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            elif int(start) > len(content) // 2 or ("gone" in self.path and self.command == "GET"):
+                self.send_error(403)
+            else:
+                self.send_response(206)
+                self.send_header("Content-Length", str(len(part)))
+                self.send_header("Content-Range", f"bytes {start}-{end}/{len(content)}")
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(part)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/x.tar"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_signature_that_a_server_gives_is_in_no_quarantine_and_no_error(
+    redirecting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    data = (
+        "data=webdataset",
+        f"data.shards={redirecting}",
+        "data.held_out_share=0",
+        "data.batch_size=2",
+        "data.workers=0",
+    )
+    options = ("data.max_bad_share=1", "duration=3st", "schedule.warmup=0st", "evaluator=[]", f"run_dir={tmp_path}/run")
+    Trainer(compose(*data, *VIT, *options)).fit()
+    lines = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
+    assert "403" in json.loads(lines[0])["reason"] and "x.tar" in json.loads(lines[0])["reason"]
+    assert SECRET not in "".join(capfd.readouterr())
+    assert not written_with(tmp_path, SECRET)
+
+
+def test_nor_in_an_error_of_opening_it(redirecting: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(DataError, match="403") as raised:
+        WebDatasetSpec(name="x", shards=f"{redirecting}.gone", retry_s=0.0).open()
+    assert SECRET not in str(raised.value)

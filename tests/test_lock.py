@@ -1,0 +1,265 @@
+"""One job at a time in a run directory, in real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clipx import lock as module
+from clipx.distributed import Comm
+from clipx.errors import ClipxError, Exit, Locked
+from clipx.lock import Holder, RunLock
+
+COMM = Comm(0, 1, 0, torch.device("cpu"))
+
+# For each folder that it reads, at the time that it reads: tries to take the lock, says what came of it, and waits.
+COMPETITOR = """
+import sys, time
+from pathlib import Path
+from clipx.distributed import Comm
+from clipx.errors import ClipxError
+from clipx.lock import RunLock
+
+print("ready", flush=True)
+for line in sys.stdin:
+    folder, start = line.split()
+    lock = RunLock(Path(folder), Comm(0, 1, 0, None), lambda kind, **facts: (Path(folder) / "told").open("a").write(kind + "\\n"))
+    while time.time() < float(start):
+        pass
+    try:
+        lock.take()
+        print("mine", flush=True)
+    except ClipxError as error:
+        print(error.exit_code, error, flush=True)
+    sys.stdin.readline()
+    lock.release()
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def competitors() -> Iterator[list[subprocess.Popen[str]]]:
+    command = [sys.executable, "-c", COMPETITOR]
+    two = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        assert [said(one) for one in two] == ["ready", "ready"]
+        yield two
+    finally:
+        for one in two:
+            one.kill()
+            one.communicate()
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def silent(kind: str, **facts: Any) -> None:
+    raise AssertionError(kind)
+
+
+@pytest.fixture
+def events() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def event(events: list[dict[str, Any]]) -> Callable[..., None]:
+    return lambda kind, **facts: events.append({"event": kind, **facts})
+
+
+def leave(folder: Path, holder: Holder, age_s: float = 0) -> Path:
+    """A lock as its holder last wrote it."""
+    path = folder / "run.lock"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(holder)))
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def dead() -> Holder:
+    """A process that was on this machine."""
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    process.wait()
+    return replace(Holder.me(), id="old", pid=process.pid)
+
+
+ELSEWHERE = replace(Holder.me(), id="old", host="n7", pid=12, machine="another", job="77.0")
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["no lock", "a stale lock"])
+def test_of_two_jobs_that_start_at_once_one_gets_the_directory(
+    tmp_path: Path, competitors: list[subprocess.Popen[str]], stale: bool
+) -> None:
+    winners = set()
+    for n in range(20):
+        folder = tmp_path / str(n)
+        if stale:
+            leave(folder, dead())
+        start = time.time() + 0.02
+        for one in competitors:
+            tell(one, f"{folder} {start}")
+        answers = [said(one) for one in competitors]
+        assert answers.count("mine") == 1, answers
+        winner = answers.index("mine")
+        winners.add(winner)
+        holder, loser = competitors[winner].pid, answers[1 - winner]
+        assert loser.startswith(f"{int(Exit.IN_USE)} {folder} is in use by pid {holder} on ")
+        assert not stale or (folder / "told").read_text() == "lock_taken_over\n"
+        for one in competitors:
+            tell(one, "go on")
+            assert said(one) == "done"
+        assert [path.name for path in folder.iterdir()] == (["told"] if stale else [])
+    assert winners == {0, 1}, "they did start at once"
+
+
+def test_a_killed_holder_is_no_holder(
+    tmp_path: Path, competitors: list[subprocess.Popen[str]], event: Any, events: Any
+) -> None:
+    holder = competitors[0]
+    tell(holder, f"{tmp_path} 0")
+    assert said(holder) == "mine"
+    with pytest.raises(
+        Locked, match=f"{tmp_path} is in use by pid {holder.pid} on .*, since .*: wait for its end, or give this run"
+    ):
+        RunLock(tmp_path, COMM, event).take()
+    assert events == []
+    holder.kill()
+    time.sleep(0.2)  # a zombie: nobody waited for it
+    with RunLock(tmp_path, COMM, event):
+        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+    assert [(e["event"], e["of"]["pid"]) for e in events] == [("lock_taken_over", holder.pid)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("holder", "age_s", "job", "taken"),
+    [
+        (replace(Holder.me(), id="old", born="1"), 0, "", True),
+        (replace(Holder.me(), id="old", pid=1, born=""), 700, "", False),
+        (ELSEWHERE, 500, "", False),
+        (ELSEWHERE, 700, "", True),
+        (ELSEWHERE, 0, "77.1", True),
+        (ELSEWHERE, 0, "77.0", False),
+        (ELSEWHERE, 0, "78.1", False),
+        (replace(ELSEWHERE, job=""), 0, "", False),
+    ],
+    ids=[
+        "a process of the same number", "a live process", "refreshed 500 s ago elsewhere", "not for 700 s", "this job, started anew",
+        "another node of this job", "another job", "no job",
+    ],
+)  # fmt: skip
+def test_when_a_lock_is_stale(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    events: Any,
+    event: Any,
+    holder: Holder,
+    age_s: float,
+    job: str,
+    taken: bool,
+) -> None:
+    if holder.pid == 1:
+        holder = replace(holder, born=module._state(1)[1])
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job.partition(".")[0])
+        monkeypatch.setenv("SLURM_RESTART_COUNT", job.partition(".")[2])
+    path = leave(tmp_path, holder, age_s)
+    lock = RunLock(tmp_path, COMM, event)
+    if taken:
+        lock.take()
+        assert events[0]["of"] == asdict(holder)
+        assert abs(events[0]["silent_s"] - age_s) < 5
+        lock.release()
+        assert not path.exists()
+    else:
+        with pytest.raises(Locked) as error:
+            lock.take()
+        assert error.value.exit_code == 3
+        assert f"pid {holder.pid} on {holder.host}" in str(error.value)
+        assert ("SLURM job 77" in str(error.value)) == bool(holder.job)
+        lock.release()
+        assert json.loads(path.read_text()) == asdict(holder)
+
+
+def test_a_lock_that_cannot_be_read_counts_by_its_age(tmp_path: Path, event: Any, events: Any) -> None:
+    path = leave(tmp_path, ELSEWHERE)
+    path.write_text("{")
+    with pytest.raises(Locked, match=f"a job that cannot be read.*delete {path}"):
+        RunLock(tmp_path, COMM, event).take()
+    os.utime(path, (0, 0))
+    RunLock(tmp_path, COMM, event).take()
+    assert events[0]["of"] is None
+
+
+def test_it_is_given_back_on_an_error(tmp_path: Path) -> None:
+    with contextlib.suppress(ZeroDivisionError), RunLock(tmp_path / "run", COMM, silent):
+        assert (tmp_path / "run" / "run.lock").is_file()
+        raise ZeroDivisionError
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_holder_keeps_it_fresh_and_hears_when_it_is_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REFRESH_S", 0.02)
+    path = tmp_path / "run.lock"
+    with RunLock(tmp_path, COMM, silent) as lock:
+        os.utime(path, (0, 0))
+        until(lambda: path.stat().st_mtime > time.time() - 60)
+        lock.check()
+        leave(tmp_path, ELSEWHERE)
+        until(lambda: lock._lost)
+        with pytest.raises(Locked, match="is no longer this job's"):
+            lock.check()
+    assert json.loads(path.read_text())["id"] == "old", "what is another's stays"
+
+
+def test_a_second_trainer_of_the_same_process_may_go_on(tmp_path: Path) -> None:
+    first, second = (RunLock(tmp_path, COMM, silent) for _ in range(2))
+    first.take()
+    second.take()
+    first.release()
+    assert (tmp_path / "run.lock").is_file()
+    second.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_job_left_that_was_killed_while_it_looked_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BUSY_S", 0.1)
+    (tmp_path / "run.lock.guard").write_text(json.dumps(asdict(ELSEWHERE)))
+    with pytest.raises(
+        ClipxError, match=r"run.lock.guard is left from a job that was killed just then \(pid 12 on n7, .*: delete it"
+    ):
+        RunLock(tmp_path, COMM, silent).take()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ClipxError, match=f"run_dir={tmp_path}/file/run cannot be made"):
+        RunLock(tmp_path / "file" / "run", COMM, silent).take()
+
+
+def until(true: Callable[[], bool]) -> None:
+    start = time.monotonic()
+    while not true():
+        assert time.monotonic() - start < 10
+        time.sleep(0.01)

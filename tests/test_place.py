@@ -1,0 +1,147 @@
+"""Who a process is, by its environment."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+
+from clipx.errors import ConfigError
+from clipx.place import Place, cores, expand, find_place, node_name, told_rank
+
+MEETING = {"MASTER_ADDR": "head", "MASTER_PORT": "29500"}
+BY_HAND = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", **MEETING}
+TORCHRUN = {
+    **BY_HAND, "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
+STEP = {
+    "SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77",
+    "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOB_NODELIST": "n[0-2]",
+}  # fmt: skip
+SUBMITIT = {
+    "SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_LOCALID": "1", "SUBMITIT_LOCAL_NTASKS": "2",
+    "SUBMITIT_LOCAL_JOB_ID": "33001",
+}  # fmt: skip
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
+MVAPICH = {name.replace("OMPI", "MV2"): value for name, value in OPEN_MPI.items()}
+PMI = {"PMI_RANK": "6", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4", **MEETING}
+CRAY = {"PMI_RANK": "6", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "2", "PMI_LOCAL_SIZE": "4", **MEETING}
+
+SRUN = Place(3, 4, 1, "n1", 15077, "77.0.", hosts=("n1", "n2"))
+HAND = Place(5, 8, 1, "head", 29500, ".")
+ALONE = Place()
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, ALONE),
+        (BY_HAND, HAND),
+        ({**BY_HAND, "LOCAL_RANK": ""}, Place(5, 8, 0, "head", 29500, ".")),
+        (TORCHRUN, Place(5, 8, 1, "head", 29500, "none.1", agent=True)),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, Place(5, 8, 1, "head", 29500, "none.1")),
+        ({**STEP, **TORCHRUN}, Place(5, 8, 1, "head", 29500, "none.1", agent=True)),
+        ({**STEP, **TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, ALONE),
+        (STEP, SRUN),
+        ({**STEP, **MEETING}, Place(3, 4, 1, "head", 29500, "77.0.", hosts=("n1", "n2"))),
+        ({**STEP, "SLURM_STEP_ID": "2"}, Place(3, 4, 1, "n1", 15000 + (77 + 2 * 7919) % 15000, "77.2.", hosts=SRUN.hosts)),
+        ({**STEP, "RANK": "3", "WORLD_SIZE": "4"}, Place(3, 4, 1, "n1", 15077, ".")),
+        (SUBMITIT, Place(1, 2, 1, "127.0.0.1", 18001, "33001")),
+        ({**STEP, **SUBMITIT}, Place(1, 2, 1, "127.0.0.1", 18001, "33001")),
+        (OPEN_MPI, Place(1, 2, 1, "127.0.0.1", 29500)),
+        (MVAPICH, Place(1, 2, 1, "127.0.0.1", 29500)),
+        ({**STEP, **OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, Place(1, 2, 0, "n0", 15077)),
+        (PMI, Place(6, 8, 2, "head", 29500)),
+        (CRAY, Place(6, 8, 2, "head", 29500)),
+        ({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4"}, Place(3, 4, 1, "n0", 15077)),
+    ],
+    ids=[
+        "plain", "by hand", "without a local rank", "torchrun", "torchrun without its own store", "torchrun under srun",
+        "torchrun of one under srun", "srun", "srun with an address", "another step", "a wrapper under srun", "submitit",
+        "submitit under srun", "Open MPI", "MVAPICH", "Open MPI under srun", "MPICH", "Cray", "srun with PMI",
+    ],
+)  # fmt: skip
+def test_whoever_starts_a_process_gives_it_its_place(environment: dict[str, str], place: Place) -> None:
+    assert find_place(environment) == place
+    assert told_rank(environment) == (place.rank if place.world > 1 else None)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {name: value for name, value in STEP.items() if "STEP" not in name},
+        {**STEP, "SLURM_STEP_ID": "interactive"},
+        {**STEP, "SLURM_STEP_ID": str(0xFFFFFFFA)},
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "77"},
+        {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+    ],
+    ids=["salloc", "its shell", "its shell by number", "srun --pty", "left over", "mpirun of one"],
+)
+def test_a_shell_and_what_is_left_over_in_one_make_nobody_wait(environment: dict[str, str]) -> None:
+    assert find_place(environment) == ALONE
+
+
+def test_what_is_left_over_of_one_process_does_not_hide_a_step() -> None:
+    assert find_place({**STEP, "RANK": "0", "WORLD_SIZE": "1"}) == SRUN
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "3"}, "RANK=3 without WORLD_SIZE: set both, as torchrun does, or unset RANK"),
+        ({"WORLD_SIZE": "3"}, "WORLD_SIZE=3 without RANK: set both, as torchrun does, or unset WORLD_SIZE"),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "3"},
+            "OMPI_COMM_WORLD_SIZE=3 without OMPI_COMM_WORLD_RANK: set both, as Open MPI does",
+        ),
+        ({**BY_HAND, "RANK": "8"}, "RANK=8 is not below WORLD_SIZE=8: ranks count from 0"),
+        ({**BY_HAND, "RANK": "-1"}, "RANK=-1 is not a whole number of 0 or more"),
+        ({**BY_HAND, "WORLD_SIZE": "two"}, "WORLD_SIZE=two is not a whole number"),
+        ({**BY_HAND, "LOCAL_RANK": "x"}, "LOCAL_RANK=x is not a whole number"),
+        ({**BY_HAND, "LOCAL_RANK": "8"}, "LOCAL_RANK=8 is not below WORLD_SIZE=8: ranks of a host count from 0"),
+        ({**TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2"),
+        ({**BY_HAND, "MASTER_PORT": "http"}, "MASTER_PORT=http is not a whole number"),
+        ({**BY_HAND, "MASTER_PORT": "65536"}, "MASTER_PORT=65536 is no port: give one from 1 to 65535"),
+        ({**BY_HAND, "MASTER_ADDR": ""}, "WORLD_SIZE=8 without MASTER_ADDR: export MASTER_ADDR, the host of rank 0"),
+        ({**BY_HAND, "MASTER_PORT": ""}, "WORLD_SIZE=8 without MASTER_PORT: export MASTER_ADDR"),
+        ({**PMI, "MASTER_ADDR": ""}, "PMI_SIZE=8 without MASTER_ADDR: export MASTER_ADDR"),
+        (
+            {**STEP, **BY_HAND, "RANK": "0", "WORLD_SIZE": "2"},
+            "WORLD_SIZE=2 but srun started SLURM_STEP_NUM_TASKS=4 tasks: unset RANK and WORLD_SIZE",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_named_with_the_fix(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        find_place(environment)
+
+
+def test_a_rank_is_told_even_where_nobody_can_be_met() -> None:
+    assert told_rank({"RANK": "3", "WORLD_SIZE": "4"}) == 3
+    assert told_rank({"RANK": "3"}) is None
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "hosts"),
+    [
+        ("", []),
+        ("gpu-1.site", ["gpu-1.site"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[08-11,20],login", ["n08", "n09", "n10", "n11", "n20", "login"]),
+        ("r[1-2]n[0-1]-ib,x[7]", ["r1n0-ib", "r1n1-ib", "r2n0-ib", "r2n1-ib", "x7"]),
+    ],
+)
+def test_slurms_lists_of_hosts(nodelist: str, hosts: list[str]) -> None:
+    assert list(expand(nodelist)) == hosts
+
+
+def test_a_host_has_the_name_that_slurm_knows_it_by() -> None:
+    assert node_name({"SLURMD_NODENAME": "n7"}) == "n7"
+    assert node_name({}) == socket.gethostname()
+    assert cores() >= 1

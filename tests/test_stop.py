@@ -1,0 +1,107 @@
+"""Signals in this process; whole runs that are stopped are in integration/test_stopping.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from clipx.distributed import Comm
+from clipx.stop import SIGNALS, Stop
+
+COMM = Comm(0, 1, 0, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[list[object]]:
+    """What was there before is there again."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield before
+    after = [signal.getsignal(number) for number in SIGNALS]
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+    assert after == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_kept_until_it_is_asked_for(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    with Stop() as stop:
+        assert (stop.requested, stop.agreed(COMM), stop.waited_s) == (None, None, 0)
+        os.kill(os.getpid(), number)
+        assert stop.requested == stop.agreed(COMM) == number.name
+        assert stop.waited_s > 0
+    assert capfd.readouterr().err == f"{number.name}: stopping after this step; SIGINT, once more, aborts\n"
+
+
+def test_a_process_that_shall_not_tell_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with Stop(tell=False) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.requested == "SIGTERM"
+    assert capfd.readouterr().err == ""
+
+
+def test_handlers_return_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), Stop():
+        raise ZeroDivisionError
+
+
+def test_what_was_there_before_runs_after_the_save_and_pythons_own_does_not() -> None:
+    calls: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: calls.append(number))
+    try:
+        with Stop(tell=False) as stop:
+            stop.after_save(COMM)
+            os.kill(os.getpid(), signal.SIGUSR2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.agreed(COMM) == "SIGUSR2", "where the job is put back in the queue"
+            assert calls == []
+            stop.after_save(COMM)
+            assert calls == [signal.SIGUSR2]
+        with Stop(tell=False) as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.agreed(COMM) == "SIGINT"
+            stop.after_save(COMM)  # raises no KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_signal_that_was_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert stop.requested is None
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_in_another_thread_it_says_that_it_does_nothing(
+    handlers: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    def work() -> None:
+        with Stop() as stop:
+            assert [signal.getsignal(number) for number in SIGNALS] == handlers
+            found.append(stop.agreed(COMM))
+
+    found: list[str | None] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [None]
+    assert caplog.messages == ["signals do not stop this run at a step: it is not in the program's main thread"]
+
+
+def test_a_forked_process_does_not_take_part(capfd: pytest.CaptureFixture[str]) -> None:
+    """A SIGINT at the terminal, or one of SLURM's to the whole step, reaches loader processes as well."""
+    with Stop() as stop:
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os._exit(0 if stop.requested is None else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    assert capfd.readouterr().err == ""

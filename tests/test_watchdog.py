@@ -1,0 +1,93 @@
+"""The watchdog bites processes of their own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import timeit
+from pathlib import Path
+
+import pytest
+
+from clipx.errors import Exit
+from clipx.watchdog import Watchdog
+
+SCRIPT = """
+import ctypes, sys, time
+from pathlib import Path
+import clipx.watchdog
+from clipx.watchdog import Watchdog
+
+clipx.watchdog._LEAVE_S = 1.0
+
+def waits_for_a_file():
+    time.sleep(60)
+
+def holds_the_lock():
+    ctypes.PyDLL(None).sleep(60)
+
+def event(kind, **facts):
+    print(kind, facts["rank"], facts["step"], facts["stacks"], flush=True)
+    if sys.argv[2] == "event":
+        time.sleep(60)
+
+with Watchdog(float(sys.argv[3]), Path(sys.argv[1]), 3, event) as watchdog:
+    for step in range(1, 6):
+        time.sleep(0.2)
+        watchdog.beat(step)
+    {"none": lambda: None, "lock": holds_the_lock}.get(sys.argv[2], waits_for_a_file)()
+time.sleep(0.8)
+print("finished")
+"""
+
+
+def watched(folder: Path, fault: str, timeout_s: float = 0.6) -> tuple[subprocess.CompletedProcess[str], float]:
+    start = time.monotonic()
+    command = [sys.executable, "-c", SCRIPT, str(folder), fault, str(timeout_s)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return done, time.monotonic() - start
+
+
+def test_a_run_that_comes_on_is_left_alone(tmp_path: Path) -> None:
+    done, _ = watched(tmp_path, "none")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_does_not_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None:
+    done, seconds = watched(tmp_path, "file")
+    assert done.returncode == Exit.WATCHDOG
+    assert seconds < 6
+    assert done.stdout == "watchdog 3 5 stacks.rank3.txt\n"
+    stacks = (tmp_path / "stacks.rank3.txt").read_text()
+    line = rf"rank 3 did not come on for 1 s after step 5, more than distributed.watchdog_s=0.6: {tmp_path}/stacks.rank3.txt says"
+    assert re.search(f"^error: {line}", done.stderr)
+    assert re.search(line, stacks)
+    assert "in waits_for_a_file" in stacks and "in waits_for_a_file" in done.stderr
+
+
+def test_it_ends_although_the_file_system_hangs_as_well(tmp_path: Path) -> None:
+    done, seconds = watched(tmp_path, "event")
+    assert done.returncode == Exit.WATCHDOG
+    assert seconds < 7
+    assert "in waits_for_a_file" in done.stderr
+
+
+def test_it_ends_although_no_other_thread_of_python_comes_to_run(tmp_path: Path) -> None:
+    done, seconds = watched(tmp_path, "lock")
+    assert done.returncode == Exit.FAILED
+    assert seconds < 7
+    assert "in holds_the_lock" in done.stderr
+
+
+def test_zero_turns_it_off(tmp_path: Path) -> None:
+    done, _ = watched(tmp_path, "none", 0)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
+
+
+@pytest.mark.timeout(20)
+def test_a_beat_costs_no_more_than_a_look_at_the_clock(tmp_path: Path) -> None:
+    with Watchdog(600, tmp_path, 0, print) as watchdog:
+        assert min(timeit.repeat(lambda: watchdog.beat(7), number=1000, repeat=5)) / 1000 < 10e-6
