@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +17,8 @@ from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, float]
 """`step`, `samples`, `epoch`, `seconds`, and the metrics by name."""
@@ -46,14 +51,48 @@ class Jsonl:
             temporary = path.with_suffix(".tmp")
             temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
             temporary.replace(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
+        self._unwritten = b""
 
     def log(self, row: Row) -> None:
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        """Raises OSError where the disk is full; what could not be written is, with the next row."""
+        self._unwritten += (json.dumps(row) + "\n").encode()
+        self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def close(self) -> None:
+        if self._unwritten:
+            self._file.write(self._unwritten)
         self._file.close()
+
+
+class Sinks:
+    """Several sinks as one. None of them may end a run: its failure is told once for as long as it lasts."""
+
+    def __init__(self, sinks: Sequence[Sink], event: Callable[..., None]) -> None:
+        self._sinks, self._event = sinks, event
+        self._failing: set[str] = set()
+
+    def log(self, row: Row) -> None:
+        for sink in self._sinks:
+            self._try(sink, lambda sink=sink: sink.log(row))  # type: ignore[misc]
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            self._try(sink, sink.close)
+
+    def _try(self, sink: Sink, call: Callable[[], None]) -> None:
+        name = type(sink).__name__.strip("_").lower()
+        try:
+            call()
+            self._failing.discard(name)
+        except Exception as error:  # each library has its own
+            if name in self._failing:
+                return
+            self._failing.add(name)
+            message = f"{name} takes no numbers ({type(error).__name__}: {error}): the run goes on without it"
+            log.warning(message)
+            with contextlib.suppress(OSError):  # the same disk, perhaps
+                self._event("logger_failed", logger=name, message=message)
 
 
 def read_rows(path: Path) -> list[Row]:

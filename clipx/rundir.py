@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 # What a run that goes on may change. The first that names a key, or a part above it, holds; the rest is told.
 _SILENT = (  # where things lie, how they are told, how fast they come
     *("name", "run_dir", "resume", "log_every", "logger", "checkpoint"),
-    *("distributed.timeout_s", "distributed.watchdog_s"),
+    *("distributed.rendezvous_s", "distributed.timeout_s", "distributed.watchdog_s"),
     *("data.workers", "data.prefetch", "data.retry_s", "data.cache_gb", "data.cache_dir"),
 )
 _TOLD = ("data.micro_batches", "data.max_bad_share")  # change no gradient
 _REFUSED = ("seed", "model", "data", "objective", "optimizer.kind")  # another value would train something else
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -113,8 +117,11 @@ class RunDir:
                 self._append("quarantine.jsonl", {"sample": item.key, "reason": item.reason})
 
     def _append(self, name: str, value: dict[str, Any]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:  # one write: ranks may share the file
-            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+        try:
+            with (self.path / name).open("a", encoding="utf-8") as file:  # one write: ranks may share the file
+                file.write(json.dumps(value, ensure_ascii=False) + "\n")
+        except OSError as error:  # a full disk ends no run
+            log.warning("%s cannot be written (%s): %s", name, error, value)
 
 
 def _class(key: str) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from clipx.errors import CheckpointError, NotSynced, Stopped, require
 from clipx.evaluator.base import Embedder, check_evaluators, evaluate
 from clipx.gradcache import NotFiniteError, forward_backward
 from clipx.lock import RunLock
-from clipx.logger import Jsonl, Row, Sink, read_rows
+from clipx.logger import Jsonl, Row, Sinks, read_rows
 from clipx.meter import Meter
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
@@ -142,7 +142,7 @@ class Trainer:
         self.alarms = Alarms(self.objective, self._warn)
         self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self._warn)
         self._open = contextlib.ExitStack()  # what `close` closes
-        self.sinks: list[Sink] = []
+        self.sinks = Sinks([], self.rundir.event)
         self._overdue: list[str] = []  # evaluators that the run stopped before
         try:
             self.lock = self._open.enter_context(RunLock(self.rundir.path, comm, self.rundir.event))
@@ -234,9 +234,9 @@ class Trainer:
         """
         spec, comm = self.spec, self.comm
         if comm.is_main:
-            self.sinks.append(Jsonl(self.rundir.metrics, self.steps_done))
-            config = to_dict(spec)
-            self.sinks += [x.build(self.rundir.path, spec.name, config, self.steps_done) for x in spec.logger.values()]
+            config, step = to_dict(spec), self.steps_done
+            built = [logger.build(self.rundir.path, spec.name, config, step) for logger in spec.logger.values()]
+            self.sinks = Sinks([Jsonl(self.rundir.metrics, step), *built], self.rundir.event)
         screen = Screen(comm.is_main)
         for name, text in facts(self).items():
             screen.say(f"{name:8} {text}")
@@ -265,8 +265,7 @@ class Trainer:
 
     def close(self) -> None:
         """Gives the run directory back. For a trainer that is not fitted; `fit` does it at its end."""
-        for sink in self.sinks:
-            sink.close()
+        self.sinks.close()
         self._open.close()
 
     def _loop(self, screen: Screen) -> None:
@@ -285,7 +284,7 @@ class Trainer:
             done = self.samples_seen >= self.total
             if done or self.samples_seen // self._log_period > before // self._log_period:
                 row = self._row(meter.read(), self.learning_rate(before))
-                self._log(row)
+                self.sinks.log(row)
                 self.alarms.look(self.steps_done, row)
                 screen.progress(row, first, self.steps_total)
             if done:
@@ -363,10 +362,6 @@ class Trainer:
             **self.checkpoints.metrics(),
         }
 
-    def _log(self, row: Row) -> None:
-        for sink in self.sinks:
-            sink.log(row)
-
     def _finish(self, screen: Screen) -> dict[str, float]:
         self._overdue = [name for name, cadence in self._cadences.items() if cadence.at_end]
         numbers = self._evaluate()
@@ -406,7 +401,7 @@ class Trainer:
             lambda: self.watchdog.beat(self.steps_done),
         )
         numbers = evaluate({name: self.spec.evaluator[name] for name in names}, embedder, self.dataset)
-        self._log({**self._row({}, self.learning_rate(self.samples_seen)), **numbers})
+        self.sinks.log({**self._row({}, self.learning_rate(self.samples_seen)), **numbers})
         return numbers
 
     # ------------------------------------------------------------------------------------------- checkpoints

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from support import SMALL, small
 
 from clipx.config import compose
 from clipx.errors import ConfigError
-from clipx.logger import Jsonl, read_rows
+from clipx.logger import Jsonl, Sinks, read_rows
 from clipx.trainer import Trainer
 
 
@@ -39,6 +42,48 @@ def test_a_last_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(row(1)) + '\n{"step": 2, "sam')
     assert read_rows(path) == [row(1)]
+
+
+@contextlib.contextmanager
+def disk_full(path: Path) -> Iterator[None]:
+    """No file may grow beyond what this one holds now."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_loses_no_row_and_ends_no_run(tmp_path: Path) -> None:
+    told: list[str] = []
+    path = tmp_path / "metrics.jsonl"
+    sinks = Sinks([Jsonl(path, 0)], lambda kind, **facts: told.append(facts["logger"]))
+    sinks.log(row(1))
+    with disk_full(path):
+        sinks.log(row(2))
+        sinks.log(row(3))
+    assert told == ["jsonl"], "once"
+    sinks.log(row(4))
+    sinks.close()
+    assert read_rows(path) == [row(step) for step in (1, 2, 3, 4)]
+
+
+def test_a_sink_that_fails_keeps_no_number_from_the_others(tmp_path: Path) -> None:
+    class Down:
+        def log(self, row: dict[str, float]) -> None:
+            raise ConnectionError("the service is down")
+
+        def close(self) -> None:
+            raise ConnectionError("still")
+
+    told: list[str] = []
+    sinks = Sinks([Down(), Jsonl(tmp_path / "m.jsonl", 0)], lambda kind, **facts: told.append(facts["message"]))
+    for step in (1, 2):
+        sinks.log(row(step))
+    sinks.close()
+    assert read_rows(tmp_path / "m.jsonl") == [row(1), row(2)]
+    assert told == ["down takes no numbers (ConnectionError: the service is down): the run goes on without it"]
 
 
 @pytest.fixture(scope="module")

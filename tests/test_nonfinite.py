@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import small
+from support import small, torchrun
 
 from clipx.errors import ClipxError, ConfigError
 from clipx.trainer import Trainer
-
-BATCH_NORM = "model=tiny"
 
 
 def poisoned(trainer: Trainer, *steps: int) -> Trainer:
@@ -121,3 +119,14 @@ def test_by_default_the_run_ends_before_anything_changes(tmp_path: Path) -> None
 def test_a_limit_without_an_effect_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="non_finite_limit=3 has no effect on optimizer.non_finite=stop"):
         small(tmp_path, "optimizer.non_finite_limit=3")
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_where_one_rank_alone_is_not_finite_all_leave_the_step_out(tmp_path: Path, policy: str) -> None:
+    torchrun(2, str(Path(__file__).parent / "integration" / "leaving_out.py"), str(tmp_path), policy)
+    told = [json.loads((tmp_path / f"{policy}.{rank}.json").read_text()) for rank in range(2)]
+    assert told[0] == told[1]
+    assert told[0]["finite"]
+    assert (told[0]["left out"], told[0]["steps"]) == (1, 4)
+    (event,) = [event for event in events(tmp_path / policy) if event["event"] == "non_finite"]
+    assert "the embeddings of rank 1 are not finite at step 1" in str(event["message"])

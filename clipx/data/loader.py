@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -66,9 +69,9 @@ class _Stream(Dataset["Batch | DataError"]):
 
     def __getitem__(self, positions: range) -> Batch | DataError:
         """An error is handed over, to be raised in the main process: on its way it would become a stack trace."""
-        image_bSS3 = _new_pixels(len(positions), self.view.size)
         captions, indices, bad = [], [], list[Bad]()
         try:
+            image_bSS3 = _new_pixels(len(positions), self.view.size)
             wanted = [self.order(position) for position in positions]
             expect(self.source, wanted)
             for position, first, out_SS3 in zip(positions, wanted, image_bSS3, strict=True):
@@ -123,6 +126,7 @@ class _Loader(DataLoader[T]):
             collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
+            worker_init_fn=_end_with_the_trainer,
             pin_memory=pin,
             generator=torch.Generator(),  # of its own: else each iterator would draw from dropout's
         )
@@ -132,6 +136,22 @@ class _Loader(DataLoader[T]):
             if isinstance(batch, DataError):
                 raise batch
             yield batch
+
+
+def _end_with_the_trainer(_worker: int) -> None:
+    """In a loader process: of SIGTERM only the trainer's own counts.
+
+    SLURM may send one to every process of a job that it ends. A loader process that ended by it would take the trainer
+    along before that has saved; it ends when the trainer does.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, name="SIGTERM", daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -177,12 +197,19 @@ def train_loader(
 
 def _new_pixels(count: int, size: int) -> Tensor:
     """[count, size, size, 3] uint8; in a loader process, of the memory that it shares with the trainer: what is
-    written here is handed over without a copy.
+    written here is handed over without a copy. Raises DataError where there is no room for it.
     """
     shape = (count, size, size, 3)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
-    shared = torch.UntypedStorage._new_shared(math.prod(shape))  # as torch's default_collate has it
+    try:
+        shared = torch.UntypedStorage._new_shared(math.prod(shape))  # as torch's default_collate has it
+    except RuntimeError as error:
+        raise DataError(
+            f"the shared memory for a batch of {math.prod(shape) / 1e6:,.1f} MB cannot be had ({error}): each of "
+            "data.workers holds data.prefetch of them; lower these, or give the machine or container more /dev/shm, as "
+            "by docker's --shm-size"
+        ) from None
     return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
 
 

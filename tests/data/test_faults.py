@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from samples import img2dataset, write_tar
+from support import SMALL, run
 
 from clipx.data.loader import View, train_loader
 from clipx.data.order import Order
@@ -71,3 +72,16 @@ def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_it(tmp_pat
     last = log.read_text().splitlines()[-1]
     assert last.startswith("error: a loader process of this rank died (DataLoader worker (pid")
     assert str(worker) in last
+
+
+def test_shared_memory_that_is_full_is_named_with_what_to_change(tmp_path: Path) -> None:
+    """In a container with little /dev/shm, which a mount namespace of its own makes here."""
+    command = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {sys.executable} -m clipx.train " + " ".join(
+        (*SMALL, "data.batch_size=128", "data.workers=1", f"run_dir={tmp_path}/run")
+    )
+    alone = ("--mount",) if os.geteuid() == 0 else ("--user", "--map-root-user", "--mount")
+    done = run("unshare", *alone, "sh", "-c", command, check=False)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert "the shared memory for a batch of 0.9 MB" in line
+    assert "No space left on device" in line and "docker's --shm-size" in line

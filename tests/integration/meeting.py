@@ -2,8 +2,8 @@
 
     meeting.py ['{"threads": 2}' [TIMES]]
 
-TORCH, where it is set, is the version of torch that this process has; COLOUR a fact that is to be the same on all;
-BOUND binds it to one core of its own.
+Of the environment, TORCH is the version of torch that it has, COLOUR a fact that is to be the same on all; BOUND binds
+it to one core of its own, and MEET_ONLY has it do no more than its name says.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,40 @@ import torch
 from clipx import place, rendezvous
 from clipx.distributed import DistributedSpec
 from clipx.errors import ClipxError
+
+
+def forked(out: Path, arguments: Sequence[str], env: dict[str, str]) -> None:
+    """As a process of its own, but for what it has imported."""
+    file = os.open(out, os.O_CREAT | os.O_WRONLY)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ.clear()
+    os.environ.update(env)
+    run(*arguments)
+
+
+def run(*arguments: str) -> None:
+    logging.basicConfig(format="%(message)s")
+    rendezvous._CONNECT_S = 0.5
+    torch.__version__ = os.environ.get("TORCH", torch.__version__)
+    if "BOUND" in os.environ:
+        cores = place.usable_cores()
+        os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
+    try:
+        say(meet_only() if "MEET_ONLY" in os.environ else main(*arguments))
+    except ClipxError as error:
+        say({"rank": place.told_rank(), "error": str(error)})
+        sys.stderr.flush()
+        os._exit(error.exit_code)
+
+
+def meet_only() -> dict[str, Any]:
+    own = place.find_place()
+    store, sharing = rendezvous.meet(own, {}, 60)
+    store.set(f"done/{own.rank}", "")
+    if own.rank == 0:  # with which the store ends
+        store.wait([f"done/{rank}" for rank in range(own.world)])
+    return {"rank": own.rank, "sharing": sharing}
 
 
 def main(options: str = "{}", times: str = "1") -> dict[str, Any]:
@@ -44,15 +80,4 @@ def say(found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(format="%(message)s")
-    rendezvous._CONNECT_S = 0.5
-    torch.__version__ = os.environ.get("TORCH", torch.__version__)
-    if "BOUND" in os.environ:
-        cores = place.usable_cores()
-        os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
-    try:
-        say(main(*sys.argv[1:]))
-    except ClipxError as error:
-        say({"rank": place.told_rank(), "error": str(error)})
-        sys.stderr.flush()
-        os._exit(error.exit_code)
+    run(*sys.argv[1:])

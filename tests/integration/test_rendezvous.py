@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
-import pty
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import submitit
 import torch
+from meeting import forked
 from meeting import main as meeting
 from s3server import free_ports
 
@@ -41,9 +42,63 @@ def _no_place(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def start(*arguments: str, stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
-    command = [sys.executable, *(arguments if "-m" in arguments else (SCRIPT, *arguments))]
-    return subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=stderr, text=True)
+# Torch takes seconds to import: the processes of most tests are forks of one that has it.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch.distributed", "clipx.distributed", "clipx.rendezvous"])
+
+
+class Started:
+    """A process that runs meeting.py, fresh or as a fork; what it prints goes to a file."""
+
+    def __init__(self, out: Path, arguments: Sequence[str], env: Mapping[str, str], fresh: bool) -> None:
+        self.out = out
+        if fresh:
+            with out.open("w") as file:
+                command = [sys.executable, *arguments]
+                self._fresh = subprocess.Popen(command, env={**os.environ, **env}, stdout=file, stderr=file)
+        else:
+            self._fork = FORKS.Process(target=forked, args=(out, arguments, {**os.environ, **env}))
+            self._fork.start()
+        self.fresh = fresh
+
+    def wait(self, seconds: float = 60) -> int | None:
+        """Its exit code; None where it still runs then."""
+        if self.fresh:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._fresh.wait(seconds)
+            return self._fresh.returncode
+        self._fork.join(seconds)
+        return self._fork.exitcode
+
+    def kill(self) -> None:
+        (self._fresh if self.fresh else self._fork).kill()
+        self.wait()
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Started] = []
+
+    def start(*arguments: str, fresh: bool = False, **env: str) -> Started:
+        started.append(Started(tmp_path / f"out.{len(started)}", arguments, env, fresh))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def by_hand(start: Start, port: int) -> Start:
+    def by_hand(rank: int, world: int, *arguments: str, fresh: bool = False, **env: str) -> Started:
+        own = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **own, **env}
+        return start(*([SCRIPT] * fresh), *arguments, fresh=fresh, **env)
+
+    return by_hand
 
 
 @pytest.fixture
@@ -51,14 +106,11 @@ def port() -> int:
     return free_ports(1)
 
 
-def by_hand(rank: int, world: int, port: int, *arguments: str, **env: str) -> subprocess.Popen[str]:
-    own = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)}
-    return start(*arguments, **{"MASTER_ADDR": "127.0.0.1", **own, **env})
-
-
-def said(*processes: subprocess.Popen[str], within: float = 60) -> list[Said]:
+def said(*processes: Started) -> list[Said]:
     """What all of them printed, in rank order."""
-    return spoken("".join(process.communicate(timeout=within)[0] for process in processes))
+    for process in processes:
+        process.wait()
+    return spoken("".join(process.out.read_text() for process in processes))
 
 
 def spoken(text: str) -> list[Said]:
@@ -74,48 +126,52 @@ def is_whole(found: list[Said], world: int, local_ranks: list[int]) -> bool:
 # ------------------------------------------------------------------------------------------- they meet, whoever starts them
 
 
-def test_processes_that_are_placed_by_hand_meet_and_meet_again_and_share_the_cores(port: int) -> None:
+def test_processes_that_are_placed_by_hand_meet_and_meet_again_and_share_the_cores(by_hand: Start) -> None:
     """As the points of a sweep do. One of them has another torch, of which rank 0 warns."""
-    ranks = [by_hand(rank, 3, port, "{}", "2", **({"TORCH": "2.0"} if rank == 1 else {})) for rank in range(3)]
-    (rank0, *rest) = ranks
-    out, err = rank0.communicate(timeout=60)
-    found = spoken(out) + said(*rest)
+    ranks = [by_hand(rank, 3, "{}", "2", **({"TORCH": "2.0"} if rank == 1 else {})) for rank in range(3)]
+    found = said(*ranks)
     assert is_whole(found, 3, [0, 1, 2])
     assert {x["threads"] for x in found} == {max(1, cores() // 3)}
     warning = f"rank 1 (host {HOST}) has torch=2.0, the others {torch.__version__}: the same on all hosts is safer\n"
-    assert err.count(warning) == 2
+    assert ranks[0].out.read_text().count(warning) == 2
 
 
-def test_threads_are_the_users_where_there_is_a_number_and_all_of_a_ranks_own_cores(port: int) -> None:
-    asked = [by_hand(rank, 2, port, '{"threads": 3}', OMP_NUM_THREADS="2") for rank in (0, 1)]
-    assert [x["threads"] for x in said(*asked)] == [3, 3]
-    told = [by_hand(rank, 2, port, OMP_NUM_THREADS="2") for rank in (0, 1)]
-    assert [x["threads"] for x in said(*told)] == [2, 2]
+def test_threads_are_the_users_where_there_is_a_number(by_hand: Start) -> None:
+    ranks = [by_hand(0, 2, OMP_NUM_THREADS="2", fresh=True), by_hand(1, 2, '{"threads": 3}', OMP_NUM_THREADS="2")]
+    assert [x["threads"] for x in said(*ranks)] == [2, 3]
 
 
-def test_two_torchruns_are_one_job(port: int) -> None:
+@pytest.mark.skipif(cores() < 2, reason="one core")
+def test_a_rank_that_has_cores_of_its_own_shares_them_with_nobody(by_hand: Start) -> None:
+    together = [by_hand(rank, 2, MEET_ONLY="1") for rank in (0, 1)]
+    assert [x["sharing"] for x in said(*together)] == [2, 2]
+    bound = [by_hand(rank, 2, MEET_ONLY="1", BOUND="1") for rank in (0, 1)]
+    assert [x["sharing"] for x in said(*bound)] == [1, 1]
+
+
+def test_two_torchruns_are_one_job(start: Start, port: int) -> None:
     common = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1")
-    agents = [start(*common, f"--master-port={port}", f"--node-rank={node}", SCRIPT) for node in (0, 1)]
+    agents = [start(*common, f"--master-port={port}", f"--node-rank={node}", SCRIPT, fresh=True) for node in (0, 1)]
     found = said(*agents)
     assert is_whole(found, 4, [0, 1, 0, 1])
     assert {x["threads"] for x in found} == {1}, "torchrun sets OMP_NUM_THREADS"
 
 
-def test_what_mpirun_sets_is_enough_on_one_host(port: int) -> None:
+@pytest.mark.parametrize("names", ["OMPI_COMM_WORLD", "MV2_COMM_WORLD"])
+def test_what_mpirun_sets_is_enough_on_one_host(start: Start, port: int, names: str) -> None:
     def env(rank: int) -> Mapping[str, str]:
-        name = "OMPI_COMM_WORLD"
         return {
-            f"{name}_RANK": f"{rank}",
-            f"{name}_SIZE": "2",
-            f"{name}_LOCAL_RANK": f"{rank}",
-            f"{name}_LOCAL_SIZE": "2",
+            f"{names}_RANK": f"{rank}",
+            f"{names}_SIZE": "2",
+            f"{names}_LOCAL_RANK": f"{rank}",
+            f"{names}_LOCAL_SIZE": "2",
         }
 
-    ranks = [start(**env(rank), MASTER_PORT=str(port)) for rank in (0, 1)]
-    assert is_whole(said(*ranks), 2, [0, 1])
+    assert is_whole(said(*[start(**env(rank), MASTER_PORT=str(port)) for rank in (0, 1)]), 2, [0, 1])
 
 
-def test_submitits_local_runner_starts_a_job(tmp_path: Path) -> None:
+def test_submitits_local_runner_starts_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(SCRIPT).parent))
     executor = submitit.LocalExecutor(folder=tmp_path)
     executor.update_parameters(timeout_min=2, tasks_per_node=2)
     assert is_whole(executor.submit(meeting).results(), 2, [0, 1])
@@ -124,39 +180,36 @@ def test_submitits_local_runner_starts_a_job(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- they do not
 
 
-def test_ranks_that_do_not_come_are_named_on_all_that_did(port: int) -> None:
-    ranks = [by_hand(rank, 5, port, SHORT) for rank in (0, 2)]
+def test_ranks_that_do_not_come_are_named_on_all_that_did(by_hand: Start, port: int) -> None:
+    ranks = [by_hand(rank, 5, SHORT) for rank in (0, 2)]
     for rank in said(*ranks):
         assert rank["error"].startswith(
             f"ranks 1, 3-4 of 5 have not come to 127.0.0.1:{port}; there are ranks 0, 2 (host {HOST}); "
             "distributed.rendezvous_s=2 is over: "
         )
-    assert [rank.returncode for rank in ranks] == [Exit.FAILED] * 2
+    assert [rank.wait() for rank in ranks] == [Exit.FAILED] * 2
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
-def test_rank_0_is_named_where_it_does_not_answer(port: int, host: str) -> None:
-    (rank,) = said(lonely := by_hand(1, 2, port, SHORT, MASTER_ADDR=host))
+def test_rank_0_is_named_where_it_does_not_answer(by_hand: Start, port: int, host: str) -> None:
+    (rank,) = said(lonely := by_hand(1, 2, SHORT, MASTER_ADDR=host))
     assert rank["error"].startswith(
         f"rank 1 (host {HOST}) did not reach rank 0 at {host}:{port} within distributed.rendezvous_s=2 ("
     )
-    assert lonely.returncode == Exit.FAILED
+    assert lonely.wait() == Exit.FAILED
 
 
-def test_rank_0_that_ends_before_all_are_there_is_named(port: int) -> None:
-    first, second = by_hand(0, 3, port), by_hand(1, 3, port)
-    time.sleep(0.1)
+def test_rank_0_that_ends_before_all_are_there_is_named(by_hand: Start, port: int) -> None:
+    first, second = by_hand(0, 3), by_hand(1, 3)
     while not _listens(port):
         time.sleep(0.1)
-    with pytest.raises(subprocess.TimeoutExpired):
-        second.wait(4)
+    assert second.wait(2) is None, "both wait for the third"
     first.kill()
     (rank,) = said(second)
     assert rank["error"] == (
         f"rank 0 at 127.0.0.1:{port} ended, or did not call the roll, while rank 1 (host {HOST}) waited for it: its own "
         "output says why"
     )
-    first.communicate()
 
 
 def _listens(port: int) -> bool:
@@ -165,18 +218,18 @@ def _listens(port: int) -> bool:
     return False
 
 
-def test_something_else_at_the_port_is_said_by_all() -> None:
+def test_something_else_at_the_port_is_said_by_all(by_hand: Start) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        ranks = [by_hand(rank, 2, port, SHORT) for rank in (0, 1)]
+        ranks = [by_hand(rank, 2, SHORT, MASTER_PORT=str(port)) for rank in (0, 1)]
         first, second = said(*ranks)
     assert first["error"].startswith(f"MASTER_PORT={port} cannot be had on {HOST}, the host of rank 0: ")
     assert second["error"].startswith(f"rank 1 (host {HOST}) met something at 127.0.0.1:{port} that is not rank 0: ")
-    assert [rank.returncode for rank in ranks] == [Exit.CONFIGURATION, Exit.FAILED]
+    assert [rank.wait() for rank in ranks] == [Exit.CONFIGURATION, Exit.FAILED]
 
 
-def test_two_processes_of_one_rank_are_told_apart(port: int) -> None:
-    ranks = [by_hand(rank, 3, port, SHORT) for rank in (0, 1, 1)]
+def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> None:
+    ranks = [by_hand(rank, 3, SHORT) for rank in (0, 1, 1)]
     errors = sorted(x["error"] for x in said(*ranks))
     assert errors[0].startswith(
         f"a second process (host {HOST}) is rank 1 at 127.0.0.1:{port}: give each process a RANK"
@@ -184,27 +237,29 @@ def test_two_processes_of_one_rank_are_told_apart(port: int) -> None:
     assert [e.partition(" have ")[0].partition(" has ")[0] for e in errors[1:]] == ["rank 2 of 3"] * 2
 
 
-def test_a_network_that_does_not_connect_them_is_said_so(port: int) -> None:
-    ranks = [by_hand(rank, 2, port, GLOO_SOCKET_IFNAME="none0") for rank in (0, 1)]
+def test_a_network_that_does_not_connect_them_is_said_so(by_hand: Start, port: int) -> None:
+    ranks = [by_hand(rank, 2, GLOO_SOCKET_IFNAME="none0") for rank in (0, 1)]
     for rank in said(*ranks):
         assert rank["error"].startswith(f"the ranks met at 127.0.0.1:{port}, but gloo did not connect them (")
         assert "name the network between the hosts by GLOO_SOCKET_IFNAME" in rank["error"]
 
 
-def test_a_rank_with_other_code_is_named_before_anything_is_done(tmp_path: Path, port: int) -> None:
+def test_a_rank_with_other_code_is_named_before_anything_is_done(by_hand: Start, tmp_path: Path) -> None:
     shutil.copytree(Path(clipx.__file__).parent, tmp_path / "clipx", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "clipx" / "rng.py").open("a") as file:
         file.write("# another day's\n")
-    ranks = [by_hand(rank, 3, port, **({"PYTHONPATH": str(tmp_path)} if rank == 2 else {})) for rank in range(3)]
+    ranks = [
+        by_hand(rank, 3, **({"fresh": True, "PYTHONPATH": str(tmp_path)} if rank == 2 else {})) for rank in range(3)
+    ]
     for rank in said(*ranks):
         told, _, rest = rank["error"].partition(", the others ")
         assert told.startswith(f"rank 2 (host {HOST}) has clipx={clipx.__version__}+") and code_version() not in told
         assert rest == f"{code_version()}: make it the same on all hosts, and start all ranks by the same command"
-    assert [rank.returncode for rank in ranks] == [Exit.CONFIGURATION] * 3
+    assert [rank.wait() for rank in ranks] == [Exit.CONFIGURATION] * 3
 
 
-def test_a_rank_with_another_configuration_is_named_with_the_key(port: int) -> None:
-    ranks = [by_hand(rank, 3, port, **({"COLOUR": "blue"} if rank == 1 else {})) for rank in range(3)]
+def test_a_rank_with_another_configuration_is_named_with_the_key(by_hand: Start, port: int) -> None:
+    ranks = [by_hand(rank, 3, **({"COLOUR": "blue"} if rank == 1 else {})) for rank in range(3)]
     for rank in said(*ranks):
         assert rank["error"] == (
             f"rank 1 (host {HOST}) has colour=blue, the others red: start all ranks by the same command, with the same "
@@ -234,16 +289,6 @@ def test_sruns_tasks_are_a_job_whatever_a_shell_has_left() -> None:
 
 
 @pytest.mark.usefixtures("slurm")
-def test_torchrun_on_each_node_is_a_job(port: int) -> None:
-    agent = f"{sys.executable} -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --node-rank=$SLURM_NODEID"
-    agent += f" --master-addr=n1 --master-port={port} {SCRIPT}"
-    done = srun("--nodes=2", "--ntasks-per-node=1", "bash", "-c", f"exec {agent}")
-    found = spoken(done.stdout)
-    assert is_whole(found, 4, [0, 1, 0, 1]), done.stderr
-    assert found[0]["hosts"] == ["n1", "n1", "n2", "n2"]
-
-
-@pytest.mark.usefixtures("slurm")
 def test_a_node_that_does_not_come_is_named() -> None:
     script = f"test $SLURM_NODEID = 0 || exit 0; exec {sys.executable} {SCRIPT} '{SHORT}'"
     errors = [x["error"] for x in spoken(srun(*TASKS, "bash", "-c", script).stdout)]
@@ -253,16 +298,18 @@ def test_a_node_that_does_not_come_is_named() -> None:
 
 
 @pytest.mark.usefixtures("slurm")
-def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path) -> None:
+def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(SCRIPT).parent))
     executor = submitit.SlurmExecutor(folder=tmp_path, max_num_timeout=0)
     executor.update_parameters(time=2, nodes=2, ntasks_per_node=1)
     job = executor.submit(meeting)
+    results = [job.paths.folder / f"{job.job_id}_{rank}_result.pkl" for rank in (0, 1)]
     try:
         deadline = time.monotonic() + 60
-        while not all(job.get_sub_job(rank).paths.result_pickle.is_file() for rank in (0, 1)):
+        while not all(path.is_file() for path in results):  # without sacct it would ask for ever
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert is_whole([job.get_sub_job(rank).result() for rank in (0, 1)], 2, [0, 0])
+        assert is_whole(job.results(), 2, [0, 0])
     finally:
         job.cancel(check=False)
 
@@ -272,24 +319,9 @@ def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path) -> None:
     "shell", [("salloc", *TASKS), ("srun", "--pty"), ("srun", *TASKS, "--pty")], ids=["salloc", "pty", "pty of several"]
 )
 def test_what_is_typed_in_a_shell_of_an_allocation_waits_for_nobody(shell: tuple[str, ...]) -> None:
-    """The other tasks of `srun --pty` have no terminal, and end as their shell does that reads nothing."""
+    """The other tasks of `srun --pty` have no terminal: their shells read nothing, and end."""
     script = f"test ${{SLURM_PROCID:-0}} = 0 || exit 0; {sys.executable} {SCRIPT}"
-    (found,) = spoken(typed(*shell, "bash", "-c", script))
+    terminal = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])", *shell, "bash", "-c", script]
+    done = subprocess.run(terminal, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    (found,) = spoken(done.stdout)
     assert (found["rank"], found["world"]) == (0, 1)
-
-
-def typed(*command: str) -> str:
-    """What a command shows on a terminal of its own."""
-    ours, its = pty.openpty()
-    with contextlib.ExitStack() as stack:
-        shell = stack.enter_context(
-            subprocess.Popen(command, stdin=its, stdout=its, stderr=its, start_new_session=True)
-        )
-        os.close(its)
-        shown = b""
-        with contextlib.suppress(OSError):  # the end of a terminal
-            while part := os.read(ours, 4096):
-                shown += part
-        shell.wait(60)
-    os.close(ours)
-    return shown.decode()

@@ -24,7 +24,15 @@ from clipx.trainer import Trainer
 
 SHARD = "shard.00000-of-00001.safetensors"
 SECRET = "s3cr3t-of-the-victim-0123456789"
-TINY = (*VIT, "duration=2st", "schedule.warmup=0st")
+TINY = (
+    *VIT,
+    "model.text.width=8",
+    "model.text.heads=1",
+    "data.samples=64",
+    "data.held_out_samples=8",
+    "duration=2st",
+    "schedule.warmup=0st",
+)
 
 
 @pytest.fixture
