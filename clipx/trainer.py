@@ -42,7 +42,7 @@ from clipx.precision import Precision
 from clipx.report import write_report
 from clipx.resume import Resume
 from clipx.rng import seed_all
-from clipx.rundir import RunDir
+from clipx.rundir import RunDir, flatten
 from clipx.schedule import Cadence, Duration, LearningRate, Length
 from clipx.spec import RunSpec
 from clipx.state import TrainState
@@ -94,6 +94,8 @@ class Trainer:
         spec.data.check_ranks(comm.world)
         self.dataset = open_on_all(spec.data, comm)
         train = self.dataset.train
+        own = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}  # these tell the time
+        comm.agree(config=dict(flatten(own)), data=train.fingerprint)
         n = sum(train.sizes)
         check_bad_share(len(train.bad), n + len(train.bad), spec.data.max_bad_share, train.bad[:1])
         require(
@@ -128,7 +130,7 @@ class Trainer:
         self.state = TrainState(self.model, self.average, self.objective, self.optimizer, comm)
         self.parallel = self.model
         if comm.world > 1:
-            devices = [comm.device] if comm.device.type == "cuda" else None
+            devices = None if comm.device.type == "cpu" else [comm.device]
             self.parallel = DistributedDataParallel(self.model, device_ids=devices)
         seed_all(spec.seed + 1 + comm.rank)  # other dropout on every rank
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class Checkpointing:
         self.url = None if spec.remote is None else _own_url(spec.remote, run_dir)
         self._saver: Saver | None = None
         self._mirror: Mirror | None = None  # on rank 0
+        self._reached = True  # whether the storage answered when it was looked at for checkpoints; on rank 0
         self._last_time = time.monotonic()  # of the last save, or the start
         self._last_samples = 0
         self._best: float | None = None  # what `spec.best` was at most
@@ -84,6 +86,7 @@ class Checkpointing:
         except StorageError as error:
             if here < 0 or resume.url is not None:
                 raise
+            self._reached = False
             self._warn("remote_not_reached", f"{error}; going on from step {here}, the newest here")
 
     def _newest_here(self) -> int:
@@ -132,12 +135,20 @@ class Checkpointing:
         """Collective."""
         if not self.on:
             return
-        if self.url is not None and self._comm.is_main:
-            check_writable(self.url, RETRY_S)
-            self._mirror = Mirror(self._run_dir, self.url, self._event, self._stay_there, self._back_to)
+        if self.url is not None:
+            self._comm.on_main(partial(self._open_mirror, self.url))
         uploaded = None if self._mirror is None else self._mirror.uploaded
         written = None if self._mirror is None else self._mirror.put
         self._saver = Saver(self._dir.path, self._spec, self._comm, self._event, uploaded=uploaded, written=written)
+
+    def _open_mirror(self, url: str) -> None:
+        """Raises ConfigError where the URL can never be written. An outage is waited for beside the training."""
+        try:
+            if self._reached:
+                check_writable(url, RETRY_S)
+        except StorageError as error:
+            self._warn("remote_not_reached", f"{error}; training goes on, and uploads are tried again")
+        self._mirror = Mirror(self._run_dir, url, self._event, self._stay_there, self._back_to)
 
     def reserve(self, tensors: Mapping[str, torch.Tensor | Rows]) -> None:
         """Makes the memory for `save` beside the training: called once, when the optimizer has its state."""

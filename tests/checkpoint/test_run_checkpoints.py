@@ -202,6 +202,8 @@ def test_an_outage_at_the_start_is_no_new_run(
     assert told == ["remote_not_reached"]
     found = here.find(Resume.parse("auto"))
     assert found is not None and found.step == 6
+    here.open()
+    here.close()
     shutil.rmtree("run/checkpoints")
     with pytest.raises(StorageError):
         here.fetch(Resume.parse("auto"))

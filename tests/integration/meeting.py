@@ -35,7 +35,6 @@ def forked(out: Path, arguments: Sequence[str], env: dict[str, str]) -> None:
 
 def run(*arguments: str) -> None:
     logging.basicConfig(format="%(message)s")
-    rendezvous._CONNECT_S = 0.5
     torch.__version__ = os.environ.get("TORCH", torch.__version__)
     if "BOUND" in os.environ:
         cores = place.usable_cores()

@@ -150,8 +150,11 @@ def test_a_rank_that_has_cores_of_its_own_shares_them_with_nobody(by_hand: Start
 
 
 def test_two_torchruns_are_one_job(start: Start, port: int) -> None:
+    """Twice in a row, at the store of the first one's agent."""
     common = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1")
-    agents = [start(*common, f"--master-port={port}", f"--node-rank={node}", SCRIPT, fresh=True) for node in (0, 1)]
+    agents = [
+        start(*common, f"--master-port={port}", f"--node-rank={node}", SCRIPT, "{}", "2", fresh=True) for node in (0, 1)
+    ]
     found = said(*agents)
     assert is_whole(found, 4, [0, 1, 0, 1])
     assert {x["threads"] for x in found} == {1}, "torchrun sets OMP_NUM_THREADS"
