@@ -94,8 +94,9 @@ class Trainer:
         spec.data.check_ranks(comm.world)
         self.dataset = open_on_all(spec.data, comm)
         train = self.dataset.train
-        own = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}  # these tell the time
-        comm.agree(config=dict(flatten(own)), data=train.fingerprint)
+        # The name, and with it the directory, may tell the time; rank 0's hold.
+        same = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}
+        comm.agree(config=dict(flatten(same)), data=train.fingerprint)
         n = sum(train.sizes)
         check_bad_share(len(train.bad), n + len(train.bad), spec.data.max_bad_share, train.bad[:1])
         require(

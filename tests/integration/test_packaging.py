@@ -43,9 +43,14 @@ def outside(installed: Path, cwd: Path, *arguments: str) -> str:
 
 def test_the_wheel_holds_the_package_its_configuration_and_its_merges(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name.split("/")[0] for name in names} == {"clipx", wheel.name.rsplit("-", 3)[0] + ".dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "clipx",
+        "hydra_plugins",
+        wheel.name.rsplit("-", 3)[0] + ".dist-info",
+    }
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "clipx").rglob("*.py")}
-    assert modules <= names
+    launch = {f"clipx/{path.relative_to(ROOT)}" for path in (ROOT / "launch").rglob("*.py")}
+    assert modules | launch | {"hydra_plugins/clipx_launcher.py"} <= names
     conf = {f"clipx/conf/{path.relative_to(CONF_DIR)}" for path in CONF_DIR.rglob("*.yaml")}
     assert conf <= names
     assert "clipx/model/bpe_simple_vocab_16e6.txt.gz" in names
@@ -80,3 +85,19 @@ def test_the_commands_of_the_installed_wheel_work_outside_the_checkout(installed
     assert (tmp_path / "outputs" / "run" / "config.yaml").is_file()
     outside(installed, tmp_path, "-m", "clipx.evaluate", "run=outputs/run", "evaluator=[zeroshot]")
     assert list((tmp_path / "outputs" / "run").glob("evaluation-*.json"))
+
+
+def test_the_installed_wheel_launches_sweeps(installed: Path, tmp_path: Path) -> None:
+    sweep = ("-m", "clipx.train", "-m", "hydra/launcher=clipx_local", *SMALL, "checkpoint=none")
+    outside(installed, tmp_path, *sweep, f"hydra.sweep.dir={tmp_path}/local")
+    assert '"finished"' in (tmp_path / "local/0/.launch/result.json").read_text()
+    (code,) = (tmp_path / "local/.launch/code").iterdir()
+    assert [path.name for path in code.iterdir()] == ["clipx"]
+
+
+def test_the_installed_wheel_submits_jobs(slurm: Path, installed: Path, tmp_path: Path) -> None:
+    options = ("hydra.launcher.gpus_per_node=0", "hydra.launcher.cpus_per_task=1", "hydra.launcher.wait=true")
+    sweep = ("-m", "clipx.train", "-m", "hydra/launcher=clipx_slurm", *options, *SMALL, "checkpoint=none")
+    outside(installed, tmp_path, *sweep, f"hydra.sweep.dir={tmp_path}/slurm")
+    assert '"finished"' in (tmp_path / "slurm/0/.launch/result.json").read_text()
+    assert "python -u -m clipx.launch.worker" in (tmp_path / "slurm/0/.launch/script.sh").read_text()

@@ -136,6 +136,7 @@ def test_processes_that_are_placed_by_hand_meet_and_meet_again_and_share_the_cor
     assert ranks[0].out.read_text().count(warning) == 2
 
 
+@pytest.mark.slow
 def test_threads_are_the_users_where_there_is_a_number(by_hand: Start) -> None:
     ranks = [by_hand(0, 2, OMP_NUM_THREADS="2", fresh=True), by_hand(1, 2, '{"threads": 3}', OMP_NUM_THREADS="2")]
     assert [x["threads"] for x in said(*ranks)] == [2, 3]
@@ -173,6 +174,7 @@ def test_what_mpirun_sets_is_enough_on_one_host(start: Start, port: int, names: 
     assert is_whole(said(*[start(**env(rank), MASTER_PORT=str(port)) for rank in (0, 1)]), 2, [0, 1])
 
 
+@pytest.mark.slow
 def test_submitits_local_runner_starts_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(SCRIPT).parent))
     executor = submitit.LocalExecutor(folder=tmp_path)
@@ -202,6 +204,7 @@ def test_rank_0_is_named_where_it_does_not_answer(by_hand: Start, port: int, hos
     assert lonely.wait() == Exit.FAILED
 
 
+@pytest.mark.slow
 def test_rank_0_that_ends_before_all_are_there_is_named(by_hand: Start, port: int) -> None:
     first, second = by_hand(0, 3), by_hand(1, 3)
     while not _listens(port):
@@ -221,6 +224,7 @@ def _listens(port: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_something_else_at_the_port_is_said_by_all(by_hand: Start) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
@@ -231,6 +235,7 @@ def test_something_else_at_the_port_is_said_by_all(by_hand: Start) -> None:
     assert [rank.wait() for rank in ranks] == [Exit.CONFIGURATION, Exit.FAILED]
 
 
+@pytest.mark.slow
 def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 3, SHORT) for rank in (0, 1, 1)]
     errors = sorted(x["error"] for x in said(*ranks))
@@ -240,6 +245,7 @@ def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> 
     assert [e.partition(" have ")[0].partition(" has ")[0] for e in errors[1:]] == ["rank 2 of 3"] * 2
 
 
+@pytest.mark.slow
 def test_a_network_that_does_not_connect_them_is_said_so(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 2, GLOO_SOCKET_IFNAME="none0") for rank in (0, 1)]
     for rank in said(*ranks):
@@ -291,6 +297,7 @@ def test_sruns_tasks_are_a_job_whatever_a_shell_has_left() -> None:
     assert {x["threads"] for x in found} == {max(1, cores() // 4)}, "both nodes are this machine"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_a_node_that_does_not_come_is_named() -> None:
     script = f"test $SLURM_NODEID = 0 || exit 0; exec {sys.executable} {SCRIPT} '{SHORT}'"
@@ -300,6 +307,7 @@ def test_a_node_that_does_not_come_is_named() -> None:
     assert ", nobody from n2; there are ranks 0-1 (host n1); distributed.rendezvous_s=2 is over: " in errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(SCRIPT).parent))

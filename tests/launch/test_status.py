@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from support import SMALL, run, small
+from support import small
 
 from clipx.trainer import Trainer
 from launch.status import main, read_status
@@ -40,11 +39,3 @@ def test_a_state_follows_from_the_last_line(tmp_path: Path, age: float, event: s
 def test_no_run_at_all_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
     assert "holds no run" in capsys.readouterr().err
-
-
-def test_a_sweep_through_the_local_launcher_trains_each_point_in_its_own_folder(tmp_path: Path) -> None:
-    launcher = ("-m", "hydra/launcher=clipx_local", f"hydra.sweep.dir={tmp_path}/sweep", "seed=0,1")
-    run(sys.executable, "-m", "clipx.train", *launcher, *SMALL, "checkpoint=none")
-    found = [read_status(tmp_path / "sweep" / point, time.time()) for point in ("0", "1")]
-    assert [s.state for s in found] == ["finished", "finished"]
-    assert found[0].last["train/loss"] != found[1].last["train/loss"]
