@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import math
 import os
 import re
@@ -118,6 +119,17 @@ def discover(conf_dir: Path, own: bool = True) -> None:
             plugins.load(conf_dir.absolute(), group, name)
 
 
+def _launchers() -> None:
+    """Registers the launchers' options. `launch` is the checkout's, whatever else has its name."""
+    if LAUNCH not in sys.modules and LAUNCH == "launch":
+        place = PACKAGE.parent / LAUNCH
+        spec = importlib.util.spec_from_file_location(LAUNCH, place / "__init__.py")
+        assert spec is not None and spec.loader is not None
+        sys.modules[LAUNCH] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[LAUNCH])
+    importlib.import_module(f"{LAUNCH}.options")
+
+
 def _schema(group: str, kind: Any) -> type[Any]:
     """The spec class registered for a kind of a group."""
     options = ConfigStore.instance().repo.get("schema", {}).get(group, {})
@@ -179,7 +191,7 @@ def _prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     for typed in overrides:  # before Hydra writes them to a file, as it does in a sweep
         check_secrets(typed.partition("=")[0], typed.partition("=")[2])
     importlib.import_module("clipx.spec")
-    importlib.import_module(f"{LAUNCH}.options")
+    _launchers()
     discover(CONF_DIR)
     for folder in folders:
         if not folder.is_dir():

@@ -1,0 +1,43 @@
+"""Where Hydra looks for launchers: `hydra/launcher=clipx_slurm` and `clipx_local`. A namespace package: no __init__.
+
+Light, for every Hydra program on this machine imports it. What the launchers do is in clipx's `launch`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.plugins.launcher import Launcher
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from hydra.types import HydraContext, TaskFunction
+    from omegaconf import DictConfig
+
+
+class _ClipxLauncher(Launcher):
+    """Its options are read, and checked, in the configuration that it is set up with."""
+
+    _module = ""  # of `launch`
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._context, self._config = hydra_context, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from clipx.config import LAUNCH
+
+        module = importlib.import_module(f"{LAUNCH}.{self._module}")
+        found: Sequence[JobReturn] = module.launch(self._context, self._config, job_overrides, initial_job_idx)
+        return found
+
+
+class SlurmLauncher(_ClipxLauncher):
+    _module = "slurm"
+
+
+class LocalLauncher(_ClipxLauncher):
+    _module = "local"

@@ -1,0 +1,97 @@
+"""Waiting for points: a live table on a terminal, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
+
+from rich.live import Live
+from rich.table import Table
+
+from clipx.console import terminal
+
+from .point import Point, Result
+from .site import SlurmError
+from .sweep import Sweep
+
+_OVER = {
+    *("GONE", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "DEADLINE", "BOOT_FAIL", "REVOKED"),
+}
+_LOOK_S, _MOST_S = 1.0, 15.0
+
+
+class Board:
+    """What is known of each point, by its number."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._typed = {p.point.index: sweep.typed(p.point.index) for p in sweep.planned}
+        self._states: dict[int, str] = {}
+        self._console = terminal()
+        self._live = Live(console=self._console) if self._console.is_terminal else None
+
+    def __enter__(self) -> Board:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, index: int, state: str) -> None:
+        if self._states.get(index) == state:
+            return
+        self._states[index] = state
+        if self._live is None:
+            self._console.print("  ".join(filter(None, (f"point {index}", self._typed[index], state))), markup=False)
+            return
+        table = Table("point", "overrides", "state")
+        for number in sorted(self._states):
+            table.add_row(str(number), self._typed[number], self._states[number])
+        self._live.update(table)
+
+
+def told(result: Result) -> str:
+    """A result in a few words."""
+    value = "" if result.value is None else f" {result.value:.4g}"
+    return f"{result.state}{value}" + ("" if result.error is None else f": {result.error.splitlines()[0]}")
+
+
+def follow(sweep: Sweep, states: Callable[[Collection[str]], Mapping[str, str]]) -> None:
+    """Returns when each point has ended, or its job has: `states` gives those of jobs, by id.
+
+    A job must be over at two looks: a result may be slower through a shared file system than word of its job's end.
+    """
+    points = [p.point if p in sweep.left or p.before is None else p.before for p in sweep.planned]
+    over: set[int] = set()
+    start = time.monotonic()
+    with Board(sweep) as board:
+        while points:
+            try:
+                known = states({point.id for point in points if point.id})
+            except SlurmError:  # busy: it answers another time
+                known = {}
+            points = [point for point in points if not _ended(point, known, over, board)]
+            if points:  # what takes days is not asked for every second
+                time.sleep(min(_LOOK_S + 0.01 * (time.monotonic() - start), _MOST_S))
+
+
+def _ended(point: Point, known: Mapping[str, str], over: set[int], board: Board) -> bool:
+    result = point.result
+    state = known.get(point.id or "")
+    if result is not None and result.state != "stopped":
+        board.show(point.index, told(result))
+        return True
+    if state in _OVER:
+        if point.index not in over:
+            over.add(point.index)
+            return False
+        point.end(Result("failed", 1, error=f"its job {point.id} is {state.lower()}"))
+        board.show(point.index, told(point.result or Result("failed", 1)))
+        return True
+    over.discard(point.index)
+    if state is not None:
+        board.show(point.index, f"{state.lower()}, job {point.id}")
+    return False

@@ -1,0 +1,180 @@
+"""A sweep on this machine: some points at a time, each in processes of its own, with GPUs that no other point has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO, TYPE_CHECKING
+
+from hydra.core.utils import JobReturn
+from hydra.types import HydraContext
+
+from clipx.config import checked
+from clipx.data.write import made
+from clipx.errors import ConfigError, Exit, Stopped
+
+from . import snapshot
+from .following import Board, told
+from .options import LocalSpec
+from .point import Result, files_of
+from .slurm import inherited
+from .sweep import Overrides, Planned, Sweep
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_LOOK_S = 0.1
+_PEERS_S = 10.0  # after one rank's failure the others have this long to say what they know
+
+
+def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
+    """Runs the points, and returns when all have ended. Raises Stopped where a signal ended the sweep before."""
+    spec: LocalSpec = checked(config.hydra.launcher, "hydra.launcher.")
+    sweep = Sweep.composed(context, config, overrides, first)
+    sweep.check(lambda run: run.data.check_ranks(spec.world), dict)
+    devices = _devices()
+    cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.left)
+    wanted = 0 if cpu or not devices else spec.parallelism * spec.tasks
+    if wanted > len(devices):
+        raise ConfigError(
+            f"hydra.launcher.parallelism={spec.parallelism} x hydra.launcher.tasks={spec.tasks} is more than the "
+            f"{len(devices)} GPUs that are visible: lower one of them, or use distributed=cpu"
+        )
+    files = files_of(sweep.folder)
+    made(files, f"the sweep's folder {files}", "choose by hydra.sweep.dir")
+    code = snapshot.environment(files / "code" if spec.snapshot else None)
+    for planned in sweep.left:
+        planned.point.submitted = time.time()
+        planned.point.make(planned.spec)
+    sweep.keep("clipx_local")
+    _Runner(sweep, spec, code, devices if wanted else []).run()
+    return sweep.returns()
+
+
+@dataclass(slots=True)
+class _Running:
+    planned: Planned
+    devices: list[str]
+    processes: list[subprocess.Popen[bytes]]
+    failed_at: float | None = None  # when the first rank failed
+
+
+class _Runner:
+    """Starts points while there is room, and ends the rest of a point when one of its ranks fails."""
+
+    def __init__(self, sweep: Sweep, spec: LocalSpec, code: dict[str, str], devices: list[str]) -> None:
+        self._sweep, self._spec, self._code = sweep, spec, code
+        self._free, self._dealt = list(devices), bool(devices)
+        self._running: list[_Running] = []
+        self._signal: signal.Signals | None = None
+
+    def run(self) -> None:
+        waiting = list(self._sweep.left)
+        with Board(self._sweep) as board, self._passing_on():
+            for planned in self._sweep.planned:
+                if planned not in waiting:
+                    board.show(planned.point.index, "finished before")
+            while self._running or (waiting and self._signal is None):
+                while waiting and self._signal is None and len(self._running) < self._spec.parallelism:
+                    self._start(waiting.pop(0), board)
+                time.sleep(_LOOK_S)
+                for running in list(self._running):
+                    self._look(running, board)
+        if self._signal is not None:
+            done = sum(p.point.result is not None and p.point.result.state == "finished" for p in self._sweep.planned)
+            raise Stopped(
+                f"{self._signal.name}: {done} of {len(self._sweep.planned)} points are finished; the same command with "
+                f"hydra.sweep.dir={self._sweep.folder} goes on"
+            )
+
+    def _start(self, planned: Planned, board: Board) -> None:
+        point, tasks = planned.point, self._spec.tasks
+        devices = [self._free.pop(0) for _ in range(tasks)] if self._dealt else []
+        env = {name: value for name, value in os.environ.items() if name not in inherited(os.environ)}
+        path = [self._code["PYTHONPATH"], env.get("PYTHONPATH", "")]
+        env |= {**self._code, **self._spec.environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        env |= {"PYTHONUNBUFFERED": "1"}
+        if devices:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        port = _free_port() if tasks > 1 else 0
+        processes = []
+        with ExitStack() as logs:
+            for rank in range(tasks):
+                log: IO[bytes] = logs.enter_context((point.logs / f"local.{rank}.log").open("ab"))
+                own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": tasks, "MASTER_PORT": port}
+                ranks = {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
+                processes.append(
+                    subprocess.Popen(
+                        [self._spec.python or sys.executable, "-u", "-m", snapshot.MODULE, str(point.folder)],
+                        env=env | (ranks if tasks > 1 else {}),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,  # signals come from here, each once
+                    )
+                )
+        self._running.append(_Running(planned, devices, processes))
+        board.show(point.index, f"running{' on GPU ' + ','.join(devices) if devices else ''}")
+
+    def _look(self, running: _Running, board: Board) -> None:
+        point = running.planned.point
+        codes = [process.poll() for process in running.processes]
+        if any(codes) and running.failed_at is None:
+            running.failed_at = time.monotonic()
+        if None in codes:
+            if running.failed_at is not None and time.monotonic() - running.failed_at > _PEERS_S:
+                for process in running.processes:
+                    process.kill()
+            return
+        if point.result is None:
+            code = next((code for code in codes if code), 1)
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            point.end(Result("failed", code, error=f"a process ended by {how} and could not say why: see {point.logs}"))
+        board.show(point.index, told(point.result or Result("failed", Exit.FAILED)))
+        self._free += running.devices
+        self._running.remove(running)
+
+    @contextmanager
+    def _passing_on(self) -> Iterator[None]:
+        """SIGINT and SIGTERM go to the points, which save; none is started any more."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._signal = signal.Signals(number)
+            for running in self._running:
+                for process in running.processes:
+                    with suppress(ProcessLookupError):
+                        process.send_signal(number)
+
+        previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, before in previous.items():
+                signal.signal(number, before)
+
+
+def _devices() -> list[str]:
+    """The GPUs to deal out, as CUDA_VISIBLE_DEVICES names them. Starts no CUDA here."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(listed, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    return []
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

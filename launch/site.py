@@ -1,0 +1,135 @@
+"""What the cluster says about itself and its jobs. Needs no accounting: sinfo, squeue and scontrol answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from clipx.errors import ClipxError, require
+
+from .options import SlurmSpec
+
+_GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
+
+
+class SlurmError(ClipxError):
+    """SLURM does not answer, or refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes of one partition that are alike."""
+
+    partition: str
+    default: bool
+    count: int
+    cpus: int
+    memory_gb: float
+    gpus: int
+    minutes: int | None  # that a job may take at most; None: any
+
+
+def check_site(spec: SlurmSpec) -> None:
+    """Raises ClipxError, one line, where this cluster can never run the job."""
+    require(
+        shutil.which("sbatch") is not None,
+        "hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch where SLURM is, or use clipx_local",
+    )
+    names = (spec.partition or "").split(",")
+    nodes = _nodes()
+    known = sorted({group.partition for group in nodes})
+    for name in filter(None, names):
+        require(name in known, f"hydra.launcher.partition={name} is not there: choose one of {', '.join(known)}")
+    able = [group for group in nodes if (group.partition in names if spec.partition else group.default)]
+    where = f"partition {spec.partition or next((group.partition for group in able), '(default)')}"
+    cpus = spec.tasks_per_node * spec.cpus_per_task
+    limits = (
+        ("gpus_per_node", spec.gpus_per_node, "gpus", "GPUs"),
+        ("tasks_per_node x cpus_per_task", cpus, "cpus", "CPUs"),
+        ("mem_gb", spec.mem_gb or 0, "memory_gb", "GB"),
+    )
+    for key, wanted, have, unit in limits:
+        most = max((getattr(group, have) for group in able), default=0)
+        require(
+            wanted <= most,
+            f"hydra.launcher.{key}={wanted} is more than a node of {where} has: {most:g} {unit} at most",
+        )
+        able = [group for group in able if getattr(group, have) >= wanted]
+    most = sum(group.count for group in able)
+    require(spec.nodes <= most, f"hydra.launcher.nodes={spec.nodes} is more than {where} has: {most} such nodes")
+    limits_m = [group.minutes for group in able]
+    longest = max(filter(None, limits_m), default=0)
+    require(
+        None in limits_m or spec.minutes <= longest,
+        f"hydra.launcher.time={spec.time} is more than {where} allows: {longest}m at most",
+    )
+
+
+def _nodes() -> list[Nodes]:
+    found = []
+    for line in told("sinfo", "--noheader", "--exact", "--format=%P|%D|%c|%m|%G|%l").splitlines():
+        partition, count, cpus, memory, gres, limit = line.split("|")
+        found.append(
+            Nodes(
+                partition.removesuffix("*"),
+                partition.endswith("*"),
+                int(count),
+                int(cpus),
+                int(memory) / 1024,
+                sum(map(int, _GPUS.findall(gres))),
+                _minutes(limit),
+            )
+        )
+    return found
+
+
+def _minutes(text: str) -> int | None:
+    """Of SLURM's days-hours:minutes:seconds."""
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in parts):
+        return None  # infinite
+    hours, minutes = ([0, 0, *map(int, parts)])[-3:-1]
+    return 1440 * int(days or 0) + 60 * hours + minutes
+
+
+def max_array_size() -> int:
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", told("scontrol", "show", "config"), re.M)
+    return int(found[1]) if found else 1001  # SLURM's default
+
+
+def queue() -> dict[str, str]:
+    """The state of each of this user's jobs that wait or run, by 123 or 123_4."""
+    lines = told("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T").splitlines()
+    return dict(line.split("|") for line in lines)
+
+
+def ends(ids: Collection[str]) -> dict[str, str]:
+    """How jobs that left the queue ended, of those that SLURM still knows."""
+    found = {}
+    for job in {name.partition("_")[0] for name in ids}:
+        try:
+            lines = told("scontrol", "--oneliner", "show", "job", job).splitlines()
+        except SlurmError:
+            continue  # forgotten
+        for line in lines:
+            values = dict(part.split("=", 1) for part in line.split() if "=" in part)
+            name = f"{values['ArrayJobId']}_{values['ArrayTaskId']}" if "ArrayTaskId" in values else values["JobId"]
+            found[name] = values["JobState"]
+    return {name: state for name, state in found.items() if name in ids}
+
+
+def told(*command: str) -> str:
+    """What a command of SLURM's prints. Raises SlurmError."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlurmError(f"{command[0]} does not answer ({error}): ask whoever runs the cluster") from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise SlurmError(f"{' '.join(command[:3])} failed: {said}")
+    return done.stdout.strip()

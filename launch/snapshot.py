@@ -1,0 +1,54 @@
+"""The code that a sweep's points run: a copy of today's, so that what is edited while they wait does not reach them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from clipx import plugins
+from clipx.config import CONF_DIR, PACKAGE
+from clipx.data.write import made
+
+_HERE = Path(__file__).parent
+# All that a wheel holds; in a wheel the package holds the others.
+_FOLDERS = [PACKAGE] if CONF_DIR.parent == PACKAGE else [PACKAGE, CONF_DIR, _HERE]
+MODULE = f"{__package__}.worker"
+
+
+def environment(folder: Path | None) -> dict[str, str]:
+    """What a point's processes need to find the code, and the plug-ins of --config-dir, that are copied to `folder`.
+
+    Without a folder nothing is copied, and they find what is there when they start.
+    """
+    code, own = PACKAGE.parent, [Path(place) for place in plugins.__path__]
+    if folder is not None:
+        code = _copied(_FOLDERS, folder)
+        own = [_copied([place], folder) / place.name for place in own]
+    # Safe path: the folder that a job starts in may be the checkout, and would come first.
+    return {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1", "CLIPX_PLUGINS": os.pathsep.join(map(str, own))}
+
+
+def _copied(folders: list[Path], to: Path) -> Path:
+    """The folder, named by its content, that holds copies of these. There may be one from before."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in _files(folder):
+            digest.update(f"{path.relative_to(folder.parent)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    place = to / digest.hexdigest()[:16]
+    if not place.is_dir():
+        partial = to / f".{place.name}.{os.getpid()}"
+        for folder in folders:
+            for path in _files(folder):
+                copy = partial / path.relative_to(folder.parent)
+                made(copy.parent, f"the copy of the code {copy.parent}", "choose by hydra.sweep.dir")
+                shutil.copyfile(path, copy)
+        partial.replace(place)
+    return place
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)

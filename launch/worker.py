@@ -1,0 +1,105 @@
+"""`python -m launch.worker [--requeue] POINT`: one process of a point, from what its folder says. Composes nothing.
+
+With --requeue, as in a job of SLURM, rank 0 leaves the file `requeue` when a signal stopped the run and it has saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from clipx import plugins
+from clipx.config import discover, report
+from clipx.errors import ClipxError, Exit, PeerLost, Stopped
+from clipx.resume import CHECKPOINTS
+from clipx.spec import RunSpec
+
+from .point import Point, Result
+
+# That a job is sent before it is ended, by SLURM's --signal. SIGTERM comes with the end itself.
+_EARLY = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main() -> None:
+    point = Point.read(Path(sys.argv[-1]))
+    if point is None:
+        sys.exit(f"error: {sys.argv[-1]} holds no point: give a folder that a launcher made")
+    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))
+    if "--requeue" in sys.argv:
+        _mark_when_stopped(point, rank)
+    point.requeues = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    if rank == 0 and point.requeues:
+        point.write()
+    result = _run(point)
+    code = result.exit_code
+    if result.state == "stopped" and ((point.files / "requeue").exists() or rank > 0):
+        code = Exit.FINISHED  # srun would end the others, which may not be there yet
+    if rank == 0 or result.state == "failed":
+        point.end(result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if result.state == "failed":
+        os._exit(code)  # the usual way waits for the threads of a process group that may be broken
+    sys.exit(code)
+
+
+def _run(point: Point) -> Result:
+    from clipx.train import train
+
+    try:
+        value = train(_spec(point))
+    except Stopped as error:
+        report(error, full=False)
+        return Result("stopped", error.exit_code, error=str(error))
+    except ClipxError as error:
+        report(error, full=True)
+        if isinstance(error, PeerLost):  # the rank that is lost knows why, or the script says so for all
+            sys.stderr.flush()
+            os._exit(error.exit_code)
+        return Result("failed", error.exit_code, error=str(error))
+    except KeyboardInterrupt:
+        return Result("stopped", Exit.ABORTED, error="SIGINT before training began")
+    except BaseException as error:
+        traceback.print_exc()
+        return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")
+    for number in _EARLY:
+        signal.signal(number, signal.SIG_IGN)  # nothing is left to be saved
+    return Result("finished", value=value)
+
+
+def _spec(point: Point) -> RunSpec:
+    """The point's own; started again, it goes on where it was."""
+    for folder in reversed(list(plugins.__path__)):
+        discover(Path(folder), own=False)
+    spec = point.spec()
+    fresh = spec.resume == "none" or (Path(spec.run_dir) / CHECKPOINTS).is_dir()
+    return dataclasses.replace(spec, resume="auto") if point.requeues and fresh else spec
+
+
+def _mark_when_stopped(point: Point, rank: int) -> None:
+    """Has `clipx.stop.Stop` leave the file after the save, which it does by calling what was there before it.
+
+    A signal before training began, or in a loader process, comes here at once.
+    """
+    own = os.getpid()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != own:
+            return
+        training = frame is None
+        if rank == 0 and not (training and point.spec().checkpoint.every == "none"):  # then it would never get further
+            (point.files / "requeue").touch()
+        if not training:
+            os._exit(Exit.FINISHED)
+
+    for number in _EARLY:
+        signal.signal(number, handle)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""The default objective, with faults of a rank's own and a word about where it runs."""
+
+import os
+from dataclasses import dataclass
+
+from clipx.config import option
+from clipx.distributed import Comm
+from clipx.objective.base import Objective
+from clipx.objective.infonce import InfoNCESpec
+from clipx.schedule import Length
+
+WORD = "first"
+
+
+@option("objective")
+@dataclass(kw_only=True, slots=True)
+class FaultySpec(InfoNCESpec):
+    kind: str = "faulty"
+    rank: int | None = None  # that fails
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        print(f"word={WORD} devices={os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
+        if comm.rank == self.rank:
+            raise RuntimeError(f"a bug of rank {comm.rank}")
+        return InfoNCESpec.build(self, comm, length)

@@ -1,0 +1,268 @@
+"""What is done to a training under soak: each fault as a function that does it and says which ends it allows."""
+
+from __future__ import annotations
+
+import random
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attempt import Attempt, send
+from s3server import FaultyProxy
+
+from clipx.checkpoint.folder import fault_of
+from clipx.errors import Exit
+from clipx.stop import SIGNALS
+
+START_S = 10.0  # to the first step, more or less
+FILE_LIMIT = 2 << 20  # bytes: the tensors have 5 MB, everything else of a run stays below
+
+
+@dataclass
+class Scene:
+    """One attempt before and after its start, and what the adversary has for it."""
+
+    rng: random.Random
+    proxy: FaultyProxy
+    run_dir: Path
+    remote: Callable[[], list[int]]  # the steps of the checkpoints that count at the URL
+    ranks: int  # of torchrun; 0: plain python
+    workers: int
+    calm_steps: int  # before anything is done
+    said: list[str] = field(default_factory=list)  # what was done, for the line of this attempt
+    codes: set[int] = field(default_factory=lambda: {Exit.FINISHED})  # that processes may end with, besides
+
+    @property
+    def world(self) -> int:
+        return max(self.ranks, 1)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def here(self) -> list[Path]:
+        """The checkpoints on disk that are whole, the newest first."""
+        found = (path for path in (self.run_dir / "checkpoints").glob("step-????????") if fault_of(path) is None)
+        return sorted(found, reverse=True)
+
+    def allow(self, *codes: int) -> None:
+        self.codes.update(codes)
+
+    def steps(self, most: int) -> int:
+        return self.rng.randint(1, most)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`before` the start, `during` it, and `after` some steps; `needs` says whether it can be done now."""
+
+    name: str
+    needs: Callable[[Scene], bool] = lambda scene: True
+    before: Callable[[Scene], None] = lambda scene: None
+    during: Callable[[Scene, Attempt], None] = lambda scene, attempt: None
+    after: Callable[[Scene, Attempt], None] = lambda scene, attempt: end_somehow(scene, attempt)
+    options: tuple[str, ...] = ()
+
+
+# ----------------------------------------------------------------------------------------------------- its end
+
+
+def end_somehow(scene: Scene, attempt: Attempt) -> None:
+    """By a signal that saves, or by one that does not."""
+    (stop if scene.rng.random() < 0.6 else kill)(scene, attempt)
+
+
+def kill(scene: Scene, attempt: Attempt) -> None:
+    """The process of one rank, whichever is started how."""
+    rank = scene.rng.randrange(scene.world)
+    _kill(scene, attempt.rank_pids()[rank], f"rank {rank} killed")
+
+
+def _kill(scene: Scene, pid: int, what: str) -> None:
+    scene.say(what)
+    scene.allow(-signal.SIGKILL)
+    if scene.world > 1:
+        scene.allow(Exit.FAILED, -signal.SIGTERM, -signal.SIGABRT)  # the others; torchrun ends those that remain
+    send(pid, signal.SIGKILL)
+
+
+def stop(scene: Scene, attempt: Attempt) -> None:
+    """A signal to whoever was started, to all ranks, or to one."""
+    number = scene.rng.choice(SIGNALS)
+    pids = attempt.rank_pids()
+    whom = scene.rng.choice(("the launcher", "all ranks", "one rank")) if scene.ranks else "the process"
+    targets = {"the launcher": [attempt.process.pid], "one rank": [scene.rng.choice(pids)]}.get(whom, pids)
+    scene.say(f"{number.name} to {whom}")
+    scene.allow(Exit.REQUEUE, Exit.ABORTED, -number)
+    if scene.ranks:
+        scene.allow(-signal.SIGTERM)  # torchrun's, to ranks that are ending
+    for pid in targets:
+        send(pid, number)
+
+
+def end_early(scene: Scene, attempt: Attempt) -> None:
+    """As a scheduler ends a job: a signal to all its processes, wherever in their start they are."""
+    number = scene.rng.choice((*SIGNALS, signal.SIGKILL))
+    attempt.wait_s(scene.rng.uniform(0, START_S))
+    scene.say(f"{number.name} to all processes after step {attempt.step}")
+    scene.allow(Exit.REQUEUE, Exit.ABORTED, -number, -signal.SIGTERM)
+    if scene.ranks:
+        scene.allow(Exit.FAILED)  # of torchrun, whose ranks ended at different places
+    for pid in attempt.alive():
+        send(pid, number)
+
+
+def stop_twice(scene: Scene, attempt: Attempt) -> None:
+    """The second within its save, or after it."""
+    stop(scene, attempt)
+    attempt.wait_s(scene.rng.uniform(0, 1.5))
+    if not attempt.over:
+        stop(scene, attempt)
+
+
+def kill_soon(scene: Scene, attempt: Attempt) -> None:
+    """SIGKILL while it saves because of a signal."""
+    stop(scene, attempt)
+    attempt.wait_s(scene.rng.uniform(0, 0.3))
+    kill(scene, attempt)
+
+
+def kill_loader(scene: Scene, attempt: Attempt) -> None:
+    pids = attempt.loader_pids()
+    if not pids:  # at the run's end
+        return
+    scene.allow(Exit.FAILED)
+    _kill(scene, scene.rng.choice(pids), "a loader process killed")
+
+
+def kill_launcher(scene: Scene, attempt: Attempt) -> None:
+    """Its ranks go on, until they are told."""
+    _kill(scene, attempt.process.pid, "torchrun killed")
+    time.sleep(scene.rng.uniform(0, 1))
+    scene.say("SIGTERM to its ranks")
+    for pid in attempt.rank_pids():
+        send(pid, signal.SIGTERM)
+
+
+def freeze(scene: Scene, attempt: Attempt) -> None:
+    """A rank that others wait for, or a loader process: the watchdog ends who waits."""
+    pids, what = (attempt.rank_pids(), "a rank") if scene.world > 1 else (attempt.loader_pids(), "a loader process")
+    if not pids:
+        return
+    scene.say(f"{what} stopped")
+    scene.allow(Exit.WATCHDOG, Exit.FAILED, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGABRT)
+    send(scene.rng.choice(pids), signal.SIGSTOP)
+    attempt.end()
+
+
+def fill_disk(scene: Scene, attempt: Attempt) -> None:
+    """For one rank or all, for a while or for good."""
+    ranks = attempt.rank_pids()
+    pids = ranks if scene.rng.random() < 0.5 else [scene.rng.choice(ranks)]
+    for_good = scene.rng.random() < 0.5
+    scene.say(f"no large files for {len(pids)} of {scene.world} {'' if for_good else 'for a while'}".strip())
+    scene.allow(Exit.FAILED)
+    _limit(pids, FILE_LIMIT)
+    attempt.wait_for_steps(scene.calm_steps + scene.steps(30))
+    if not for_good:
+        _limit(pids, resource.RLIM_INFINITY)
+        attempt.wait_for_steps(scene.calm_steps + 30 + scene.steps(20))
+    end_somehow(scene, attempt)
+
+
+def _limit(pids: list[int], size: int) -> None:
+    for pid in pids:
+        try:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        except ProcessLookupError:
+            return
+
+
+# ------------------------------------------------------------------------------------------- storage and files
+
+_OUTAGES = (("down", 0), ("hang", 0), ("cut", 2_000), ("slow", 0.3), ("some", 3), ("status", 503))
+
+
+def _break_storage(scene: Scene) -> None:
+    mode, amount = scene.rng.choice(_OUTAGES)
+    scene.say(f"S3 {mode}")
+    scene.proxy.set(mode, amount)
+
+
+def storage_fails(scene: Scene, attempt: Attempt) -> None:
+    """For a while, or until after the end."""
+    _break_storage(scene)
+    attempt.wait_for_steps(scene.calm_steps + scene.steps(30))
+    if scene.rng.random() < 0.5:
+        scene.proxy.set("up")
+        scene.say("S3 up")
+        attempt.wait_for_steps(scene.calm_steps + 30 + scene.steps(20))
+    else:
+        scene.allow(Exit.NOT_SYNCED)
+    end_somehow(scene, attempt)
+
+
+def storage_comes_late(scene: Scene, attempt: Attempt) -> None:
+    """While the run looks for what is there, or when it has long gone on from what is here."""
+    if scene.rng.random() < 0.5:
+        attempt.wait_s(scene.rng.uniform(0, START_S))
+        scene.proxy.set("up")
+        scene.say("S3 up during the start")
+    if not scene.here():
+        scene.allow(Exit.FAILED)  # no new run where there may be an old one
+
+
+def storage_is_back(scene: Scene, attempt: Attempt) -> None:
+    scene.proxy.set("up")
+    scene.say("S3 up")
+    end_somehow(scene, attempt)
+
+
+def damage(scene: Scene) -> None:
+    """A file of the newest checkpoint here: a bit, its end, or all of it."""
+    files = sorted(path for path in scene.here()[0].iterdir() if path.is_file())
+    path = scene.rng.choice(files)
+    content = bytearray(path.read_bytes())
+    how = scene.rng.choice(("bit flipped", "truncated", "removed"))
+    scene.say(f"{path.parent.name}/{path.name} {how}")
+    if how == "removed":
+        path.unlink()
+        return
+    if how == "bit flipped":
+        content[scene.rng.randrange(len(content))] ^= 1 << scene.rng.randrange(8)
+    else:
+        del content[scene.rng.randrange(len(content)) :]
+    path.write_bytes(content)
+
+
+def move(scene: Scene) -> None:
+    """To a machine that has nothing of the run."""
+    shutil.rmtree(scene.run_dir)
+    scene.say("on another machine")
+
+
+FAULTS = (
+    Fault("kill", after=kill),
+    Fault("kill a rank of torchrun", lambda scene: scene.ranks > 1, after=kill),
+    Fault("kill torchrun", lambda scene: scene.ranks > 0, after=kill_launcher),
+    Fault("kill a loader process", lambda scene: scene.workers > 0, after=kill_loader),
+    Fault("stop", after=stop),
+    Fault("end early", during=end_early, after=lambda scene, attempt: None),
+    Fault("stop twice", after=stop_twice),
+    Fault("kill while stopping", after=kill_soon),
+    Fault(
+        "freeze",
+        lambda scene: scene.world > 1 or scene.workers > 0,
+        after=freeze,
+        options=("distributed.watchdog_s=10",),
+    ),
+    Fault("storage", after=storage_fails, options=("checkpoint.sync_timeout_s=10",)),
+    Fault("storage at the start", before=_break_storage, during=storage_comes_late, after=storage_is_back),
+    Fault("damage", lambda scene: len(scene.here()) > 1 or bool(scene.here() and scene.remote()), before=damage),
+    Fault("another machine", lambda scene: bool(scene.remote()), before=move),
+    Fault("disk", after=fill_disk),
+    Fault("none", after=lambda scene, attempt: None),
+)

@@ -1,0 +1,42 @@
+"""`clipx.train` that notes which samples each step took: what the soak test starts, and kills.
+
+Nothing else is another than in `python -m clipx.train`, but for shorter waits for a storage that does not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import clipx.checkpoint.run
+import clipx.storage
+from clipx.data.loader import Batch
+from clipx.objective.base import Metrics
+from clipx.train import main
+from clipx.trainer import Trainer
+
+Step = Callable[[Trainer, Batch], Metrics]
+
+
+def noting(step: Step, folder: Path, attempt: int) -> Step:
+    """A line for each step that was made: in a file of the attempt, the rank and its process."""
+
+    def noted(trainer: Trainer, batch: Batch) -> Metrics:
+        metrics = step(trainer, batch)
+        rank, world = trainer.comm.rank, trainer.comm.world
+        line = {"step": trainer.steps_done, "world": world, "samples": batch.index.tolist()}
+        with (folder / f"{attempt:05d}.{rank}.{os.getpid()}").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return metrics
+
+    return noted
+
+
+if __name__ == "__main__":
+    clipx.storage._READ_S = 2
+    clipx.checkpoint.run.RETRY_S = 8.0
+    noted = noting(Trainer.step, Path(os.environ["CLIPX_SOAK_NOTES"]), int(os.environ["CLIPX_SOAK_ATTEMPT"]))
+    Trainer.step = noted  # type: ignore[method-assign]
+    main()
