@@ -37,13 +37,14 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what needs SLURM. Leaves slow tests and the soak out unless CI=true or a -m expression asks for them."""
+    """Marks what needs SLURM. Leaves slow tests out unless CI=true, and them and the soak unless -m asks for them."""
     for item in items:
         if "slurm" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slurm)
-    if os.environ.get("CI") == "true" or config.option.markexpr:
+    if config.option.markexpr:
         return
-    slow = [item for item in items if any(map(item.get_closest_marker, ("slow", "soak")))]
+    left_out = ("soak",) if os.environ.get("CI") == "true" else ("slow", "soak")
+    slow = [item for item in items if any(map(item.get_closest_marker, left_out))]
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]

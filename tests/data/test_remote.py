@@ -258,7 +258,7 @@ def test_what_will_not_pass_is_not_tried_again(bucket: str, endpoint: str, proxy
         source.read(0)
     with pytest.raises(DataError, match=r"shard \S+/00000.tar cannot be opened: "):
         opened(f"{bucket}/00000.tar")
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 60
     proxy.set("up")
     forget()
     with pytest.raises(DataError, match=r"shard \S+/00001.tar does not exist: check the path"):
