@@ -46,7 +46,8 @@ def load_run(run_dir: Path) -> RunSpec:
 
 def evaluate(spec: EvaluateSpec) -> None:
     run = load_run(Path(spec.run))  # before torch is loaded: a mistyped path is answered at once
-    from clipx import checkpoint as ckpt
+    from clipx.checkpoint.folder import CheckpointDir
+    from clipx.checkpoint.state import load_module, part
     from clipx.console import Screen
     from clipx.evaluator.base import Embedder, check_evaluators
     from clipx.evaluator.base import evaluate as run_evaluators
@@ -59,20 +60,20 @@ def evaluate(spec: EvaluateSpec) -> None:
     try:
         dataset = open_on_all(data, comm)
         check_evaluators(evaluators, dataset)
-        found = ckpt.CheckpointDir(rundir.checkpoints, print).load_on_all(comm, spec.step)
+        found = CheckpointDir(rundir.checkpoints, print).load_on_all(comm, spec.step)
         if found is None:
             raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
         precision = run.precision.build(comm.device)
         model = run.model.build(comm.device, precision.dtype)
-        averaged = ckpt.part("average", found.tensors)
+        averaged = part("average", found.tensors)
         if spec.weights is Weights.average and not averaged:
             raise CheckpointError(
                 f"weights=average: run={spec.run} kept none (optimizer.ema_decay=null): choose trained"
             )
         if averaged and spec.weights is not Weights.trained:
-            ckpt.load_module(model, averaged, "average")
+            load_module(model, averaged, "average")
         else:
-            ckpt.load_module(model, ckpt.part("model", found.tensors), "model")
+            load_module(model, part("model", found.tensors), "model")
         embedder = Embedder.build(model, run.model, data, comm, precision, rundir.quarantine)
         numbers = run_evaluators(evaluators, embedder, dataset)
         if comm.is_main:

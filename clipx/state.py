@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from clipx.average import WeightAverage
-from clipx.checkpoint import Checkpoint, Rows
+from clipx.checkpoint.folder import Checkpoint, Rows
 from clipx.checkpoint.state import load_module, load_optimizer, optimizer_tensors, part, prefixed
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError

@@ -7,7 +7,6 @@ botocore 5xx, each by a count, and a silent server costs 413 s with their defaul
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import math
 import os
@@ -32,9 +31,8 @@ REQUESTS = 32  # at a time and process: a remote read waits for some 50 ms and c
 _CONNECT_S, _READ_S = 5, 20  # of S3: longer silence is an error, which is retried
 _ONCE = {"total_max_attempts": 1}
 _PART = 16 << 20  # bytes of a part of an upload to S3, of which s3fs holds and sends ten at once
-_STALL_S = (
-    300.0  # in which no part got through: aiohttp has no limit for a server that stops reading. Half a MB/s will do
-)
+# In which no part got through: aiohttp has no limit for a server that stops reading. Half a MB/s will do.
+_STALL_S = 300.0
 _AT_ONCE = 8  # blocks of a download
 _LOOK_S = 0.1  # between looks whether to stop
 _DELAY_S = (0.1, 10.0)  # before the second try, and at most
@@ -295,6 +293,8 @@ class Folder:
         return sync(fs.loop, self._watched, call, limit_s or 3 * _READ_S)
 
     async def _watched(self, call: Callable[[], Awaitable[T]], limit_s: float) -> T:
+        import asyncio  # 20 ms of every start
+
         task = asyncio.ensure_future(call())
         self._move()
         while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from clipx.checkpoint import CheckpointSpec, Rows, Saver
+from clipx.checkpoint import CheckpointSpec
+from clipx.checkpoint.folder import Rows
+from clipx.checkpoint.saver import Saver
 from clipx.config import compose
 from clipx.distributed import Comm
 from clipx.lazy import torch

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import run, small
 
-from clipx.checkpoint import part
+from clipx.checkpoint.state import part
 from clipx.errors import ConfigError
 from clipx.trainer import Trainer
 

@@ -16,7 +16,7 @@ from numerics.cases import AVERAGES, FP64, ONE, SETTINGS, Towers, assert_same, b
 from support import VIT, small
 from torch import Tensor, nn
 
-from clipx.checkpoint import optimizer_tensors
+from clipx.checkpoint.state import optimizer_tensors
 from clipx.data.loader import Batch
 from clipx.errors import ClipxError
 from clipx.gradcache import forward_backward

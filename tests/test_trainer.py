@@ -14,8 +14,7 @@ import pytest
 import torch
 from support import SMALL, small
 
-from clipx.checkpoint import CheckpointDir
-from clipx.checkpoint.folder import sha256, step_of
+from clipx.checkpoint.folder import CheckpointDir, sha256, step_of
 from clipx.config import compose
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
 from clipx.trainer import Trainer

@@ -19,8 +19,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from clipx.bench.measure import synchronize
 from clipx.bench.processes import Place
-from clipx.checkpoint import CheckpointSpec, Saver
+from clipx.checkpoint import CheckpointSpec
 from clipx.checkpoint.folder import sync
+from clipx.checkpoint.saver import Saver
 from clipx.distributed import Comm
 
 _BLOCK = (768, 3072)  # of a ViT-B's MLP

@@ -5,35 +5,19 @@ staging.py     memory that tensors are copied into, laid out as the file that is
 saver.py       saving beside the training: one thread of each rank writes, rank 0 completes
 retention.py   which ones are kept
 state.py       modules and optimizers by plain names
+mirror.py      the copy at a URL, made beside the training
+remote.py      and read back from there
+run.py         all of it, as the trainer uses it
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipx.checkpoint.folder import Checkpoint, CheckpointDir, Rows, Stored, rows_of
-from clipx.checkpoint.saver import Saver
-from clipx.checkpoint.state import Tensors, load_module, load_optimizer, optimizer_tensors, part, prefixed
 from clipx.config import option
 from clipx.errors import require
 from clipx.schedule import check_cadence
 from clipx.url import check_folder_url
-
-__all__ = [
-    "Checkpoint",
-    "CheckpointDir",
-    "CheckpointSpec",
-    "Rows",
-    "Saver",
-    "Stored",
-    "Tensors",
-    "load_module",
-    "load_optimizer",
-    "optimizer_tensors",
-    "part",
-    "prefixed",
-    "rows_of",
-]
 
 
 @option("checkpoint")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clipx import checkpoint as ckpt
+from clipx.checkpoint.state import load_module, load_optimizer, optimizer_tensors
 from clipx.errors import CheckpointError
 
 
@@ -26,8 +26,8 @@ def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_an_optimizer_goes_on_as_if_it_had_not_stopped() -> None:
     model, optimizer = trained(0)
     other_model, other = trained(1)
-    ckpt.load_module(other_model, {k: v.contiguous() for k, v in model.state_dict().items()}, "model")
-    ckpt.load_optimizer(other, {k: v.contiguous() for k, v in ckpt.optimizer_tensors(optimizer).items()})
+    load_module(other_model, {k: v.contiguous() for k, v in model.state_dict().items()}, "model")
+    load_optimizer(other, {k: v.contiguous() for k, v in optimizer_tensors(optimizer).items()})
     x = torch.randn(4, 3, 5, 5)
     for m, o in ((model, optimizer), (other_model, other)):
         m(x).square().mean().backward()
@@ -43,15 +43,15 @@ def test_a_module_that_does_not_fit_is_refused_by_name() -> None:
     state["extra"] = state.pop("0.bias")
     state["0.weight"] = state["0.weight"][:2]
     with pytest.raises(CheckpointError, match=r"missing 0.bias; left over extra; other shape 0.weight \[2, 3, 3, 3\]"):
-        ckpt.load_module(model, state, "model")
+        load_module(model, state, "model")
 
 
 def test_an_optimizer_of_another_model_is_refused_by_name() -> None:
     _, optimizer = trained(0)
-    state = ckpt.optimizer_tensors(optimizer)
+    state = optimizer_tensors(optimizer)
     left_over = {**state, "foo/exp_avg": torch.zeros(1)}
     with pytest.raises(CheckpointError, match="state for unknown foo"):
-        ckpt.load_optimizer(optimizer, left_over)
+        load_optimizer(optimizer, left_over)
     missing = {k: v for k, v in state.items() if not k.startswith("0.bias/")}
     with pytest.raises(CheckpointError, match=r"no state for 0.bias"):
-        ckpt.load_optimizer(optimizer, missing)
+        load_optimizer(optimizer, missing)

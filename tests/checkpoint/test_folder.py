@@ -13,8 +13,7 @@ import pytest
 import torch
 from writing import ALONE, in_processes, loaded, saver, tensors
 
-from clipx.checkpoint import CheckpointDir, Rows
-from clipx.checkpoint.folder import sha256
+from clipx.checkpoint.folder import CheckpointDir, Rows, sha256
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError
 

@@ -16,7 +16,8 @@ import torch
 from s3server import FaultyProxy
 from support import SMALL, VIT, small
 
-from clipx.checkpoint import CheckpointDir, CheckpointSpec
+from clipx.checkpoint import CheckpointSpec
+from clipx.checkpoint.folder import CheckpointDir
 from clipx.checkpoint.run import Checkpointing
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError, ConfigError, Exit, NotSynced, StorageError

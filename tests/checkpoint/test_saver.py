@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file
 from writing import Told, in_processes, loaded, saver, steps, tensors
 
-from clipx.checkpoint import Rows, Saver
+from clipx.checkpoint.folder import Rows
+from clipx.checkpoint.saver import Saver
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError
 

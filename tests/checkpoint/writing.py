@@ -11,7 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from clipx.checkpoint import CheckpointDir, CheckpointSpec, Saver
+from clipx.checkpoint import CheckpointSpec
+from clipx.checkpoint.folder import CheckpointDir
+from clipx.checkpoint.saver import Saver
 from clipx.distributed import Comm
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))

@@ -20,7 +20,7 @@ from numerics.cases import read
 from support import VIT, small
 from torch import Tensor
 
-from clipx.checkpoint import optimizer_tensors
+from clipx.checkpoint.state import optimizer_tensors
 from clipx.errors import ClipxError
 from clipx.trainer import Trainer
 

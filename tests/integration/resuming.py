@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from support import VIT, small
 
-from clipx.checkpoint import CheckpointDir
+from clipx.checkpoint.folder import CheckpointDir
 from clipx.trainer import Trainer
 
 OBJECTIVES = (

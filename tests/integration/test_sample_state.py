@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import SMALL, VIT, run, small, torchrun
 
-from clipx.checkpoint import CheckpointDir
+from clipx.checkpoint.folder import CheckpointDir
 from clipx.errors import CheckpointError
 from clipx.trainer import Trainer
 

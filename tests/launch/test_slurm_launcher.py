@@ -26,7 +26,7 @@ from launching import (
 )
 from support import SMALL, VIT, small
 
-from clipx.checkpoint import CheckpointDir
+from clipx.checkpoint.folder import CheckpointDir
 from clipx.trainer import Trainer
 from launch import site, slurm
 from launch.options import SlurmSpec

@@ -13,8 +13,8 @@ from optimizing import OPTIONS, Optimizing
 from support import SMALL, run, save_checkpoint, small
 from torch import Tensor
 
-from clipx import checkpoint as ckpt
-from clipx.checkpoint import CheckpointDir
+from clipx.checkpoint.folder import CheckpointDir
+from clipx.checkpoint.state import load_optimizer, optimizer_tensors, part, prefixed
 from clipx.errors import CheckpointError
 from clipx.trainer import Trainer
 
@@ -31,21 +31,21 @@ def saved_and_read(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor
 
 def checkpointed(source: Optimizing, target: Optimizing, folder: Path) -> None:
     """What the trainer does: weights and optimizer of one into the other, fresh, one."""
-    tensors = {**ckpt.prefixed("weights", source.weights())}
-    tensors |= ckpt.prefixed("optimizer", ckpt.optimizer_tensors(source.optimizer))
+    tensors = {**prefixed("weights", source.weights())}
+    tensors |= prefixed("optimizer", optimizer_tensors(source.optimizer))
     tensors = saved_and_read(tensors, folder)
-    weights = ckpt.part("weights", tensors)
+    weights = part("weights", tensors)
     with torch.no_grad():
         for name, p in target.named():
             p.copy_(weights[name])
-    ckpt.load_optimizer(target.optimizer, ckpt.part("optimizer", tensors))
+    load_optimizer(target.optimizer, part("optimizer", tensors))
 
 
 def assert_same(a: Optimizing, b: Optimizing) -> None:
     """Weights and all state, bit for bit."""
     theirs = b.weights()
     assert all(torch.equal(p, theirs[name]) for name, p in a.weights().items())
-    state, other = ckpt.optimizer_tensors(a.optimizer), ckpt.optimizer_tensors(b.optimizer)
+    state, other = optimizer_tensors(a.optimizer), optimizer_tensors(b.optimizer)
     assert state.keys() == other.keys()
     for name, tensor in state.items():
         assert torch.equal(tensor, other[name]) and tensor.dtype == other[name].dtype, name
@@ -104,7 +104,7 @@ def test_plain_numbers_in_an_optimizers_state_survive_as_what_they_are(tmp_path:
     kept = {"steps": 7, "scale": 0.1, "warm": True, "mean": torch.arange(2.0), "count": torch.tensor(3)}
     one.state[one.param_groups[0]["params"][0]] = kept
     one.param_groups[0]["step"] = 12
-    ckpt.load_optimizer(other, saved_and_read(ckpt.optimizer_tensors(one), tmp_path))
+    load_optimizer(other, saved_and_read(optimizer_tensors(one), tmp_path))
     state = other.state[other.param_groups[0]["params"][0]]
     assert state.keys() == kept.keys()
     for key in ("steps", "scale", "warm"):

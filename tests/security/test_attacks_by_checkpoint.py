@@ -14,8 +14,7 @@ import yaml
 from attack import Flag
 from support import VIT, small
 
-from clipx.checkpoint import CheckpointDir
-from clipx.checkpoint.folder import MANIFEST, STATE, WHOLE, fault_of, sha256
+from clipx.checkpoint.folder import MANIFEST, STATE, WHOLE, CheckpointDir, fault_of, sha256
 from clipx.checkpoint.remote import fetch
 from clipx.config import compose
 from clipx.errors import CheckpointError, ClipxError, ConfigError

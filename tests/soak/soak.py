@@ -36,7 +36,7 @@ from attempt import BATCH, SAMPLES, Attempt, Note, Notes, Unexpected
 from s3server import KEY, SECRET, VENV, FaultyProxy, admin, free_ports, install, serving
 
 from clipx import rng
-from clipx.checkpoint import CheckpointDir
+from clipx.checkpoint.folder import CheckpointDir
 from clipx.errors import Exit
 
 WORLDS = (1, 2, 3)
