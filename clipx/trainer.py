@@ -131,8 +131,7 @@ class Trainer:
         self.state = TrainState(self.model, self.average, self.objective, self.optimizer, comm)
         self.parallel = self.model
         if comm.world > 1:
-            devices = None if comm.device.type == "cpu" else [comm.device]
-            self.parallel = DistributedDataParallel(self.model, device_ids=devices)
+            self.parallel = DistributedDataParallel(self.model)  # without device_ids, by which it would move the tokens
         seed_all(spec.seed + 1 + comm.rank)  # other dropout on every rank
 
     def _open_run(self) -> None:

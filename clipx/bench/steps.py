@@ -56,7 +56,7 @@ class Towers:
         image = torch.randn(size, 3, self.image_size, self.image_size, generator=random)
         tokens = torch.randint(1, _VOCABULARY - 1, (size, self.context), generator=random)
         tokens[:, -1] = _VOCABULARY - 1
-        return Batch(image, tokens, torch.randperm(SAMPLES, generator=random)[:size]).to(device)
+        return Batch(image, tokens.to(device), torch.randperm(SAMPLES, generator=random)[:size]).to(device)
 
 
 class Embeddings(nn.Module):

@@ -29,9 +29,9 @@ _TRIES = 100  # replacements for one place of a batch before the data is given u
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """b samples of this rank. image_b3SS uint8; tokens_bT int64; index_b int64, the samples' indices in the source.
+    """b samples of this rank. image_b3SS uint8; tokens_bL int64; index_b int64, the samples' indices in the source.
 
-    The indices stay on the host, where looking at them costs nothing.
+    Tokens and indices stay on the host, where looking at them costs nothing.
     """
 
     image: Tensor
@@ -40,16 +40,10 @@ class Batch:
     bad: Sequence[Bad] = ()
 
     def pin_memory(self) -> Batch:
-        return replace(
-            self, image=self.image.pin_memory(), tokens=self.tokens.pin_memory(), index=self.index.pin_memory()
-        )
+        return replace(self, image=self.image.pin_memory())
 
     def to(self, device: torch.device) -> Batch:
-        return replace(
-            self,
-            image=self.image.to(device, non_blocking=True),
-            tokens=self.tokens.to(device, non_blocking=True),
-        )
+        return replace(self, image=self.image.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class TextTowerSpec:
     heads: int = 8
     layers: int = 12
     mlp_ratio: float = 4.0
+    packed: bool = True  # computes nothing after a text's end token, where it would have no effect on the embedding
 
     def __post_init__(self) -> None:
         require(

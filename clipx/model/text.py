@@ -1,9 +1,16 @@
 """The text tower: a causal transformer over byte pairs, in CLIP's shape (arXiv:2103.00020, section 2.4).
 
-Shape suffixes: B batch, L length of a text, W width, H heads, K width of a head, D embedding.
+A text is read at its end token, and under causal attention nothing after it has an effect there. So what follows it
+is left out: the tokens of all texts lie one after the other, and only attention, a small part of the work, sees
+texts of one length.
+
+Shape suffixes: B batch, L length of the longest text, T tokens of all texts, W width, H heads, K width of a head,
+D embedding.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +20,62 @@ from clipx.model import TextTowerSpec
 from clipx.model.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """B texts as T tokens, and where those would lie in [B, L]."""
+
+    tokens_T: Tensor
+    position_T: Tensor  # within a token's own text
+    place_T: Tensor  # among all B * L places
+    end_B: Tensor  # the index in T of each text's end token
+    shape: tuple[int, int]  # (B, L)
+
+    @classmethod
+    def of(cls, tokens_BL: Tensor, packed: bool) -> Packing:
+        """Of each text what comes up to its end token, or else all of it. Computed where the tokens are.
+
+        All of it on the meta device too, where nobody knows where texts end.
+        """
+        end_B = (tokens_BL == Tokenizer.end_id).int().argmax(dim=1)  # argmax gives the first of equals
+        texts, length = tokens_BL.shape
+        if not packed or tokens_BL.is_meta:
+            place_T = torch.arange(texts * length, device=tokens_BL.device)
+            first_B = torch.arange(texts, device=tokens_BL.device) * length
+            return cls(tokens_BL.flatten(), place_T % length, place_T, first_B + end_B, (texts, length))
+        length_B = end_B + 1
+        length = int(length_B.max())
+        used_BL = torch.arange(length, device=tokens_BL.device) < length_B[:, None]
+        place_T = used_BL.flatten().nonzero().squeeze(1)
+        tokens_T = tokens_BL[:, :length][used_BL]
+        return cls(tokens_T, place_T % length, place_T, length_B.cumsum(0) - 1, (texts, length))
+
+    def to(self, device: torch.device) -> Packing:
+        tokens_T, position_T = _moved(self.tokens_T, device), _moved(self.position_T, device)
+        return Packing(tokens_T, position_T, _moved(self.place_T, device), _moved(self.end_B, device), self.shape)
+
+    def spread(self, x_TW: Tensor) -> Tensor:
+        """[T, W] -> [B, L, W], with zeros for what was left out."""
+        if len(x_TW) < self.shape[0] * self.shape[1]:
+            x_TW = x_TW.new_zeros(self.shape[0] * self.shape[1], x_TW.shape[1]).index_copy(0, self.place_T, x_TW)
+        return x_TW.view(*self.shape, -1)
+
+    def gather(self, x_BLW: Tensor) -> Tensor:
+        """[B, L, W] -> [T, W]."""
+        x = x_BLW.flatten(0, 1)
+        return x if len(x) == len(self.place_T) else x.index_select(0, self.place_T)
+
+
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    pinned = x.pin_memory() if device.type == "cuda" and not x.is_cuda else x  # else the host waits for the copy
+    return pinned.to(device, non_blocking=True)
+
+
 class TextTower(nn.Module):
     """Token ids [B, L] -> features [B, D], read at each text's end token; what follows it has no effect."""
 
     def __init__(self, spec: TextTowerSpec, embed_dim: int, quick_gelu: bool) -> None:
         super().__init__()
-        self.context_length = spec.context_length
+        self.context_length, self.packed = spec.context_length, spec.packed
         self.token_embedding = nn.Embedding(Tokenizer.vocab_size, spec.width)
         self.positional_embedding = nn.Parameter(torch.empty(spec.context_length, spec.width))
         self.blocks = nn.ModuleList(
@@ -39,18 +96,20 @@ class TextTower(nn.Module):
         nn.init.normal_(self.projection.weight, std=self.projection.in_features**-0.5)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
-        """tokens_BL [B, context_length], each row with an end token (Tokenizer sees to it) -> [B, D], any norm."""
-        x_BLW = self.token_embedding(tokens_BL) + self.positional_embedding
+        """tokens_BL [B, context_length], each row with an end token (Tokenizer sees to it) -> [B, D], any norm.
+
+        The tokens may be on the host, where packing them keeps no device waiting.
+        """
+        packing = Packing.of(tokens_BL, self.packed).to(self.positional_embedding.device)
+        x_TW = self.token_embedding(packing.tokens_T) + F.embedding(packing.position_T, self.positional_embedding)
         for block in self.blocks:
-            x_BLW = block(x_BLW)
-        end_B = (tokens_BL == Tokenizer.end_id).int().argmax(dim=1)  # argmax gives the first of equals
-        x_BW = x_BLW[torch.arange(len(x_BLW), device=x_BLW.device), end_B]
-        features_BD: Tensor = self.projection(self.norm(x_BW))
+            x_TW = block(x_TW, packing)
+        features_BD: Tensor = self.projection(self.norm(x_TW[packing.end_B]))
         return features_BD
 
 
 class TextBlock(nn.Module):
-    """Attention, then MLP, each normalised at its input and added to its input. [B, L, W] -> [B, L, W]."""
+    """Attention, then MLP, each normalised at its input and added to its input. [T, W] -> [T, W]."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, quick_gelu: bool) -> None:
         super().__init__()
@@ -69,15 +128,15 @@ class TextBlock(nn.Module):
         nn.init.normal_(self.mlp.fc1.weight, std=(2 * width) ** -0.5)
         nn.init.normal_(self.mlp.fc2.weight, std=width**-0.5 * (2 * depth) ** -0.5)
 
-    def forward(self, x_BLW: Tensor) -> Tensor:
+    def forward(self, x_TW: Tensor, packing: Packing) -> Tensor:
         # Weights in float32 keep the sums in float32 under autocast: only the products are in the lower precision.
-        x_BLW = x_BLW + self.attn(self.norm1(x_BLW))
-        out_BLW: Tensor = x_BLW + self.mlp(self.norm2(x_BLW))
-        return out_BLW
+        x_TW = x_TW + self.attn(self.norm1(x_TW), packing)
+        out_TW: Tensor = x_TW + self.mlp(self.norm2(x_TW))
+        return out_TW
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and what stands before it. [B, L, W] -> [B, L, W]."""
+    """Multi-head attention in which a token sees itself and what stands before it in its text. [T, W] -> [T, W]."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -85,12 +144,12 @@ class CausalAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x_BLW: Tensor) -> Tensor:
-        qkv_BL3HK: Tensor = self.qkv(x_BLW).unflatten(-1, (3, self.heads, -1))
+    def forward(self, x_TW: Tensor, packing: Packing) -> Tensor:
+        qkv_BL3HK = packing.spread(self.qkv(x_TW)).unflatten(-1, (3, self.heads, -1))
         q_BHLK, k_BHLK, v_BHLK = qkv_BL3HK.permute(2, 0, 3, 1, 4).unbind(0)
         mixed_BHLK = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLK, is_causal=True)
-        out_BLW: Tensor = self.proj(mixed_BHLK.transpose(1, 2).flatten(2))
-        return out_BLW
+        out_TW: Tensor = self.proj(packing.gather(mixed_BHLK.transpose(1, 2).flatten(2)))
+        return out_TW
 
 
 class Mlp(nn.Module):

@@ -14,10 +14,15 @@ WIDTH, DEPTH, LENGTH = 192, 3, 10
 START, END = Tokenizer.start_id, Tokenizer.end_id
 
 
-@pytest.fixture(scope="module")
-def tower() -> TextTower:
+def build(packed: bool) -> TextTower:
     torch.manual_seed(0)
-    return TextTower(TextTowerSpec(context_length=LENGTH, width=WIDTH, heads=3, layers=DEPTH), 64, quick_gelu=False)
+    spec = TextTowerSpec(context_length=LENGTH, width=WIDTH, heads=3, layers=DEPTH, packed=packed)
+    return TextTower(spec, 64, quick_gelu=False)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["packed", "padded"])
+def tower(request: pytest.FixtureRequest) -> TextTower:
+    return build(request.param)
 
 
 @pytest.mark.parametrize(
@@ -105,3 +110,31 @@ def test_mlp_ratio_sets_the_hidden_width() -> None:
     shapes = {name: tuple(p.shape) for name, p in TextTower(spec, 8, quick_gelu=False).named_parameters()}
     assert shapes["blocks.0.mlp.fc1.weight"] == (40, 16)
     assert shapes["blocks.0.mlp.fc2.weight"] == (16, 40)
+
+
+TEXTS = ["a photo of a cat", "", "two dogs", "one two three four five six seven eight nine ten", "a red house by the lake"]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_packed_texts_have_the_features_and_gradients_of_padded_ones(dtype: torch.dtype, tolerance: float) -> None:
+    tokens_BL = Tokenizer(LENGTH)(TEXTS)
+    found = []
+    for tower in (build(True).to(dtype), build(False).to(dtype)):
+        features_BD = tower(tokens_BL)
+        features_BD.square().mean().backward()
+        found.append({"features": features_BD.detach(), **{n: p.grad for n, p in tower.named_parameters()}})
+    for name, padded in found[1].items():
+        assert padded is not None
+        assert padded.any()
+        assert (found[0][name] - padded).abs().max() <= tolerance * padded.abs().max(), name
+
+
+@torch.no_grad()
+def test_only_what_precedes_the_end_token_is_computed() -> None:
+    tokens_BL = Tokenizer(LENGTH)(TEXTS)
+    rows: list[int] = []
+    for packed in (True, False):
+        tower = build(packed)
+        tower.blocks[0].mlp.register_forward_hook(lambda _module, _args, out: rows.append(len(out)))
+        tower(tokens_BL)
+    assert rows == [int((tokens_BL != Tokenizer.pad_id).sum()), tokens_BL.numel()]
