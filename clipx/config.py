@@ -1,4 +1,4 @@
-"""Typed specs <-> Hydra: the registry, composition, saved configurations and one-line errors.
+"""Typed specs <-> Hydra: the registry, composition, saved configurations and one-line errors. cli.py has the commands.
 
 The only module that imports omegaconf. Nothing here imports torch, so `--help`, `--cfg job`, tab completion and
 a mistyped key answer at once.
@@ -11,28 +11,24 @@ import dataclasses
 import importlib
 import importlib.util
 import math
-import os
 import re
 import sys
-import traceback
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra import main as hydra_main
-from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.types import HydraContext, RunMode
+from hydra.types import HydraContext
 from hydra.version import VersionBase
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -42,9 +38,6 @@ from clipx.errors import (
     LISTS,
     ClipxError,
     ConfigError,
-    Exit,
-    PeerLost,
-    Stopped,
     chosen,
     no_such_key,
     no_such_option,
@@ -53,9 +46,8 @@ from clipx.errors import (
     require,
     reworded,
 )
-from clipx.place import told_rank
 from clipx.resume import Resume
-from clipx.url import check_environment, check_secrets, redacted
+from clipx.url import check_environment, check_secrets
 
 if TYPE_CHECKING:
     from clipx.spec import RunSpec
@@ -64,16 +56,20 @@ __all__ = [
     "CONF_DIR",
     "LAUNCH",
     "MISSING",
+    "NOT_COMPOSED",
     "PACKAGE",
+    "as_typed",
     "checked",
-    "cli",
     "compose",
     "compose_point",
     "discover",
     "from_dict",
-    "leave",
+    "in_its_folder",
+    "launchers",
+    "one_line",
     "option",
-    "report",
+    "prepare",
+    "quoted",
     "save",
     "to_dict",
 ]
@@ -83,7 +79,7 @@ PACKAGE = Path(__file__).parent
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 LAUNCH = "clipx.launch" if (PACKAGE / "launch").is_dir() else "launch"
 _COMMANDS = ("train", "evaluate", "bench", "index", "prepare", "hydra/config")  # files that say nothing to a user
-_NOT_COMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+NOT_COMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 Spec = TypeVar("Spec")
 
@@ -119,7 +115,7 @@ def discover(conf_dir: Path, own: bool = True) -> None:
             plugins.load(conf_dir.absolute(), group, name)
 
 
-def _launchers() -> None:
+def launchers() -> None:
     """Registers the launchers' options. `launch` is the checkout's, whatever else has its name."""
     if LAUNCH not in sys.modules and LAUNCH == "launch":
         place = PACKAGE.parent / LAUNCH
@@ -151,18 +147,18 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
     `overrides` are what one types on the command line (`"model=vit_b32"`, `"data.batch_size=512"`); `config_dir`
     is a folder with groups of one's own. Raises ConfigError, one line naming value, rule and fix.
     """
-    overrides = tuple(map(_quoted, overrides))
+    overrides = tuple(map(quoted, overrides))
     folders = [Path(config_dir).absolute()] if config_dir else []
     searchpath = [f"hydra.searchpath={[str(folder) for folder in folders]}"]
     try:
-        _prepare(overrides, folders)
+        prepare(overrides, folders)
         with _own_hydra():
             return typing.cast("RunSpec", checked(hydra_compose(config_name, [*overrides, *searchpath])))
-    except _NOT_COMPOSED as error:
-        raise ConfigError(_one_line(error)) from error
+    except NOT_COMPOSED as error:
+        raise ConfigError(one_line(error)) from error
 
 
-def _quoted(override: str) -> str:
+def quoted(override: str) -> str:
     """Quotes a pattern of paths, `data.shards=/data/{0000..0123}.tar`: the shell has taken the quotes that were typed,
     and Hydra's grammar knows braces only as a dictionary."""
     key, equals, value = override.partition("=")
@@ -186,12 +182,12 @@ def _own_hydra() -> Iterator[None]:
         GlobalHydra.instance().hydra = outer
 
 
-def _prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
+def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     """Registers every option, and refuses overrides that Hydra has no words for, or takes for something else."""
     for typed in overrides:  # before Hydra writes them to a file, as it does in a sweep
         check_secrets(typed.partition("=")[0], typed.partition("=")[2])
     importlib.import_module("clipx.spec")
-    _launchers()
+    launchers()
     discover(CONF_DIR)
     for folder in folders:
         if not folder.is_dir():
@@ -212,6 +208,11 @@ def _prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
                 raise ConfigError(no_such_option(group, str(override.input_line).partition("=")[2], known))
 
 
+def as_typed(hydra: Any) -> str:
+    """The overrides of a run or a point, `hydra` being Hydra's part of its configuration; ${} in them stays."""
+    return " ".join(typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task)))
+
+
 def checked(cfg: DictConfig, prefix: str = "") -> Any:
     """The checked spec of a composed configuration, whose keys have `prefix` before them. Raises ConfigError."""
     try:
@@ -222,7 +223,7 @@ def checked(cfg: DictConfig, prefix: str = "") -> Any:
             cfg.run_dir = own  # to resume a run directory is to work in it
         return OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(one_line(error)) from error
 
 
 def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
@@ -268,71 +269,6 @@ def _check_held(held: DictConfig, place: str) -> None:
         raise placed(error, place, map(str, held)) from error
 
 
-# -------------------------------------------------------------------------------------------- command line
-
-
-def cli(task: Callable[[Any], Any], config_name: str) -> Callable[[], None]:
-    """The entry point of a command: compose, check, run; every user's error is one line and a non-zero exit code."""
-
-    def main() -> None:
-        full_error = os.environ.get("HYDRA_FULL_ERROR")
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises; the words are chosen here
-        try:
-            errors = _run(task, config_name)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            sys.exit(Exit.ABORTED)
-        finally:
-            del os.environ["HYDRA_FULL_ERROR"]
-            if full_error is not None:
-                os.environ["HYDRA_FULL_ERROR"] = full_error
-        for error in errors:
-            report(error, full_error == "1")
-        if errors:
-            leave(errors[0])
-
-    return main
-
-
-def _run(task: Callable[[Any], Any], config_name: str) -> list[ClipxError]:
-    """Runs a command, or each point of a sweep. Returns what the user has to put right; other exceptions pass."""
-    failed: list[ClipxError] = []
-    started = False
-
-    def job(cfg: DictConfig) -> Any:
-        nonlocal started
-        started = True
-        hydra = HydraConfig.get()
-        sweep = hydra.mode == RunMode.MULTIRUN
-        typed = typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task))
-        launcher = hydra.runtime.choices.get("hydra/launcher", "basic")
-        try:
-            require(sweep or launcher == "basic", f"hydra/launcher={launcher} has no effect without -m: add -m")
-            return task(checked(_in_its_folder(cfg, hydra) if sweep else cfg))
-        except ClipxError as error:  # past Hydra, which would print a line of its own
-            if not sweep:
-                failed.append(error)
-                return None
-            failed.append(type(error)(f"point {hydra.job.num} ({' '.join(typed)}): {error}"))
-            raise failed[-1] from error
-
-    sys.argv[1:] = map(_quoted, sys.argv[1:])
-    try:
-        arguments = get_args_parser().parse_args()
-        folders = [Path(arguments.config_dir)] if arguments.config_dir else []
-        _prepare([] if arguments.shell_completion else arguments.overrides, folders)
-        hydra_main(config_path=str(CONF_DIR), config_name=config_name, version_base="1.3")(job)()
-    except ClipxError as error:
-        return failed or [error]
-    except _NOT_COMPOSED as error:
-        failed.append(_worded(error, _one_line(error)))
-    except ValueError as error:
-        if started:
-            raise
-        failed.append(_worded(error, str(error)))  # Hydra's, of flags that do not go together
-    return failed
-
-
 def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence[str], index: int) -> Any:
     """The checked spec of point `index` of the sweep that `config` is. For launchers; Hydra's state is left as it was.
 
@@ -349,44 +285,18 @@ def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence
         hydra = HydraConfig.get()
         with open_dict(cfg):
             del cfg["hydra"]
-        return checked(_in_its_folder(cfg, hydra))
-    except _NOT_COMPOSED as error:
-        raise ConfigError(_one_line(error)) from error
+        return checked(in_its_folder(cfg, hydra))
+    except NOT_COMPOSED as error:
+        raise ConfigError(one_line(error)) from error
     finally:
         HydraConfig.instance().cfg = outer
 
 
-def _in_its_folder(cfg: DictConfig, hydra: Any) -> DictConfig:
+def in_its_folder(cfg: DictConfig, hydra: Any) -> DictConfig:
     """A point of a sweep, `hydra` being Hydra's part of it: it has a run directory of its own, unless one was typed."""
     if "run_dir" in cfg and not any(str(text).startswith("run_dir=") for text in hydra.overrides.task):
         cfg.run_dir = hydra.runtime.output_dir
     return cfg
-
-
-def _worded(error: Exception, message: str) -> ConfigError:
-    worded = ConfigError(message)
-    worded.__cause__ = error
-    return worded
-
-
-def leave(error: ClipxError) -> NoReturn:
-    """Ends the process with the error's exit code."""
-    if isinstance(error, PeerLost):  # on the usual way the threads of a broken process group may abort, or wait
-        sys.stdout.flush()
-        os._exit(error.exit_code)
-    sys.exit(error.exit_code)
-
-
-def report(error: ClipxError, full: bool) -> None:
-    """Says on stderr what went wrong, in one line; with `full` the traceback before it."""
-    if full:
-        print(redacted("".join(traceback.format_exception(error))), file=sys.stderr)
-    rank = told_rank()
-    if not isinstance(error, Stopped):
-        place = "" if rank is None else f" (rank {rank})"
-        print(f"error{place}: {redacted(str(error))}", file=sys.stderr, flush=True)
-    elif not rank:  # all ranks stop together: one says so
-        print(f"stopped: {error}", file=sys.stderr, flush=True)
 
 
 # -------------------------------------------------------------------------------------------------- saving
@@ -404,20 +314,22 @@ def save(spec: Any, path: Path) -> None:
 
 def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
     """The inverse of `to_dict`: each group's class is found by its `kind`. Raises ConfigError."""
-    _prepare([], [])
+    prepare([], [])
     cfg = OmegaConf.structured(cls)
     types = typing.get_type_hints(cls)
     try:
         for key, value in values.items():
             if isinstance(value, dict) and "kind" in value:
                 _set(cfg, key, value, key)
-            elif isinstance(value, dict) and typing.get_origin(types.get(key)) is dict:
+            elif isinstance(value, dict) and _holds_options(types.get(key)):
                 for name, child in value.items():
                     _set(cfg[key], name, child, key)
+            elif isinstance(value, dict) and dataclasses.is_dataclass(types.get(key)):
+                cfg[key].merge_with(value)
             else:
                 cfg[key] = value
     except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(one_line(error)) from error
     return typing.cast(Spec, checked(cfg))
 
 
@@ -441,7 +353,7 @@ def _holds_options(hint: Any) -> bool:
 # -------------------------------------------------------------------------------------------------- errors
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Hydra's, OmegaConf's and YAML's errors as one line with value, rule and fix."""
     text = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from clipx.config import MISSING, cli, from_dict, option
+from clipx.cli import cli
+from clipx.config import MISSING, from_dict, option
 from clipx.data import DataSpec, open_on_all
 from clipx.distributed import DistributedSpec
 from clipx.errors import CheckpointError

@@ -20,6 +20,7 @@ from clipx.errors import Locked
 
 log = logging.getLogger(__name__)
 
+LOCK = "run.lock"
 _REFRESH_S = 30.0
 _STALE_S = 600.0  # not refreshed for so long, a lock of another machine is one of a dead job
 _BUSY_S = 10.0  # another job's look at the lock takes milliseconds
@@ -53,9 +54,19 @@ class Holder:
     def is_process(self, other: Holder) -> bool:
         return (self.machine, self.pid, self.born) == (other.machine, other.pid, other.born)
 
+    @property
+    def alive(self) -> bool | None:
+        """Whether its process runs; None on another machine, which cannot tell."""
+        return _runs(self) if self.machine == _machine() else None
+
     def __str__(self) -> str:
         job = f", SLURM job {self.job.partition('.')[0]}" if self.job else ""
         return f"pid {self.pid} on {self.host}{job}, since {self.started}"
+
+
+def holder_of(run_dir: Path) -> Holder | None:
+    """Who works in a run directory, or did when it was killed. None where nobody does, or who does cannot be read."""
+    return _read(run_dir / LOCK)
 
 
 class RunLock:
@@ -66,7 +77,7 @@ class RunLock:
     """
 
     def __init__(self, run_dir: Path, comm: Comm, event: Callable[..., None]) -> None:
-        self.path = run_dir / "run.lock"
+        self.path = run_dir / LOCK
         self._comm, self._event = comm, event
         self._me = Holder.me()
         self._over = threading.Event()

@@ -1,4 +1,4 @@
-"""What `resume=` may say."""
+"""What `resume=` may say, and what a run's checkpoints are called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from clipx.errors import ConfigError
 from clipx.url import check_url
 
 CHECKPOINTS = "checkpoints"  # the folder of a run directory, and of its remote copy
-_STEP = re.compile(r"step-(\d{8,})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,8 @@ class Resume:
         check_url("resume", text)
         place, step = text.rstrip("/"), None
         folder = Path(place)
-        if (found := _STEP.fullmatch(folder.name)) and folder.parent.name == CHECKPOINTS:
-            place, step = place.removesuffix(f"/{CHECKPOINTS}/{folder.name}"), int(found[1])
+        if is_checkpoint(folder.name) and folder.parent.name == CHECKPOINTS:
+            place, step = place.removesuffix(f"/{CHECKPOINTS}/{folder.name}"), step_of(folder)
         if "://" in place:
             return cls(True, True, step, url=place)
         return cls(True, True, step, run_dir=place)
@@ -51,3 +50,13 @@ class Resume:
 def step_folder(step: int) -> str:
     """The name of a checkpoint's folder."""
     return f"step-{step:08d}"
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a folder may be one, by its name."""
+    return re.fullmatch(r"step-\d{8,}", name) is not None
+
+
+def step_of(folder: Path) -> int:
+    """Of a checkpoint."""
+    return int(folder.name.removeprefix("step-"))

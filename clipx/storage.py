@@ -15,13 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clipx.errors import DataError, StorageError
+from clipx.errors import ClipxError, DataError, StorageError
 from clipx.url import redacted
 
 T = TypeVar("T")
@@ -131,6 +131,20 @@ def is_final(error: Exception) -> bool:
         return True
     status = vars(error).get("status", vars(error).get("code"))  # of HTTP, as aiohttp and gcsfs name it
     return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
+
+
+@contextmanager
+def refusals_as(error_of: Callable[[str], ClipxError], passing: type[Exception] = DataError) -> Iterator[None]:
+    """What a storage says that does not allow, or does not understand, becomes `error_of` its words.
+
+    DataError, which names the file by itself, and what is `passing` go by as they are.
+    """
+    try:
+        yield
+    except (DataError, passing):
+        raise
+    except Exception as error:  # a remote file system raises what its library does
+        raise error_of(said(error)) from None
 
 
 def said(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clipx.config import cli
+from clipx.cli import cli
 from clipx.errors import NotSynced, Stopped
 from clipx.spec import RunSpec
 

@@ -10,7 +10,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from s3server import endpoint, own_bucket, proxy  # noqa: F401  # fixtures
+from s3server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
 
 
 @pytest.fixture(scope="session", autouse=True)

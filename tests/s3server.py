@@ -59,7 +59,10 @@ def configure(venv: Path, root: Path, port: int) -> None:
         "[storage-policy:0]\nname = gold\npolicy_type = replication\ndefault = yes\n"
     )
     user = pwd.getpwuid(os.getuid()).pw_name  # else it would become the user swift
+    # On a busy machine its own time-outs of half a second and one second answer 503, and leave objects out of lists.
+    patience = "conn_timeout = 60\nnode_timeout = 60\ncontainer_update_timeout = 60\n"
     common = f"user = {user}\nbind_ip = 127.0.0.1\nswift_dir = {etc}\nlog_level = WARNING\nlog_address = /nonexistent\n"
+    common += patience
     for n, part in enumerate(_PARTS, start=1):
         (etc / f"{part}-server.conf").write_text(
             f"[DEFAULT]\n{common}devices = {root}/srv\nmount_check = false\ndisable_fallocate = true\n"
@@ -74,6 +77,7 @@ def configure(venv: Path, root: Path, port: int) -> None:
         f"[DEFAULT]\n{common}bind_port = {port}\nworkers = 1\n[pipeline:main]\n"
         "pipeline = catch_errors gatekeeper listing_formats bulk s3api tempauth copy slo dlo symlink proxy-server\n"
         "[app:proxy-server]\nuse = egg:swift#proxy\nallow_account_management = true\naccount_autocreate = true\n"
+        "error_suppression_limit = 1000000\n"  # after ten, a server is not asked for a minute
         f"[filter:tempauth]\nuse = egg:swift#tempauth\nuser_{KEY.replace(':', '_')} = {SECRET} .admin\n"
         f"[filter:s3api]\nuse = egg:swift#s3api\nlocation = us-east-1\ns3_acl = no\ncheck_bucket_owner = no\n{filters}"
     )
@@ -96,6 +100,8 @@ def serving(venv: Path, root: Path, port: int) -> Iterator[str]:
     try:
         endpoint = f"http://127.0.0.1:{port}"
         wait_for(endpoint)
+        for n in range(1, len(_PARTS) + 1):
+            wait_for(f"http://127.0.0.1:{port + n}")
         yield endpoint
     finally:
         for server in servers:
@@ -130,7 +136,7 @@ def free_ports(number: int) -> int:
 
 
 class FaultyProxy:
-    """TCP on loopback, to a server on another port. Faults: `mode` and its number `amount`.
+    """TCP on loopback, to a server on another port. Faults: `mode` and its number `amount`. It counts `requests`.
 
     up; down (connections are reset); hang (accepted, nothing is forwarded); cut (reset after `amount` bytes from the
     server); status (`amount`, to every request); some (503 to every `amount`-th request); slow (`amount` seconds
@@ -167,12 +173,10 @@ class FaultyProxy:
         self._ready.set()
         self._loop.run_forever()
         server.close()
+        self.mode = "down"  # for what is just coming in; what is open ends by itself when it is reset
         self._reset_all()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            self._loop.run_until_complete(asyncio.wait(tasks))
+        if tasks := asyncio.all_tasks(self._loop):
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=10))
         self._loop.close()
 
     def _reset_all(self) -> None:
@@ -189,15 +193,18 @@ class FaultyProxy:
         if self.mode == "down":
             self._reset(writer)
             return
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        mine = {writer, far_writer}
-        self._writers |= mine
+        mine = {writer}
+        self._writers.add(writer)
         with contextlib.suppress(OSError):
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+            mine.add(far_writer)
+            self._writers.add(far_writer)
             forth = asyncio.create_task(self._forth(reader, writer, far_writer))
             back = asyncio.create_task(self._back(far_reader, writer))
             await asyncio.wait({forth, back}, return_when=asyncio.FIRST_COMPLETED)
             for task in (forth, back):
                 task.cancel()
+            await asyncio.gather(forth, back, return_exceptions=True)
         self._writers -= mine
         for each in mine:
             self._reset(each)
@@ -257,7 +264,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """What clipx, in this process and those it starts, reaches S3 through. Short time-outs."""
+    """What clipx, in this process and those it starts, reaches S3 through. Short pauses."""
     proxy = FaultyProxy(int(endpoint.rpartition(":")[2]))
     for name, value in {
         "AWS_ACCESS_KEY_ID": KEY,
@@ -266,12 +273,17 @@ def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProx
         "AWS_ENDPOINT_URL": proxy.endpoint,
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("clipx.storage._READ_S", 1)
     monkeypatch.setattr("clipx.storage._DELAY_S", (0.05, 0.5))
     forget_sessions()
     yield proxy
     proxy.close()
     forget_sessions()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a storage that hangs: it is waited for a second. Where it answers, a busy machine may take longer."""
+    monkeypatch.setattr("clipx.storage._READ_S", 1)
 
 
 @pytest.fixture

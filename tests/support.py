@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import forks
+from s3server import free_ports
 
 from clipx.checkpoint import CheckpointSpec
-from clipx.checkpoint.folder import Rows
+from clipx.checkpoint.folder import CheckpointDir, Rows
 from clipx.checkpoint.saver import Saver
 from clipx.config import compose
 from clipx.distributed import Comm
@@ -34,24 +39,72 @@ VIT = (
     "+model.image.options={patch_size:16,embed_dim:64,depth:2,num_heads:2}",
     "model.text.width=64",
 )
+_CLOCK = ("seconds", "samples_per_second", "samples_per_second_per_device", "data_wait_share", "remote_lag_s")
 
 
 def small(run_dir: Path, *overrides: str) -> RunSpec:
     return compose(*SMALL, f"run_dir={run_dir}", f"name={run_dir.name}", *overrides)
 
 
-def run(*command: str, check: bool = True, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """A real process on one thread. With `check` a failure shows what it printed."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+def run(
+    *command: str, check: bool = True, timeout: float = 240, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """A real process on one thread. With `check` a failure shows what it printed.
+
+    Python with a script or a module is a fork of a process that has imported what it needs, unless `fresh`.
+    """
+    if fresh or command[0] != sys.executable or command[1] == "-c":
+        done = subprocess.run(command, env=_env(), capture_output=True, text=True, timeout=timeout, check=False)
+    else:
+        done = forks.run([{}], command[1:], _env(), timeout)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
 
-def torchrun(ranks: int, *command: str, check: bool = True, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """`command` (a script, or -m and a module) on several gloo processes of this machine."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    return run(sys.executable, *launcher, *command, check=check, timeout=timeout)
+def torchrun(
+    ranks: int, *command: str, check: bool = True, timeout: float = 240, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """`command` (a script, or -m and a module) on several gloo processes of this machine: forks, placed as torchrun
+    places its own, or `fresh` ones of torchrun itself."""
+    if fresh:
+        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+        return run(sys.executable, *launcher, *command, check=check, timeout=timeout, fresh=True)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)), "WORLD_SIZE": str(ranks)}
+    places = [
+        {**meeting, "LOCAL_WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)
+    ]
+    done = forks.run(places, command, _env(), timeout)
+    assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def _env() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+
+
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    """What a run has logged."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed_rows(run_dir: Path) -> list[dict[str, float]]:
+    """What a run has logged but for what the clock says."""
+    return [{key: value for key, value in row.items() if key.rpartition("/")[2] not in _CLOCK} for row in rows(run_dir)]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [row["train/loss"] for row in rows(run_dir) if "train/loss" in row]
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+
+
+def tensors(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    """Those of a checkpoint, whichever files they are in, the rows of all ranks together."""
+    found = CheckpointDir(run_dir / "checkpoints", print).load(step)
+    assert found is not None
+    return dict(found.tensors)
 
 
 def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, torch.Tensor | Rows], keep_last: int = 3) -> None:

@@ -17,7 +17,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase, setbase
 from omegaconf import OmegaConf
 
-from clipx.config import CONF_DIR, cli, compose, from_dict, save, to_dict
+from clipx.cli import cli
+from clipx.config import CONF_DIR, compose, from_dict, save, to_dict
 from clipx.data import Dataset
 from clipx.distributed import Comm
 from clipx.errors import ConfigError

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import SMALL, run
+from support import SMALL, rows, run
 
 TRAIN = (sys.executable, "-m", "clipx.train", *SMALL, "checkpoint.every=2st", "evaluator=[zeroshot,retrieval]")
 EVALUATE = (sys.executable, "-m", "clipx.evaluate")
@@ -23,8 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_numbers_of_the_end_of_training_are_found_again(trained: Path) -> None:
     out = run(*EVALUATE, f"run={trained}").stdout
     found = json.loads((trained / "evaluation-shapes-step-4.json").read_text())
-    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    expected = {name: value for name, value in rows[-1].items() if name.startswith("eval/")}
+    expected = {name: value for name, value in rows(trained)[-1].items() if name.startswith("eval/")}
     assert len(expected) == 16
     assert {n: v for n, v in found.items() if n.startswith("eval/")} == expected
     assert "eval/zeroshot/held_out/top1" in out

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import small, torchrun
+from support import events, rows, small, torchrun
 
 from clipx.errors import ClipxError, ConfigError
 from clipx.trainer import Trainer
@@ -26,34 +26,35 @@ def poisoned(trainer: Trainer, *steps: int) -> Trainer:
     return trainer
 
 
-def events(run_dir: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-
-
 def state(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {
         name: value.clone() for name, value in {**trainer.model.state_dict(), **trainer.objective.state_dict()}.items()
     }
 
 
-def test_skip_leaves_the_batch_out_and_nothing_of_it_stays(tmp_path: Path) -> None:
-    trainer = poisoned(Trainer(small(tmp_path / "run", "optimizer.non_finite=skip")), 1)
+def watched(trainer: Trainer) -> dict[int, dict[str, torch.Tensor]]:
+    """What the state is before each step, by its number, when the trainer has run."""
     before: dict[int, dict[str, torch.Tensor]] = {}
     step = trainer.step
 
-    def watched(batch):
+    def watch(batch):
         before[trainer.steps_done] = state(trainer)
         return step(batch)
 
-    trainer.step = watched  # type: ignore[method-assign]
+    trainer.step = watch  # type: ignore[method-assign]
+    return before
+
+
+def test_skip_leaves_the_batch_out_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    trainer = poisoned(Trainer(small(tmp_path / "run", "optimizer.non_finite=skip")), 1)
+    before = watched(trainer)
     trainer.fit()
     assert trainer.steps_done == 4
     assert all(torch.equal(before[1][name], before[2][name]) for name in before[1]), "BatchNorm's averages too"
     assert all(value.isfinite().all() for value in state(trainer).values())
     told = [event for event in events(tmp_path / "run") if event["event"] == "non_finite"]
     assert [(event["step"], event["policy"]) for event in told] == [(1, "skip")]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["train/left_out_steps"] == 1
+    assert rows(tmp_path / "run")[-1]["train/left_out_steps"] == 1
 
 
 def test_too_many_in_a_row_end_the_run(tmp_path: Path) -> None:
@@ -85,17 +86,10 @@ def test_how_many_there_were_is_known_after_a_resume(tmp_path: Path) -> None:
 def test_rollback_goes_on_with_the_weights_of_the_last_checkpoint(tmp_path: Path) -> None:
     overrides = ("optimizer.non_finite=rollback", "checkpoint.every=2st", "duration=5st", "data.workers=0")
     trainer = poisoned(Trainer(small(tmp_path / "run", *overrides)), 3)
-    seen: dict[int, dict[str, torch.Tensor]] = {}
-    step = trainer.step
-
-    def watched(batch):
-        seen[trainer.steps_done] = state(trainer)
-        return step(batch)
-
-    trainer.step = watched  # type: ignore[method-assign]
+    before = watched(trainer)
     trainer.fit()
-    assert any(not torch.equal(seen[2][name], seen[3][name]) for name in seen[2])
-    assert all(torch.equal(seen[2][name], seen[4][name]) for name in seen[2]), "those of step 2, after step 3"
+    assert any(not torch.equal(before[2][name], before[3][name]) for name in before[2])
+    assert all(torch.equal(before[2][name], before[4][name]) for name in before[2]), "those of step 2, after step 3"
     assert trainer.steps_done == 5
     assert "rolled_back" in [event["event"] for event in events(tmp_path / "run")]
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import SMALL, small
+from support import SMALL, events, rows, small, tensors
 
-from clipx.checkpoint.folder import CheckpointDir, sha256, step_of
+from clipx.checkpoint.folder import sha256
 from clipx.config import compose
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
+from clipx.resume import step_of
 from clipx.trainer import Trainer
 
 # Twenty steps of 32 in epochs of 250 samples: steps 7.8, 15.6, … are ends of epochs. Dropout draws random numbers.
@@ -27,17 +28,6 @@ TWENTY = (
     "checkpoint.keep_last=9",
     "+model.image.options.drop_path_rate=0.2",
 )
-
-
-def rows(run_dir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def tensors(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
-    """Those of a checkpoint, whichever files they are in."""
-    found = CheckpointDir(run_dir / "checkpoints", print).load(step)
-    assert found is not None
-    return dict(found.tensors)
 
 
 def assert_same_run(one: Path, other: Path, step: int = 20) -> None:
@@ -170,8 +160,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
     trainer = Trainer(small(run_dir, *TWENTY, "resume=auto"))
     assert trainer.steps_done == 10
     assert "the hash of tensors.safetensors does not match" in caplog.text
-    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    assert [e["event"] for e in events].count("checkpoint_damaged") == 1
+    assert [event["event"] for event in events(run_dir)].count("checkpoint_damaged") == 1
     trainer.fit()
     assert_same_run(straight, run_dir)
 

@@ -29,6 +29,7 @@ from typing import Any
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError
 from clipx.lazy import torch
+from clipx.resume import is_checkpoint, step_folder, step_of
 
 WHOLE, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
 ROWS = "rows"  # in a shard's metadata: by name, the number of the first row it holds
@@ -182,7 +183,7 @@ class CheckpointDir:
     def folders(self) -> list[Path]:
         """Checkpoints by step, the newest first; whether they are whole is not looked at."""
         found = self.path.glob("step-*") if self.path.is_dir() else []
-        return sorted((p for p in found if re.fullmatch(r"step-\d+", p.name)), key=step_of, reverse=True)
+        return sorted((p for p in found if is_checkpoint(p.name)), key=step_of, reverse=True)
 
     def load(self, step: int | None = None) -> Checkpoint | None:
         """`load_on_all` of a single process."""
@@ -195,7 +196,7 @@ class CheckpointDir:
         A damaged one is told of, renamed to `*.corrupt` and passed over. Raises CheckpointError where all are damaged,
         or the one asked for is.
         """
-        asked = None if step is None else [folder_of(self.path, step)]
+        asked = None if step is None else [self.path / step_folder(step)]
         folders: list[Path] = comm.from_main(asked or (self.folders() if comm.is_main else None))
         for folder in folders:
             fault = next(filter(None, comm.gather_objects(fault_of(folder, comm.rank, comm.world))), None)
@@ -231,14 +232,6 @@ class CheckpointDir:
 
     def _steps(self) -> str:
         return ", ".join(str(step_of(p)) for p in self.folders()) or "none"
-
-
-def step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
-
-
-def folder_of(path: Path, step: int) -> Path:
-    return path / f"step-{step:08d}"
 
 
 def fault_of(folder: Path, rank: int = 0, world: int = 1) -> str | None:

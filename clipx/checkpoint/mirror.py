@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clipx.checkpoint.folder import MANIFEST, STATE, step_of
-from clipx.checkpoint.remote import FOLDER, HISTORY, by_folder, is_checkpoint
+from clipx.checkpoint.folder import MANIFEST, STATE
+from clipx.checkpoint.remote import HISTORY, by_folder
 from clipx.checkpoint.retention import Saved
+from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.storage import Folder, Stopped, pauses, said
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,9 @@ class Mirror:
         self._stop = threading.Event()
         self._remote = Folder(url, self._stop, _TRIES)
         self._changed = threading.Condition()  # guards the next four
-        self._jobs = {p.name: _Job(p, fresh=False) for p in (run_dir / FOLDER).glob("step-*") if is_checkpoint(p.name)}
+        self._jobs = {
+            p.name: _Job(p, fresh=False) for p in (run_dir / CHECKPOINTS).glob("step-*") if is_checkpoint(p.name)
+        }
         self._done: set[str] = set()
         self._finishing = False
         self._files_due = False
@@ -172,7 +175,7 @@ class Mirror:
         manifest = job.manifest()
         if manifest is None:
             return
-        there = self._remote.files(f"{FOLDER}/{name}")
+        there = self._remote.files(f"{CHECKPOINTS}/{name}")
         there = {file.rpartition("/")[2]: size for file, size in there.items()}
         sizes = {file: (job.folder / file).stat().st_size for file in json.loads(manifest)}
         if not job.fresh and self._is_there(name, manifest, sizes, there):
@@ -181,9 +184,9 @@ class Mirror:
             self._tell("upload_skipped", checkpoint=name)
             return
         if MANIFEST in there:  # of another checkpoint of this step, which does not count from now on
-            self._remote.remove(f"{FOLDER}/{name}/{MANIFEST}")
+            self._remote.remove(f"{CHECKPOINTS}/{name}/{MANIFEST}")
         for file in sizes.keys() - job.sent:
-            self._remote.put(job.folder / file, f"{FOLDER}/{name}/{file}")
+            self._remote.put(job.folder / file, f"{CHECKPOINTS}/{name}/{file}")
             job.sent.add(file)
         self._copy_small()
         self._complete(job, manifest, sizes)
@@ -192,7 +195,7 @@ class Mirror:
 
     def _complete(self, job: _Job, manifest: bytes, sizes: dict[str, int]) -> None:
         """Verifies what is at the URL, and makes it count."""
-        place = f"{FOLDER}/{job.folder.name}"
+        place = f"{CHECKPOINTS}/{job.folder.name}"
         there = {file.rpartition("/")[2]: size for file, size in self._remote.files(place).items()}
         for file, size in sizes.items():
             if there.get(file) != size:
@@ -211,7 +214,7 @@ class Mirror:
     def _is_there(self, name: str, manifest: bytes, sizes: dict[str, int], there: dict[str, int]) -> bool:
         if there != {**sizes, MANIFEST: len(manifest)}:
             return False
-        return self._remote.read(f"{FOLDER}/{name}/{MANIFEST}") == manifest
+        return self._remote.read(f"{CHECKPOINTS}/{name}/{MANIFEST}") == manifest
 
     def _copy_small(self) -> None:
         """As they are now: they grow while the training goes on."""
@@ -231,7 +234,7 @@ class Mirror:
             return
         for name, files in self._found().items():
             if step_of(Path(name)) > self._back_to and MANIFEST in files:
-                place = f"{FOLDER}/{name}"
+                place = f"{CHECKPOINTS}/{name}"
                 self._remote.write(f"{place}/{_LEFT}", self._remote.read(f"{place}/{MANIFEST}"))
                 self._remote.remove(f"{place}/{MANIFEST}")
                 self._tell("remote_left", checkpoint=name)
@@ -257,9 +260,9 @@ class Mirror:
             for name, files in found.items():
                 orphan = not {MANIFEST, _LEFT} & set(files) and name not in self._jobs
                 if orphan and self._is_old(name, files):
-                    self._remote.remove_all(f"{FOLDER}/{name}")
-            mine = f"{FOLDER}/{just.name}/"  # of an attempt that was cut
-            self._remote.abort_uploads(FOLDER, lambda name, age_s: age_s >= _ORPHAN_S or name.startswith(mine))
+                    self._remote.remove_all(f"{CHECKPOINTS}/{name}")
+            mine = f"{CHECKPOINTS}/{just.name}/"  # of an attempt that was cut
+            self._remote.abort_uploads(CHECKPOINTS, lambda name, age_s: age_s >= _ORPHAN_S or name.startswith(mine))
         except Stopped:
             raise
         except Exception as error:  # the checkpoint is there all the same
@@ -267,7 +270,7 @@ class Mirror:
 
     def _found(self) -> dict[str, list[str]]:
         """The files of each checkpoint at the URL, whether it counts or not."""
-        return by_folder(self._remote.files(FOLDER))
+        return by_folder(self._remote.files(CHECKPOINTS))
 
     def _saved_there(self, found: dict[str, list[str]]) -> list[Saved]:
         """What the policy knows of each checkpoint that counts. One that cannot be read stays."""
@@ -275,18 +278,18 @@ class Mirror:
         for name in [name for name in names if name not in self._saved]:
             step = step_of(Path(name))
             try:
-                self._saved[name] = Saved.read(step, self._remote.read(f"{FOLDER}/{name}/{STATE}"))
+                self._saved[name] = Saved.read(step, self._remote.read(f"{CHECKPOINTS}/{name}/{STATE}"))
             except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
                 self._saved[name] = Saved(step, keep=True)
         return [self._saved[name] for name in names]
 
     def _is_old(self, name: str, files: list[str]) -> bool:
-        return min(self._remote.age_s(f"{FOLDER}/{name}/{file}") for file in files) > _ORPHAN_S
+        return min(self._remote.age_s(f"{CHECKPOINTS}/{name}/{file}") for file in files) > _ORPHAN_S
 
     def _remove(self, name: str) -> None:
         """The manifest first: what is left if the rest fails counts for nothing, and is an orphan."""
-        self._remote.remove(f"{FOLDER}/{name}/{MANIFEST}")
-        self._remote.remove_all(f"{FOLDER}/{name}")
+        self._remote.remove(f"{CHECKPOINTS}/{name}/{MANIFEST}")
+        self._remote.remove_all(f"{CHECKPOINTS}/{name}")
         self._saved.pop(name, None)
 
     # ------------------------------------------------------------------------------------------------- telling

@@ -14,22 +14,17 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-from clipx.checkpoint.folder import MANIFEST, fault_of, step_of, sync
-from clipx.errors import CheckpointError, ConfigError, StorageError, require
-from clipx.storage import Folder, download, persist, read_whole, said
-from clipx.url import check_folder_url
+from clipx.checkpoint.folder import MANIFEST, fault_of, sync
+from clipx.errors import CheckpointError, ConfigError, require
+from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
+from clipx.storage import Folder, download, persist, read_whole, refusals_as, said
 
-T = TypeVar("T")
-
-FOLDER = "checkpoints"
 HISTORY = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # what a run needs to go on elsewhere
 RETRY_S = 120.0  # that a storage is waited for
-check_url = partial(check_folder_url, "checkpoint.remote")
 
 
 def check_writable(url: str, retry_s: float = RETRY_S) -> None:
@@ -40,15 +35,9 @@ def check_writable(url: str, retry_s: float = RETRY_S) -> None:
         folder.write(name, b"clipx")
         folder.remove(name)
 
-    try:
+    advice = "check the URL, that it exists, and that the credentials allow writing and deleting"
+    with refusals_as(lambda said: ConfigError(f"checkpoint.remote={url} cannot be written ({said}): {advice}")):
         persist(url, retry_s, call)
-    except StorageError:
-        raise
-    except Exception as error:  # a remote file system raises what its library does
-        raise ConfigError(
-            f"checkpoint.remote={url} cannot be written ({said(error)}): check the URL, that it exists, and that the "
-            "credentials allow writing and deleting"
-        ) from None
 
 
 def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, str]]:
@@ -57,9 +46,10 @@ def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, st
     Raises StorageError where the storage cannot be reached, CheckpointError where it does not let us look.
     """
     root = url.rstrip("/")
-    files = _looked(url, partial(persist, url, retry_s, partial(Folder(root).files, FOLDER)))
+    with _looking(url):
+        files = persist(url, retry_s, partial(Folder(root).files, CHECKPOINTS))
     whole = [name for name, names in by_folder(files).items() if MANIFEST in names]
-    found = [(step_of(Path(name)), f"{root}/{FOLDER}/{name}") for name in whole]
+    found = [(step_of(Path(name)), f"{root}/{CHECKPOINTS}/{name}") for name in whole]
     return sorted(found, reverse=True)
 
 
@@ -118,8 +108,8 @@ def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
     for name in HISTORY:
         path = run_dir / name
         if not path.exists():
-            with suppress(FileNotFoundError):
-                content = _looked(url, partial(read_whole, f"{url.rstrip('/')}/{name}", retry_s))
+            with suppress(FileNotFoundError), _looking(url):
+                content = read_whole(f"{url.rstrip('/')}/{name}", retry_s)
                 part = path.with_name(f".{name}.part")
                 part.write_bytes(content)
                 part.replace(path)
@@ -132,13 +122,15 @@ class _Damaged(CheckpointError):
 def _download(url: str, folder: Path, retry_s: float) -> None:
     """All files of a checkpoint, not yet compared."""
     try:
-        manifest = _looked(url, partial(read_whole, f"{url}/{MANIFEST}", retry_s))
+        with _looking(url):
+            manifest = read_whole(f"{url}/{MANIFEST}", retry_s)
         names = list(dict(json.loads(manifest)))
     except FileNotFoundError:
         raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} is missing") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} cannot be read: {error}") from None
-    sizes = _looked(url, partial(persist, url, retry_s, Folder(url).files))
+    with _looking(url):
+        sizes = persist(url, retry_s, Folder(url).files)
     for name in names:
         if not re.fullmatch(r"\w[\w.-]*", name):  # a path could lead out of the folder
             raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} names {name!r}, which is no file of it")
@@ -149,16 +141,10 @@ def _download(url: str, folder: Path, retry_s: float) -> None:
     (folder / MANIFEST).write_bytes(manifest)
 
 
-def _looked(url: str, call: Callable[[], T]) -> T:
-    """Calls; what the storage does not allow, or does not understand, becomes a CheckpointError."""
-    try:
-        return call()
-    except (StorageError, FileNotFoundError):
-        raise
-    except Exception as error:  # a remote file system raises what its library does
-        raise CheckpointError(
-            f"{url} cannot be read ({said(error)}): check checkpoint.remote and the credentials"
-        ) from None
+def _looking(url: str) -> AbstractContextManager[None]:
+    """What the storage does not allow becomes a CheckpointError; what is not there stays a FileNotFoundError."""
+    advice = "check checkpoint.remote and the credentials"
+    return refusals_as(lambda said: CheckpointError(f"{url} cannot be read ({said}): {advice}"), FileNotFoundError)
 
 
 def by_folder(files: Iterable[str]) -> dict[str, list[str]]:
@@ -169,7 +155,3 @@ def by_folder(files: Iterable[str]) -> dict[str, list[str]]:
         if len(parts) == 3 and is_checkpoint(parts[1]):
             found.setdefault(parts[1], []).append(parts[2])
     return found
-
-
-def is_checkpoint(name: str) -> bool:
-    return re.fullmatch(r"step-\d+", name) is not None

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.checkpoint.folder import STATE, Checkpoint, CheckpointDir, Rows, fault_of, folder_of, step_of
+from clipx.checkpoint.folder import STATE, Checkpoint, CheckpointDir, Rows, fault_of
 from clipx.checkpoint.mirror import Mirror
 from clipx.checkpoint.remote import RETRY_S, check_writable, fetch, fetch_history, newest, remote_checkpoints
 from clipx.checkpoint.retention import Saved, kept
@@ -19,7 +19,7 @@ from clipx.checkpoint.saver import Saver
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError, StorageError
 from clipx.lazy import torch
-from clipx.resume import CHECKPOINTS, Resume
+from clipx.resume import CHECKPOINTS, Resume, step_folder, step_of
 from clipx.schedule import Cadence, Length
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Checkpointing:
             fetch_history(source, self._run_dir, RETRY_S)
             if resume.step is None:
                 newest(source, self._dir.path, self._damaged, RETRY_S, after=here)
-            elif not folder_of(self._dir.path, resume.step).exists():
+            elif not (self._dir.path / step_folder(resume.step)).exists():
                 there = dict(remote_checkpoints(source, RETRY_S))
                 if resume.step in there:
                     fetch(there[resume.step], self._dir.path, RETRY_S)

@@ -16,12 +16,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clipx.checkpoint.folder import STATE, WHOLE, CheckpointDir, complete, fault_of, folder_of, step_of, write_file
+from clipx.checkpoint.folder import STATE, WHOLE, CheckpointDir, complete, fault_of, write_file
 from clipx.checkpoint.retention import Saved, kept
 from clipx.checkpoint.staging import Staging, whole_and_spread
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError
 from clipx.lazy import dist, torch
+from clipx.resume import step_folder, step_of
 
 if TYPE_CHECKING:
     from clipx.checkpoint import CheckpointSpec
@@ -193,7 +194,7 @@ class Saver:
 
     def _attempt(self, job: _Job) -> tuple[_Fault | None, int]:
         """What went wrong, and the bytes that all ranks had to write."""
-        temporary = self._dir.path / f"tmp.{folder_of(self._dir.path, job.step).name}.{self._token}"
+        temporary = self._dir.path / f"tmp.{step_folder(job.step)}.{self._token}"
         size = len(job.state or b"") + (self._whole.size if self._comm.is_main else 0)
         size += self._shard.size if job.spread else 0
         mine: Any = job.fault or self._caught(lambda: self._write_own(temporary, job))
@@ -224,13 +225,13 @@ class Saver:
         unseen = [name for name in hashes if not (temporary / name).is_file()]
         if unseen:
             raise FileNotFoundError(f"{unseen[0]} is not there on rank 0: put run_dir where all nodes see it")
-        final = folder_of(self._dir.path, job.step)
+        final = self._dir.path / step_folder(job.step)
         complete(temporary, final, hashes)
         self._known[final] = job.saved
 
     def _finish(self, job: _Job, fault: _Fault | None, size: int) -> None:
         """On rank 0, after an attempt."""
-        final = folder_of(self._dir.path, job.step)
+        final = self._dir.path / step_folder(job.step)
         if fault is None:
             seconds = time.perf_counter() - job.began
             self._say("checkpoint_saved", step=job.step, bytes=size, seconds=seconds, **job.stalls)

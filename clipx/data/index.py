@@ -9,21 +9,21 @@ import hashlib
 import json
 import os
 import re
-import tarfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from clipx.config import MISSING, cli, option
-from clipx.data.remote import sequential
-from clipx.data.source import MAX_BYTES, MAX_TEXT, Bad, alike, caption_weights, check_key, check_share
+from clipx.cli import cli
+from clipx.config import MISSING, option
+from clipx.data.source import Bad, alike, caption_weights, check_key, check_share
+from clipx.data.tar import JSON, TXT, scan
 from clipx.data.write import cache_folder, in_pool, write_whole
 from clipx.errors import DataError, require
-from clipx.storage import file_system, is_local, persist, read_whole, said
+from clipx.storage import file_system, is_local, persist, read_whole, refusals_as
 from clipx.url import check_path
 
 if TYPE_CHECKING:
@@ -33,13 +33,8 @@ if TYPE_CHECKING:
     Table = NDArray[np.int64]
     """[samples, 4 members, (offset, size)]; size -1 where the member is missing."""
 
-COLUMNS = {"jpg": 0, "jpeg": 0, "png": 0, "webp": 0, "txt": 1, "json": 2, "cls": 3}  # the only members ever read
-IMAGE, TXT, JSON, CLS = range(4)
 RETRY_S = 120.0
 _VERSION = 3
-_MISSING = (0, -1)
-_MOST = (MAX_BYTES, MAX_TEXT, MAX_TEXT, MAX_TEXT)  # bytes of a member, by column
-_HEADER = 1 << 20  # bytes that a header, its long names included, may have
 # What file systems of fsspec call the time or the checksum of a file, local ones first.
 _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 # Remote shards at a time: a reader waits for the network most of the time. Few are read by threads, for each process
@@ -113,13 +108,10 @@ def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) 
         return found
 
     try:
-        info = persist(url, retry_s, call)
-    except DataError:
-        raise
+        with refusals_as(lambda said: DataError(f"shard {url} cannot be opened: {said}"), FileNotFoundError):
+            info = persist(url, retry_s, call)
     except FileNotFoundError:
         raise DataError(f"shard {url} does not exist: check the path") from None
-    except Exception as error:  # a remote file system raises what its library does
-        raise DataError(f"shard {url} cannot be opened: {said(error)}") from None
     if info["type"] == "directory":
         raise DataError(f"shard {url} is a folder: give its tar files, e.g. {url.rstrip('/')}/*.tar")
     if info["size"] is None:
@@ -142,7 +134,8 @@ def _load(item: _Item) -> Index:
 def _index_shard(captions: Sequence[int], retry_s: float, item: _Item) -> None:
     import numpy as np
 
-    entries, damage = _scan(item.url, item.size, retry_s)
+    with refusals_as(lambda said: DataError(f"shard {item.url} cannot be read: {said}")):
+        entries, damage = scan(item.url, item.size, retry_s)
     rows, bad = [], []
     digest = hashlib.sha256()
     for entry in entries:
@@ -202,95 +195,6 @@ def _counts(url: str, retry_s: float) -> dict[str, Any]:
     except Exception:  # not there, forbidden, no JSON: a remote file system raises what its library does
         return {}
     return found if isinstance(found, dict) else {}
-
-
-# ------------------------------------------------------------------------------------------------------- a tar
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A sample of a tar: (offset, size) of each member by its ending."""
-
-    name: str
-    members: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def row(self) -> list[tuple[int, int]]:
-        row = [_MISSING] * 4
-        for ending, place in self.members.items():
-            row[COLUMNS[ending]] = place
-        return row
-
-    def fault(self, captions: Sequence[int]) -> str | None:
-        row = self.row()
-        for columns, what in (((IMAGE,), "image"), (captions, "caption")):
-            if all(row[column][1] <= 0 for column in columns):
-                return f"{what} is missing or empty"
-        for (_, size), ending, most in zip(row, ("image", "txt", "json", "cls"), _MOST, strict=True):
-            if size > most:
-                return f"{ending} is larger than {most >> 20} MiB"
-        return None
-
-
-def _scan(url: str, size: int, retry_s: float) -> tuple[list[_Entry], str | None]:
-    """The samples of a tar in the order of their first members, and what is wrong with the tar.
-
-    Members of a sample need not be neighbours, as they are not in a tar of an unsorted folder.
-    """
-    entries: list[_Entry] = []
-    newest: dict[str, _Entry] = {}
-    try:
-        with sequential(url, size, retry_s) as file, _tar(_Headers(file)) as tar:
-            while (member := tar.next()) is not None:
-                tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header
-                if member.size < 0 or member.offset_data + member.size > size:
-                    return entries, f"is cut off inside {member.name}"
-                folder, slash, base = member.name.rpartition("/")
-                stem, _, ending = base.partition(".")
-                name, ending = f"{folder}{slash}{stem}", ending.lower()
-                if ending not in COLUMNS or not member.isreg() or member.issparse():
-                    continue
-                if name not in newest or ending in newest[name].members:  # or another sample of the same name
-                    newest[name] = _Entry(name)
-                    entries.append(newest[name])
-                newest[name].members[ending] = (member.offset_data, member.size)
-            return entries, _end_damage(file, tar.offset)
-    except (tarfile.TarError, RecursionError) as error:  # tarfile calls itself for each header before a member's own
-        if entries:
-            return entries, f"is cut off or damaged after {entries[-1].name} ({error})"
-        return entries, f"cannot be read as an uncompressed tar: {error}"
-    except DataError:
-        raise
-    except Exception as error:  # a remote file system raises what its library does
-        raise DataError(f"shard {url} cannot be read: {said(error)}") from None
-
-
-def _tar(file: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=file, mode="r:")  # r: no gzip bomb
-
-
-class _Headers:
-    """A tar as tarfile reads it, which takes a long name or a pax header of any length into memory."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.tell, self.seek = file, file.tell, file.seek
-
-    def read(self, size: int) -> bytes:
-        if size > _HEADER:
-            raise tarfile.ReadError(f"a header of {size:,} bytes")
-        return self._file.read(size)
-
-
-def _end_damage(file: IO[bytes], offset: int) -> str | None:
-    """tarfile takes a damaged or cut header for the end of the archive; a real end is zeros to the end of the file."""
-    file.seek(offset)
-    end = file.read(1 << 16)
-    if not end:
-        return "ends without the end-of-archive mark, so it may be cut off"
-    if end[:512].strip(b"\0"):
-        return f"has a damaged or cut header at byte {offset:,}"
-    if end.strip(b"\0"):
-        return "goes on after its end-of-archive mark, as tars joined by cat do: pack it anew"
-    return None
 
 
 # --------------------------------------------------------------------------------------------------- the command

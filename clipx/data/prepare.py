@@ -16,7 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from clipx.config import MISSING, cli, option
+from clipx.cli import cli
+from clipx.config import MISSING, option
 from clipx.data import PILLOW_LIMIT
 from clipx.data.csv import Columns, is_separator
 from clipx.data.index import RETRY_S
@@ -204,7 +205,8 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[Bad]) 
     from rich.table import Table as RichTable
 
     from clipx.console import terminal
-    from clipx.data.index import TXT, IndexSpec, index_shards, overview, write_manifest
+    from clipx.data.index import IndexSpec, index_shards, overview, write_manifest
+    from clipx.data.tar import TXT
 
     tars = [_tar(out, k) for k in range(shards)]
     stats = [json.loads(_stats(tar).read_text()) for tar in tars]

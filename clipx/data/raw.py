@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from clipx.data.csv import Columns, Table, check_columns
 from clipx.data.remote import sequential
 from clipx.data.source import MAX_BYTES, MAX_TEXT, Bad, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.data.urls import expand
 from clipx.errors import DataError, require
-from clipx.storage import REQUESTS, file_system, is_local, local_path, persist, said
+from clipx.storage import REQUESTS, file_system, is_local, local_path, persist, refusals_as, said
 
 if TYPE_CHECKING:
     from pyarrow import Schema
@@ -57,6 +57,20 @@ class Piece:
 
     def samples(self) -> Iterator[Found]:
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class _Span(Piece):
+    """Rows of a table from `start` to before `stop`."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def part(self, start: int, stop: int) -> Self:
+        return replace(self, start=self.start + start, stop=self.start + stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +152,16 @@ def _time(path: str) -> int:
 def _rows(place: str, how: Reading) -> Raw:
     path, time = local_path(place), _time(local_path(place))
     table = _table(path, how, time)
-    return Raw([Rows(path, how, time, 0, len(table.images))], table.bad, table.fingerprint)
+    return Raw([Rows(0, len(table.images), path, how, time)], table.bad, table.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows(Piece):
+class Rows(_Span):
     """Images of a table of paths; rows that name the same image are its captions."""
 
     path: str
     how: Reading
     time: int
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def part(self, start: int, stop: int) -> Rows:
-        return replace(self, start=self.start + start, stop=self.start + stop)
 
     def samples(self) -> Iterator[Found]:
         table = _table(self.path, self.how, self.time)
@@ -207,20 +213,12 @@ def _lines(encoded: bytes) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Records(Piece):
-    """Rows of a Parquet file with images inside, from `start` to before `stop`; `size` is the file's, in bytes."""
+class Records(_Span):
+    """Rows of a Parquet file with images inside; `size` is the file's, in bytes."""
 
     url: str
     size: int
     how: Reading
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def part(self, start: int, stop: int) -> Records:
-        return replace(self, start=self.start + start, stop=self.start + stop)
 
     def samples(self) -> Iterator[Found]:
         for number, cells in enumerate(self._cells(), start=self.start):
@@ -273,16 +271,12 @@ def _records(place: str, how: Reading) -> Raw | None:
         not is_local(place) or Path(local_path(place)).is_file(),
         f"source={place} is neither a file nor a folder: check the path",
     )
-    try:
+    with refusals_as(lambda said: DataError(f"source={place} cannot be read as Parquet ({said}): check the file")):
         found = persist(place, how.retry_s, partial(_footer, place))
-    except DataError:
-        raise
-    except Exception as error:  # a remote file system raises what its library does
-        raise DataError(f"source={place} cannot be read as Parquet ({said(error)}): check the file") from None
     if found is not None:
         check_columns(place, found.schema.names, columns=how.columns, group="")
         if found.has_images(how.columns[0]):
-            return Raw([Records(place, found.size, how, 0, found.rows)], [], found.fingerprint)
+            return Raw([Records(0, found.rows, place, found.size, how)], [], found.fingerprint)
     require(is_local(place), f"source={place} is a table of paths: copy it to where its images are")
     return None
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage import file_system, is_local, persist, read_whole, said
+from clipx.storage import file_system, is_local, persist, read_whole, refusals_as, said
 from clipx.url import check_url
 
 _RETRY_S = 30.0  # of listing, at the start of a run, where somebody watches
@@ -72,10 +72,6 @@ def _glob(url: str) -> list[str]:
         fs, path = file_system(url)
         return sorted(fs.unstrip_protocol(found) for found in fs.glob(path))
 
-    try:
+    fix = "check the path" if is_local(url) else "check the URL and the credentials"
+    with refusals_as(lambda said: DataError(f"{url} cannot be listed ({said}): {fix}")):
         return persist(url, _RETRY_S, call)
-    except DataError:
-        raise
-    except Exception as error:  # a remote file system raises what its library does
-        fix = "check the path" if is_local(url) else "check the URL and the credentials"
-        raise DataError(f"{url} cannot be listed ({said(error)}): {fix}") from None

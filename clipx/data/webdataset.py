@@ -20,7 +20,7 @@ from typing import Any
 from clipx.config import option
 from clipx.data import Dataset, DataSpec
 from clipx.data.cache import Access, File, Span, check_access
-from clipx.data.index import CLS, IMAGE, JSON, TXT, caption_columns, fingerprint, index_shards, load_table
+from clipx.data.index import caption_columns, fingerprint, index_shards, load_table
 from clipx.data.remote import expect, fetch
 from clipx.data.source import (
     Bad,
@@ -34,6 +34,7 @@ from clipx.data.source import (
     parse_label,
     split,
 )
+from clipx.data.tar import CLS, IMAGE, JSON, TXT
 from clipx.data.urls import expand
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage import is_local

@@ -168,6 +168,7 @@ def test_uploads_in_parts_that_nobody_ends_are_ended(
 # ---------------------------------------------------------------------------------------------------------- faults
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("mode", "amount"), [("down", 0), ("hang", 0), ("cut", 100), ("status", 503), ("status", 403), ("some", 3)]
 )
@@ -182,8 +183,8 @@ def test_an_outage_delays_uploads_and_nothing_else(
         folder = save(run_dir, 20)
         start = time.monotonic()
         mirror.put(folder)
-        assert mirror.lag_s < 1
-        assert time.monotonic() - start < 0.1
+        assert mirror.lag_s <= time.monotonic() - start
+        assert time.monotonic() - start < 1, "it does not wait for the storage"
         if mode != "some":
             events.wait_for("upload_failed")
             assert not mirror.uploaded(folder)
@@ -191,13 +192,14 @@ def test_an_outage_delays_uploads_and_nothing_else(
             assert mirror.lag_s > 0.5
             assert events.of("upload_failed") == ["step-00000020"], "one line for an outage"
             proxy.set("up")
-        assert mirror.finish(20)
+        assert mirror.finish(60)
         assert mirror.uploaded(folder)
     proxy.set("up")
     found = newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, folder)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("mode", ["down", "hang"])
 def test_an_upload_that_stops_in_the_middle_of_a_file_is_begun_again(
     run_dir: Path,
@@ -218,7 +220,7 @@ def test_an_upload_that_stops_in_the_middle_of_a_file_is_begun_again(
         events.wait_for("upload_failed")
         assert steps_past(endpoint, own_bucket) == []
         proxy.set("up")
-        assert mirror.finish(20)
+        assert mirror.finish(60)
     found = newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, folder)
     assert not admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://")), "nothing is left over"
@@ -238,7 +240,7 @@ def test_a_checkpoint_deleted_while_it_waits_is_forgotten(run_dir: Path, own_buc
         events.wait_for("upload_failed")
         shutil.rmtree(run_dir / "checkpoints" / "step-00000020")
         proxy.set("up")
-        assert mirror.finish(10)
+        assert mirror.finish(60)
     assert steps(own_bucket) == [10]
 
 

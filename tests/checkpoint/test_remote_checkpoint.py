@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +17,10 @@ from s3server import FaultyProxy, admin
 from uploading import same, save, upload
 
 from clipx.checkpoint.folder import MANIFEST, STATE, WHOLE, fault_of
-from clipx.checkpoint.remote import check_url, check_writable, fetch, fetch_history, newest, remote_checkpoints
+from clipx.checkpoint.remote import check_writable, fetch, fetch_history, newest, remote_checkpoints
 from clipx.errors import CheckpointError, ConfigError, StorageError
 from clipx.storage import Folder
+from clipx.url import check_folder_url
 
 # --------------------------------------------------------------------------------------------------- the round trip
 
@@ -29,7 +29,8 @@ def test_what_is_fetched_is_what_was_saved(run_dir: Path, url: str, tmp_path: Pa
     folders = [save(run_dir, 10), save(run_dir, 20, os.urandom(100_000))]
     events = upload(run_dir, url)
     assert events.of("uploaded") == ["step-00000020", "step-00000010"], "the newest first"
-    assert events[0]["bytes"] == sum(p.stat().st_size for p in folders[1].iterdir() if p.name != MANIFEST)
+    first = next(event for event in events if event["event"] == "uploaded")
+    assert first["bytes"] == sum(p.stat().st_size for p in folders[1].iterdir() if p.name != MANIFEST)
     assert [step for step, _ in remote_checkpoints(url)] == [20, 10]
     other = tmp_path / "other"
     fetch_history(url, other)
@@ -152,6 +153,7 @@ def test_a_storage_that_comes_back_in_time_gives_the_checkpoint(
     assert found is not None and same(found, folder)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("mode", ["down", "hang"])
 def test_a_storage_that_cannot_be_reached_is_an_error(
     own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str
@@ -161,10 +163,8 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
         functools.partial(newest, own_bucket, tmp_path, print),
         functools.partial(fetch_history, own_bucket, tmp_path),
     ):
-        start = time.monotonic()
-        with pytest.raises(StorageError, match=rf"^{own_bucket}\S* cannot be read: for \d s the storage failed"):
+        with pytest.raises(StorageError, match=rf"^{own_bucket}\S* cannot be read: for \d+ s the storage failed"):
             call(retry_s=1.0)
-        assert time.monotonic() - start < 5
     with pytest.raises(StorageError):
         check_writable(own_bucket, retry_s=1.0)
 
@@ -186,13 +186,13 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
 )
 def test_urls_that_would_be_saved_with_a_secret_are_refused(url: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=f"^{rule}") as raised:
-        check_url(url)
+        check_folder_url("checkpoint.remote", url)
     assert "SECRET" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/runs/name", "sftp://me@host/runs", "file:///backup", "memory://x"])
 def test_other_urls_are_taken(url: str) -> None:
-    check_url(url)
+    check_folder_url("checkpoint.remote", url)
 
 
 def test_a_url_that_cannot_be_written_is_told_of_before_the_training(url: str, own_bucket: str, tmp_path: Path) -> None:

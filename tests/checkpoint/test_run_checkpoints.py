@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from s3server import FaultyProxy
-from support import SMALL, VIT, small
+from support import SMALL, VIT, events, losses, rows, small, tensors, untimed_rows
 
 from clipx.checkpoint import CheckpointSpec
 from clipx.checkpoint.folder import CheckpointDir
@@ -30,16 +29,6 @@ EVERY_STEP = (*VIT, "duration=6st", "checkpoint.every=1st")
 
 def steps(folder: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-????????"))
-
-
-def events(run_dir: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-
-
-def weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
-    found = CheckpointDir(run_dir / "checkpoints", print).load(step)
-    assert found is not None
-    return dict(found.tensors)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -74,8 +63,7 @@ def test_the_best_by_a_metric_is_saved_when_it_is_found_and_stays(tmp_path: Path
         "checkpoint.keep_last=1",
     )
     Trainer(small(run_dir, *EVERY_STEP, *overrides, f"checkpoint.best={metric}")).fit()
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    found = {int(row["step"]): row[metric] for row in rows if metric in row}
+    found = {int(row["step"]): row[metric] for row in rows(run_dir) if metric in row}
     best = max(found.values())
     first = min(step for step, value in found.items() if value == best)
     assert steps(run_dir) in ([first, 6], [6])
@@ -104,7 +92,7 @@ def test_by_the_clock_it_is_due_when_the_time_is_over(tmp_path: Path, monkeypatc
 def test_saving_in_the_background_is_the_run_that_waits(tmp_path: Path) -> None:
     for background in ("true", "false"):
         Trainer(small(tmp_path / background, *EVERY_STEP, f"checkpoint.background={background}")).fit()
-    assert same(weights(tmp_path / "true", 6), weights(tmp_path / "false", 6))
+    assert same(tensors(tmp_path / "true", 6), tensors(tmp_path / "false", 6))
 
 
 # ------------------------------------------------------------------------------------------------- copies elsewhere
@@ -119,16 +107,15 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 
 def test_a_run_goes_on_from_its_copy_on_another_machine(tmp_path: Path, copied: tuple[str, ...]) -> None:
     Trainer(small(Path("run"), *copied)).fit()
-    expected, curve = weights(Path("run"), 6), Path("run/metrics.jsonl").read_text()
+    expected, curve = tensors(Path("run"), 6), losses(Path("run"))
     assert steps(tmp_path / "far" / "run") == steps(Path("run"))
     shutil.rmtree(tmp_path / "far" / "run" / "checkpoints" / "step-00000006")
     shutil.rmtree("run")
     trainer = Trainer(small(Path("run"), *copied, "resume=auto"))
     assert trainer.steps_done == 5
     trainer.fit()
-    assert same(weights(Path("run"), 6), expected)
-    losses = [json.loads(line)["train/loss"] for line in curve.splitlines()]
-    assert [json.loads(line)["train/loss"] for line in Path("run/metrics.jsonl").read_text().splitlines()] == losses
+    assert same(tensors(Path("run"), 6), expected)
+    assert losses(Path("run")) == curve
 
 
 def test_another_run_begins_from_a_url(tmp_path: Path, copied: tuple[str, ...]) -> None:
@@ -247,13 +234,8 @@ def test_a_stopped_run_says_so_by_its_exit_code_and_ends_as_one_that_was_not(
     assert "saved; go on with resume=" in said
     process = started(stopped, *long, "resume=auto")
     assert process.wait(timeout=200) == 0
-    assert same(weights(stopped, 40), weights(straight, 40))
-    clock = ("seconds", "train/samples_per_second", "train/samples_per_second_per_device", "train/data_wait_share")
-    curves = [
-        [{k: v for k, v in json.loads(line).items() if k not in clock} for line in path.read_text().splitlines()]
-        for path in (straight / "metrics.jsonl", stopped / "metrics.jsonl")
-    ]
-    assert curves[0] == curves[1], "the evaluation that the signal came before is made up for"
+    assert same(tensors(stopped, 40), tensors(straight, 40))
+    assert untimed_rows(straight) == untimed_rows(stopped), "the evaluation that the signal came before is made up for"
 
 
 def test_two_jobs_in_one_directory_are_one(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Events(list[dict[str, Any]]):
         until(lambda: any(event["event"] == kind for event in list(self)))
 
 
-def until(true: Callable[[], bool], limit_s: float = 15) -> None:
+def until(true: Callable[[], bool], limit_s: float = 60) -> None:
     end = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end, "it never came"
@@ -57,10 +57,10 @@ def upload(run_dir: Path, url: str, *folders: Path, **options: Any) -> Events:
     with closing(Mirror(run_dir, url, events, **options)) as mirror:
         for folder in folders:
             mirror.put(folder)
-        assert mirror.finish(20)
+        assert mirror.finish(120), events
         assert mirror.lag_s == 0
     return events
 
 
 def steps(url: str) -> list[int]:
-    return [step for step, _ in remote_checkpoints(url, retry_s=5)]
+    return [step for step, _ in remote_checkpoints(url, retry_s=30)]

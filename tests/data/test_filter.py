@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from samples import Numbers, encode, img2dataset, picture, write_tar
-from support import small
+from support import events, rows, small
 
 from clipx.config import compose
 from clipx.data import Dataset, DataSpec, open_data
@@ -96,16 +95,14 @@ def test_a_run_counts_bad_samples_by_reason(tmp_path: Path, capsys: pytest.Captu
         "logger=[]", "evaluator=[]", f"run_dir={tmp_path}/run",
     )  # fmt: skip
     Trainer(spec).fit()
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    counts = {event["reason"]: event["count"] for event in events if event["event"] == "bad_samples"}
+    counts = {event["reason"]: event["count"] for event in events(tmp_path / "run") if event["event"] == "bad_samples"}
     assert set(counts) == {
         "image has … pixels, a side below data.min_side=…",
         "caption has … characters, fewer than data.min_caption_chars=…",
         "image is not JPEG, PNG or WebP, or its header is damaged",
     }
     assert counts["image has … pixels, a side below data.min_side=…"] >= 4, "two in each of two epochs"
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["train/bad_samples"] == sum(counts.values())
+    assert rows(tmp_path / "run")[-1]["train/bad_samples"] == sum(counts.values())
     told = capsys.readouterr().out
     assert all(f"bad      {count:,} x {reason}" in told for reason, count in counts.items())
     assert len((tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()) == 4

@@ -13,7 +13,8 @@ from samples import img2dataset, write_tar
 from support import run
 
 from clipx.config import compose
-from clipx.data.index import IMAGE, TXT, Index, IndexSpec, index, index_shards, load_table
+from clipx.data.index import Index, IndexSpec, index, index_shards, load_table
+from clipx.data.tar import IMAGE, TXT
 from clipx.data.urls import expand
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
@@ -58,7 +59,7 @@ def test_the_command_indexes_and_prints_what_the_shards_hold(shards: Path) -> No
 
 def test_a_run_takes_the_index_that_the_command_made(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(f"shards={shards}/*.tar")
-    monkeypatch.setattr("clipx.data.index._scan", None)
+    monkeypatch.setattr("clipx.data.index.scan", None)
     assert index_shards(expand(f"{shards}/*.tar", "shards"), TXT)[0].samples == 3
 
 
@@ -236,7 +237,7 @@ def test_a_process_that_is_killed_is_named(shards: Path, monkeypatch: pytest.Mon
     def die(*_: object) -> None:
         os.kill(os.getpid(), 9)
 
-    monkeypatch.setattr("clipx.data.index._scan", die)
+    monkeypatch.setattr("clipx.data.index.scan", die)
     with pytest.raises(
         DataError, match="^indexing: a process was killed, as happens where memory runs out: run it again"
     ):

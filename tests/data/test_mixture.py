@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import shutil
@@ -15,9 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 from samples import Numbers, encode, img2dataset, picture, write_tar
-from support import VIT, run, torchrun
+from support import VIT, rows, run, tensors, torchrun
 
 from clipx.config import CONF_DIR, compose, from_dict, to_dict
 from clipx.data import Classes
@@ -352,14 +350,6 @@ def test_each_sources_held_out_samples_together_or_by_name(table: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- runs
-
-
-def rows(run_dir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def tensors(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(run_dir / "checkpoints" / f"step-{step:08d}" / "tensors.safetensors")
 
 
 def test_a_resumed_run_is_bit_for_bit_one_that_never_stopped_and_counts_by_source(

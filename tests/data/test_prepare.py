@@ -22,7 +22,7 @@ import pytest
 import webdataset
 from PIL import Image
 from samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
-from support import run
+from support import rows, run
 
 from clipx.data.csv import CsvSpec
 from clipx.data.prepare import PrepareSpec, prepare
@@ -235,8 +235,7 @@ def test_img2datasets_own_output_trains_as_it_is(tmp_path: Path) -> None:
         "log_every=1st",
     ]
     run(sys.executable, "-m", "clipx.train", *words)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["train/bad_samples"] == 0
+    assert rows(tmp_path / "run")[-1]["train/bad_samples"] == 0
 
 
 # -------------------------------------------------------------------------------------------------------- the run

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
-import json
 import os
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
 from s3server import FaultyProxy, admin, forget_sessions
 from samples import captions, img2dataset, read_all, write_tar
-from support import run
+from support import rows, run
 
 from clipx.data import cache, remote
 from clipx.data.cache import Access, File
-from clipx.data.index import TXT, index_shards
+from clipx.data.index import index_shards
 from clipx.data.loader import Batch, View, train_loader
 from clipx.data.order import Order
 from clipx.data.remote import expect, fetch, sequential
 from clipx.data.source import BadSample, Source
+from clipx.data.tar import TXT
 from clipx.data.webdataset import Shards, WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
@@ -68,6 +69,13 @@ def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -
 
 def opened(url: str, **options: float) -> Source:
     return WebDatasetSpec(name="far", shards=url, held_out_share=0.0, **{"retry_s": 20.0, **options}).open().train
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
 
 
 def later(seconds: float, call: functools.partial[None]) -> None:
@@ -121,14 +129,16 @@ def test_a_shard_that_is_replaced_on_s3_is_indexed_anew(bucket: str, endpoint: s
 def test_a_sample_is_one_request_and_those_expected_come_together(bucket: str, proxy: FaultyProxy) -> None:
     source = opened(f"{bucket}/*.tar")
     source.read(0)
-    proxy.set("slow", 0.2)
-    for ahead in (False, True):
-        proxy.requests, start = 0, time.monotonic()
-        if ahead:
-            source.expect(range(10))  # type: ignore[attr-defined]
-        assert [source.read(i).captions for i in range(10)] == [[f"caption {i}"] for i in range(10)]
-        assert proxy.requests == 10
-        assert (time.monotonic() - start < 1.2) == ahead, "ten of 0.2 s, one after the other or at once"
+    proxy.requests = 0
+    for i in range(10):
+        assert source.read(i).captions == [f"caption {i}"]
+        assert proxy.requests == i + 1
+    proxy.set("hang")
+    source.expect(range(10))  # type: ignore[attr-defined]
+    wait_until(lambda: proxy.requests == 20)
+    proxy.set("up")
+    assert [source.read(i).captions for i in range(10)] == [[f"caption {i}"] for i in range(10)]
+    assert proxy.requests == 20, "all were under way before the first was answered"
 
 
 def test_what_was_expected_and_not_read_is_forgotten(bucket: str) -> None:
@@ -205,7 +215,11 @@ def test_requests_that_fail_now_and_then_are_tried_again(
     assert captions(opened(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
-@pytest.mark.parametrize(("mode", "amount"), [("down", 0), ("status", 500), ("status", 503), ("hang", 0), ("cut", 700)])
+OUTAGES = [("down", 0), ("status", 500), ("status", 503), ("hang", 0), ("cut", 700)]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("mode", "amount"), OUTAGES)
 def test_a_storage_that_comes_back_costs_no_sample(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
     source = opened(f"{bucket}/*.tar")
     source.read(0)
@@ -213,20 +227,19 @@ def test_a_storage_that_comes_back_costs_no_sample(bucket: str, proxy: FaultyPro
     later(1.5, functools.partial(proxy.set, "up"))
     start = time.monotonic()
     assert source.read(7).captions == ["caption 7"]
-    assert 1 < time.monotonic() - start < 8
+    assert time.monotonic() - start > 1, "it was tried through the outage"
     assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
-@pytest.mark.parametrize(("mode", "amount"), [("down", 0), ("status", 500), ("status", 503), ("hang", 0), ("cut", 700)])
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("mode", "amount"), OUTAGES)
 def test_an_outage_ends_in_an_error_that_names_the_url(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
     source = opened(f"{bucket}/*.tar", retry_s=2.0)
     proxy.set(mode, amount)
-    start = time.monotonic()
     with pytest.raises(
-        DataError, match=rf"^{bucket}/00001.tar cannot be read: for \d s the storage failed \(.+\); check"
+        DataError, match=rf"^{bucket}/00001.tar cannot be read: for \d+ s the storage failed \(.+\); check"
     ):
         source.read(7)
-    assert time.monotonic() - start < 6
     proxy.set("up")
     assert source.read(7).captions == ["caption 7"]
 
@@ -247,18 +260,25 @@ def test_indexing_goes_on_through_an_outage(bucket: str, proxy: FaultyProxy) -> 
     assert opened(f"{bucket}/{{00000..00002}}.tar").sizes == list(SIZES)
 
 
+@contextlib.contextmanager
+def asked(proxy: FaultyProxy, requests: int) -> Iterator[None]:
+    """So many are made, whatever becomes of them."""
+    before = proxy.requests
+    yield
+    assert proxy.requests - before == requests
+
+
 def test_what_will_not_pass_is_not_tried_again(bucket: str, endpoint: str, proxy: FaultyProxy) -> None:
     source = opened(f"{bucket}/*.tar")
     admin(endpoint).rm_file(f"{bucket}/00001.tar")
-    start = time.monotonic()
-    with pytest.raises(BadSample, match="^shard cannot be read: "):
+    with asked(proxy, 1), pytest.raises(BadSample, match="^shard cannot be read: "):
         source.read(7)
     proxy.set("status", 403)
-    with pytest.raises(BadSample, match="^shard cannot be read: "):
+    with asked(proxy, 1), pytest.raises(BadSample, match="^shard cannot be read: "):
         source.read(0)
-    with pytest.raises(DataError, match=r"shard \S+/00000.tar cannot be opened: "):
+    forget()  # fsspec's list of the bucket
+    with asked(proxy, 1), pytest.raises(DataError, match=r"shard \S+/00000.tar cannot be opened: "):
         opened(f"{bucket}/00000.tar")
-    assert time.monotonic() - start < 60
     proxy.set("up")
     forget()
     with pytest.raises(DataError, match=r"shard \S+/00001.tar does not exist: check the path"):
@@ -273,12 +293,10 @@ def test_a_shard_that_became_shorter_gives_bad_samples(bucket: str, endpoint: st
             source.read(index)
 
 
-def test_no_credentials_are_told_at_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_are_told_at_once(bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody:else")
-    start = time.monotonic()
-    with pytest.raises(DataError, match=r"shard \S+ cannot be opened: "):
+    with asked(proxy, 1), pytest.raises(DataError, match=r"shard \S+ cannot be opened: "):
         opened(f"{bucket}/00000.tar")
-    assert time.monotonic() - start < 5
 
 
 def test_pauses_grow_and_leave_the_seeded_draws_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +399,7 @@ def test_an_outage_ends_the_stream_with_an_error_of_one_line(bucket: str, proxy:
     stream = batches(opened(f"{bucket}/*.tar", retry_s=1.0), workers=2)
     next(stream)
     proxy.set("down")
-    with pytest.raises(DataError, match=rf"^{bucket}/0000\d.tar cannot be read: for \d s the storage failed"):
+    with pytest.raises(DataError, match=rf"^{bucket}/0000\d.tar cannot be read: for \d+ s the storage failed"):
         list(stream)
 
 
@@ -397,7 +415,7 @@ def test_a_run_trains_on_s3_through_faults(bucket: str, proxy: FaultyProxy, tmp_
         "log_every=1st",
     ]
     run(sys.executable, "-m", "clipx.train", *words)
-    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    last = rows(tmp_path / "run")[-1]
     assert (last["step"], last["train/bad_samples"]) == (4, 0)
 
 
@@ -408,18 +426,11 @@ def cached() -> list[str]:
     return sorted(path.name for path in (Path(os.environ["CLIPX_CACHE"]) / "shards").glob("*.tar"))
 
 
-def wait_for(count: int) -> None:
-    end = time.monotonic() + 10
-    while len(cached()) != count and time.monotonic() < end:
-        time.sleep(0.02)
-    assert len(cached()) == count
-
-
 def test_cached_shards_are_read_without_a_request(bucket: str, proxy: FaultyProxy) -> None:
     source = opened(f"{bucket}/*.tar", cache_gb=1.0)
     for count, index in enumerate((0, 6, 15), start=1):
         source.read(index)
-        wait_for(count)
+        wait_until(lambda count=count: len(cached()) == count)  # type: ignore[misc]
     proxy.set("down")
     source.expect(range(sum(SIZES)))  # type: ignore[attr-defined]
     assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]

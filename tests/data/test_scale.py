@@ -24,10 +24,11 @@ import torch
 
 from clipx.data import index as indexing
 from clipx.data import webdataset
-from clipx.data.index import TXT, Index, load_table
+from clipx.data.index import Index, load_table
 from clipx.data.loader import View, train_loader
 from clipx.data.order import Order
 from clipx.data.source import Bad, Sample, split
+from clipx.data.tar import TXT
 from clipx.data.webdataset import Shards
 from clipx.model.tokenizer import Tokenizer
 
@@ -197,15 +198,14 @@ def test_opening_a_data_set_that_was_indexed_before(tmp_path: Path, monkeypatch:
     urls = [str(tmp_path / f"{k:05d}.tar") for k in range(SHARDS)]
     for k, url in enumerate(urls):
         Path(url).touch()
-        place, _ = indexing._table_path(cache, TXT, 1.0, url)
+        place, _ = indexing._table_path(cache, (TXT,), 1.0, url)
         place.touch()
         indexing._meta(place).write_text(f'{{"samples": {PER_SHARD}, "digest": "{k:016x}", "bad": []}}')
+    monkeypatch.setattr(indexing, "scan", None)  # no shard is read again
     start = time.perf_counter()
     source = Shards.open(urls, "txt", None)
-    seconds = time.perf_counter() - start
-    print(f"{seconds:.1f} s to open {SHARDS:,} shards")
+    print(f"{time.perf_counter() - start:.1f} s to open {SHARDS:,} shards")
     assert sum(source.sizes) == SAMPLES
-    assert seconds < 60
 
 
 # ---------------------------------------------------------------------------------------------------- long runs

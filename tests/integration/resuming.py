@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import torch
-from support import VIT, small
+from support import VIT, small, tensors, untimed_rows
 
-from clipx.checkpoint.folder import CheckpointDir
 from clipx.trainer import Trainer
 
 OBJECTIVES = (
@@ -35,11 +34,7 @@ def options(objective: str) -> tuple[str, ...]:
 
 def end(run_dir: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Everything in the last checkpoint, and every number that was logged but for those of the clock."""
-    found = CheckpointDir(run_dir / "checkpoints", print).load(STEPS)
-    assert found is not None
-    clock = ("seconds", "train/samples_per_second", "train/samples_per_second_per_device", "train/data_wait_share")
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return dict(found.tensors), [{k: v for k, v in row.items() if k not in clock} for row in rows]
+    return tensors(run_dir, STEPS), untimed_rows(run_dir)
 
 
 def differences(folder: Path, *overrides: str, steps: range = range(1, STEPS)) -> list[str]:
@@ -56,9 +51,9 @@ def differences(folder: Path, *overrides: str, steps: range = range(1, STEPS)) -
         again = Trainer(small(run_dir, *overrides, f"resume=step:{step}"))
         assert again.steps_done == step
         again.fit()
-        tensors, rows = end(run_dir)
-        assert tensors.keys() == expected.keys()
-        found += [f"{step}: {name}" for name in expected if not torch.equal(tensors[name], expected[name])]
+        ended, rows = end(run_dir)
+        assert ended.keys() == expected.keys()
+        found += [f"{step}: {name}" for name in expected if not torch.equal(ended[name], expected[name])]
         found += [f"{step}: metrics.jsonl"] if rows != expected_rows else []
     return found
 

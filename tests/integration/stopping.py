@@ -16,7 +16,7 @@ from types import FrameType
 
 import torch
 
-from clipx.config import cli
+from clipx.cli import cli
 from clipx.errors import DataError, Stopped
 from clipx.lock import RunLock
 from clipx.peers import peers_told

@@ -93,6 +93,7 @@ def test_the_installed_wheel_launches_sweeps(installed: Path, tmp_path: Path) ->
     assert '"finished"' in (tmp_path / "local/0/.launch/result.json").read_text()
     (code,) = (tmp_path / "local/.launch/code").iterdir()
     assert [path.name for path in code.iterdir()] == ["clipx"]
+    assert "finished" in outside(installed, tmp_path, "-m", "clipx.sweep", "status", "local")
 
 
 def test_the_installed_wheel_submits_jobs(slurm: Path, installed: Path, tmp_path: Path) -> None:

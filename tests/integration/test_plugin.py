@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from support import SMALL, VIT, run, torchrun
+from support import SMALL, VIT, losses, rows, run, torchrun
 
 from clipx.config import compose, from_dict, to_dict
 from clipx.distributed import Comm
@@ -22,10 +22,6 @@ README = Path(__file__).parents[2] / "README.md"
 ONE = Comm(0, 1, 0, torch.device("cpu"))
 
 
-def losses(run_dir: Path) -> list[float]:
-    return [json.loads(line)["train/loss"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_the_readme_shows_these_two_files() -> None:
     text = README.read_text(encoding="utf-8")
     for name in ("hinge.py", "hinge.yaml"):
@@ -36,9 +32,10 @@ def test_it_trains_and_evaluates_from_the_command_line(tmp_path: Path) -> None:
     options = ["data.samples=512", "data.held_out_samples=96", "duration=4st", "schedule.warmup=1st"]
     options += ["data.batch_size=64", "data.workers=0", "log_every=1st", f"run_dir={tmp_path}/run"]
     run(sys.executable, "-m", "clipx.train", f"--config-dir={FOLDER}", "objective=hinge", *options)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
-    assert all(0 <= row["train/violations"] <= 1 for row in rows if "train/loss" in row)
+    logged = rows(tmp_path / "run")
+    steps = [row for row in logged if "train/loss" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert all(0 <= row["train/violations"] <= 1 for row in steps)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["objective"] == {
         "kind": "hinge",
         "margin": 0.2,
@@ -48,7 +45,7 @@ def test_it_trains_and_evaluates_from_the_command_line(tmp_path: Path) -> None:
     (found,) = (tmp_path / "run").glob("evaluation-*.json")
     numbers = json.loads(found.read_text())
     assert numbers["eval/zeroshot/top1"] == next(
-        row["eval/zeroshot/top1"] for row in rows if "eval/zeroshot/top1" in row
+        row["eval/zeroshot/top1"] for row in logged if "eval/zeroshot/top1" in row
     )
 
 

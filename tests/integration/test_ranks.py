@@ -18,7 +18,7 @@ from grid import COUNTED, Collectives
 from grid import main as grid_of_this_process
 from numerics.cases import AVERAGES, VARIANTS, specs
 from safetensors.torch import load_file
-from support import SMALL, VIT, run, torchrun
+from support import SMALL, VIT, losses, run, torchrun
 
 SCRIPT = str(Path(__file__).with_name("gradients.py"))
 
@@ -148,11 +148,6 @@ def test_a_sample_number_out_of_range_on_one_rank_ends_the_run(failures: tuple[l
     assert re.search(r"sample number \d+ is out of .*\b256\b", failures[1])
 
 
-def losses(run_dir: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row["train/loss"] for row in rows if "train/loss" in row]
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("trained") / "one"
@@ -161,8 +156,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_training_on_two_ranks_follows_the_same_curve(tmp_path: Path, trained: Path) -> None:
+    """Started by torchrun itself."""
     run_dir = tmp_path / "two"
-    torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64")
+    torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64", fresh=True)
     assert len(losses(run_dir)) == 4
     assert losses(run_dir) == pytest.approx(losses(trained), abs=1e-9)
 

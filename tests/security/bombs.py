@@ -23,8 +23,8 @@ import torch
 from attack import jpeg, member, write_tar
 from PIL import Image
 
-from clipx.data.index import JSON, TXT, _scan
 from clipx.data.source import BadSample
+from clipx.data.tar import JSON, TXT, scan
 from clipx.data.transform import decode, train_transform
 from clipx.data.webdataset import _json
 from clipx.errors import DataError
@@ -124,7 +124,7 @@ def images() -> dict[str, bytes]:
 
 
 def indexed(path: Path) -> str:
-    entries, damage = _scan(str(path), path.stat().st_size, 1.0)
+    entries, damage = scan(str(path), path.stat().st_size, 1.0)
     faults = [entry.fault([TXT, JSON]) for entry in entries]
     return "; ".join(filter(None, [damage, *faults])) or "taken"
 

@@ -1,0 +1,110 @@
+"""The command line of a command: compose, check, run; what the user has to put right is one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hydra import main as hydra_main
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+from clipx.config import CONF_DIR, NOT_COMPOSED, as_typed, checked, in_its_folder, one_line, prepare, quoted
+from clipx.errors import ClipxError, ConfigError, Exit, PeerLost, Stopped, require
+from clipx.place import told_rank
+from clipx.url import redacted
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def cli(task: Callable[[Any], Any], config_name: str) -> Callable[[], None]:
+    """The entry point of a command: compose, check, run; every user's error is one line and a non-zero exit code."""
+
+    def main() -> None:
+        full_error = os.environ.get("HYDRA_FULL_ERROR")
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises; the words are chosen here
+        try:
+            errors = _run(task, config_name)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            sys.exit(Exit.ABORTED)
+        finally:
+            del os.environ["HYDRA_FULL_ERROR"]
+            if full_error is not None:
+                os.environ["HYDRA_FULL_ERROR"] = full_error
+        for error in errors:
+            report(error, full_error == "1")
+        if errors:
+            leave(errors[0])
+
+    return main
+
+
+def _run(task: Callable[[Any], Any], config_name: str) -> list[ClipxError]:
+    """Runs a command, or each point of a sweep. Returns what the user has to put right; other exceptions pass."""
+    failed: list[ClipxError] = []
+    started = False
+
+    def job(cfg: DictConfig) -> Any:
+        nonlocal started
+        started = True
+        hydra = HydraConfig.get()
+        sweep = hydra.mode == RunMode.MULTIRUN
+        launcher = hydra.runtime.choices.get("hydra/launcher", "basic")
+        try:
+            require(sweep or launcher == "basic", f"hydra/launcher={launcher} has no effect without -m: add -m")
+            return task(checked(in_its_folder(cfg, hydra) if sweep else cfg))
+        except ClipxError as error:  # past Hydra, which would print a line of its own
+            if not sweep:
+                failed.append(error)
+                return None
+            failed.append(type(error)(f"point {hydra.job.num} ({as_typed(hydra)}): {error}"))
+            raise failed[-1] from error
+
+    sys.argv[1:] = map(quoted, sys.argv[1:])
+    try:
+        arguments = get_args_parser().parse_args()
+        folders = [Path(arguments.config_dir)] if arguments.config_dir else []
+        prepare([] if arguments.shell_completion else arguments.overrides, folders)
+        hydra_main(config_path=str(CONF_DIR), config_name=config_name, version_base="1.3")(job)()
+    except ClipxError as error:
+        return failed or [error]
+    except NOT_COMPOSED as error:
+        failed.append(_worded(error, one_line(error)))
+    except ValueError as error:
+        if started:
+            raise
+        failed.append(_worded(error, str(error)))  # Hydra's, of flags that do not go together
+    return failed
+
+
+def _worded(error: Exception, message: str) -> ConfigError:
+    worded = ConfigError(message)
+    worded.__cause__ = error
+    return worded
+
+
+def leave(error: ClipxError) -> NoReturn:
+    """Ends the process with the error's exit code."""
+    if isinstance(error, PeerLost):  # on the usual way the threads of a broken process group may abort, or wait
+        sys.stdout.flush()
+        os._exit(error.exit_code)
+    sys.exit(error.exit_code)
+
+
+def report(error: ClipxError, full: bool) -> None:
+    """Says on stderr what went wrong, in one line; with `full` the traceback before it."""
+    if full:
+        print(redacted("".join(traceback.format_exception(error))), file=sys.stderr)
+    rank = told_rank()
+    if not isinstance(error, Stopped):
+        place = "" if rank is None else f" (rank {rank})"
+        print(f"error{place}: {redacted(str(error))}", file=sys.stderr, flush=True)
+    elif not rank:  # all ranks stop together: one says so
+        print(f"stopped: {error}", file=sys.stderr, flush=True)

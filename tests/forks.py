@@ -1,0 +1,113 @@
+"""Processes that need no start of their own: forks of one that has imported torch, timm and clipx, which takes 5 s.
+
+Each is a process like any other, with its own memory, environment, output and exit code; what it lacks is the import.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+CONTEXT = multiprocessing.get_context("forkserver")
+# Not the modules that are run as __main__, which would be there twice. torch's optimizers import its compiler.
+CONTEXT.set_forkserver_preload(["torch.distributed", "torch._dynamo", "clipx.trainer", "clipx.rendezvous"])
+_PATIENCE = 15  # seconds that ranks have to end by themselves when one has failed
+
+
+class Fork:
+    """`python WORDS…` with `env` for its environment; what it says goes into two files."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], out: Path, err: Path) -> None:
+        self.words, self.out, self.err = words, out, err
+        self._process = CONTEXT.Process(target=_become, args=(list(words), dict(env), os.getcwd(), out, err))  # noqa: PTH109
+        self._process.start()
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """The exit code; None where it still runs then."""
+        self._process.join(seconds)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def run(
+    places: Sequence[Mapping[str, str]], words: Sequence[str], env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """A process for each place, which adds to the environment. Like torchrun, it ends the others when one fails.
+
+    The exit code is the first that is not 0; what they said follows in the order of the places. Raises TimeoutExpired.
+    """
+    with TemporaryDirectory() as name:
+        files = [(Path(name) / f"{i}.out", Path(name) / f"{i}.err") for i in range(len(places))]
+        forks = [Fork(words, {**env, **place}, *pair) for place, pair in zip(places, files, strict=True)]
+        try:
+            code = _first_failure(forks, words, time.monotonic() + timeout)
+        finally:
+            for fork in forks:
+                fork.kill()
+        out, err = ("".join(path.read_text() for path in paths if path.exists()) for paths in zip(*files, strict=True))
+    return subprocess.CompletedProcess(words, code, out, err)
+
+
+def _first_failure(forks: Sequence[Fork], words: Sequence[str], deadline: float) -> int:
+    start, code = time.monotonic(), 0
+    running = list(forks)
+    while running:
+        for fork in list(running):
+            found = fork.wait(0.02)
+            if found is not None:
+                running.remove(fork)
+                if found and not code:
+                    code, deadline = found, min(deadline, time.monotonic() + _PATIENCE)
+        if running and time.monotonic() > deadline:
+            if code:
+                return code
+            raise subprocess.TimeoutExpired(list(words), time.monotonic() - start)
+    return code
+
+
+def _become(words: list[str], env: dict[str, str], folder: str, out: Path, err: Path) -> None:
+    for path, number in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+    multiprocessing.set_start_method(None, force=True)  # of its own children: the default, not this process's own
+    sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
+    code = _code_of(words)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _code_of(words: list[str]) -> int:
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            sys.path.insert(0, "")
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = words
+            sys.path.insert(0, str(Path(words[0]).parent))
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        atexit._run_exitfuncs()
+    return 0
