@@ -1,4 +1,4 @@
-"""Where Hydra looks for launchers: `hydra/launcher=clipx_slurm` and `clipx_local`. A namespace package: no __init__.
+"""Where Hydra looks for launchers: `hydra/launcher=clipx_slurm` and its like. A namespace package: no __init__.
 
 Light, for every Hydra program on this machine imports it. What the launchers do is in clipx's `launch`.
 """
@@ -41,3 +41,7 @@ class SlurmLauncher(_ClipxLauncher):
 
 class LocalLauncher(_ClipxLauncher):
     _module = "local"
+
+
+class TorchrunLauncher(_ClipxLauncher):
+    _module = "torchrun"

@@ -21,6 +21,7 @@ from hydra.types import HydraContext
 from clipx.config import checked
 from clipx.data.write import made
 from clipx.errors import ConfigError, Exit, Stopped
+from clipx.spec import RunSpec
 
 from . import snapshot
 from .following import Board, told
@@ -39,8 +40,17 @@ _PEERS_S = 10.0  # after one rank's failure the others have this long to say wha
 def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
     """Runs the points, and returns when all have ended. Raises Stopped where a signal ended the sweep before."""
     spec: LocalSpec = checked(config.hydra.launcher, "hydra.launcher.")
-    sweep = Sweep.composed(context, config, overrides, first)
-    sweep.check(lambda run: run.data.check_ranks(spec.world), dict)
+    return start(Sweep.composed(context, config, overrides, first), spec)
+
+
+def start(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
+    """`launch` without composing."""
+
+    def rule(run: RunSpec) -> None:
+        spec.network.check(run.distributed.device)
+        run.data.check_ranks(spec.world)
+
+    sweep.check(rule, dict)
     devices = _devices()
     cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.left)
     wanted = 0 if cpu or not devices else spec.parallelism * spec.tasks
@@ -55,7 +65,7 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
     for planned in sweep.left:
         planned.point.submitted = time.time()
         planned.point.make(planned.spec)
-    sweep.keep("clipx_local")
+    sweep.keep(spec)
     _Runner(sweep, spec, code, devices if wanted else []).run()
     return sweep.returns()
 
@@ -101,7 +111,7 @@ class _Runner:
         devices = [self._free.pop(0) for _ in range(tasks)] if self._dealt else []
         env = {name: value for name, value in os.environ.items() if name not in inherited(os.environ)}
         path = [self._code["PYTHONPATH"], env.get("PYTHONPATH", "")]
-        env |= {**self._code, **self._spec.environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        env |= {**self._code, **self._spec.variables, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         env |= {"PYTHONUNBUFFERED": "1"}
         if devices:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)

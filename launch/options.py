@@ -11,6 +11,8 @@ from clipx.config import option
 from clipx.distributed import DistributedSpec
 from clipx.errors import require
 
+from .network import VARIABLES, NetworkSpec
+
 _HOURS = re.compile(r"(\d+)(m|h|d)")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -30,11 +32,11 @@ class Style(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class LaunchSpec:
-    """What both launchers share."""
+    """What the launchers share."""
 
     environment: dict[str, str] = field(default_factory=dict)  # of every process, taken literally
+    network: NetworkSpec = field(default_factory=NetworkSpec)
     python: str | None = None  # the interpreter of the points' processes; null: the one that launches
-    snapshot: bool = True  # false: the points run the code as it is when they start, not as it is now
 
     def __post_init__(self) -> None:
         for name in self.environment:
@@ -42,7 +44,17 @@ class LaunchSpec:
                 _NAME.fullmatch(name) is not None,
                 f"hydra.launcher.environment.{name} is no name of a variable: use letters, digits and _",
             )
+            require(
+                name not in VARIABLES,
+                f"hydra.launcher.environment.{name} is the network's to say: set "
+                f"hydra.launcher.network.{VARIABLES.get(name)}",
+            )
         require(self.python != "", "hydra.launcher.python= is empty: give an interpreter, or null")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Of every process: the network's, and `environment`."""
+        return {**self.network.variables(), **self.environment}
 
 
 @option("launcher")
@@ -68,11 +80,13 @@ class SlurmSpec(LaunchSpec):
     setup: list[str] = field(default_factory=list)  # lines of the job's script: modules, conda
     srun: list[str] = field(default_factory=list)  # more options of srun, such as --container-image=…
     sbatch: dict[str, Any] = field(default_factory=dict)  # more options of sbatch: {reservation: mine, exclusive: true}
+    snapshot: bool = True  # false: the points run the code as it is when they start, not as it is now
     style: Style = Style.srun
     signal_before_s: int = 120  # this long before the end of its time a run saves, and is put back into the queue
     max_requeue: int = 20  # how often at most
     wait: bool = False  # true: until all points have ended; a sweeper that needs their results demands it
     dry_run: bool = False  # prints the script, and does nothing
+    submit: bool = True  # false: makes the points and prints the script, which is for `sbatch`
 
     def __post_init__(self) -> None:
         LaunchSpec.__post_init__(self)
@@ -96,6 +110,11 @@ class SlurmSpec(LaunchSpec):
             own = _SBATCH.get(key.replace("_", "-"))
             fix = f"set hydra.launcher.{own}" if own else "leave it out"
             require(own is None, f"hydra.launcher.sbatch.{key}={value} is the launcher's to say: {fix}")
+        for key in ("wait", "dry_run"):
+            require(
+                self.submit or not getattr(self, key),
+                f"hydra.launcher.{key}=true has no effect with hydra.launcher.submit=false: leave one of them out",
+            )
 
     @property
     def minutes(self) -> int:
@@ -132,6 +151,7 @@ class SlurmSpec(LaunchSpec):
             not (distributed.device == "cuda" and self.gpus_per_node == 0 and not own),
             f"distributed.device=cuda, but {place}: ask for GPUs, or use distributed=cpu",
         )
+        self.network.check("cpu" if cpu or not (self.gpus_per_node or own) else distributed.device)
 
 
 @option("launcher")
@@ -144,6 +164,7 @@ class LocalSpec(LaunchSpec):
 
     parallelism: int = 1  # points that run at a time
     tasks: int = 1  # ranks of a point, each with a GPU of its own where there are any
+    snapshot: bool = True  # false: the points run the code as it is when they start, not as it is now
 
     def __post_init__(self) -> None:
         LaunchSpec.__post_init__(self)
@@ -154,3 +175,36 @@ class LocalSpec(LaunchSpec):
     def world(self) -> int:
         """Ranks of a point."""
         return self.tasks
+
+
+@option("launcher")
+@dataclass(kw_only=True, slots=True)
+class TorchrunSpec(LaunchSpec):
+    """`hydra/launcher=clipx_torchrun`: prints the command that starts a point on each of some hosts without SLURM."""
+
+    kind: str = "torchrun"
+    _target_: str = "hydra_plugins.clipx_launcher.TorchrunLauncher"
+
+    nodes: int = 1
+    tasks_per_node: int = 1  # ranks, each with a GPU of its own where there are any
+    host: str = "localhost"  # of the first node, as all of them know it
+    port: int = 29500  # there
+
+    def __post_init__(self) -> None:
+        LaunchSpec.__post_init__(self)
+        for key in ("nodes", "tasks_per_node"):
+            require(getattr(self, key) >= 1, f"hydra.launcher.{key}={getattr(self, key)} must be at least 1")
+        require(
+            self.nodes == 1 or self.host != "localhost",
+            f"hydra.launcher.nodes={self.nodes} are to meet at hydra.launcher.host: name the first of them",
+        )
+        require(
+            re.fullmatch(r"[\w.:-]+", self.host) is not None,
+            f"hydra.launcher.host={self.host} is no name of a host: give one, or its address",
+        )
+        require(0 < self.port < 2**16, f"hydra.launcher.port={self.port} is no port: give one from 1 to 65535")
+
+    @property
+    def world(self) -> int:
+        """Ranks of a point."""
+        return self.nodes * self.tasks_per_node

@@ -13,6 +13,7 @@ from clipx.errors import ClipxError, require
 
 from .options import SlurmSpec
 
+USUAL_ARRAY = 1001  # SLURM's default of MaxArraySize
 _GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 
 
@@ -99,7 +100,7 @@ def _minutes(text: str) -> int | None:
 
 def max_array_size() -> int:
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", told("scontrol", "show", "config"), re.M)
-    return int(found[1]) if found else 1001  # SLURM's default
+    return int(found[1]) if found else USUAL_ARRAY
 
 
 def queue() -> dict[str, str]:
@@ -110,7 +111,7 @@ def queue() -> dict[str, str]:
 
 def ends(ids: Collection[str]) -> dict[str, str]:
     """How jobs that left the queue ended, of those that SLURM still knows."""
-    found = {}
+    found: dict[str, str] = {}
     for job in {name.partition("_")[0] for name in ids}:
         try:
             lines = told("scontrol", "--oneliner", "show", "job", job).splitlines()
@@ -118,9 +119,16 @@ def ends(ids: Collection[str]) -> dict[str, str]:
             continue  # forgotten
         for line in lines:
             values = dict(part.split("=", 1) for part in line.split() if "=" in part)
-            name = f"{values['ArrayJobId']}_{values['ArrayTaskId']}" if "ArrayTaskId" in values else values["JobId"]
-            found[name] = values["JobState"]
+            tasks = _tasks(values.get("ArrayTaskId", ""))
+            names = [f"{values['ArrayJobId']}_{task}" for task in tasks] or [values["JobId"]]
+            found |= dict.fromkeys(names, values["JobState"])
     return {name: state for name, state in found.items() if name in ids}
+
+
+def _tasks(text: str) -> list[int]:
+    """Of `3`, or of tasks that were never told apart: `0,2-4%2`."""
+    spans = re.findall(r"(\d+)(?:-(\d+))?", text.partition("%")[0])
+    return [task for first, last in spans for task in range(int(first), int(last or first) + 1)]
 
 
 def told(*command: str) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
@@ -23,18 +22,24 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from clipx.config import checked
 from clipx.data.write import made
-from clipx.errors import Exit, require
+from clipx.errors import require
 from clipx.spec import RunSpec
 
 from . import site, snapshot
+from .batch import parameters, script, whole
 from .following import follow
-from .options import SlurmSpec, Style
+from .options import SlurmSpec
 from .point import files_of
 from .sweep import Overrides, Planned, Sweep, submitted
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+# What submitit has parameters for; it takes other words of sbatch's as they are.
+_SUBMITITS = {
+    *("job-name", "partition", "account", "qos", "constraint", "nodes", "ntasks-per-node", "cpus-per-task"),
+    *("gpus-per-node", "mem", "time", "dependency"),
+}
 _BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 # Of the process that submits, where that is in a job itself: a job must not take them for its own.
 _OF_A_JOB = re.compile(r"(SLURM|SBATCH|SRUN|PMI|PMIX|OMPI)_(?!CONF$).*")
@@ -50,7 +55,11 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
         f"hydra.launcher.wait=false gives no results, which {sweeper.rpartition('.')[2]} needs: "
         "add hydra.launcher.wait=true",
     )
-    sweep = Sweep.composed(context, config, overrides, first)
+    return start(Sweep.composed(context, config, overrides, first), spec)
+
+
+def start(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:
+    """`launch` without composing."""
 
     def rule(run: RunSpec) -> None:
         spec.check(run.distributed)
@@ -60,6 +69,9 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
     if spec.dry_run:
         code = snapshot.environment(None) | ({"PYTHONPATH": "<a copy of the code>"} if spec.snapshot else {})
         print(Array(sweep.folder, spec, len(sweep.left)).text(script([p.point.folder for p in sweep.left], spec, code)))
+        return sweep.returns(ended=False)
+    if not spec.submit:
+        _print(sweep, spec)
         return sweep.returns(ended=False)
     site.check_site(spec)
     if sweep.left:
@@ -71,13 +83,46 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
     return sweep.returns()
 
 
-def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
-    """All of it or nothing: where SLURM refuses one array, those before it are cancelled."""
+def _made(sweep: Sweep, spec: SlurmSpec) -> dict[str, str]:
+    """Makes the sweep's folder and its points'. What the processes need to find the code."""
     files = files_of(sweep.folder)
     made(files / "logs", f"the sweep's folder {files}", "choose by hydra.sweep.dir")
     code = snapshot.environment(files / "code" if spec.snapshot else None)
     for planned in sweep.left:
         planned.point.make(planned.spec)
+    return code
+
+
+def _print(sweep: Sweep, spec: SlurmSpec) -> None:
+    """The script of all points, on stdout. SLURM is not asked anything: this may be another machine."""
+    require(bool(sweep.left), f"all points of {sweep.folder} are finished or in the queue: there is nothing to submit")
+    require(
+        len(sweep.left) <= site.USUAL_ARRAY,
+        f"{len(sweep.left)} points are more than a job array's {site.USUAL_ARRAY}: launch them without submit=false, "
+        "or fewer at a time",
+    )
+    text = whole(spec, [planned.point.folder for planned in sweep.left], sweep.folder, _made(sweep, spec))
+    written = files_of(sweep.folder) / "script.sh"
+    written.write_text(text, encoding="utf-8")
+    _link(written, sweep.left)
+    sweep.keep(spec)
+    print(text, end="")
+
+
+def _link(written: Path, points: list[Planned]) -> None:
+    """Has each point keep its script."""
+    for planned in points:
+        own = planned.point.files / "script.sh"
+        if own == written:  # the only point's folder is the sweep's
+            continue
+        own.unlink(missing_ok=True)
+        with suppress(OSError):  # another file system has no links to this one
+            os.link(written, own)
+
+
+def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
+    """All of it or nothing: where SLURM refuses one array, those before it are cancelled."""
+    code = _made(sweep, spec)
     most = site.max_array_size()
     points = sweep.left
     jobs: list[str] = []
@@ -92,7 +137,7 @@ def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
                 site.told("scancel", *jobs)
             said = re.findall(r"sbatch: (?:error: )?(.+)", str(error)) or [" ".join(str(error).split())]
             raise site.SlurmError(f"sbatch refused the job, and nothing is submitted: {' '.join(said)}") from error
-    sweep.keep("clipx_slurm")
+    sweep.keep(spec)
 
 
 def _submit_array(folder: Path, points: list[Planned], spec: SlurmSpec, code: dict[str, str], after: str | None) -> str:
@@ -102,10 +147,7 @@ def _submit_array(folder: Path, points: list[Planned], spec: SlurmSpec, code: di
     written = files_of(folder) / f"{job}_submission.sh"
     for task, planned in enumerate(points):
         submitted(planned, job, task if len(points) > 1 else None)
-        own = planned.point.files / "script.sh"
-        own.unlink(missing_ok=True)
-        with suppress(OSError):  # another file system has no links to this one
-            os.link(written, own)
+    _link(written, points)
     return job
 
 
@@ -115,35 +157,11 @@ class Array(SlurmExecutor):
     def __init__(self, folder: Path, spec: SlurmSpec, points: int, after: str | None = None) -> None:
         """`after`: the job after whose end this one begins."""
         super().__init__(files_of(folder))
-        torchrun = spec.style is Style.torchrun
-        optional = {
-            "partition": spec.partition,
-            "account": spec.account,
-            "qos": spec.qos,
-            "constraint": spec.constraint,
-            "gpus_per_node": spec.gpus_per_node or None,
-            "mem": None if spec.mem_gb is None else f"{spec.mem_gb * 1024:.0f}M",
-            "dependency": None if after is None else f"afterany:{after}",
-        }
-        self.update_parameters(
-            job_name=spec.name,
-            nodes=spec.nodes,
-            ntasks_per_node=1 if torchrun else spec.tasks_per_node,
-            cpus_per_task=spec.cpus_per_task * (spec.tasks_per_node if torchrun else 1),
-            time=spec.minutes,
-            **{key: value for key, value in optional.items() if value is not None},
-        )
-        several = points > 1
-        extra: dict[str, Any] = {
-            "chdir": str(Path.cwd()),
-            "output": str(files_of(folder) / "logs" / f"{'%A_%a' if several else '%j'}.log"),
-            "requeue": True,
-            **({"signal": f"USR1@{spec.signal_before_s}"} if spec.signal_before_s else {}),
-            **{key.replace("_", "-"): value for key, value in spec.sbatch.items() if value not in (None, False)},
-        }
+        values = parameters(spec, folder, points) | ({"dependency": f"afterany:{after}"} if after else {})
+        self.update_parameters(**{key.replace("-", "_"): values.pop(key) for key in _SUBMITITS & values.keys()})
         # submitit's own: its signal, an account key that sites refuse, a second file of errors, its srun.
-        self.parameters |= {"wckey": None, "stderr_to_stdout": True, "use_srun": False, "additional_parameters": extra}
-        if several:
+        self.parameters |= {"wckey": None, "stderr_to_stdout": True, "use_srun": False, "additional_parameters": values}
+        if points > 1:
             self.parameters |= {"map_count": points, "array_parallelism": spec.parallelism or points}
 
     @classmethod
@@ -153,6 +171,11 @@ class Array(SlurmExecutor):
     def text(self, body: str) -> str:
         """The whole script."""
         return self._make_submission_file_text(body, "")
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        text: str = super()._make_submission_file_text(command, uid)
+        own = "signal" in self.parameters["additional_parameters"]
+        return text if own else re.sub(r"^#SBATCH --signal=.*\n", "", text, flags=re.M)  # submitit's
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         return ["env", *(f"--unset={name}" for name in inherited(os.environ)), "sbatch", str(submission_file_path)]
@@ -164,79 +187,6 @@ def inherited(names: Collection[str]) -> list[str]:
     return [name for name in names if _OF_A_RANK.fullmatch(name) or (in_job and _OF_A_JOB.fullmatch(name))]
 
 
-# ----------------------------------------------------------------------------------------------------- the script
-
-_SCRIPT = """\
-# What a point is and does is in its folder's .launch.
-points=(
-{points}
-)
-point="${{points[${{SLURM_ARRAY_TASK_ID:-0}}]}}"
-files="$point/.launch"
-job="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"
-{setup}
-export {environment}
-export PYTHONPATH={code}"${{PYTHONPATH:+:$PYTHONPATH}}"
-export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-}}" # which srun does not inherit from SLURM 22.05 on
-rm -f "$files/requeue" "$files/result.json"
-
-{command}
-code=$?
-
-# A run that was signalled and has saved leaves `requeue`. An exit code could not say so: of several tasks srun ends the
-# others when the first one fails. After scancel, and where SLURM itself takes the job back, this script is over by now.
-if [[ -e "$files/requeue" ]] || (( code == 138 )); then # 138: SIGUSR1, before Python could listen
-  if (( ${{SLURM_RESTART_COUNT:-0}} < {max_requeue} )); then
-    scontrol requeue "$SLURM_JOB_ID" && sleep 3600 # until SLURM ends this script
-  fi
-  echo "stopped and saved, but not put back into the queue (hydra.launcher.max_requeue={max_requeue})" >&2
-  code={stopped}
-fi
-if [[ ! -e "$files/result.json" ]]; then # a process that was killed could not write it
-  (( code )) || code=1
-  printf '{{"state": "failed", "exit_code": %d, "error": "no rank could say why: see the logs"}}\\n' "$code" \\
-    > "$files/result.json"
-fi
-# Of ranks that were ended because another one failed srun may give the code: the job's is that of the first.
-(( code )) && [[ "$(< "$files/result.json")" =~ '"exit_code": '([1-9][0-9]*) ]] && code="${{BASH_REMATCH[1]}}"
-exit "$code"
-"""
-
-_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
-_TORCHRUN = """\
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --wait=60 --unbuffered --open-mode=append --output="$files/logs/$job.%t.log" {srun}\\
-  bash -c 'exec "$@" --node-rank="$SLURM_NODEID" -m {module} --requeue "$0"' "$point" \\
-  {python} -u -m torch.distributed.run --nnodes={nodes} --nproc-per-node={tasks} \\
-  --master-addr="$head" --master-port=$((15000 + SLURM_JOB_ID % 15000)) --signals-to-handle={signals}"""
-_SRUN = """\
-srun --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="$files/logs/$job.%t.log" {srun}\\
-  {python} -u -m {module} --requeue "$point\""""
-
-
-def script(folders: Sequence[Path], spec: SlurmSpec, code: dict[str, str]) -> str:
-    """What follows after #SBATCH: runs the point of the task's number, and puts it back where it was stopped."""
-    own = {name: value for name, value in code.items() if name != "PYTHONPATH"}
-    values = {"PYTHONUNBUFFERED": "1", **own, **spec.environment}
-    command = (_TORCHRUN if spec.style is Style.torchrun else _SRUN).format(
-        python=spec.python or shlex.quote(sys.executable),
-        srun="".join(f"{shlex.quote(option)} " for option in spec.srun),
-        module=snapshot.MODULE,
-        nodes=spec.nodes,
-        tasks=spec.tasks_per_node,
-        signals=_SIGNALS,
-    )
-    return _SCRIPT.format(
-        points="\n".join(shlex.quote(str(folder)) for folder in folders),
-        setup="\n".join(spec.setup),
-        environment=" ".join(f"{name}={shlex.quote(value)}" for name, value in values.items()),
-        code=shlex.quote(code["PYTHONPATH"]),
-        command=command,
-        max_requeue=spec.max_requeue,
-        stopped=int(Exit.REQUEUE),
-    )
-
-
 # --------------------------------------------------------------------------------------------------- afterwards
 
 
@@ -244,15 +194,12 @@ def _tell(sweep: Sweep) -> None:
     jobs = sorted({p.point.job for p in sweep.left if p.point.job}, key=int)
     done = sum(p.finished for p in sweep.planned)
     skipped = [f"{n} {what}" for n, what in ((done, "finished before"), (len(sweep.queued), "in the queue")) if n]
-    here = f"{snapshot.MODULE.rpartition('.')[0]}.status"
     known = f" ({', '.join(skipped)})" if skipped else ""
     print(f"{sweep.folder}: {len(sweep.left)} of {len(sweep.planned)} points submitted{known}")
     for job in jobs:
         print(f"  job     {job}")
-    print(f"  logs    {shlex.quote(str(sweep.planned[0].point.logs))}{', …' * (len(sweep.planned) > 1)}")
-    print(f"  status  python -m {here} {shlex.quote(str(sweep.folder))}")
-    if jobs:
-        print(f"  cancel  scancel {' '.join(jobs)}", flush=True)
+    for verb in ("status", "logs", *(["cancel"] if jobs else [])):
+        print(f"  {verb:7} python -m clipx.sweep {verb} {shlex.quote(str(sweep.folder))}", flush=True)
 
 
 def _states(ids: Collection[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`python -m launch.status outputs/…`: the state of each run under a folder, read from its files alone."""
+"""`python -m launch.status outputs/…`: the state of each run under a folder. Also `python -m clipx.sweep status`."""
 
 from __future__ import annotations
 
@@ -6,73 +6,116 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from rich.live import Live
 from rich.table import Table
 
-from clipx.console import clock, format_value, headline, terminal
-from clipx.logger import Row, read_rows
+from clipx.console import clock, format_value, terminal
+from clipx.resume import step_of
 
-_STALE = 600  # seconds without a line after which a run that has not ended is called silent
+from .run import ENDED, Run, metric_of, value_of
+from .runs import runs_in
 
-
-@dataclass(frozen=True, slots=True)
-class RunStatus:
-    """One run: `state` is starting, running, silent or finished; `metrics` the newest headline numbers."""
-
-    path: Path
-    state: str
-    last: Row
-    metrics: Row
+_LOOK_S = 3.0  # as often as SLURM may be asked
 
 
-def read_status(run_dir: Path, now: float) -> RunStatus:
-    rows = read_rows(run_dir / "metrics.jsonl")
-    events = _events(run_dir / "events.jsonl")
-    ended = bool(events) and events[-1] == "end"
-    last: Row = next((row for row in reversed(rows) if "train/loss" in row), {})
-    newest: Row = {}
-    for row in rows:
-        newest.update({name: value for name, value in row.items() if headline(name)})
-    if ended:
-        state = "finished"
-    elif not rows:
-        state = "starting"
+def show(folders: Sequence[Path], watch: bool = False, as_json: bool = False) -> None:
+    """Prints the table once, or until all runs have ended; or one JSON document. Raises ClipxError."""
+    runs = runs_in(folders)
+    if as_json:
+        print(json.dumps({"time": time.time(), "runs": [facts(run) for run in runs]}, indent=1))
+    elif watch:
+        _watch(folders, runs)
     else:
-        state = "silent" if now - rows[-1]["seconds"] > _STALE else "running"
-    return RunStatus(run_dir, state, last, newest)
+        terminal().print(table(runs))
 
 
-def _events(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    return [json.loads(line)["event"] for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+def _watch(folders: Sequence[Path], runs: list[Run]) -> None:
+    """On a terminal; elsewhere the table is printed when all have ended."""
+    with Live(table(runs), console=terminal(), auto_refresh=False) as live:
+        while any(run.state not in ENDED for run in runs):
+            time.sleep(_LOOK_S)
+            runs = runs_in(folders)
+            live.update(table(runs), refresh=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    folders = [Path(a) for a in (sys.argv[1:] if argv is None else argv)] or [Path("outputs")]
-    configs = sorted(path for folder in folders for path in folder.rglob("config.yaml"))
-    if not configs:
-        print(f"error: {', '.join(map(str, folders))} holds no run: give a folder of runs", file=sys.stderr)
-        return 1
-    table = Table("run", "state", "step", "loss", "samples/s", "last line")
-    table.add_column("held out", no_wrap=True)
-    now = time.time()
-    for config in configs:
-        status = read_status(config.parent, now)
-        last, shown = status.last, status.metrics.items()
-        table.add_row(
-            str(status.path),
-            status.state,
-            f"{last['step']:,.0f}" if last else "",
-            f"{last['train/loss']:.4f}" if last else "",
-            f"{last['train/samples_per_second']:,.0f}" if last else "",
-            f"{clock(now - last['seconds'])} ago" if last else "",
-            "\n".join(f"{name.removeprefix('eval/')} {format_value(name, value)}" for name, value in shown),
-        )
-    terminal().print(table)
-    return 0
+def facts(run: Run) -> dict[str, Any]:
+    """A run for JSON: the same keys for all, null where there is nothing yet."""
+    newest = run.checkpoints[:1]
+    return {
+        "run": run.name,
+        "folder": str(run.folder),
+        "index": run.point.index if run.point else None,
+        "job": run.job,
+        "requeues": run.point.requeues if run.point else None,
+        "state": run.state,
+        "reason": run.reason or None,
+        "overrides": run.point.overrides if run.point else None,
+        "step": run.last.get("step"),
+        "steps": run.steps,
+        "loss": run.last.get("train/loss"),
+        "metrics": {name: number._asdict() for name, number in run.newest.items() if name.startswith("eval/")},
+        "best": {name: number._asdict() for name, number in run.best.items()},
+        "samples_per_second": run.samples_per_second,
+        "seconds": run.seconds,
+        "last_line": run.rows[-1]["seconds"] if run.rows else None,
+        "checkpoint": {"step": step_of(newest[0]), "time": newest[0].stat().st_mtime} if newest else None,
+    }
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """A row for each run; columns that none has anything for are left out."""
+    now, metric = time.time(), metric_of(runs, None)
+    rows = [_row(run, metric, now) for run in runs]
+    found = Table()
+    for name in rows[0]:
+        if any(row[name] for row in rows) or name == "state":
+            found.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
+    for row in rows:
+        found.add_row(*(row[str(column.header)] for column in found.columns))
+    return found
+
+
+_NUMBERS = ("step", "loss", "samples/s")
+
+
+def _row(run: Run, metric: str, now: float) -> dict[str, str]:
+    last, step = run.last, f"{run.last['step']:,.0f}" if run.last else ""
+    newest = run.checkpoints[:1]
+    return {
+        "run": run.name,
+        "overrides": " ".join(f"{key}={value}" for key, value in run.typed.items()),
+        "job": (run.job or "") + (f", requeued {run.point.requeues}x" if run.point and run.point.requeues else ""),
+        "state": run.state,
+        "step": step + (f" / {run.steps:,}" if step and run.steps else ""),
+        "loss": f"{last['train/loss']:.4f}" if last else "",
+        **({metric.removeprefix("eval/"): _metric(run, metric)} if metric != "train/loss" else {}),
+        "samples/s": "" if run.samples_per_second is None else f"{run.samples_per_second:,.0f}",
+        "checkpoint": f"step {step_of(newest[0]):,}, {_age(now - newest[0].stat().st_mtime)}" if newest else "",
+        "last line": _age(now - run.rows[-1]["seconds"]) if run.rows and run.state not in ENDED else "",
+        "reason": run.reason,
+    }
+
+
+def _metric(run: Run, metric: str) -> str:
+    """The newest number, and the highest where that is another."""
+    number, best = value_of(run, metric), run.best.get(metric)
+    if number is None:
+        return ""
+    higher = "" if best is None or best.value <= number.value else f" (best {format_value(metric, best.value)})"
+    return format_value(metric, number.value) + higher
+
+
+def _age(seconds: float) -> str:
+    return f"{clock(seconds)} ago"
+
+
+def main() -> int:
+    from .cli import main
+
+    return main(["status", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 
-from clipx.config import compose_point
+from clipx import plugins
+from clipx.config import compose_point, to_dict
 from clipx.errors import ClipxError, ConfigError, require
+from clipx.lock import Holder
 from clipx.rundir import RunDir
 from clipx.spec import RunSpec
 
+from .options import LaunchSpec, LocalSpec
 from .point import Point, Result, content_of, files_of, read_json, write_json
 
 if TYPE_CHECKING:
@@ -42,30 +47,41 @@ class Sweep:
     """The points of one launch, `folder` being the sweep's. `check` tells apart which are to run."""
 
     folder: Path
-    first: int
-    overrides: list[list[str]]
+    overrides: dict[int, list[str]]  # by the point's number, as `errors` are
     planned: list[Planned] = field(default_factory=list)
-    errors: dict[int, ClipxError] = field(default_factory=dict)  # by place in `overrides`
+    errors: dict[int, ClipxError] = field(default_factory=dict)
     queued: list[Planned] = field(default_factory=list)  # they wait or run, by an earlier submission
     left: list[Planned] = field(default_factory=list)  # neither finished nor queued
 
     @classmethod
     def composed(cls, context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> Sweep:
         """Each point, or what is wrong with it: `check` raises that."""
-        sweep = cls(Path(config.hydra.sweep.dir).absolute(), first, [list(typed) for typed in overrides])
+        numbered = {index: list(typed) for index, typed in enumerate(overrides, start=first)}
+        sweep = cls(Path(config.hydra.sweep.dir).absolute(), numbered)
         _check_name(sweep.folder, "hydra.sweep.dir")
         folders: dict[Path, int] = {}
-        for place, typed in enumerate(sweep.overrides):
+        for index, typed in numbered.items():
             try:
-                planned = _planned(compose_point(context, config, typed, first + place), typed, first + place)
-                other = folders.setdefault(planned.point.folder, first + place)
+                planned = _planned(compose_point(context, config, typed, index), typed, index)
+                other = folders.setdefault(planned.point.folder, index)
                 require(
-                    other == first + place,
+                    other == index,
                     f"run_dir={planned.spec.run_dir} is point {other}'s as well: leave run_dir= out of a sweep",
                 )
                 sweep.planned.append(planned)
             except ClipxError as error:
-                sweep.errors[place] = error
+                sweep.errors[index] = error
+        return sweep
+
+    @classmethod
+    def kept(cls, folder: Path, points: Sequence[Point]) -> Sweep:
+        """Points that were launched before, to be launched again as their folders have them: nothing is composed."""
+        sweep = cls(folder, {point.index: point.overrides for point in points})
+        for point in points:
+            try:
+                sweep.planned.append(_again(point))
+            except ClipxError as error:
+                sweep.errors[point.index] = error
         return sweep
 
     def check(self, rule: Callable[[RunSpec], None], states: Callable[[], dict[str, str]]) -> None:
@@ -81,40 +97,45 @@ class Sweep:
                 rule(planned.spec)
                 RunDir(planned.point.folder).claim(planned.spec)
             except ClipxError as error:
-                self.errors[planned.point.index - self.first] = error
+                self.errors[planned.point.index] = error
         if self.errors:
             raise ConfigError(self._table())
 
     def typed(self, index: int) -> str:
         """What tells point `index` from the others of this launch."""
-        common = set(self.overrides[0]).intersection(*self.overrides)
-        return " ".join(text for text in self.overrides[index - self.first] if text not in common)
+        common = set.intersection(*map(set, self.overrides.values()))
+        return " ".join(text for text in self.overrides[index] if text not in common)
 
     def _table(self) -> str:
         """All points that cannot run: what was typed for each, and why it cannot."""
-        indices = [self.first + place for place in sorted(self.errors)]
-        rows = [(f"point {index}", self.typed(index), str(self.errors[index - self.first])) for index in indices]
+        rows = [(f"point {index}", self.typed(index), str(error)) for index, error in sorted(self.errors.items())]
         wide = [min(60, max(len(row[column]) for row in rows)) for column in (0, 1)]
         lines = [f"  {name:{wide[0]}}  {f'{typed:{wide[1]}}  ' if typed else ''}{error}" for name, typed, error in rows]
         number = "1 point" if len(self.overrides) == 1 else f"{len(self.overrides)} points"
         return "\n".join([f"{len(rows)} of {number} cannot run, and nothing was started:", *lines])
 
-    def keep(self, launcher: str) -> None:
-        """Writes `sweep.json`: the points of this launch and of those before it, and their jobs."""
+    def keep(self, spec: LaunchSpec) -> None:
+        """Writes `sweep.json`: the points of this launch and of those before it, their jobs, and how to go on."""
         path = files_of(self.folder) / "sweep.json"
-        rows = {row["folder"]: row for row in (read_json(path) or {"points": []})["points"]}
+        known = {"launches": [], "points": []} | (read_json(path) or {})
+        launches, rows = known["launches"], {row["folder"]: row for row in known["points"]}
+        if (launch := launch_of(spec)) not in launches:
+            launches.append(launch)
         for planned in self.planned:
             point = planned.point
-            known = planned.before if planned not in self.left and planned.before is not None else point
+            again = planned in self.left
+            job = point if again or planned.before is None else planned.before
+            before = rows.get(str(point.folder))
             rows[str(point.folder)] = {
                 "index": point.index,
                 "folder": str(point.folder),
                 "overrides": point.overrides,
-                "job": known.job,
-                "task": known.task,
+                "job": job.job,
+                "task": job.task,
+                "launch": launches.index(launch) if again or before is None else before.get("launch"),
             }
         jobs = sorted({row["job"] for row in rows.values() if row["job"]}, key=int)
-        write_json(path, {"launcher": launcher, "jobs": jobs, "points": list(rows.values())})
+        write_json(path, {"launches": launches, "jobs": jobs, "points": list(rows.values())})
 
     def returns(self, ended: bool = True) -> list[JobReturn]:
         """What Hydra wants to know of each point: its value, or an error; without an end, that it was launched."""
@@ -152,6 +173,28 @@ def _planned(spec: RunSpec, overrides: list[str], index: int) -> Planned:
         return Planned(point, spec)
     done = before.result is not None and before.result.state == "finished"
     return Planned(point, replace(spec, resume="auto") if spec.resume == "none" else spec, before, done)
+
+
+def _again(point: Point) -> Planned:
+    """A point that goes on from its checkpoint, where it has one."""
+    spec = point.spec()
+    spec.run_dir = str(point.folder)  # which may have been moved
+    fresh = Point(folder=point.folder, index=point.index, overrides=point.overrides, content=content_of(spec))
+    return Planned(fresh, replace(spec, resume="auto") if spec.resume == "none" else spec, point)
+
+
+def launch_of(spec: LaunchSpec) -> dict[str, Any]:
+    """What `clipx.sweep resume` needs to launch points again as this process does, and who looks after them."""
+    waits = dataclasses.asdict(_me()) if isinstance(spec, LocalSpec) else None  # with SLURM the job does
+    return {
+        "settings": to_dict(spec),
+        "plugins": list(plugins.__path__),
+        "cwd": str(Path.cwd()),
+        "process": waits,
+    }
+
+
+_me = functools.cache(Holder.me)
 
 
 def _check_name(folder: Path, key: str) -> None:

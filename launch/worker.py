@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from clipx import plugins
-from clipx.config import discover, report
+from clipx.cli import report
+from clipx.config import discover
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
 from clipx.resume import CHECKPOINTS
 from clipx.spec import RunSpec
@@ -33,7 +34,12 @@ def main() -> None:
     if "--requeue" in sys.argv:
         _mark_when_stopped(point, rank)
     point.requeues = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    if rank == 0 and point.requeues:
+    by_hand = point.job is None and "--requeue" in sys.argv  # a printed script, of which only its job knows the number
+    if by_hand:
+        point.job = os.environ.get("SLURM_ARRAY_JOB_ID", os.environ.get("SLURM_JOB_ID"))
+        task = os.environ.get("SLURM_ARRAY_TASK_ID")
+        point.task = None if task is None else int(task)
+    if rank == 0 and (by_hand or point.requeues):
         point.write()
     result = _run(point)
     code = result.exit_code

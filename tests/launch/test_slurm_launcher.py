@@ -180,7 +180,7 @@ def test_a_sweep_beyond_the_clusters_arrays_is_several_that_keep_to_its_parallel
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site, "max_array_size", lambda: 2)
-    sweep = Sweep(tmp_path, 0, [[f"seed={seed}"] for seed in range(5)])
+    sweep = Sweep(tmp_path, {seed: [f"seed={seed}"] for seed in range(5)})
     for seed in range(5):
         spec = small(tmp_path / f"{seed}", f"seed={seed}")
         point = Point(folder=tmp_path / f"{seed}", index=seed, overrides=[f"seed={seed}"], content=content_of(spec))

@@ -1,0 +1,299 @@
+"""Collectives by the alpha-beta model: fitted to gloo here, and a step's time on clusters that are assumed."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from clipx.bench import BenchError, BenchSpec, Findings, Table
+from clipx.config import compose, option
+from clipx.errors import require
+
+if TYPE_CHECKING:
+    from clipx.bench.alphabeta import Link, Measured
+    from clipx.bench.predict import Machine, Model, Step
+    from clipx.bench.processes import Processes
+    from clipx.bench.traffic import Kinds
+
+_MIB = 2**20
+# A run that two processes make a few steps of: its traffic is counted.
+_RUN = (
+    "data.samples=256", "data.held_out_samples=48", "data.batch_size=32", "data.workers=0", "duration=4st",
+    "schedule.warmup=1st", "logger=[]", "evaluator=[]", "checkpoint=none", "distributed=cpu",
+)  # fmt: skip
+
+
+@option("bench")
+@dataclass(kw_only=True, slots=True)
+class NetworkSpec(BenchSpec):
+    """Measured here: collectives between `ranks` processes, and what a step moves. The rest is computed from numbers
+    that are assumptions: eight H100 or the like in a node, an adapter of 400 Gbit/s for each."""
+
+    kind: str = "network"
+    ranks: list[int] = field(default_factory=lambda: [2, 3, 4])  # processes
+    # bytes; the model is fitted to every other one from the first, and compared with the rest
+    sizes: list[int] = field(default_factory=lambda: [2**n for n in range(10, 25, 2)])
+    repeats: int = 7  # rounds, the fastest of which counts: what else runs here only slows them
+
+    model: str = "vit_b32"
+    objective: str = "infonce"
+    batch: int = 256  # samples of each GPU, however many there are
+    global_batch: int = 32768  # samples of all GPUs together
+    gpus: list[int] = field(default_factory=lambda: [8, 16, 32, 64, 128, 256, 512, 1024])
+    gpus_per_node: int = 8
+    within_us: float = 3.0  # latency from GPU to GPU in a node
+    within_gbs: float = 300.0  # GB/s of a GPU in one direction: two thirds of NVLink's 450
+    between_us: float = 10.0  # latency between nodes
+    between_gbs: float = 40.0  # GB/s of a GPU's adapter in one direction: four fifths of 400 Gbit/s
+    tflops: float = 400.0  # that the towers reach in bf16: two fifths of 989
+    loss_tflops: float = 30.0  # that the loss reaches in float32: nearly half of 67
+
+    def __post_init__(self) -> None:
+        BenchSpec.__post_init__(self)
+        require(
+            min(self.ranks, default=0) >= 2, f"ranks={self.ranks} must hold numbers from 2: one process moves nothing"
+        )
+        require(
+            len(set(self.sizes)) >= 4 and min(self.sizes) >= 1,
+            f"sizes={self.sizes} must hold at least 4 numbers of bytes: two to fit, two to compare with",
+        )
+        for key in ("repeats", "batch", "gpus_per_node"):
+            require(getattr(self, key) >= 1, f"{key}={getattr(self, key)} must be at least 1")
+        for key in ("within_us", "within_gbs", "between_us", "between_gbs", "tflops", "loss_tflops"):
+            require(getattr(self, key) > 0, f"{key}={getattr(self, key)} must be above 0")
+        require(bool(self.gpus), "gpus=[] leaves nothing to predict: name at least one, [8]")
+        for gpus in self.gpus:
+            require(
+                gpus >= 1 and (gpus % self.gpus_per_node == 0 or gpus < self.gpus_per_node),
+                f"gpus={self.gpus} holds {gpus}, no whole nodes of gpus_per_node={self.gpus_per_node}: give a "
+                "multiple, or less than one node",
+            )
+            require(
+                self.global_batch % gpus == 0,
+                f"global_batch={self.global_batch} is not divisible by the {gpus} of gpus: give a multiple of it",
+            )
+        compose(f"objective={self.objective}", f"model={self.model}")
+
+    def run(self, say: Callable[[str], None]) -> Findings:
+        from clipx.bench.links import model_sizes
+        from clipx.bench.predict import Model
+        from clipx.bench.processes import Processes
+
+        processes = Processes("cpu", self.threads)
+        say("counting what a step moves, on 2 processes")
+        moved = _moved(self, processes)
+        measured = []
+        for ranks in sorted(set(self.ranks)):
+            say(f"collectives of {ranks} processes on gloo")
+            measured += _measured(self, processes, ranks)
+        links, checks = _fitted(measured, sorted(set(self.sizes))[::2])
+        model = Model(*model_sizes(self.model))
+        weak = _steps(self, model, lambda gpus: self.batch)
+        strong = _steps(self, model, lambda gpus: self.global_batch // gpus)
+        figures = {
+            "benchmark": "network",
+            "fit": {
+                kind: {"latency_us": _rounded(1e6 * link.latency), "gbs": _rounded(link.bandwidth / 1e9)}
+                for kind, link in links.items()
+            },
+            **_deviation(checks),
+            "model": {"name": self.model, **asdict(model)},
+            "weak_efficiency": {str(row.step.gpus): _rounded(row.efficiency) for row in weak},
+            "strong_efficiency": {str(row.step.gpus): _rounded(row.efficiency) for row in strong},
+            "results": self.run_dir,
+        }
+        predicted = {
+            f"weak: {self.batch:,} samples a GPU": weak,
+            f"strong: {self.global_batch:,} samples in all": strong,
+        }
+        details = {
+            "collectives": [asdict(c.measured) | {"model": c.seconds, "held_out": c.held_out} for c in checks],
+            "step": moved,
+            "predicted": {title: [asdict(row.step) for row in rows] for title, rows in predicted.items()},
+        }
+        tables = [_traffic_table(moved), _check_table(checks)]
+        tables += [_step_table(f"predicted, {title}, {self.model}", rows) for title, rows in predicted.items()]
+        return Findings(figures, details, tables, _picture(self, predicted))
+
+    def machine(self) -> Machine:
+        """The assumed one."""
+        from clipx.bench.alphabeta import Link
+        from clipx.bench.predict import Machine
+
+        return Machine(
+            self.gpus_per_node,
+            Link(1e-6 * self.within_us, 1e9 * self.within_gbs),
+            Link(1e-6 * self.between_us, 1e9 * self.between_gbs),
+            1e12 * self.tflops,
+            1e12 * self.loss_tflops,
+        )
+
+
+# ------------------------------------------------------------------------------------------------- what is measured
+
+
+def _moved(spec: NetworkSpec, processes: Processes) -> dict[str, Any]:
+    """Calls and bytes of a small run's step by objective and kind, counted and worked out: of `objective`, and of one
+    for each way in which objectives communicate. Raises BenchError where they differ."""
+    import torch
+
+    from clipx.bench.traffic import FAMILIES, Sizes, counted, of_step
+
+    names = list(dict.fromkeys([spec.objective, *FAMILIES]))
+    typed = [[*_RUN, f"objective={name}", *_for_few_samples(name)] for name in names]
+    runs = [compose(*words) for words in typed]
+    run = runs[0]
+    built = run.model.build(torch.device("meta"), torch.float32)
+    parameters, buffers = sum(p.numel() for p in built.parameters()), sum(b.nbytes for b in built.buffers())
+    with tempfile.TemporaryDirectory() as folder:
+        found = processes.run(counted, typed, folder, ranks=2)[0]
+    moved = {}
+    for name, own, seen in zip(names, runs, found, strict=True):
+        sizes = Sizes(own.objective.kind, run.data.batch_size // 2, 2, built.embed_dim, parameters, buffers)
+        worked_out = of_step(sizes).total()
+        moved[name] = {"counted": seen, "formula": worked_out}
+        if _bytes(seen) != _bytes(worked_out):
+            raise BenchError(
+                f"a step with objective={name} moves {_bytes(seen)} bytes, and not {_bytes(worked_out)} as it should: "
+                "what is predicted says nothing"
+            )
+    return moved
+
+
+def _for_few_samples(objective: str) -> list[str]:
+    own = {field.name for field in fields(compose(f"objective={objective}").objective)}
+    return ["objective.rho=2"] if "rho" in own else []
+
+
+def _bytes(kinds: Kinds) -> dict[str, int]:
+    return {kind: kinds[kind][1] for kind in sorted(kinds)}
+
+
+def _measured(spec: NetworkSpec, processes: Processes, ranks: int) -> list[Measured]:
+    from clipx.bench import links
+    from clipx.bench.alphabeta import Measured
+
+    found = processes.run(links.times, sorted(set(spec.sizes)), spec.repeats, ranks=ranks)
+    slowest = {key: [max(times) for times in zip(*(own[key] for own in found), strict=True)] for key in found[0]}
+    return [Measured(kind, ranks, size, min(times)) for (kind, size), times in slowest.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A measurement beside the model."""
+
+    measured: Measured
+    seconds: float  # the model's
+    held_out: bool
+
+    @property
+    def factor(self) -> float:
+        """By which the model is off, either way: from 1."""
+        return max(self.seconds / self.measured.seconds, self.measured.seconds / self.seconds)
+
+
+def _fitted(measured: Sequence[Measured], fit_to: Sequence[int]) -> tuple[dict[str, Link], list[Check]]:
+    """A link for each kind of collective, and how it does: gloo's kinds differ in what they do beside sending."""
+    from clipx.bench.alphabeta import fitted, one_node
+
+    kinds = dict.fromkeys(m.kind for m in measured)
+    links = {kind: fitted([m for m in measured if m.kind == kind and m.size in fit_to]) for kind in kinds}
+    checks = [
+        Check(m, one_node(m.ranks, links[m.kind]).time(m.kind, 1, m.size), m.size not in fit_to) for m in measured
+    ]
+    return links, checks
+
+
+def _deviation(checks: Sequence[Check]) -> dict[str, Any]:
+    factors = [check.factor for check in checks if check.held_out]
+    return {"held_out_factor": _rounded(statistics.median(factors)), "held_out_worst": _rounded(max(factors))}
+
+
+# ------------------------------------------------------------------------------------------------ what is predicted
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    step: Step
+    efficiency: float  # against the fewest GPUs
+    unhidden: float  # the same, were no communication hidden
+    fsdp: float  # the same, with sharded parameters
+
+
+def _steps(spec: NetworkSpec, model: Model, b: Callable[[int], int]) -> list[Predicted]:
+    from clipx.bench.predict import step
+
+    kind, machine = compose(f"objective={spec.objective}").objective.kind, spec.machine()
+    plain = [step(model, machine, kind, gpus, b(gpus)) for gpus in sorted(set(spec.gpus))]
+    spread = [step(model, machine, kind, s.gpus, b(s.gpus), fsdp=True) for s in plain]
+    first = plain[0]
+    return [
+        Predicted(s, s.efficiency(first), s.efficiency(first) * s.seconds / s.unhidden, f.efficiency(first))
+        for s, f in zip(plain, spread, strict=True)
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------- telling
+
+
+def _traffic_table(moved: dict[str, Any]) -> Table:
+    title = "what a step of model=tiny moves, b = 16, K = 2"
+    table = Table(title, ("objective", "collective", "calls", "bytes, counted", "bytes, worked out"))
+    for name, row in moved.items():
+        for kind, (calls, size) in row["counted"].items():
+            table.rows.append((name, kind, f"{calls}", f"{size:,}", f"{row['formula'][kind][1]:,}"))
+    return table
+
+
+def _check_table(checks: Sequence[Check]) -> Table:
+    columns = ("collective", "ranks", "bytes", "measured, ms", "model, ms", "off by", "")
+    table = Table("collectives on gloo, here", columns)
+    for check in checks:
+        m = check.measured
+        times = (f"{1e3 * seconds:.3g}" for seconds in (m.seconds, check.seconds))
+        held_out = "held out" if check.held_out else "fitted"
+        table.rows.append((m.kind, f"{m.ranks}", f"{m.size:,}", *times, f"{check.factor:.2f}", held_out))
+    return table
+
+
+def _step_table(title: str, rows: Sequence[Predicted]) -> Table:
+    parts = ("towers", "loss", "gathers", "gradients", "exposed", "step")
+    table = Table(
+        title,
+        ("GPUs", "B", *(f"{part}, ms" for part in parts), "samples/s", "efficiency", "nothing hidden", "FSDP"),
+    )
+    for row in rows:
+        s = row.step
+        times = (s.towers, s.loss, s.gathers, s.gradients, s.exposed, s.seconds)
+        shares = (f"{share:.3f}" for share in (row.efficiency, row.unhidden, row.fsdp))
+        table.rows.append(
+            (f"{s.gpus:,}", f"{s.batch:,}", *(f"{1e3 * t:.2f}" for t in times), f"{s.rate:,.0f}", *shares)
+        )
+    return table
+
+
+def _picture(spec: NetworkSpec, predicted: Mapping[str, Sequence[Predicted]]) -> bytes:
+    from clipx.bench.picture import Panel, draw
+
+    def shares(title: str, rows: Sequence[Predicted]) -> Panel:
+        curves = {
+            "gradients beside the backward": [(row.step.gpus, row.efficiency) for row in rows],
+            "nothing hidden": [(row.step.gpus, row.unhidden) for row in rows],
+            "parameters sharded (FSDP)": [(row.step.gpus, row.fsdp) for row in rows],
+        }
+        return Panel(f"efficiency, {title}", "GPUs", curves, log=True)
+
+    def parts(title: str, rows: Sequence[Predicted]) -> Panel:
+        named = ("towers", "loss", "gathers", "gradients")
+        curves = {part: [(row.step.gpus, 1e3 * getattr(row.step, part)) for row in rows] for part in named}
+        return Panel(f"ms, {title}", "GPUs", curves, log=True, log_y=True)
+
+    panels = [make(*item) for make in (shares, parts) for item in predicted.items()]
+    return draw(f"a step of {spec.model} with {spec.objective}: predicted, not measured", panels, columns=2)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,123 @@
+"""The text of a job's script: what sbatch reads of it, and what bash runs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clipx.errors import Exit
+
+from . import snapshot
+from .options import SlurmSpec, Style
+from .point import files_of
+
+_SCRIPT = """\
+# What a point is and does is in its folder's .launch.
+points=(
+{points}
+)
+point="${{points[${{SLURM_ARRAY_TASK_ID:-0}}]}}"
+files="$point/.launch"
+job="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"
+{setup}
+{environment}
+export PYTHONPATH={code}"${{PYTHONPATH:+:$PYTHONPATH}}"
+export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-}}" # which srun does not inherit from SLURM 22.05 on
+rm -f "$files/requeue" "$files/result.json"
+
+{command}
+code=$?
+
+# A run that was signalled and has saved leaves `requeue`. An exit code could not say so: of several tasks srun ends the
+# others when the first one fails. After scancel, and where SLURM itself takes the job back, this script is over by now.
+if [[ -e "$files/requeue" ]] || (( code == 138 )); then # 138: SIGUSR1, before Python could listen
+  if (( ${{SLURM_RESTART_COUNT:-0}} < {max_requeue} )); then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 3600 # until SLURM ends this script
+  fi
+  echo "stopped and saved, but not put back into the queue (hydra.launcher.max_requeue={max_requeue})" >&2
+  code={stopped}
+fi
+if [[ ! -e "$files/result.json" ]]; then # a process that was killed could not write it
+  (( code )) || code=1
+  printf '{{"state": "failed", "exit_code": %d, "error": "no rank could say why: see the logs"}}\\n' "$code" \\
+    > "$files/result.json"
+fi
+# Of ranks that were ended because another one failed srun may give the code: the job's is that of the first.
+(( code )) && [[ "$(< "$files/result.json")" =~ '"exit_code": '([1-9][0-9]*) ]] && code="${{BASH_REMATCH[1]}}"
+exit "$code"
+"""
+
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+_TORCHRUN = """\
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun --wait=60 --unbuffered --open-mode=append --output="$files/logs/$job.%t.log" {srun}\\
+  bash -c 'exec "$@" --node-rank="$SLURM_NODEID" -m {module} --requeue "$0"' "$point" \\
+  {python} -u -m torch.distributed.run --nnodes={nodes} --nproc-per-node={tasks} \\
+  --master-addr="$head" --master-port=$((15000 + SLURM_JOB_ID % 15000)) --signals-to-handle={signals}"""
+_SRUN = """\
+srun --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="$files/logs/$job.%t.log" {srun}\\
+  {python} -u -m {module} --requeue "$point\""""
+
+
+def script(folders: Sequence[Path], spec: SlurmSpec, code: Mapping[str, str]) -> str:
+    """What follows after #SBATCH: runs the point of the task's number, and puts it back where it was stopped."""
+    own = {name: value for name, value in code.items() if name != "PYTHONPATH"}
+    command = (_TORCHRUN if spec.style is Style.torchrun else _SRUN).format(
+        python=spec.python or shlex.quote(sys.executable),
+        srun="".join(f"{shlex.quote(option)} " for option in spec.srun),
+        module=snapshot.MODULE,
+        nodes=spec.nodes,
+        tasks=spec.tasks_per_node,
+        signals=SIGNALS,
+    )
+    return _SCRIPT.format(
+        points="\n".join(shlex.quote(str(folder)) for folder in folders),
+        setup="\n".join(spec.setup),
+        environment=exports({"PYTHONUNBUFFERED": "1", **own, **spec.variables}),
+        code=shlex.quote(code["PYTHONPATH"]),
+        command=command,
+        max_requeue=spec.max_requeue,
+        stopped=int(Exit.REQUEUE),
+    )
+
+
+def parameters(spec: SlurmSpec, folder: Path, points: int) -> dict[str, Any]:
+    """What #SBATCH says, by sbatch's own words, but for the array. `folder` is the sweep's."""
+    torchrun = spec.style is Style.torchrun
+    values = {
+        "job-name": spec.name,
+        "partition": spec.partition,
+        "account": spec.account,
+        "qos": spec.qos,
+        "constraint": spec.constraint,
+        "nodes": spec.nodes,
+        "ntasks-per-node": 1 if torchrun else spec.tasks_per_node,
+        "cpus-per-task": spec.cpus_per_task * (spec.tasks_per_node if torchrun else 1),
+        "gpus-per-node": spec.gpus_per_node or None,
+        "mem": None if spec.mem_gb is None else f"{spec.mem_gb * 1024:.0f}M",
+        "time": spec.minutes,
+        "chdir": str(Path.cwd()),
+        "output": str(files_of(folder) / "logs" / f"{'%A_%a' if points > 1 else '%j'}.log"),
+        "open-mode": "append",
+        "requeue": True,
+        "signal": f"USR1@{spec.signal_before_s}" if spec.signal_before_s else None,
+        **{key.replace("_", "-"): value for key, value in spec.sbatch.items()},
+    }
+    return {key: value for key, value in values.items() if value not in (None, False)}
+
+
+def whole(spec: SlurmSpec, folders: Sequence[Path], folder: Path, code: Mapping[str, str]) -> str:
+    """The script as sbatch takes it. What submits through submitit has the same lines from there."""
+    points = len(folders)
+    several = {"array": f"0-{points - 1}%{min(points, spec.parallelism or points)}"} if points > 1 else {}
+    flags = (several | parameters(spec, folder, points)).items()
+    lines = [f"#SBATCH --{key}" + ("" if value is True else f"={shlex.quote(str(value))}") for key, value in flags]
+    return "\n".join(["#!/bin/bash", *lines, "", script(folders, spec, code)])
+
+
+def exports(values: Mapping[str, str]) -> str:
+    """A line for each variable, taken literally."""
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())

@@ -1,0 +1,92 @@
+"""The commands that look after sweeps: `python -m clipx.sweep …`, installed as `clipx-sweep`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from clipx.cli import report
+from clipx.errors import ClipxError, ConfigError, Exit
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}: {self.prog} --help shows what there is")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code; an error is one line."""
+    try:
+        _run(_parser().parse_args(argv))
+    except ClipxError as error:
+        report(error, full=False)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return Exit.ABORTED
+    except BrokenPipeError:  # of `| head`
+        sys.stderr.close()
+    return Exit.FINISHED
+
+
+def _parser() -> _Parser:
+    parser = _Parser("clipx-sweep", description="What came of a sweep, and what is to become of it.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    status = commands.add_parser("status", help="a table of the runs under some folders, swept or not")
+    status.add_argument("folders", type=Path, nargs="*", default=[Path("outputs")], metavar="FOLDER")
+    how = status.add_mutually_exclusive_group()
+    how.add_argument("--watch", action="store_true", help="again every few seconds, until all have ended")
+    how.add_argument("--json", action="store_true", help="one JSON document")
+    logs = _of_sweep(commands, "logs", "what a point's ranks wrote; without a POINT, those of all that failed")
+    logs.add_argument("points", nargs="*", metavar="POINT", help="its number, or its folder")
+    logs.add_argument("--rank", type=int, help="of this rank alone; with torchrun, of this node")
+    logs.add_argument("--follow", action="store_true", help="and what comes, until the points have ended")
+    logs.add_argument("--lines", type=int, default=30, metavar="N", help="the last N of each log; 0: all (default 30)")
+    cancel = _of_sweep(commands, "cancel", "ends points that wait or run; what they trained is saved")
+    cancel.add_argument("points", nargs="*", metavar="POINT", help="its number, or its folder; none: all")
+    _of_sweep(commands, "resume", "starts points again that failed, or were cancelled, stopped or lost")
+    best = _of_sweep(commands, "best", "the best point by a metric")
+    results = _of_sweep(commands, "results", "a row for each point: results.csv, results.parquet and results.png")
+    for command in (best, results):
+        command.add_argument("--metric", help="such as eval/zeroshot/top1 (default: the first headline number)")
+        command.add_argument("--lowest", action="store_true", help="the lowest is the best, as it always is of a loss")
+    best.add_argument("--json", action="store_true", help="one JSON document")
+    return parser
+
+
+def _of_sweep(commands: argparse._SubParsersAction[_Parser], name: str, text: str) -> _Parser:
+    command = commands.add_parser(name, help=text, description=text)
+    command.add_argument("sweep", type=Path, metavar="SWEEP", help="the folder that hydra.sweep.dir named")
+    return command
+
+
+def _run(asked: argparse.Namespace) -> None:
+    match asked.command:
+        case "status":
+            from . import status
+
+            status.show(asked.folders, asked.watch, asked.json)
+        case "logs":
+            from . import logs
+
+            if asked.lines < 0:
+                raise ConfigError(f"--lines={asked.lines} must be 0 (all) or more")
+            logs.show(asked.sweep, asked.points, asked.rank, asked.lines, asked.follow)
+        case "cancel":
+            from .cancel import cancel
+
+            cancel(asked.sweep, asked.points)
+        case "resume":
+            from .resume import resume
+
+            resume(asked.sweep)
+        case "best":
+            from . import results
+
+            results.best(asked.sweep, asked.metric, asked.lowest, asked.json)
+        case _:
+            from . import results
+
+            results.write(asked.sweep, asked.metric, asked.lowest)

@@ -1,0 +1,97 @@
+"""What the ranks of points wrote: a point's own, or those of all that failed."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from clipx.errors import ConfigError
+
+from .point import files_of
+from .run import ENDED, Run, State
+from .runs import picked, sweep_runs
+
+_LOOK_S = 1.0
+
+
+def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follow: bool) -> None:
+    """Prints the last lines of each log. Without names: of the points that failed. Raises ClipxError."""
+    runs = sweep_runs(folder)
+    chosen = picked(runs, names) if names else [run for run in runs if run.state is State.failed]
+    if not chosen:
+        _list(runs)
+        return
+    shown: dict[Path, int] = {}
+    for run in chosen:
+        paths = logs_of(run, folder, rank)
+        if not paths and not follow:
+            print(f"point {run.name} is {run.state}{f' ({run.reason})' if run.reason else ''}, and has no log yet")
+        for path in paths:
+            print(f"==> {path} <==\n{_tail(path, lines)}", end="", flush=True)
+            shown[path] = path.stat().st_size
+    if follow:
+        _follow(folder, [run.name for run in chosen], rank, shown)
+
+
+def logs_of(run: Run, sweep: Path, rank: int | None) -> list[Path]:
+    """Of the point's last start: each rank's (with torchrun each node's), or one of them, and what SLURM had to say.
+
+    Raises ConfigError where there are logs, but none of that rank.
+    """
+    assert run.point is not None
+    found = list(run.point.logs.glob(f"{run.job or 'local'}.*.log")) or list(run.point.logs.glob("*.*.log"))
+    ranks = {_rank(path): path for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.name))}
+    if rank is not None and ranks:
+        if rank not in ranks:
+            known = ", ".join(map(str, sorted(ranks)))
+            raise ConfigError(f"--rank={rank} is not a log of point {run.name}: there are {known}")
+        return [ranks[rank]]
+    batch = files_of(sweep) / "logs" / f"{run.job}.log"
+    own = [batch] if rank is None and batch.is_file() and batch.stat().st_size else []
+    return [ranks[number] for number in sorted(ranks)] + own
+
+
+def _rank(path: Path) -> int:
+    number = path.name.split(".")[-2]
+    return int(number) if number.isdigit() else -1
+
+
+def _list(runs: Sequence[Run]) -> None:
+    print("no point has failed; name one of those that have logs:")
+    for run in runs:
+        logs = logs_of(run, run.folder, None)
+        if logs:
+            print(f"  {run.name}  {run.state}  {len(logs)} in {logs[0].parent}")
+
+
+def _tail(path: Path, lines: int) -> str:
+    """The last lines, each whole."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        kept = list(deque(file, maxlen=lines or None))
+    return "".join(kept) + ("" if not kept or kept[-1].endswith("\n") else "\n")
+
+
+def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Path, int]) -> None:
+    """What is added, and in new files, until all the points have ended."""
+    last: Path | None = next(reversed(shown), None)
+    over = False
+    while not over:
+        runs = picked(sweep_runs(folder), names)
+        over = all(run.state in ENDED for run in runs)  # before the last look at what they wrote
+        for path in (path for run in runs for path in logs_of(run, folder, rank)):
+            text, size = _since(path, shown.get(path, 0))
+            if text:
+                print(("" if path == last else f"==> {path} <==\n") + text, end="", flush=True)
+                last = path
+            shown[path] = size
+        if not over:
+            time.sleep(_LOOK_S)
+
+
+def _since(path: Path, at: int) -> tuple[str, int]:
+    with path.open("rb") as file:
+        file.seek(at)
+        found = file.read()
+    return found.decode("utf-8", errors="replace"), at + len(found)

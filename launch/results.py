@@ -1,0 +1,148 @@
+"""What a sweep found: its best point, and a row for each point in results.csv, results.parquet and results.png."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from clipx.console import clock, format_value, headline, terminal
+from clipx.data.write import write_whole
+from clipx.errors import ConfigError
+from clipx.resume import step_of
+
+from . import picture
+from .run import Number, Run, metric_of, value_of
+from .runs import sweep_runs
+
+Cell = str | int | float | None
+_FIX = "make room, or copy the sweep where you can write"
+
+
+def lowest_wins(metric: str, asked: bool) -> bool:
+    return asked or metric.endswith("loss")
+
+
+def best(folder: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
+    """The point whose last number of the metric is the highest. Raises ConfigError where no point has one."""
+    runs = sweep_runs(folder)
+    metric = metric_of(runs, metric)
+    valued = [(number, run) for run in runs if (number := value_of(run, metric))]
+    if not valued:
+        raise ConfigError(f"metric={metric} has no value yet in {folder}: wait for the first evaluation, or row")
+    sign = -1 if lowest_wins(metric, lowest) else 1
+    number, run = max(valued, key=lambda found: sign * found[0].value)
+    found = {
+        "metric": metric,
+        "value": number.value,
+        "step": number.step,
+        "point": run.point.index if run.point else None,
+        "state": run.state,
+        "overrides": run.typed,
+        "run": str(run.folder),
+        "checkpoint": _checkpoint(run, number),
+        "points": len(runs),
+        "points_with_value": len(valued),
+    }
+    print(json.dumps(found, indent=1) if as_json else _told(found, run, number))
+
+
+def _checkpoint(run: Run, number: Number) -> str | None:
+    """That of the number's step; else the newest."""
+    of_step = [path for path in run.checkpoints if step_of(path) == number.step]
+    return next((str(path) for path in of_step + run.checkpoints), None)
+
+
+def _told(found: dict[str, object], run: Run, number: Number) -> str:
+    metric = str(found["metric"])
+    typed = " ".join(f"{key}={value}" for key, value in run.typed.items())
+    lines = {
+        metric: f"{format_value(metric, number.value)} at step {number.step:,}",
+        "point": f"{run.name}, {run.state}; of {found['points']} points {found['points_with_value']} have a value",
+        "overrides": typed or "(none that others do not have)",
+        "run": shlex.quote(str(run.folder)),
+        "checkpoint": shlex.quote(str(found["checkpoint"])) if found["checkpoint"] else "(none was saved)",
+    }
+    wide = max(map(len, lines))
+    return "\n".join(f"{name:{wide}}  {text}" for name, text in lines.items())
+
+
+# ------------------------------------------------------------------------------------------------------ results
+
+
+def write(folder: Path, metric: str | None, lowest: bool) -> None:
+    """Writes the files, and prints the table in short. Raises ClipxError."""
+    runs = sweep_runs(folder)
+    metric = metric_of(runs, metric)
+    rows = rows_of(runs)
+    write_whole(folder / "results.csv", lambda path: _csv(Path(path), rows), _FIX)
+    write_whole(folder / "results.parquet", lambda path: _parquet(path, rows), _FIX)
+    names = ["results.csv", "results.parquet"]
+    lines = [picture.Line(run.typed, number.value if (number := value_of(run, metric)) else None) for run in runs]
+    if any(line.values for line in lines):
+        drawn = picture.draw(folder.absolute().name, metric, lines, lowest_wins(metric, lowest))
+        write_whole(folder / "results.png", lambda path: Path(path).write_bytes(drawn), _FIX)
+        names.append("results.png")
+    terminal().print(_short(runs, metric))
+    alike = "" if len(names) == 3 else "; nothing varies, so that there is no picture"
+    print(f"written to {folder}: {', '.join(names)}{alike}")
+
+
+def rows_of(runs: Sequence[Run]) -> list[dict[str, Cell]]:
+    """All runs have the same columns: what varied, the state, the last number of each metric, the best of some."""
+    typed = _columns([run.typed for run in runs])
+    numbers = list({name: None for run in runs for name in run.newest if name.startswith("eval/")})
+    rows = []
+    for run, values in zip(runs, typed, strict=True):
+        row: dict[str, Cell] = {"point": run.point.index if run.point else None, "run": run.name, **values}
+        row |= {"state": str(run.state), "reason": run.reason or None}
+        row |= {"step": int(run.last["step"]) if run.last else None, "steps": run.steps}
+        row |= {"train/loss": run.last.get("train/loss")}
+        row |= {name: run.newest[name].value if name in run.newest else None for name in numbers}
+        for name in filter(headline, numbers):
+            row[f"best/{name}"] = run.best[name].value if name in run.best else None
+        rows.append(row | {"samples_per_second": run.samples_per_second, "seconds": run.seconds})
+    return rows
+
+
+def _columns(typed: Sequence[dict[str, str]]) -> list[dict[str, Cell]]:
+    """Overrides as cells: a column is of numbers where all of it is."""
+    keys = list({key: None for values in typed for key in values})
+    columns = {key: picture.numbers([values.get(key) for values in typed]) for key in keys}
+    return [{key: columns[key][i] for key in keys} for i in range(len(typed))]
+
+
+def _csv(path: Path, rows: Sequence[dict[str, Cell]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _parquet(path: str, rows: Sequence[dict[str, Cell]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+
+
+def _short(runs: Sequence[Run], metric: str) -> Table:
+    keys = list({key: None for run in runs for key in run.typed})
+    table = Table("run", *keys, "state")
+    for name in (metric.removeprefix("eval/"), "at step", "samples/s", "time"):
+        table.add_column(name, justify="right")
+    for run in runs:
+        number, rate = value_of(run, metric), run.samples_per_second
+        table.add_row(
+            run.name,
+            *(run.typed.get(key, "") for key in keys),
+            run.state,
+            *(("", "") if number is None else (format_value(metric, number.value), f"{number.step:,}")),
+            "" if rate is None else f"{rate:,.0f}",
+            clock(run.seconds),
+        )
+    return table

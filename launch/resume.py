@@ -1,0 +1,64 @@
+"""Launches points again that have ended and are not finished, as they were launched before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clipx.config import discover, from_dict
+from clipx.errors import ClipxError
+
+from .cancel import states
+from .options import LocalSpec, SlurmSpec
+from .run import AGAIN, Run
+from .runs import sweep_runs
+from .sweep import Sweep
+
+
+def resume(folder: Path) -> None:
+    """Points that failed, or were cancelled, stopped or lost, go on from their checkpoints. Raises ClipxError.
+
+    They run today's code, with the settings, and in the working directory, of their last launch. Others are left alone.
+    """
+    runs = sweep_runs(folder)
+    again = [run for run in runs if run.state in AGAIN]
+    if not again:
+        print(f"nothing to resume: {states(runs)}")
+        return
+    for launch, points in _by_launch(again):
+        _start(folder.absolute(), launch, points)
+
+
+def _by_launch(runs: Sequence[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
+    """Points that were launched alike, by whichever processes, are launched together."""
+    found: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    for run in runs:
+        if run.launch is None:
+            raise ClipxError(f"sweep.json does not say how point {run.name} was launched: give its command again")
+        alike = json.dumps({key: value for key, value in run.launch.items() if key != "process"}, sort_keys=True)
+        found.setdefault(alike, (run.launch, []))[1].append(run)
+    return list(found.values())
+
+
+def _start(folder: Path, launch: dict[str, Any], runs: Sequence[Run]) -> None:
+    settings = launch["settings"]
+    for place in (launch["cwd"], *launch["plugins"]):
+        if not Path(place).is_dir():
+            raise ClipxError(f"{place}, which the sweep was launched with, is gone: restore it")
+    for place in reversed(launch["plugins"]):
+        discover(Path(place), own=False)
+    with contextlib.chdir(launch["cwd"]):
+        sweep = Sweep.kept(folder, [run.point for run in runs if run.point is not None])
+        if settings["kind"] == "slurm":
+            from . import slurm
+
+            slurm.start(sweep, replace(from_dict(SlurmSpec, settings), wait=False))
+            return
+        from . import local
+
+        for returned in local.start(sweep, from_dict(LocalSpec, settings)):
+            _ = returned.return_value  # raises what the point failed of

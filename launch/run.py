@@ -1,0 +1,151 @@
+"""One run as its folder shows it, and the numbers to compare runs by."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clipx.checkpoint.folder import MANIFEST
+from clipx.console import headline
+from clipx.errors import ConfigError, near
+from clipx.logger import Row
+from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
+from clipx.saved import read_saved
+from clipx.schedule import Duration, Length
+
+from .point import Point
+
+
+class State(StrEnum):
+    waiting = "waiting"  # in SLURM's queue, or for its turn on this machine
+    starting = "starting"  # at work, and no line of metrics yet
+    running = "running"
+    silent = "silent"  # has written nothing for ten minutes
+    requeued = "requeued"  # saved before its time limit, and back in the queue
+    finished = "finished"
+    failed = "failed"
+    cancelled = "cancelled"  # by scancel, SIGTERM or SIGINT; what was trained is saved
+    stopped = "stopped"  # saved before its time limit, and not put back into the queue
+    lost = "lost"  # its job or its process is gone without a word
+
+
+ENDED = frozenset({State.finished, State.failed, State.cancelled, State.stopped, State.lost})
+AGAIN = ENDED - {State.finished}  # what `resume` starts
+
+
+class Number(NamedTuple):
+    value: float
+    step: int
+
+
+@dataclass
+class Run:
+    """One run: what its folder says, and its state. `name` is its folder, relative to where was looked."""
+
+    folder: Path
+    name: str
+    point: Point | None
+    launch: dict[str, Any] | None  # of sweep.json: how the point was launched
+    rows: list[Row] = field(repr=False)
+    events: list[dict[str, Any]] = field(repr=False)
+    state: State = State.starting
+    reason: str = ""  # why it waits, or how it failed, in a line
+    typed: dict[str, str] = field(default_factory=dict)  # the overrides that not all runs here have
+
+    @property
+    def job(self) -> str | None:
+        return None if self.point is None else self.point.id
+
+    @cached_property
+    def last(self) -> Row:
+        """The newest row with a loss."""
+        return next((row for row in reversed(self.rows) if "train/loss" in row), {})
+
+    @cached_property
+    def newest(self) -> dict[str, Number]:
+        """Each metric's last number, in the order in which they came."""
+        return {name: Number(row[name], int(row["step"])) for row in self.rows for name in row if "/" in name}
+
+    @cached_property
+    def best(self) -> dict[str, Number]:
+        """The highest of each headline number."""
+        found: dict[str, Number] = {}
+        for row in self.rows:
+            for name in filter(headline, row):
+                if name not in found or row[name] > found[name].value:
+                    found[name] = Number(row[name], int(row["step"]))
+        return found
+
+    @property
+    def steps(self) -> int | None:
+        """Of the whole run; None where that is not known: an epoch's samples are counted when the data is opened."""
+        return _steps(self.folder / "config.yaml", self.rows[-1] if self.rows else {})
+
+    @cached_property
+    def checkpoints(self) -> list[Path]:
+        """The newest first."""
+        found = [path.parent for path in (self.folder / CHECKPOINTS).glob(f"step-*/{MANIFEST}")]
+        return sorted((path for path in found if is_checkpoint(path.name)), key=step_of, reverse=True)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """The median of the run's rows."""
+        rates = [row["train/samples_per_second"] for row in self.rows if "train/samples_per_second" in row]
+        return statistics.median(rates) if rates else None
+
+    @property
+    def seconds(self) -> float:
+        """At work, over all its starts; without the time between them."""
+        marks = [(row["seconds"], False) for row in self.rows]
+        marks += [(event["time"], event["event"] == "start") for event in self.events]
+        spans: list[list[float]] = []  # the first and the last mark of each start
+        for now, start in sorted(marks):
+            if start or not spans:
+                spans.append([now, now])
+            spans[-1][1] = now
+        return sum((last - first for first, last in spans), 0.0)
+
+
+@cache
+def _length(config: Path) -> tuple[Duration, int]:
+    values = read_saved(config)
+    return Duration.parse(values["duration"], "duration"), int(values["data"]["batch_size"])
+
+
+def _steps(config: Path, row: Row) -> int | None:
+    try:
+        duration, batch = _length(config)
+    except (ConfigError, KeyError, TypeError, ValueError):  # not begun, or of a version with other keys
+        return None
+    if duration.unit == "ep" and not row.get("epoch"):
+        return None
+    epoch = round(row["samples"] / row["epoch"]) if duration.unit == "ep" else 0
+    return duration.samples(Length(epoch, batch)) // batch
+
+
+def metric_of(runs: Collection[Run], asked: str | None) -> str:
+    """The metric to compare runs by: the one asked for, else the first headline number, else the loss.
+
+    Raises ConfigError where no run has it.
+    """
+    names = list({name: None for run in runs for name in run.newest})
+    if asked is None:
+        return next(filter(headline, names), "train/loss")
+    found = next((name for name in (asked, f"eval/{asked}") if name in names), None)
+    if found is None:
+        shown = [name for name in names if name.startswith("eval/")] or names
+        there = f"give one of {', '.join(shown)}{near(asked, names)}" if names else "no run has any number yet"
+        raise ConfigError(f"metric={asked} is no number of these runs: {there}")
+    return found
+
+
+def value_of(run: Run, metric: str) -> Number | None:
+    """Its newest number, where that is one."""
+    number = run.newest.get(metric)
+    return number if number is not None and math.isfinite(number.value) else None

@@ -1,0 +1,138 @@
+"""The points of a sweep, and other runs, by the folders they are in."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from clipx.errors import ClipxError, ConfigError, near
+from clipx.logger import read_rows
+from clipx.resume import CHECKPOINTS
+
+from .point import Point, files_of, read_json
+from .run import Run
+from .state import jobs_of, state_of
+
+
+def sweep_runs(folder: Path) -> list[Run]:
+    """The points of a sweep by their numbers. Raises ClipxError where the folder holds none."""
+    if not (files_of(folder) / "sweep.json").is_file():
+        raise ConfigError(_no_sweep(folder))
+    return runs_in([folder], points_only=True)
+
+
+def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[Run]:
+    """All runs under some folders, sweeps' and others. Raises ClipxError where there is none, or a file is broken."""
+    found: dict[Path, Run] = {}
+    for folder in folders:
+        for place, launch in _places(folder.resolve(), points_only):
+            name = os.path.relpath(place, folder.resolve())
+            found.setdefault(place, _read(place, str(folder) if name == "." else name, launch))
+    if not found:
+        raise ConfigError(f"{', '.join(map(str, folders))} holds no run: give a folder of runs")
+    runs = sorted(found.values(), key=lambda run: (run.point is None, run.point.index if run.point else 0, run.name))
+    now = time.time()
+    jobs = jobs_of(runs)
+    for run, typed in zip(runs, varied([run.point.overrides if run.point else [] for run in runs]), strict=True):
+        run.typed = typed
+        run.state, run.reason = state_of(run, jobs, now)
+    return runs
+
+
+def picked(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
+    """The runs of these numbers or folders; all where none is named. Raises ConfigError."""
+    known = {str(run.point.index): run for run in runs if run.point} | {run.name: run for run in runs}
+    for name in names:
+        if name not in known and Path(name).resolve() not in {run.folder for run in runs}:
+            raise ConfigError(
+                f"point {name} is not in this sweep: give one of {', '.join(list(known)[:20])}{near(name, list(known))}"
+            )
+    by_folder = {run.folder: run for run in runs}
+    return [known.get(name) or by_folder[Path(name).resolve()] for name in names] or list(runs)
+
+
+def varied(overrides: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Of each run, the values by key of those overrides that not all runs have."""
+    pairs = [dict(_pair(text) for text in typed) for typed in overrides]
+    keys = {key: None for values in pairs for key in values}  # in their order
+    differ = [key for key in keys if any(values.get(key) != pairs[0].get(key) for values in pairs)]
+    return [{key: values[key] for key in differ if key in values} for values in pairs]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    return key.lstrip("+~"), value
+
+
+def _places(folder: Path, points_only: bool) -> Iterable[tuple[Path, dict[str, Any] | None]]:
+    """Run directories, and how they were launched where a sweep.json says so."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not there: check the path")
+    runs: dict[Path, dict[str, Any] | None] = {}
+    for at, folders, files in os.walk(folder):
+        place = Path(at)
+        if ".launch" in folders:
+            runs |= _of_sweep(place)
+            if (place / ".launch/point.json").is_file():
+                runs.setdefault(place, None)
+        if "config.yaml" in files and not points_only:
+            runs.setdefault(place, None)
+        folders[:] = [name for name in folders if name not in (".launch", CHECKPOINTS)]
+    return runs.items()
+
+
+def _of_sweep(folder: Path) -> dict[Path, dict[str, Any] | None]:
+    path = files_of(folder) / "sweep.json"
+    if not path.is_file():
+        return {}
+    try:
+        known = _whole(path)
+        launches = dict(enumerate(known.get("launches", [])))
+        # Of a sweep that was moved the points are where it is now.
+        places = [(Path(row["folder"]), launches.get(row.get("launch"))) for row in known["points"]]
+        return {(place if place.is_dir() else folder / place.name).resolve(): launch for place, launch in places}
+    except (AttributeError, KeyError, TypeError):
+        raise _broken(path) from None
+
+
+def _no_sweep(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} is not there: check the path"
+    sweeps = [str(path.parent.parent) for path in folder.glob("*/.launch/sweep.json")]
+    sweeps += [str(parent) for parent in folder.absolute().parents if (parent / ".launch/sweep.json").is_file()]
+    there = f", such as {sorted(sweeps)[-1]}" if sweeps else ""
+    return f"{folder} holds no sweep (no .launch/sweep.json): give the folder that hydra.sweep.dir named{there}"
+
+
+def _whole(path: Path) -> Any:
+    values = read_json(path)
+    if values is None:
+        raise _broken(path)
+    return values
+
+
+def _broken(path: Path) -> ClipxError:
+    return ClipxError(f"{path} cannot be read: restore it, or delete it and launch again")
+
+
+def _read(folder: Path, name: str, launch: dict[str, Any] | None) -> Run:
+    path = files_of(folder) / "point.json"
+    point = None
+    if path.is_file():
+        _whole(path)
+        try:
+            point = Point.read(folder)
+        except TypeError:
+            raise _broken(path) from None
+    return Run(folder, name, point, launch, read_rows(folder / "metrics.jsonl"), _events(folder / "events.jsonl"))
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """The lines of an events.jsonl. One that was cut short is left out."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]

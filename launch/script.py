@@ -1,0 +1,65 @@
+"""`python -m launch.script [sbatch | torchrun] [KEY=VALUE …] -- [OVERRIDE …]`: the script of a run, to start by hand.
+
+sbatch     for `sbatch` on a cluster; the default. All of clipx_slurm's keys: nodes=2 tasks_per_node=8 partition=gpu
+torchrun   for each of several hosts without SLURM. clipx_torchrun's keys: nodes=2 tasks_per_node=8 host=node1
+
+KEY is one of hydra.launcher's; OVERRIDE is what `python -m clipx.train` takes. launcher=NAME takes a site's own file of
+keys, with --config-dir among the overrides. Before anything is printed the run is checked as the launchers check it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from clipx.errors import ConfigError, require
+
+_LAUNCHERS = {"sbatch": "clipx_slurm", "torchrun": "clipx_torchrun"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 where the run cannot be."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    try:
+        command = translated(words)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    from clipx.train import main as train
+
+    before, sys.argv = sys.argv, ["clipx.train", *command]
+    try:
+        train()
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def translated(words: Sequence[str]) -> list[str]:
+    """The words of `clipx.train` that have a launcher print it. Raises ConfigError."""
+    own, overrides = list(words), []
+    if "--" in own:
+        place = own.index("--")
+        own, overrides = own[:place], own[place + 1 :]
+    kind = own.pop(0) if own and "=" not in own[0] else "sbatch"
+    require(kind in _LAUNCHERS, f"{kind} is no script: write sbatch or torchrun, then KEY=VALUE, --, and the run")
+    launcher, keys = _LAUNCHERS[kind], []
+    for word in own:
+        key, equals, value = word.partition("=")
+        require(bool(equals), f"{word} is not KEY=VALUE: what `clipx.train` takes comes after --")
+        require(key != "submit", f"{word} is not this command's to say: submit what it prints, or launch by -m")
+        if key == "launcher":
+            launcher = value
+        else:
+            keys.append(f"+hydra.launcher.{word[1:]}" if word.startswith("+") else f"hydra.launcher.{word}")
+    printing = ["hydra.launcher.submit=false"] if kind == "sbatch" else []
+    return ["-m", *overrides, f"hydra/launcher={launcher}", *keys, *printing]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The torchrun command of one run on several hosts, for those that no SLURM starts."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.core.utils import JobReturn
+from hydra.types import HydraContext
+
+from clipx import plugins
+from clipx.config import checked
+from clipx.errors import require
+from clipx.spec import RunSpec
+
+from .batch import SIGNALS, exports
+from .options import TorchrunSpec
+from .sweep import Overrides, Planned, Sweep
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_SCRIPT = """\
+#!/bin/bash
+# On each of {nodes} hosts: bash SCRIPT NUMBER, the number of {host} being 0. The same again goes on with the run.
+set -eu
+{environment}
+cd {folder}
+exec {python} -m torch.distributed.run --nnodes={nodes} --node-rank="${{1:?the number of this host, from 0}}" \\
+  --nproc-per-node={tasks} --master-addr={host} --master-port={port} \\
+  --signals-to-handle={signals} \\
+  -m clipx.train {words}
+"""
+
+
+def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
+    """Prints the script, and writes nothing. Raises ConfigError where the run cannot be as it says."""
+    spec: TorchrunSpec = checked(config.hydra.launcher, "hydra.launcher.")
+    require(
+        len(overrides) == 1,
+        f"hydra/launcher=clipx_torchrun prints the command of one run, and these are {len(overrides)}: give one value "
+        "each, or sweep by clipx_slurm",
+    )
+    sweep = Sweep.composed(context, config, overrides, first)
+
+    def rule(run: RunSpec) -> None:
+        spec.network.check(run.distributed.device)
+        run.data.check_ranks(spec.world)
+
+    sweep.check(rule, dict)
+    print(script(spec, sweep.planned[0]), end="")
+    return sweep.returns(ended=False)
+
+
+def script(spec: TorchrunSpec, planned: Planned) -> str:
+    """All hosts have the same run directory, in which a second start goes on."""
+    typed = planned.point.overrides
+    added = {"run_dir": planned.spec.run_dir, "resume": "auto"}
+    own = [f"{key}={value}" for key, value in added.items() if not any(word.startswith(f"{key}=") for word in typed)]
+    folders = [word for place in plugins.__path__ for word in ("--config-dir", str(place))]
+    return _SCRIPT.format(
+        nodes=spec.nodes,
+        host=spec.host,
+        port=spec.port,
+        tasks=spec.tasks_per_node,
+        environment=exports({"PYTHONUNBUFFERED": "1", **spec.variables}),
+        folder=shlex.quote(str(Path.cwd())),
+        python=spec.python or shlex.quote(sys.executable),
+        signals=SIGNALS,
+        words=" ".join(map(shlex.quote, [*folders, *typed, *own])),
+    )
