@@ -6,7 +6,8 @@ import importlib
 import sys
 
 from clipx.bench import BenchSpec
-from clipx.config import CONF_DIR, cli
+from clipx.cli import cli
+from clipx.config import CONF_DIR
 
 
 def bench(spec: BenchSpec) -> None:

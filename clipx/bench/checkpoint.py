@@ -31,11 +31,13 @@ class CheckpointBenchSpec(BenchSpec):
     kind: str = "checkpoint"
     parameters: int = 150_000_000  # ViT-B-32's; the state is three times as many numbers
     repeats: int = 5  # rounds, in each of which all take turns; one more before them is not counted
+    outage_steps: int = 1000  # timed while checkpoint.remote does not answer, and as many without
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         for key, count in {"parameters": self.parameters, "repeats": self.repeats}.items():
             require(count >= 1, f"{key}={count} must be at least 1")
+        require(self.outage_steps >= 100, f"outage_steps={self.outage_steps} has no 99th percentile: give 100 or more")
 
     def run(self, say: Callable[[str], None]) -> Findings:
         from clipx.bench import saving
@@ -49,6 +51,11 @@ class CheckpointBenchSpec(BenchSpec):
         laps: dict[str, list[Lap]] = Processes(device, self.threads).run(
             saving.race, str(folder), self.parameters, self.repeats, self.seed
         )[0]
+        say(f"{self.outage_steps} steps while checkpoint.remote does not answer")
+        steps: dict[str, list[float]] = Processes(device, self.threads).run(
+            saving.outage, str(Path(self.run_dir) / "outage"), self.outage_steps, self.seed
+        )[0]
+        p99 = {name: statistics.quantiles(took, n=100)[98] for name, took in steps.items()}
         counted = {name: found[1:] for name, found in laps.items()}
         stalls = {name: [lap.stall for lap in found] for name, found in counted.items()}
         medians = {
@@ -70,10 +77,13 @@ class CheckpointBenchSpec(BenchSpec):
             "first_stall_seconds": {name: _rounded(found[0].stall) for name, found in laps.items()},
             "total_seconds": medians["total"],
             "slowdown": medians["slowdown"],
+            "outage_p99_ratio": _rounded(p99["outage"] / p99["alone"]),
+            "step_p99_seconds": {name: _rounded(value) for name, value in p99.items()},
+            "step_median_seconds": {name: _rounded(statistics.median(took)) for name, took in steps.items()},
             "results": self.run_dir,
         }
         details = {name: [asdict(lap) for lap in found] for name, found in laps.items()}
-        return Findings(figures, details, [self._table(figures)])
+        return Findings(figures, {"laps": details, "steps": steps}, [self._table(figures), self._outage(figures)])
 
     def _table(self, figures: dict[str, Any]) -> Table:
         table = Table(
@@ -83,6 +93,13 @@ class CheckpointBenchSpec(BenchSpec):
         for name, label in _LABELS.items():
             keys = ("stall_seconds", "first_stall_seconds", "total_seconds", "slowdown")
             table.rows.append((label, *(f"{figures[key][name]:.3g}" for key in keys)))
+        return table
+
+    def _outage(self, figures: dict[str, Any]) -> Table:
+        table = Table("a step while checkpoint.remote does not answer", ("", "median, s", "99th percentile, s"))
+        for name in ("alone", "outage"):
+            keys = ("step_median_seconds", "step_p99_seconds")
+            table.rows.append((name, *(f"{figures[key][name]:.4g}" for key in keys)))
         return table
 
 

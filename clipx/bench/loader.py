@@ -21,7 +21,8 @@ class LoaderSpec(BenchSpec):
 
     kind: str = "loader"
     of: str | None = None  # a run directory: its loader is measured instead, and whether the run waits for it
-    sides: list[int] = field(default_factory=lambda: [256, 512])  # longer side of the photographs, pixels
+    sides: list[int] = field(default_factory=lambda: [256, 512])  # width of the photographs, pixels
+    aspect: float = 0.75  # height of a photograph by its width; 1 for the squares of img2dataset's border and crop
     samples: int = 2048  # photographs of each size
     batch: int = 128
     workers: int = 2
@@ -32,6 +33,7 @@ class LoaderSpec(BenchSpec):
         BenchSpec.__post_init__(self)
         require(bool(self.sides), "sides=[] leaves nothing to measure: name at least one, sides=[512]")
         require(min(self.sides, default=32) >= 32, f"sides={self.sides} must hold numbers from 32")
+        require(0.25 <= self.aspect <= 4, f"aspect={self.aspect:g} must lie between 0.25 and 4: photographs have 0.75")
         counts = {"samples": self.samples, "batch": self.batch, "workers": self.workers}
         for key, count in (counts | {"batches": self.batches, "repeats": self.repeats}).items():
             require(count >= 1, f"{key}={count} must be at least 1")
@@ -65,7 +67,7 @@ class LoaderSpec(BenchSpec):
 
         say(f"{side} pixels: writing {self.samples:,} photographs")
         processes = Processes("cpu", self.threads)
-        processes.run(write_photographs, str(folder), side, self.samples, self.seed)
+        processes.run(write_photographs, str(folder), side, self.aspect, self.samples, self.seed)
         rates: dict[str, list[float]] = {name: [] for name in contestants}
         load = (str(folder), self.batch, self.workers, self.batches, self.seed)
         for i in range(self.repeats):
@@ -78,7 +80,7 @@ class LoaderSpec(BenchSpec):
         from clipx.bench.measure import ratio
 
         median = {side: {name: statistics.median(r) for name, r in found.items()} for side, found in rates.items()}
-        figures: dict[str, Any] = {"benchmark": "loader", "workers": self.workers}
+        figures: dict[str, Any] = {"benchmark": "loader", "workers": self.workers, "aspect": self.aspect}
         for side, found in rates.items():
             figures[f"ratio_{side}"] = round(ratio(found["clipx"], found["open_clip"]), 3)
             figures[f"share_of_decode_bound_{side}"] = round(ratio(found["clipx"], found["decode"]), 3)

@@ -35,24 +35,27 @@ _SHARDS = 8
 _CAPTION = "a photo of a small {} house beside the lake on a cloudy morning, with number {} on its door"
 
 
-def write_photographs(place: Place, folder: str, side: int, samples: int, seed: int) -> None:
-    """WebDataset shards of JPEGs, quality 90, side x ¾ side: smooth areas, edges, and a little grain, as photographs
-    have them; about 0.25 bytes a pixel."""
+def write_photographs(place: Place, folder: str, side: int, aspect: float, samples: int, seed: int) -> None:
+    """WebDataset shards of JPEGs, quality 90, `side` wide: smooth areas, edges, and a little grain, as photographs have
+    them; about 0.25 bytes a pixel."""
     Path(folder).mkdir(parents=True)
     colours = ("red", "green", "white", "wooden", "stone")
     for shard in range(_SHARDS):
         with tarfile.open(Path(folder) / f"{shard:04d}.tar", "w") as tar:
             for i in range(shard, samples, _SHARDS):
                 caption = _CAPTION.format(colours[i % 5], i)
-                for ending, content in (("jpg", _photograph(side, seed + i)), ("txt", caption.encode())):
+                for ending, content in (
+                    ("jpg", _photograph((side, round(side * aspect)), seed + i)),
+                    ("txt", caption.encode()),
+                ):
                     info = tarfile.TarInfo(f"{i:09d}.{ending}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
 
 
-def _photograph(side: int, seed: int) -> bytes:
+def _photograph(size: tuple[int, int], seed: int) -> bytes:
     rng = np.random.default_rng(seed)
-    size = (side, side * 3 // 4)
+    side = size[0]
     image = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
     for _ in range(12):  # things with edges
         left, top = (int(rng.integers(0, length)) for length in size)

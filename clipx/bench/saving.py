@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import statistics
 import time
 import warnings
@@ -21,11 +22,14 @@ from clipx.bench.measure import synchronize
 from clipx.bench.processes import Place
 from clipx.checkpoint import CheckpointSpec
 from clipx.checkpoint.folder import sync
+from clipx.checkpoint.mirror import Mirror
 from clipx.checkpoint.saver import Saver
 from clipx.distributed import Comm
+from clipx.resume import CHECKPOINTS
 
 _BLOCK = (768, 3072)  # of a ViT-B's MLP
 _WORK = 512  # the side of the matrices that the training thread multiplies meanwhile
+_ROUNDS = 10  # of steps in an outage and without one, in turns
 
 Wait = Callable[[], object]
 
@@ -118,6 +122,39 @@ def _work(comm: Comm, seed: int) -> Callable[[], float]:
         return time.perf_counter() - start
 
     return step
+
+
+def outage(place: Place, folder: str, steps: int, seed: int) -> dict[str, list[float]]:
+    """Seconds of steps `alone`, and beside uploads to a storage that takes connections and never answers."""
+    comm = place.join()
+    work = _work(comm, seed)
+    root = Path(folder)
+    saver = Saver(root / CHECKPOINTS, CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
+    saver.save(1, state(1_000_000, comm.device, seed), {})
+    saver.wait()
+    saver.close()
+    times: dict[str, list[float]] = {"alone": [], "outage": []}
+
+    def start() -> Mirror:
+        return Mirror(root, "s3://nobody/answers", lambda kind, **facts: None)
+
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        os.environ |= {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{deaf.getsockname()[1]}",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        os.environ |= {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "AWS_DEFAULT_REGION": "us-east-1"}
+        deaf.settimeout(60)
+        first, _ = start(), deaf.accept()  # from here on it is known to try, and what it needs is imported
+        first.close()
+        for _ in range(_ROUNDS):
+            mirror = start()
+            times["outage"] += [work() for _ in range(steps // _ROUNDS)]
+            mirror.close()
+            times["alone"] += [work() for _ in range(steps // _ROUNDS)]
+    shutil.rmtree(root)
+    comm.close()
+    return times
 
 
 # ------------------------------------------------------------------------------------------------- contestants

@@ -1,0 +1,116 @@
+"""Training steps of whole models as a composed run takes them, and as open_clip does.
+
+For benchmarks of a run's options.
+Shape suffixes: B batch, S side of an image, L context length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from clipx.bench.contestants import SAMPLES
+from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
+from clipx.bench.processes import Place
+from clipx.config import compose
+from clipx.data.loader import Batch
+from clipx.distributed import Comm
+from clipx.gradcache import forward_backward
+from clipx.model import ModelSpec
+from clipx.model.tokenizer import Tokenizer
+from clipx.optimizer import parameter_groups
+from clipx.schedule import Length
+
+MEDIAN, SPREAD = 12, 0.6  # tokens of a caption without start and end; deviation of their logarithm
+
+Step = Callable[[], Tensor]
+
+
+def captions(texts: int, length: int, seed: int) -> Tensor:
+    """[B, L] random tokens, as many in each text as captions from the web have."""
+    random = torch.Generator().manual_seed(seed)
+    tokens_BL = torch.randint(1, Tokenizer.start_id, (texts, length), generator=random)
+    used_B = (MEDIAN * torch.exp(SPREAD * torch.randn(texts, generator=random))).round().clamp(1, length - 2).long()
+    place_L = torch.arange(length)
+    tokens_BL[:, 0] = Tokenizer.start_id
+    tokens_BL[place_L > used_B[:, None]] = Tokenizer.pad_id
+    tokens_BL[torch.arange(texts), used_B + 1] = Tokenizer.end_id
+    return tokens_BL
+
+
+def batch_for(model: ModelSpec, size: int, device: torch.device, seed: int) -> Batch:
+    random = torch.Generator().manual_seed(seed)
+    image = torch.randint(0, 256, (size, 3, model.image.size, model.image.size), generator=random, dtype=torch.uint8)
+    image = image.contiguous(memory_format=torch.channels_last)
+    return Batch(image, captions(size, model.text.context_length, seed), torch.arange(size)).to(device)
+
+
+def step_of(overrides: Sequence[str], size: int, comm: Comm, seed: int) -> Step:
+    """A training step of the run that `overrides` compose, always on the same batch. It returns the loss."""
+    spec = compose(*overrides, f"data.batch_size={size}")
+    precision = spec.precision.build(comm.device)
+    torch.manual_seed(seed)
+    model = spec.model.build(comm.device, precision.dtype)
+    length = Length(epoch=max(SAMPLES, size), batch=size, total=10 * max(SAMPLES, size))
+    objective = spec.objective.build(comm, length).to(comm.device, precision.dtype)
+    optimizer = spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
+    batch = batch_for(spec.model, size, comm.device, seed)
+    samples_seen = 0
+
+    def step() -> Tensor:
+        nonlocal samples_seen
+        objective.before_step(samples_seen)
+        loss, _ = forward_backward(model, objective, batch, spec.data.micro_batches, comm, precision)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        samples_seen += size
+        objective.after_step(samples_seen)
+        return loss
+
+    return step
+
+
+def open_clip_vit_b32(size: int, comm: Comm, seed: int) -> Step:
+    """The same of open_clip's ViT-B-32, with its loss and the optimizer of its trainer."""
+    import open_clip
+    from open_clip.loss import ClipLoss
+
+    torch.manual_seed(seed)
+    model = open_clip.create_model("ViT-B-32", device=comm.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2)
+    spec = compose("model=vit_b32").model
+    batch = batch_for(spec, size, comm.device, seed)
+    mean, std = (torch.tensor(x, device=comm.device).view(3, 1, 1) for x in (spec.image.mean, spec.image.std))
+    tokens, score = batch.tokens.to(comm.device), ClipLoss()
+
+    def step() -> Tensor:
+        loss: Tensor = score(*model((batch.image / 255 - mean) / std, tokens))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def times(
+    place: Place, runs: Mapping[str, Sequence[str]], open_clip: bool, size: int, rounds: int, seed: int
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Seconds of a step of each run, by name, in each round; and the loss of each one's first step."""
+    comm = place.join()
+    steps = {name: step_of(overrides, size, comm, seed) for name, overrides in runs.items()}
+    if open_clip:
+        steps["open_clip"] = open_clip_vit_b32(size, comm, seed)
+    losses = {name: step().item() for name, step in steps.items()}  # the warm-up as well
+    return interleaved(steps, rounds, comm), losses
+
+
+def memory(place: Place, overrides: Sequence[str], size: int, seed: int) -> int:
+    """Peak bytes of a step beyond weights, the optimizer's state and the batch."""
+    return_freed_memory()
+    comm = place.join()
+    step = step_of(overrides, size, comm, seed)
+    step()  # after which the optimizer has its state
+    return peak_memory(step, comm.device)
