@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+import copy
 
+import torch
+from torch import Tensor
+
+from clipx.checkpoint.staging import local
 from clipx.checkpoint.state import Tensors, load_module
 from clipx.model.clip import CLIP
 
 
 class WeightAverage:
-    """avg ← decay · avg + (1 - decay) · weights after each step, BatchNorm's statistics too; at first the weights."""
+    """avg ← decay · avg + (1 - decay) · weights after each step, BatchNorm's statistics too; after the first step the
+    weights.
+
+    `model` has the averaged weights. It may be spread over the ranks, as the one that it follows then is: each rank
+    averages its own part.
+    """
 
     def __init__(self, model: CLIP, decay: float) -> None:
-        self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
-        self._averaged.requires_grad_(False)
+        self.decay = decay
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self._begun = False
 
-    @property
-    def model(self) -> CLIP:
-        """The model with the averaged weights."""
-        module = self._averaged.module
-        assert isinstance(module, CLIP)
-        return module
-
+    @torch.no_grad()
     def update(self, model: CLIP) -> None:
         """Called after each optimizer step."""
-        self._averaged.update_parameters(model)
+        pairs = list(zip(_tensors(self.model), _tensors(model), strict=True))
+        averaged = [(own, new) for own, new in pairs if own.is_floating_point()]
+        torch._foreach_lerp_([own for own, _ in averaged], [new for _, new in averaged], 1 - self.decay * self._begun)
+        for own, new in pairs:
+            if not own.is_floating_point():  # counts
+                own.copy_(new)
+        self._begun = True
 
     def state(self) -> Tensors:
         """By the model's own names."""
@@ -33,4 +43,9 @@ class WeightAverage:
     def restore(self, tensors: Tensors) -> None:
         """The inverse of `state`. Raises CheckpointError."""
         load_module(self.model, tensors, "average")
-        self._averaged.n_averaged.fill_(1)  # at 0 the next update would take the weights as they are
+        self._begun = True
+
+
+def _tensors(model: CLIP) -> list[Tensor]:
+    """This rank's."""
+    return [local(tensor) for tensor in model.state_dict().values()]

@@ -85,6 +85,7 @@ class Embedder:
         rows: Tensor | None = None
         mine: list[tuple[int, Sequence[str], int | str | None]] = []
         bad: list[Bad] = []
+        passes = -(-total // (batch * self.comm.world))
         for held in eval_loader(
             source,
             self.view,
@@ -96,15 +97,21 @@ class Embedder:
         ):
             bad += held.bad
             if held.index:
+                passes -= 1
                 x_mD = self._call(self.model.encode_image, held.image)
                 rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
                 rows[torch.tensor(held.index, device=rows.device)] = x_mD
                 mine += zip(held.index, held.captions, held.labels, strict=True)
+        for _ in range(passes):  # as many on all ranks: where the model is spread over them, they compute together
+            blank = torch.zeros(1, 3, self.view.size, self.view.size, dtype=torch.uint8)
+            x_mD = self._call(self.model.encode_image, blank)
+            rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
+        assert rows is not None
         self.tell_bad(bad)
         return self._combine(rows, mine, len(bad), total)
 
     def _combine(
-        self, rows: Tensor | None, mine: list[tuple[int, Sequence[str], int | str | None]], bad: int, total: int
+        self, rows: Tensor, mine: list[tuple[int, Sequence[str], int | str | None]], bad: int, total: int
     ) -> Embedded:
         bad_total = sum(self.comm.gather_objects(bad))
         if bad_total > self.max_bad_share * total or bad_total == total:
@@ -113,8 +120,6 @@ class Embedder:
                 "quarantine.jsonl names them"
             )
         kept = sorted((item for part in self.comm.gather_objects(mine) for item in part), key=lambda item: item[0])
-        if rows is None:  # this rank had no batch
-            rows = self._call(self.model.encode_text, self.tokenizer([""])).new_zeros(total, self.model.embed_dim)
         rows = self.comm.sum(rows)  # each row is zero on all ranks but one
         order = torch.tensor([index for index, _, _ in kept], device=rows.device)
         return Embedded(rows[order], [captions for _, captions, _ in kept], [label for _, _, label in kept])
@@ -123,12 +128,13 @@ class Embedder:
     def texts(self, texts: Sequence[str], batch: int) -> Tensor:
         """[N, D] for N texts, spread over the ranks."""
         rows: Tensor | None = None
-        for block in blocks(len(texts), batch, self.comm):
-            x_mD = self._call(self.model.encode_text, self.tokenizer(texts[block]))
+        passes = -(-len(texts) // (batch * self.comm.world))
+        own = list(blocks(len(texts), batch, self.comm))
+        for block in [*own, *[slice(0, 0)] * (passes - len(own))]:  # as many on all ranks, as of images
+            x_mD = self._call(self.model.encode_text, self.tokenizer(texts[block] or [""]))
             rows = x_mD.new_zeros(len(texts), x_mD.shape[1]) if rows is None else rows
-            rows[block] = x_mD
-        if rows is None:
-            rows = self._call(self.model.encode_text, self.tokenizer([""])).new_zeros(len(texts), self.model.embed_dim)
+            rows[block] = x_mD[: block.stop - block.start]
+        assert rows is not None
         return self.comm.sum(rows)
 
     def _call(self, encode: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:

@@ -1,0 +1,107 @@
+"""BatchNorm over all ranks' samples. timm's and torch's own on CUDA; they refuse the CPU, which has the one below.
+
+Shape suffixes: N samples, C channels, ... places within a sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from timm.layers import BatchNormAct2d, convert_sync_batchnorm
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from clipx.distributed import Comm
+from clipx.errors import ConfigError, require
+
+
+def synchronize(model: nn.Module, comm: Comm) -> None:
+    """Changes the model's BatchNorms in place; their names and state stay. Raises ConfigError where it has none."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    require(
+        bool(norms),
+        "distributed.sync_batchnorm=true has no effect on a model without BatchNorm: leave it out, or choose a ResNet",
+    )
+    if comm.world == 1:
+        return
+    if comm.device.type == "cuda":
+        for tower in model.children():  # each has one of its own below it
+            convert_sync_batchnorm(tower)
+        return
+    for norm in norms:
+        synced = _SYNCED.get(type(norm))
+        if synced is None:
+            raise ConfigError(
+                f"distributed.sync_batchnorm=true knows no {type(norm).__name__} on {comm.device.type}: train on cuda, "
+                "or leave it out"
+            )
+        norm.__class__ = synced
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over the ranks. Its gradient is the sum over the ranks of the gradients that each has for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x.clone()
+        dist.all_reduce(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        out = grad.clone()
+        dist.all_reduce(out)
+        return out
+
+
+def _normalised(norm: _BatchNorm, x_NC: Tensor) -> Tensor:
+    """x [N, C, ...] by the mean and the variance of each channel over all ranks' N and all places; in x's dtype."""
+    dims = [0, *range(2, x_NC.ndim)]
+    shape = [1, -1, *[1] * (x_NC.ndim - 2)]
+    wide_NC = x_NC.to(torch.promote_types(x_NC.dtype, torch.float32))
+    channels = x_NC.shape[1]
+    count = wide_NC.new_full((1,), x_NC.numel() / channels)
+    total = _Sum.apply(torch.cat([wide_NC.sum(dims), count]))
+    number = total[-1].detach()
+    centred_NC = wide_NC - (total[:-1] / number).view(shape)
+    var_C = _Sum.apply(centred_NC.square().sum(dims)) / number
+    with torch.no_grad():
+        _keep(norm, total[:-1] / number, var_C * number / (number - 1))
+    out_NC = centred_NC * torch.rsqrt(var_C + norm.eps).view(shape)
+    if norm.affine:
+        out_NC = out_NC * norm.weight.view(shape) + norm.bias.view(shape)
+    normalised_NC: Tensor = out_NC.to(x_NC.dtype)
+    return normalised_NC
+
+
+def _keep(norm: _BatchNorm, mean_C: Tensor, var_C: Tensor) -> None:
+    """Moves the running averages as BatchNorm does; its momentum is 0 while they are to wait."""
+    if norm.running_mean is None or norm.running_var is None:
+        return
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked += 1
+    momentum = norm.momentum
+    if momentum is None:  # an average over all batches
+        assert norm.num_batches_tracked is not None
+        momentum = 1 / float(norm.num_batches_tracked)
+    norm.running_mean.lerp_(mean_C.to(norm.running_mean.dtype), momentum)
+    norm.running_var.lerp_(var_C.to(norm.running_var.dtype), momentum)
+
+
+class _SyncedBatchNorm2d(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return _normalised(self, input) if self.training else super().forward(input)
+
+
+class _SyncedBatchNormAct2d(BatchNormAct2d):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.drop(_normalised(self, x))) if self.training else super().forward(x)
+        return out
+
+
+_SYNCED: dict[type[_BatchNorm], type[_BatchNorm]] = {
+    nn.BatchNorm2d: _SyncedBatchNorm2d,
+    BatchNormAct2d: _SyncedBatchNormAct2d,
+}
