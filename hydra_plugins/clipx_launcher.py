@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.plugins.launcher import Launcher
@@ -25,7 +27,16 @@ class _ClipxLauncher(Launcher):
     def __init__(self, **_: Any) -> None: ...
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self._context, self._config = hydra_context, config
+        from clipx.data.write import made
+
+        folder = Path(config.hydra.sweep.dir)
+        made(folder, f"the sweep's folder {folder}", "choose by hydra.sweep.dir")  # which Hydra makes without a word
+        self._context, self._config = copy(hydra_context), config
+        # `launch` composes each point, and lists all that cannot be. The sweeper need not do so before, to give up at
+        # the first one.
+        unread = copy(hydra_context.config_loader)
+        unread.load_sweep_config = lambda master_config, sweep_overrides: master_config  # type: ignore[method-assign]
+        hydra_context.config_loader = unread
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from clipx.config import LAUNCH

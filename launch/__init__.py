@@ -18,7 +18,8 @@ cli.py         `python -m clipx.sweep`, the commands that look after sweeps:
   logs.py      what their ranks wrote
   cancel.py    ends points
   resume.py    launches points again
-  results.py   the best point, and the table of all
+  best.py      the best point
+  results.py   the table of all
   picture.py   the table as parallel coordinates
 run.py         one run as its folder shows it
 state.py       its state, by its files and by SLURM

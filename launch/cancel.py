@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -79,3 +80,9 @@ def _cancel_process(run: Run) -> str | None:
 
 def _unlike(keepers: Iterator[Holder]) -> list[Holder]:
     return list(dict.fromkeys(keepers))
+
+
+if __name__ == "__main__":
+    from .cli import command
+
+    sys.exit(command("cancel"))

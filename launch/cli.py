@@ -1,4 +1,7 @@
-"""The commands that look after sweeps: `python -m clipx.sweep …`, installed as `clipx-sweep`."""
+"""The commands that look after sweeps: `python -m clipx.sweep …`, installed as `clipx-sweep`.
+
+In a checkout each is a module as well: `python -m launch.status …`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,11 @@ from typing import NoReturn
 
 from clipx.cli import report
 from clipx.errors import ClipxError, ConfigError, Exit
+
+
+def command(name: str) -> int:
+    """`main` of one command, whose words follow in sys.argv."""
+    return main([name, *sys.argv[1:]])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,9 +91,9 @@ def _run(asked: argparse.Namespace) -> None:
 
             resume(asked.sweep)
         case "best":
-            from . import results
+            from .best import best
 
-            results.best(asked.sweep, asked.metric, asked.lowest, asked.json)
+            best(asked.sweep, asked.metric, asked.lowest, asked.json)
         case _:
             from . import results
 

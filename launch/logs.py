@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -95,3 +96,9 @@ def _since(path: Path, at: int) -> tuple[str, int]:
         file.seek(at)
         found = file.read()
     return found.decode("utf-8", errors="replace"), at + len(found)
+
+
+if __name__ == "__main__":
+    from .cli import command
+
+    sys.exit(command("logs"))

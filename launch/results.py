@@ -1,10 +1,9 @@
-"""What a sweep found: its best point, and a row for each point in results.csv, results.parquet and results.png."""
+"""What a sweep found: a row for each point in results.csv, results.parquet and results.png."""
 
 from __future__ import annotations
 
 import csv
-import json
-import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +11,9 @@ from rich.table import Table
 
 from clipx.console import clock, format_value, headline, terminal
 from clipx.data.write import write_whole
-from clipx.errors import ConfigError
-from clipx.resume import step_of
 
 from . import picture
-from .run import Number, Run, metric_of, value_of
+from .run import Run, metric_of, value_of
 from .runs import sweep_runs
 
 Cell = str | int | float | None
@@ -25,53 +22,6 @@ _FIX = "make room, or copy the sweep where you can write"
 
 def lowest_wins(metric: str, asked: bool) -> bool:
     return asked or metric.endswith("loss")
-
-
-def best(folder: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
-    """The point whose last number of the metric is the highest. Raises ConfigError where no point has one."""
-    runs = sweep_runs(folder)
-    metric = metric_of(runs, metric)
-    valued = [(number, run) for run in runs if (number := value_of(run, metric))]
-    if not valued:
-        raise ConfigError(f"metric={metric} has no value yet in {folder}: wait for the first evaluation, or row")
-    sign = -1 if lowest_wins(metric, lowest) else 1
-    number, run = max(valued, key=lambda found: sign * found[0].value)
-    found = {
-        "metric": metric,
-        "value": number.value,
-        "step": number.step,
-        "point": run.point.index if run.point else None,
-        "state": run.state,
-        "overrides": run.typed,
-        "run": str(run.folder),
-        "checkpoint": _checkpoint(run, number),
-        "points": len(runs),
-        "points_with_value": len(valued),
-    }
-    print(json.dumps(found, indent=1) if as_json else _told(found, run, number))
-
-
-def _checkpoint(run: Run, number: Number) -> str | None:
-    """That of the number's step; else the newest."""
-    of_step = [path for path in run.checkpoints if step_of(path) == number.step]
-    return next((str(path) for path in of_step + run.checkpoints), None)
-
-
-def _told(found: dict[str, object], run: Run, number: Number) -> str:
-    metric = str(found["metric"])
-    typed = " ".join(f"{key}={value}" for key, value in run.typed.items())
-    lines = {
-        metric: f"{format_value(metric, number.value)} at step {number.step:,}",
-        "point": f"{run.name}, {run.state}; of {found['points']} points {found['points_with_value']} have a value",
-        "overrides": typed or "(none that others do not have)",
-        "run": shlex.quote(str(run.folder)),
-        "checkpoint": shlex.quote(str(found["checkpoint"])) if found["checkpoint"] else "(none was saved)",
-    }
-    wide = max(map(len, lines))
-    return "\n".join(f"{name:{wide}}  {text}" for name, text in lines.items())
-
-
-# ------------------------------------------------------------------------------------------------------ results
 
 
 def write(folder: Path, metric: str | None, lowest: bool) -> None:
@@ -146,3 +96,9 @@ def _short(runs: Sequence[Run], metric: str) -> Table:
             clock(run.seconds),
         )
     return table
+
+
+if __name__ == "__main__":
+    from .cli import command
+
+    sys.exit(command("results"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,3 +63,9 @@ def _start(folder: Path, launch: dict[str, Any], runs: Sequence[Run]) -> None:
 
         for returned in local.start(sweep, from_dict(LocalSpec, settings)):
             _ = returned.return_value  # raises what the point failed of
+
+
+if __name__ == "__main__":
+    from .cli import command
+
+    sys.exit(command("resume"))

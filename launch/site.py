@@ -1,4 +1,4 @@
-"""What the cluster says about itself and its jobs. Needs no accounting: sinfo, squeue and scontrol answer."""
+"""What the cluster says about itself and its jobs: sinfo, squeue, scontrol; of old jobs sacct, where that answers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from clipx.errors import ClipxError, require
 from .options import SlurmSpec
 
 USUAL_ARRAY = 1001  # SLURM's default of MaxArraySize
+_NOT_OVER = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")  # of a job that is gone: the accounting missed its end
 _GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 
 
@@ -110,7 +111,7 @@ def queue() -> dict[str, str]:
 
 
 def ends(ids: Collection[str]) -> dict[str, str]:
-    """How jobs that left the queue ended, of those that SLURM still knows."""
+    """How jobs that left the queue ended, of those that SLURM, or else its accounting, still knows."""
     found: dict[str, str] = {}
     for job in {name.partition("_")[0] for name in ids}:
         try:
@@ -122,7 +123,27 @@ def ends(ids: Collection[str]) -> dict[str, str]:
             tasks = _tasks(values.get("ArrayTaskId", ""))
             names = [f"{values['ArrayJobId']}_{task}" for task in tasks] or [values["JobId"]]
             found |= dict.fromkeys(names, values["JobState"])
-    return {name: state for name, state in found.items() if name in ids}
+    forgotten = [name for name in ids if name not in found]
+    return {name: state for name, state in (found | _accounted(forgotten)).items() if name in ids}
+
+
+def _accounted(ids: Collection[str]) -> dict[str, str]:
+    """What sacct says of jobs that ended; nothing where there is no accounting."""
+    if not ids:
+        return {}
+    jobs = ",".join(sorted({name.partition("_")[0] for name in ids}))
+    options = ("--allusers", "--allocations", "--noheader", "--parsable2", "--format=JobID,State")
+    try:
+        lines = told("sacct", *options, f"--jobs={jobs}").splitlines()
+    except SlurmError:
+        return {}
+    found: dict[str, str] = {}
+    for name, said in (line.split("|") for line in lines):
+        job, _, tasks = name.partition("_")
+        state = said.partition(" ")[0]  # of "CANCELLED by 0"
+        if state not in _NOT_OVER:
+            found |= dict.fromkeys([f"{job}_{task}" for task in _tasks(tasks.strip("[]"))] or [name], state)
+    return found
 
 
 def _tasks(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""`python -m launch.status outputs/…`: the state of each run under a folder. Also `python -m clipx.sweep status`."""
+"""The state of each run under some folders, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -112,11 +112,7 @@ def _age(seconds: float) -> str:
     return f"{clock(seconds)} ago"
 
 
-def main() -> int:
-    from .cli import main
-
-    return main(["status", *sys.argv[1:]])
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from .cli import command
+
+    sys.exit(command("status"))

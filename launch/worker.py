@@ -22,8 +22,9 @@ from clipx.spec import RunSpec
 
 from .point import Point, Result
 
-# That a job is sent before it is ended, by SLURM's --signal. SIGTERM comes with the end itself.
-_EARLY = (signal.SIGUSR1, signal.SIGUSR2)
+# By SLURM's --signal, and by preemption with a GraceTime, in which the script has to put the job back. SIGTERM comes
+# with the end of a job as well, by scancel or by SLURM's own requeueing: then the script is over, and does nothing.
+_STOPPING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
 
 def main() -> None:
@@ -73,7 +74,7 @@ def _run(point: Point) -> Result:
     except BaseException as error:
         traceback.print_exc()
         return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")
-    for number in _EARLY:
+    for number in _STOPPING:
         signal.signal(number, signal.SIG_IGN)  # nothing is left to be saved
     return Result("finished", value=value)
 
@@ -90,20 +91,22 @@ def _spec(point: Point) -> RunSpec:
 def _mark_when_stopped(point: Point, rank: int) -> None:
     """Has `clipx.stop.Stop` leave the file after the save, which it does by calling what was there before it.
 
-    A signal before training began, or in a loader process, comes here at once.
+    A signal before training began, or in a process that was forked, comes here at once.
     """
     own = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        training = frame is None
+        if number == signal.SIGTERM and not training:  # it may be srun's, because another rank has failed
+            os._exit(128 + number)
         if os.getpid() != own:
             return
-        training = frame is None
         if rank == 0 and not (training and point.spec().checkpoint.every == "none"):  # then it would never get further
             (point.files / "requeue").touch()
         if not training:
             os._exit(Exit.FINISHED)
 
-    for number in _EARLY:
+    for number in _STOPPING:
         signal.signal(number, handle)
 
 

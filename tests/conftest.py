@@ -23,23 +23,27 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The slurm.conf of the cluster that CLIPX_TEST_SLURM names, which SLURM's commands then use.
-
-    No test starts one: that takes root, packages, and a line in /etc/hosts.
-    """
+@pytest.fixture(scope="session")
+def slurm_conf() -> Path:
+    """The slurm.conf that CLIPX_TEST_SLURM names. No test starts that cluster: it takes root, packages, and /etc/hosts."""
     conf = os.environ.get("CLIPX_TEST_SLURM")
     if conf is None:
-        pytest.skip("CLIPX_TEST_SLURM names no SLURM cluster: tests/slurm_cluster.py says how to start one")
-    monkeypatch.setenv("SLURM_CONF", conf)
+        without = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        without("CLIPX_TEST_SLURM names no SLURM cluster: tests/slurm_cluster.py says how to start one")
     return Path(conf)
+
+
+@pytest.fixture
+def slurm(slurm_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster, which SLURM's commands use in this test."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
+    return slurm_conf
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what needs SLURM. Leaves slow tests out unless CI=true, and them and the soak unless -m asks for them."""
     for item in items:
-        if "slurm" in getattr(item, "fixturenames", ()):
+        if "slurm_conf" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slurm)
     if config.option.markexpr:
         return

@@ -48,7 +48,7 @@ def ended(job: str, seconds: float = 120) -> list[str]:
 
     def states() -> list[str] | None:
         found = [task["JobState"] for task in shown(job)]
-        return None if {"PENDING", "RUNNING", "COMPLETING", "REQUEUED"} & set(found) else found
+        return None if {"PENDING", "RUNNING", "SIGNALING", "COMPLETING", "REQUEUED"} & set(found) else found
 
     return until(states, seconds, f"job {job} does not end")
 

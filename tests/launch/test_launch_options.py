@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -151,13 +153,15 @@ def test_without_slurm_it_is_one_line(tmp_path: Path) -> None:
 
 def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) -> None:
     options = (*LOCAL, *QUICK, f"hydra.sweep.dir={tmp_path}/s", "hydra.launcher.tasks=2")
-    done = launch(*options, "seed=0,-1", "data.batch_size=32,33", check=False)
+    done = launch(*options, "seed=0,-1,one", "data.batch_size=32,33", check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "error: 3 of 4 points cannot run, and nothing was started:",
-        "  point 1  data.batch_size=32 seed=-1  seed=-1 must lie in [0, 2^63): give 0 or more",
-        "  point 2  data.batch_size=33 seed=0   data.batch_size=33 is not divisible by 2 ranks: use 32 or 34",
-        "  point 3  data.batch_size=33 seed=-1  seed=-1 must lie in [0, 2^63): give 0 or more",
+        "error: 5 of 6 points cannot run, and nothing was started:",
+        "  point 1  data.batch_size=32 seed=-1   seed=-1 must lie in [0, 2^63): give 0 or more",
+        "  point 2  data.batch_size=32 seed=one  seed=one has the wrong type: give a whole number",
+        "  point 3  data.batch_size=33 seed=0    data.batch_size=33 is not divisible by 2 ranks: use 32 or 34",
+        "  point 4  data.batch_size=33 seed=-1   seed=-1 must lie in [0, 2^63): give 0 or more",
+        "  point 5  data.batch_size=33 seed=one  seed=one has the wrong type: give a whole number",
     ]
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["multirun.yaml"]
 
@@ -167,6 +171,7 @@ def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) 
     [
         (["seed=0,1", "run_dir=same"], "/same is point 0's as well: leave run_dir= out of a sweep"),
         (["run_dir='a%b'"], "a%b' holds a quote, or one of % \\ $ ! `, which job scripts read as something else: choose another folder"),
+        (["hydra.sweep.dir=file/s"], "the sweep's folder file/s cannot be made (Not a directory): choose by hydra.sweep.dir a folder you can write"),
         (["run_dir=file/run"], "file/run/.launch/logs cannot be made (Not a directory): choose by hydra.sweep.dir a folder you can write"),
         (["+hydra.launcher.bogus=1"], "hydra.launcher.bogus is not a key here: "),
         (["hydra.launcher.tasks=two"], "hydra.launcher.tasks=two has the wrong type: give a whole number"),
@@ -194,6 +199,17 @@ def test_another_file_named_launch_is_not_taken_for_the_launchers(
 def test_a_launcher_without_a_sweep_is_an_error() -> None:
     done = launch("hydra/launcher=clipx_local", *QUICK, check=False)
     assert (done.returncode, done.stderr) == (2, "error: hydra/launcher=clipx_local has no effect without -m: add -m\n")
+
+
+@pytest.mark.parametrize("name", ["status", "logs", "cancel", "resume", "best", "results"])
+def test_each_command_is_a_module_of_a_checkout(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "/no/sweep"])
+    monkeypatch.delitem(sys.modules, f"launch.{name}", raising=False)  # or runpy warns
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module(f"launch.{name}", run_name="__main__")
+    assert (left.value.code, capsys.readouterr().err) == (2, "error: /no/sweep is not there: check the path\n")
 
 
 # --------------------------------------------------------------------------------------------------------- files
@@ -245,7 +261,7 @@ def test_local_points_are_at_least_one() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"partition": "gpu"}, "hydra.launcher.partition=gpu is not there: choose one of main"),
+        ({"partition": "gpu"}, "hydra.launcher.partition=gpu is not there: choose one of low, main"),
         ({"cpus_per_task": 9}, "hydra.launcher.tasks_per_node x cpus_per_task=9 is more than a node of partition main has: 8 CPUs at most"),
         ({"tasks_per_node": 3, "gpus_per_node": 3, "cpus_per_task": 1}, "hydra.launcher.gpus_per_node=3 is more than a node of partition main has: 2 GPUs at most"),
         ({"nodes": 3}, "hydra.launcher.nodes=3 is more than partition main has: 2 such nodes"),

@@ -24,9 +24,8 @@ from launching import (
     told,
     until,
 )
-from support import SMALL, VIT, small
+from support import SMALL, VIT, small, tensors
 
-from clipx.checkpoint.folder import CheckpointDir
 from clipx.trainer import Trainer
 from launch import site, slurm
 from launch.options import SlurmSpec
@@ -37,12 +36,6 @@ pytestmark = pytest.mark.usefixtures("slurm")
 PLUGIN = Path(__file__).parent / "plugin"
 LONG = (*SMALL, "data.workers=1", "duration=40st", "checkpoint.every=end")
 FOUR = ("hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=2", "hydra.launcher.gpus_per_node=0")
-
-
-def tensors(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
-    found = CheckpointDir(run_dir / "checkpoints", print).load(step)
-    assert found is not None
-    return dict(found.tensors)
 
 
 def test_a_sweep_is_an_array_whose_values_come_back_and_whose_finished_points_are_not_run_again(tmp_path: Path) -> None:
@@ -210,7 +203,7 @@ def test_a_job_submits_jobs_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["partition=gpu"], "hydra.launcher.partition=gpu is not there: choose one of main"),
+        (["partition=gpu"], "hydra.launcher.partition=gpu is not there: choose one of low, main"),
         (
             ["tasks_per_node=3", "gpus_per_node=3"],
             "hydra.launcher.gpus_per_node=3 is more than a node of partition main has: 2 GPUs at most",

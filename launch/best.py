@@ -1,0 +1,66 @@
+"""The best point of a sweep by a metric."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from clipx.console import format_value
+from clipx.errors import ConfigError
+from clipx.resume import step_of
+
+from .results import lowest_wins
+from .run import Number, Run, metric_of, value_of
+from .runs import sweep_runs
+
+
+def best(folder: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
+    """The point whose last number of the metric is the highest. Raises ConfigError where no point has one."""
+    runs = sweep_runs(folder)
+    metric = metric_of(runs, metric)
+    valued = [(number, run) for run in runs if (number := value_of(run, metric))]
+    if not valued:
+        raise ConfigError(f"metric={metric} has no value yet in {folder}: wait for the first evaluation, or row")
+    sign = -1 if lowest_wins(metric, lowest) else 1
+    number, run = max(valued, key=lambda found: sign * found[0].value)
+    found = {
+        "metric": metric,
+        "value": number.value,
+        "step": number.step,
+        "point": run.point.index if run.point else None,
+        "state": run.state,
+        "overrides": run.typed,
+        "run": str(run.folder),
+        "checkpoint": _checkpoint(run, number),
+        "points": len(runs),
+        "points_with_value": len(valued),
+    }
+    print(json.dumps(found, indent=1) if as_json else _told(found, run, number))
+
+
+def _checkpoint(run: Run, number: Number) -> str | None:
+    """That of the number's step; else the newest."""
+    of_step = [path for path in run.checkpoints if step_of(path) == number.step]
+    return next((str(path) for path in of_step + run.checkpoints), None)
+
+
+def _told(found: dict[str, object], run: Run, number: Number) -> str:
+    metric = str(found["metric"])
+    typed = " ".join(f"{key}={value}" for key, value in run.typed.items())
+    lines = {
+        metric: f"{format_value(metric, number.value)} at step {number.step:,}",
+        "point": f"{run.name}, {run.state}; of {found['points']} points {found['points_with_value']} have a value",
+        "overrides": typed or "(none that others do not have)",
+        "run": shlex.quote(str(run.folder)),
+        "checkpoint": shlex.quote(str(found["checkpoint"])) if found["checkpoint"] else "(none was saved)",
+    }
+    wide = max(map(len, lines))
+    return "\n".join(f"{name:{wide}}  {text}" for name, text in lines.items())
+
+
+if __name__ == "__main__":
+    from .cli import command
+
+    sys.exit(command("best"))

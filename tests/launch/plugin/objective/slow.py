@@ -1,0 +1,22 @@
+"""The default objective, with time between the steps for a test to interrupt them."""
+
+import time
+from dataclasses import dataclass
+
+from clipx.config import option
+from clipx.distributed import Comm
+from clipx.objective.base import Objective
+from clipx.objective.infonce import InfoNCESpec
+from clipx.schedule import Length
+
+
+@option("objective")
+@dataclass(kw_only=True, slots=True)
+class SlowSpec(InfoNCESpec):
+    kind: str = "slow"
+    step_s: float = 0.2  # of sleep before each step
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        objective = InfoNCESpec.build(self, comm, length)
+        objective.register_forward_pre_hook(lambda *_: time.sleep(self.step_s))
+        return objective
