@@ -1,0 +1,83 @@
+"""Floating point operations: those of a model, counted, and those that a device has at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clipx.lazy import torch
+from clipx.model import ModelSpec
+from clipx.precision import Fp32Spec, PrecisionSpec
+
+# Dense TFLOP/s by the vendor's data sheets. The first name that is part of a device's own holds.
+_PEAKS = {
+    "B200": {"half": 2250.0, "tf32": 1125.0, "fp32": 75.0, "fp64": 37.0},
+    "H200": {"half": 989.0, "tf32": 494.0, "fp32": 67.0, "fp64": 67.0},
+    "H100 PCIe": {"half": 756.0, "tf32": 378.0, "fp32": 51.0, "fp64": 51.0},
+    "H100": {"half": 989.0, "tf32": 494.0, "fp32": 67.0, "fp64": 67.0},
+    "A100": {"half": 312.0, "tf32": 156.0, "fp32": 19.5, "fp64": 19.5},
+    "L40S": {"half": 362.0, "tf32": 183.0, "fp32": 91.6, "fp64": 1.4},
+    "A10": {"half": 125.0, "tf32": 62.5, "fp32": 31.2, "fp64": 0.5},
+}
+# Of float8 and int8 too, in which the blocks' linear layers alone compute.
+_HALF = ("amp_bf16", "bf16", "amp_fp16", "fp16", "float8", "int8")
+DEVICES = tuple(_PEAKS)
+
+
+def peak_tflops(device: str, precision: PrecisionSpec) -> float | None:
+    """What a device of this name does at most in matrix products of this precision; None where that is not known."""
+    number = "half" if precision.kind in _HALF else precision.kind
+    if isinstance(precision, Fp32Spec) and precision.tf32:
+        number = "tf32"
+    return next((peaks.get(number) for name, peaks in _PEAKS.items() if name in device), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardFlops:
+    """Of one sample. A multiplication and an addition are two."""
+
+    image: int
+    text: int  # all of the context, whatever the text's length
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> ForwardFlops:
+        """Counted on a model without memory. What is no matrix product or convolution, under 1 %, counts nothing."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        meta = torch.device("meta")
+        model = spec.build(meta, torch.float32)
+        side, length = spec.image.size, spec.text.context_length
+        found = []
+        for encode, shape, dtype in (
+            (model.encode_image, (1, 3, side, side), torch.uint8),
+            (model.encode_text, (1, length), torch.long),
+        ):
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                encode(torch.empty(shape, dtype=dtype, device=meta))
+            found.append(counter.get_total_flops())
+        return cls(*found)
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """Model FLOPs utilisation (arXiv:2204.02311, appendix B): forward and backward as three forwards, without what is
+    computed a second time; of a text's FLOPs the share of its context that its tokens are."""
+
+    forward: ForwardFlops
+    context_length: int
+    peak: float  # FLOP/s of one device
+
+    @classmethod
+    def build(
+        cls, model: ModelSpec, precision: PrecisionSpec, device: torch.device, peak: float | None
+    ) -> Utilisation | None:
+        """`peak` in TFLOP/s, or null for the device's own by its name. None where that is not known."""
+        if peak is None and device.type == "cuda":
+            peak = peak_tflops(torch.cuda.get_device_name(device), precision)
+        if peak is None:
+            return None
+        return cls(ForwardFlops.of(model), model.text.context_length, 1e12 * peak)
+
+    def of(self, samples_per_second: float, tokens_per_second: float, devices: int) -> float:
+        """Share of what all devices could do."""
+        texts = tokens_per_second / self.context_length
+        return 3 * (self.forward.image * samples_per_second + self.forward.text * texts) / (self.peak * devices)

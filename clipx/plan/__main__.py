@@ -1,0 +1,38 @@
+"""`python -m clipx.plan [key=value …]`: compose, check, count, predict. Nothing is trained or allocated."""
+
+from __future__ import annotations
+
+import json
+
+from clipx.cli import cli
+from clipx.plan import PlanSpec
+
+
+def show(spec: PlanSpec) -> None:
+    from clipx.console import terminal
+    from clipx.plan import published
+    from clipx.plan.estimate import plan
+    from clipx.plan.show import as_dict, tables
+
+    console = terminal(quiet=spec.json)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False)
+
+    if spec.published:
+        found = published.plans(spec, say)
+        console.print(published.table(found))
+        result: object = [published.as_dict(setting, one) for setting, one in found]
+    else:
+        one = plan(spec, say)
+        for table in tables(one):
+            console.print(table)
+        result = as_dict(one)
+    if spec.json:
+        print(json.dumps(result))
+
+
+main = cli(show, "plan")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""A dry run of the towers: forward and backward on tensors without memory, whose sizes and operations are counted.
+
+The tensors are torch's fake ones and say that they are on the CPU, so that attention is the fused kind, which keeps no
+matrix of scores, and autocast casts as it does on a device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from clipx.model import ModelSpec, Varying
+from clipx.model.text import Packing
+from clipx.optimizer import Group
+from clipx.precision import Precision
+
+_COUNTED = 8  # samples whose FLOPs are counted: they are in proportion
+
+
+class Live(TorchDispatchMode):
+    """Bytes of the storages that live, each once, of those that are made while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        taken = {_storage(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and (made := _storage(x)) not in self._seen | taken:
+                self._seen.add(made)
+                self.now += (size := x.untyped_storage().nbytes())
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(x.untyped_storage(), self._freed, made, size)
+        return out
+
+    def _freed(self, storage: int, size: int) -> None:
+        self._seen.discard(storage)
+        self.now -= size
+
+
+def _storage(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+@dataclass(frozen=True, slots=True)
+class Towers:
+    """Bytes of forward and backward of `samples` samples, both towers."""
+
+    samples: int
+    activations: int  # that the backward needs, weights and batch not included
+    peak: int  # beside weights and batch: activations, gradients, and what is used in between
+    peak_again: int  # the same where all gradients are there already, of an earlier micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Of one sample."""
+
+    image: float  # forward
+    text: float
+    backward: float  # of both, with what it computes a second time
+
+
+class DryRun:
+    """A model whose weights have no memory. `patch_dropout`: the share of patches left out."""
+
+    def __init__(self, spec: ModelSpec, precision: Precision, patch_dropout: float = 0.0) -> None:
+        """`precision`: as built for the CPU."""
+        self.spec, self.precision = spec, precision
+        on_meta = spec.build(torch.device("meta"), precision.dtype, Varying(patch_dropout=patch_dropout > 0))
+        on_meta.image.set_patch_dropout(patch_dropout)
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with self._mode:
+            self.model = on_meta.to_empty(device="cpu")
+
+    def memory(self, samples: int, tokens: float) -> Towers:
+        """`tokens` of a text on average; the longest fills the context."""
+        with self._mode, Live() as live:
+            image, packing = self._batch(samples, tokens)
+            batch = live.now
+            embedded = self._embed(image), self._embed(packing)
+            activations = live.now - batch
+            _backward(*embedded)
+            del embedded
+            peak, live.peak = live.peak - batch, live.now
+            _backward(self._embed(image), self._embed(packing))
+            again = live.peak - batch
+            self.model.zero_grad(set_to_none=True)
+        return Towers(samples, activations, peak, again)
+
+    def flops(self, tokens: float) -> Flops:
+        """By a run of its own: torch's counter keeps tensors alive."""
+        with self._mode:
+            image, packing = self._batch(_COUNTED, tokens)
+            with FlopCounterMode(display=False) as of_image:
+                image_BD = self._embed(image)
+            with FlopCounterMode(display=False) as of_text:
+                text_BD = self._embed(packing)
+            with FlopCounterMode(display=False) as of_backward:
+                _backward(image_BD, text_BD)
+            self.model.zero_grad(set_to_none=True)
+        return Flops(*(counter.get_total_flops() / _COUNTED for counter in (of_image, of_text, of_backward)))
+
+    def _batch(self, samples: int, tokens: float) -> tuple[Tensor, Packing]:
+        side = self.spec.image.size
+        image = torch.empty(samples, 3, side, side, dtype=torch.uint8).to(memory_format=torch.channels_last)
+        return image, _packing(samples, round(tokens * samples), self.spec.text.context_length)
+
+    def _embed(self, batch: Tensor | Packing) -> Tensor:
+        """As the model does; but the texts are packed already, for how long they are is not known of fake ones."""
+        with self.precision.autocast():
+            if isinstance(batch, Tensor):
+                return self.model.encode_image(batch)
+            text_BD: Tensor = self.model.text(batch)
+            return F.normalize(text_BD.to(torch.promote_types(text_BD.dtype, torch.float32)), dim=-1)
+
+
+def _backward(image_BD: Tensor, text_BD: Tensor) -> None:
+    torch.autograd.backward([image_BD, text_BD], [torch.empty_like(image_BD), torch.empty_like(text_BD)])
+
+
+def _packing(texts: int, tokens: int, length: int) -> Packing:
+    """Texts of so many tokens together, the longest of `length`."""
+    tokens_T, position_T, place_T = (torch.empty(tokens, dtype=torch.long) for _ in range(3))
+    return Packing(tokens_T, position_T, place_T, torch.empty(texts, dtype=torch.long), (texts, length))
+
+
+def state_bytes(
+    groups: Sequence[Group], build: Callable[[list[Group]], torch.optim.Optimizer], dtype: torch.dtype
+) -> int:
+    """Of an optimizer's state for weights of this type.
+
+    It takes a step on a matrix of 8 x 8 for each group; what it then keeps for one number it keeps for all of a group.
+    """
+    small = [nn.Parameter(torch.ones(8, 8, dtype=dtype)) for _ in groups]
+    for parameter in small:
+        parameter.grad = torch.ones_like(parameter)
+    named = [{"params": [(f"stand-in {i}", parameter)]} for i, parameter in enumerate(small)]
+    optimizer = build([{**group, **stand_in} for group, stand_in in zip(groups, named, strict=True)])
+    optimizer.step()
+    total = 0.0
+    for group, parameter in zip(groups, small, strict=True):
+        kept = sum(x.nbytes for x in optimizer.state[parameter].values() if isinstance(x, Tensor) and x.numel() > 1)
+        trained = cast("list[tuple[str, nn.Parameter]]", group["params"])
+        total += kept / parameter.numel() * sum(p.numel() for _, p in trained)
+    return round(total)
+
+
+def stored_bytes(module: nn.Module) -> int:
+    """Parameters and buffers."""
+    return sum(x.nbytes for x in (*module.parameters(), *module.buffers()))

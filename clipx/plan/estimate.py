@@ -1,0 +1,175 @@
+"""A run's plan: what is counted, and from it what is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from clipx.bench.alphabeta import Link
+from clipx.bench.predict import Machine, Model, Step, step
+from clipx.bench.traffic import Sizes as TrafficSizes
+from clipx.bench.traffic import Traffic, of_step, sharded
+from clipx.distributed.ddp import Compression, DdpSpec
+from clipx.distributed.fsdp import FsdpSpec
+from clipx.errors import ConfigError, require
+from clipx.flops import ForwardFlops
+from clipx.model.batchnorm import BATCH_NORM
+from clipx.model.clip import CLIP, parameter_count
+from clipx.plan import PlanSpec
+from clipx.plan.dry import Flops
+from clipx.plan.memory import Memory, Sizes
+from clipx.schedule import Duration, Length
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Numbers of a run. Bytes and FLOPs; of one device and step unless the name says otherwise."""
+
+    spec: PlanSpec
+    ranks: int
+    parameters: dict[str, int]  # image, text, objective
+    forward: ForwardFlops  # of a sample, texts of the whole context
+    sample_flops: float  # forward of a sample, texts of their own length
+    flops: float  # of a step, with what micro-batches compute twice
+    memory: Memory
+    largest: int | None  # micro-batch that the device holds
+    traffic: Traffic
+    step: Step
+    steps: int | None  # of the run; None where its length is not known
+
+    @property
+    def local(self) -> int:
+        """Samples of a device and forward pass."""
+        return self.spec.data.batch_size // self.ranks // self.spec.data.micro_batches
+
+    @property
+    def needed(self) -> float:
+        """Of a device's memory."""
+        return self.memory.total + 1e9 * self.spec.reserve_gb
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= 1e9 * self.spec.device_memory_gb
+
+    @property
+    def hours(self) -> float | None:
+        return None if self.steps is None else self.steps * self.step.seconds / 3600
+
+    @property
+    def gpu_hours(self) -> float | None:
+        return None if self.hours is None else self.hours * self.ranks
+
+    @property
+    def cost(self) -> float | None:
+        price = self.spec.price_per_gpu_hour
+        return None if price is None or self.gpu_hours is None else price * self.gpu_hours
+
+
+def plan(spec: PlanSpec, say: Callable[[str], None], largest: bool = True) -> Plan:
+    """Raises ConfigError. `largest`: whether to look for the largest batch, which takes two dry runs more."""
+    require(not spec.stages, f"stages={spec.stages}: a plan is of one span; plan each by its own values, and stages=[]")
+    say("dry runs of the model")
+    sizes = Sizes(spec)
+    limit = 1e9 * (spec.device_memory_gb - spec.reserve_gb)
+    ranks = spec.ranks or _fewest(spec, sizes, limit)
+    _check_ranks(spec, ranks)
+    b = spec.data.batch_size // ranks // spec.data.micro_batches
+    towers = sizes.towers(b)
+    model, memory = sizes.dry.model, sizes.memory(ranks, towers)
+    counted = sizes.dry.flops(spec.tokens)
+    flops = _flops(counted, b, spec.data.micro_batches)
+    traffic = _exchanged(spec, model, ranks)
+    objective = parameter_count(sizes.objective(ranks, spec.data.batch_size))
+    return Plan(
+        spec=spec,
+        ranks=ranks,
+        parameters={
+            "image": parameter_count(model.image),
+            "text": parameter_count(model.text),
+            "objective": objective,
+        },
+        forward=ForwardFlops.of(spec.model),
+        sample_flops=counted.image + counted.text,
+        flops=flops,
+        memory=memory,
+        largest=sizes.largest(ranks, limit) if largest else None,
+        traffic=_traffic(spec, traffic),
+        step=_step(spec, traffic, flops),
+        steps=_steps(spec),
+    )
+
+
+def _fewest(spec: PlanSpec, sizes: Sizes, limit: float) -> int:
+    """The smallest power of two that divides the batch and whose share of it fits. Raises ConfigError."""
+    batch, micro, ranks = spec.data.batch_size, spec.data.micro_batches, 1
+    while batch % (ranks * micro) == 0:
+        if sizes.needed(ranks, batch // ranks // micro) <= limit:
+            return ranks
+        ranks *= 2
+    raise ConfigError(
+        f"ranks=null: no power of two of devices with device_memory_gb={spec.device_memory_gb:g} holds "
+        f"data.batch_size={batch} in data.micro_batches={micro}: give more micro-batches, or ranks"
+    )
+
+
+def _check_ranks(spec: PlanSpec, ranks: int) -> None:
+    spec.data.check_ranks(ranks)
+    require(
+        ranks < spec.gpus_per_node or ranks % spec.gpus_per_node == 0,
+        f"ranks={ranks} are no whole nodes of gpus_per_node={spec.gpus_per_node}: give a multiple, or less than a node",
+    )
+
+
+def _flops(counted: Flops, samples: int, micro_batches: int) -> float:
+    """Of so many micro-batches, of which all but the last go forward twice."""
+    forward = counted.image + counted.text
+    return samples * (micro_batches * (forward + counted.backward) + (micro_batches - 1) * forward)
+
+
+def _exchanged(spec: PlanSpec, model: CLIP, ranks: int) -> TrafficSizes:
+    """The model's numbers are counted as float32 ones: 16-bit gradients are half as many."""
+    size = next(model.parameters()).itemsize
+    if isinstance(spec.distributed, DdpSpec) and spec.distributed.compression is Compression.bf16:
+        size = min(size, 2)
+    norms = any(isinstance(module, BATCH_NORM) for module in model.modules())
+    return TrafficSizes(
+        spec.objective.kind,
+        spec.data.batch_size // ranks,
+        ranks,
+        model.embed_dim,
+        parameter_count(model) * size // 4,
+        sum(buffer.nbytes for buffer in model.buffers()) if norms else 0,
+    )
+
+
+def _traffic(spec: PlanSpec, sizes: TrafficSizes) -> Traffic:
+    if sizes.ranks == 1:
+        return Traffic()
+    try:
+        return (sharded if isinstance(spec.distributed, FsdpSpec) else of_step)(sizes)
+    except KeyError:
+        raise ConfigError(
+            f"objective={sizes.objective}: what its collectives move is not known: plan with one of clipx's own"
+        ) from None
+
+
+def _step(spec: PlanSpec, sizes: TrafficSizes, flops: float) -> Step:
+    """The prediction of docs/scaling.md; with micro-batches, only the last one's backward hides the gradients."""
+    machine = Machine(
+        spec.gpus_per_node,
+        Link(1e-6 * spec.within_us, 1e9 * spec.within_gbs),
+        Link(1e-6 * spec.between_us, 1e9 * spec.between_gbs),
+        1e12 * spec.mfu * spec.peak_tflops,
+        1e12 * spec.loss_tflops,
+    )
+    model = Model(sizes.parameters, flops / 3 / sizes.b, sizes.dim, sizes.buffers)
+    found = step(model, machine, sizes.objective, sizes.ranks, sizes.b, isinstance(spec.distributed, FsdpSpec))
+    hidden = found.towers * 2 / 3 / spec.data.micro_batches
+    return replace(found, exposed=max(found.exposed, found.gradients - hidden))
+
+
+def _steps(spec: PlanSpec) -> int | None:
+    duration = Duration.parse(spec.duration, "duration")
+    if spec.data_samples is None and duration.unit == "ep":
+        return None
+    return duration.samples(Length(spec.data_samples or 0, spec.data.batch_size)) // spec.data.batch_size

@@ -1,0 +1,158 @@
+"""A plan as tables, and as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from clipx.console import clock
+from clipx.plan.estimate import Plan
+
+_SHOWN = 1e6  # bytes from which a part has a row
+
+Rows = Sequence[tuple[str, str]]
+
+
+def tables(plan: Plan) -> list[Table]:
+    spec = plan.spec
+    title = (
+        f"{spec.model.name} on {spec.data.name}: {spec.data.batch_size:,} samples a step = {plan.local:,} x "
+        f"{spec.data.micro_batches} micro-batches x {plan.ranks} {spec.gpu}"
+    )
+    return [
+        _table(f"{title}\nmodel", _model(plan)),
+        _table("memory of a device, GB", _memory(plan)),
+        _table("communication of a step, MB at each rank", _traffic(plan)),
+        _table("time, predicted", _time(plan)),
+    ]
+
+
+def _table(title: str, rows: Rows) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _model(plan: Plan) -> Rows:
+    spec, forward = plan.spec, plan.forward
+    length = spec.model.text.context_length
+    return [
+        *((f"parameters, {name}", f"{count:,}") for name, count in plan.parameters.items()),
+        ("parameters", f"{sum(plan.parameters.values()):,}"),
+        ("GFLOPs of an image, forward", _number(forward.image / 1e9)),
+        (f"GFLOPs of a text, forward, all {length} tokens", _number(forward.text / 1e9)),
+        (f"GFLOPs of a text, forward, {spec.tokens:g} tokens", _number((plan.sample_flops - forward.image) / 1e9)),
+        ("TFLOPs of a step of all devices", _number(plan.flops * plan.ranks / 1e12)),
+    ]
+
+
+def _memory(plan: Plan) -> Rows:
+    spec, parts = plan.spec, asdict(plan.memory)
+    limit = spec.device_memory_gb
+    names = {
+        "weights": "weights",
+        "optimizer": f"optimizer's state ({spec.optimizer.kind})",
+        "average": "average of the weights",
+        "per_sample": "objective's own state",
+        "batch": "batch",
+        "buckets": "DDP's buckets",
+        "peak": "the step at its peak",
+        "activations": "  of which at times activations",
+        "gradients": "  gradients",
+        "gathered": "  gathered weights of FSDP",
+        "loss": "  embeddings and tiles of the loss",
+    }
+    rows = [(label, _gb(parts[name])) for name, label in names.items() if parts[name] >= _SHOWN]
+    verdict = "fits in" if plan.fits else "does not fit in"
+    rows += [("reserve", f"{spec.reserve_gb:.2f}"), (f"needed; {verdict} {limit:g}", _gb(plan.needed))]
+    if plan.largest is not None:
+        rows.append(("largest micro-batch of a device, samples", f"{plan.largest:,}"))
+    return rows
+
+
+def _traffic(plan: Plan) -> Rows:
+    traffic = plan.traffic
+    parts = {"embeddings and loss": traffic.loss, "gradients": traffic.gradients, "rest": traffic.rest}
+    rows = [
+        (f"{part}: {kind}, {calls:,} calls", _number(size / 1e6))
+        for part, kinds in parts.items()
+        for kind, (calls, size) in kinds.items()
+    ]
+    return rows or [("one device", "none")]
+
+
+def _time(plan: Plan) -> Rows:
+    spec, step = plan.spec, plan.step
+    rate = step.rate
+    rows = [
+        (f"towers, ms, {spec.mfu:.0%} of {spec.peak_tflops:g} TFLOP/s", _number(1e3 * step.towers)),
+        (f"loss, ms, at {spec.loss_tflops:g} TFLOP/s", _number(1e3 * step.loss)),
+        ("gathers, ms", _number(1e3 * (step.gathers + step.rest))),
+        ("gradients, ms, that nothing hides", _number(1e3 * step.exposed)),
+        ("step, ms", _number(1e3 * step.seconds)),
+        ("samples/s; of a device", f"{rate:,.0f}; {rate / plan.ranks:,.0f}"),
+        (
+            f"GB/s from storage, {spec.bytes_per_sample:,.0f} bytes a sample",
+            _number(rate * spec.bytes_per_sample / 1e9),
+        ),
+    ]
+    if plan.steps is None or plan.hours is None or plan.gpu_hours is None:
+        return [*rows, (f"length of {spec.duration}", "not known: give samples=N")]
+    rows += [
+        ("steps", f"{plan.steps:,}"),
+        ("duration", clock(3600 * plan.hours)),
+        ("GPU-hours", _number(plan.gpu_hours)),
+    ]
+    return rows if plan.cost is None else [*rows, ("cost", f"{plan.cost:,.0f}")]
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """Plain values."""
+    spec, step = plan.spec, plan.step
+    return {
+        "model": spec.model.name,
+        "data": spec.data.name,
+        "objective": spec.objective.kind,
+        "batch": spec.data.batch_size,
+        "ranks": plan.ranks,
+        "micro_batches": spec.data.micro_batches,
+        "micro_batch": plan.local,
+        "parameters": plan.parameters,
+        "forward_flops": {
+            "image": plan.forward.image,
+            "text_context": plan.forward.text,
+            "sample": round(plan.sample_flops),
+        },
+        "step_flops": round(plan.flops * plan.ranks),
+        "memory_bytes": {**asdict(plan.memory), "total": plan.memory.total, "needed": round(plan.needed)},
+        "fits": plan.fits,
+        "largest_micro_batch": plan.largest,
+        "traffic_bytes": {kind: size for kind, (_, size) in plan.traffic.total().items()},
+        "seconds": {
+            "towers": step.towers,
+            "loss": step.loss,
+            "gathers": step.gathers + step.rest,
+            "exposed_gradients": step.exposed,
+            "step": step.seconds,
+        },
+        "samples_per_second": step.rate,
+        "storage_bytes_per_second": step.rate * spec.bytes_per_sample,
+        "steps": plan.steps,
+        "hours": plan.hours,
+        "gpu_hours": plan.gpu_hours,
+        "cost": plan.cost,
+    }
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.2f}"

@@ -1,0 +1,134 @@
+"""Where the time of a few steps goes: torch.profiler's trace of them, and four numbers from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clipx.distributed import Comm
+from clipx.errors import require
+from clipx.lazy import torch
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+_WINDOW = "clipx.profiled_steps"
+
+Intervals = list[tuple[float, float]]
+"""Apart from each other, in their order."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ProfilerSpec:
+    """Rank 0 traces some steps, which makes these slower, into the run's folder `profile`."""
+
+    steps: list[int] = field(default_factory=list)  # the first and the last, [10,12], as they are numbered in the log
+
+    def __post_init__(self) -> None:
+        ordered = len(self.steps) == 2 and 1 <= self.steps[0] <= self.steps[1]
+        require(
+            not self.steps or ordered,
+            f"profiler.steps={self.steps} must be the first and the last step, e.g. [10,12]; [] traces none",
+        )
+
+    def check_fits(self, total: int) -> None:
+        """Raises ConfigError where a run of `total` steps has no such ones. If it goes on after them it traces none."""
+        require(
+            not self.steps or self.steps[1] <= total,
+            f"profiler.steps={self.steps} are not among the {total:,} steps of this run: give earlier ones",
+        )
+
+
+class Profiler:
+    """Told before and after each step by its number. Does nothing but on rank 0."""
+
+    def __init__(self, spec: ProfilerSpec, folder: Path, comm: Comm) -> None:
+        self._steps = spec.steps if comm.is_main else []
+        self._folder, self._device = folder, comm.device
+        self._profile: profile | None = None
+        self._window: torch.profiler.record_function | None = None
+
+    def before(self, step: int) -> None:
+        """Before a step waits for its batch."""
+        if step not in self._steps[:1]:
+            return
+        self._synchronize()
+        self._profile = torch.profiler.profile()
+        self._profile.start()
+        self._window = torch.profiler.record_function(_WINDOW)
+        self._window.__enter__()
+
+    def after(self, step: int) -> dict[str, float] | None:
+        """After a step. The `breakdown` when it was the last, written to breakdown.json beside the trace."""
+        if self._profile is None or step != self._steps[1]:
+            return None
+        assert self._window is not None
+        self._synchronize()
+        self._window.__exit__(None, None, None)
+        self._profile.stop()
+        self._folder.mkdir(exist_ok=True)
+        self._profile.export_chrome_trace(str(self._folder / "trace.json"))
+        steps = self._steps[1] - self._steps[0] + 1
+        found = {"steps": steps, **breakdown(self._profile.events() or [], steps)}
+        (self._folder / "breakdown.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        self._profile = None
+        return found
+
+    def close(self) -> None:
+        """Ends what a run that stopped has left open."""
+        if self._profile is not None and self._window is not None:
+            self._window.__exit__(None, None, None)
+            self._profile.stop()
+            self._profile = None
+
+    def _synchronize(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+
+
+def breakdown(events: Iterable[Any], steps: int) -> dict[str, float]:
+    """Milliseconds of a step, by what goes on in them (the parts of FastCLIP's figures, arXiv:2407.01445): computation
+    alone, communication alone, both, and neither. Together they are `step_ms`.
+
+    On a GPU by its kernels; on the CPU by torch's operators, and by the spans of gloo's collectives.
+    """
+    events = list(events)
+    window = next((e.time_range.start, e.time_range.end) for e in events if e.name == _WINDOW)
+    kernels = [e for e in events if e.device_type.name != "CPU" and not e.is_user_annotation]
+    if kernels:
+        talking = [e for e in kernels if "nccl" in e.name.lower()]
+        computing = [e for e in kernels if "nccl" not in e.name.lower()]
+    else:
+        talking = [e for e in events if e.name.startswith("gloo:")]
+        computing = [e for e in events if e.name.startswith("aten::")]
+    compute, communicate = (union([_within(e, window) for e in some]) for some in (computing, talking))
+    both = _length(compute) + _length(communicate) - _length(union([*compute, *communicate]))
+    parts = {
+        "computation_ms": _length(compute) - both,
+        "communication_ms": _length(communicate) - both,
+        "overlap_ms": both,
+        "other_ms": window[1] - window[0] - _length(union([*compute, *communicate])),
+    }
+    return {name: us / 1e3 / steps for name, us in {"step_ms": window[1] - window[0], **parts}.items()}
+
+
+def union(spans: Sequence[tuple[float, float]]) -> Intervals:
+    """What at least one of the spans covers."""
+    found: Intervals = []
+    for start, end in sorted(span for span in spans if span[0] < span[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def _within(event: Any, window: tuple[float, float]) -> tuple[float, float]:
+    return max(event.time_range.start, window[0]), min(event.time_range.end, window[1])
+
+
+def _length(intervals: Intervals) -> float:
+    return sum(end - start for start, end in intervals)
