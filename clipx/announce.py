@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
+from clipx.precision import told
 
 if TYPE_CHECKING:
     from clipx.trainer import Trainer
@@ -25,10 +27,15 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "run": f"{spec.name} in {trainer.rundir.path}",
         "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(trainer.model.image):,} of them in "
         f"the image tower; {spec.precision.kind} on {comm.world} x {comm.device.type}",
+        "format": told(trainer.precision, trainer.converted),
         "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {len(dataset.train.bad):,} unusable",
         "batch": f"global batch {batch:,} = {parts}",
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",
     }
+    if spec.compile.on:
+        lines["compile"] = spec.compile.told(len(named_blocks(trainer.model)))
+    if len(trainer.plan.stages) > 1:
+        lines["stages"] = trainer.plan.told()
     sources = trainer.order.drawn(total).items()
     if sources:
         lines["sources"] = "; ".join(f"{name} {m:,} samples = {m / of:.4g} passes" for name, (m, of) in sources)

@@ -78,7 +78,15 @@ PACKAGE = Path(__file__).parent
 # A wheel carries the configuration and the launchers inside the package; in a checkout they are at the top level.
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 LAUNCH = "clipx.launch" if (PACKAGE / "launch").is_dir() else "launch"
-_COMMANDS = ("train", "evaluate", "bench", "index", "prepare", "hydra/config")  # files that say nothing to a user
+_COMMANDS = (
+    "train",
+    "evaluate",
+    "plan",
+    "bench",
+    "index",
+    "prepare",
+    "hydra/config",
+)  # files that say nothing to a user
 NOT_COMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 Spec = TypeVar("Spec")
@@ -326,6 +334,8 @@ def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
                     _set(cfg[key], name, child, key)
             elif isinstance(value, dict) and dataclasses.is_dataclass(types.get(key)):
                 cfg[key].merge_with(value)
+            elif isinstance(value, list):  # its items may be specs
+                cfg.merge_with({key: value})
             else:
                 cfg[key] = value
     except OmegaConfBaseException as error:

@@ -52,6 +52,7 @@ def evaluate(spec: EvaluateSpec) -> None:
     from clipx.console import Screen
     from clipx.evaluator.base import Embedder, check_evaluators
     from clipx.evaluator.base import evaluate as run_evaluators
+    from clipx.model.blocks import named_blocks
     from clipx.rundir import RunDir
 
     rundir = RunDir(Path(spec.run))
@@ -66,6 +67,7 @@ def evaluate(spec: EvaluateSpec) -> None:
             raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
         precision = run.precision.build(comm.device)
         model = run.model.build(comm.device, precision.dtype)
+        run.precision.convert(named_blocks(model))
         averaged = part("average", found.tensors)
         if spec.weights is Weights.average and not averaged:
             raise CheckpointError(

@@ -10,18 +10,23 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.errors import ClipxError
+from clipx.lossscale import LossScale
+from clipx.model.batchnorm import frozen_statistics
 from clipx.objective.base import Metrics, Objective
 from clipx.precision import Precision
 from clipx.rng import TorchRng
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 class NotFiniteError(ClipxError):
@@ -29,19 +34,25 @@ class NotFiniteError(ClipxError):
 
 
 def forward_backward(
-    model: nn.Module, objective: Objective, batch: Batch, micro_batches: int, comm: Comm, precision: Precision
+    model: nn.Module,
+    objective: Objective,
+    batch: Batch,
+    micro_batches: int,
+    comm: Comm,
+    precision: Precision,
+    loss_scale: LossScale | None = None,
 ) -> tuple[Tensor, Metrics]:
     """The loss (0-dim, global, detached) and metrics of a step; gradients of the global loss are left in `.grad`.
 
     Data parallelism averages over the ranks, and each rank holds only its share of the gradient: hence the factor
-    `comm.world`. Raises NotFiniteError, on all ranks, where the loss is infinite or NaN; it names
-    the ranks whose embeddings are.
+    `comm.world`. With a loss scale all of them are multiplied by it, the objective's own too. Raises NotFiniteError, on
+    all ranks, where the loss is infinite or NaN; it names the ranks whose embeddings are.
     """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     embedded: list[tuple[Tensor, Tensor]] = []
     states: list[TorchRng] = []
-    with _no_sync(model, len(chunks) > 1):
-        with torch.no_grad(), _frozen_statistics(model):
+    with _no_sync(model, comm, len(chunks) > 1):
+        with torch.no_grad(), frozen_statistics(model):
             for image, tokens in chunks[:-1]:
                 states.append(TorchRng.get(comm.device))
                 embedded.append(_embed(model, image, tokens, precision))
@@ -51,19 +62,20 @@ def forward_backward(
 
     image_bD, text_bD = (torch.cat(side).detach().requires_grad_() for side in zip(*embedded, strict=True))
     loss, metrics = objective(image_bD, text_bD, batch.index)
-    (loss * comm.world).backward()
+    whole = loss * comm.world
+    (whole if loss_scale is None else loss_scale.scaled(whole)).backward()
     comm.average_gradients(objective)
 
     assert image_bD.grad is not None
     assert text_bD.grad is not None
     sizes = [len(image) for image, _ in chunks]
     grads = list(zip(image_bD.grad.split(sizes), text_bD.grad.split(sizes), strict=True))
-    with _no_sync(model, len(chunks) > 1):
+    with _no_sync(model, comm, len(chunks) > 1):
         torch.autograd.backward(kept, grads[-1])
     del kept, embedded
     for i, (chunk, state) in enumerate(zip(chunks[:-1], states, strict=True)):
         state.set(comm.device)
-        with _no_sync(model, i < len(states) - 1):
+        with _no_sync(model, comm, i < len(states) - 1):
             torch.autograd.backward(_embed(model, *chunk, precision), grads[i])
     after.set(comm.device)
     _check_finite(loss, image_bD, text_bD, comm)  # last: the host waits here for what it has launched
@@ -86,22 +98,24 @@ def _embed(model: nn.Module, image: Tensor, tokens: Tensor, precision: Precision
     return image_mD, text_mD
 
 
-def _no_sync(model: nn.Module, on: bool) -> contextlib.AbstractContextManager[object]:
+def _no_sync(model: nn.Module, comm: Comm, on: bool) -> contextlib.AbstractContextManager[object]:
     """Holds back the reduction of the model's gradients, which the step's last backward does."""
-    if on and isinstance(model, DistributedDataParallel):
+    if not on or comm.world == 1:
+        return contextlib.nullcontext()
+    if isinstance(model, DistributedDataParallel):
         return model.no_sync()
-    return contextlib.nullcontext()
+    from torch.distributed.fsdp import FSDPModule
+
+    return _kept(model) if isinstance(model, FSDPModule) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm normalises by the batch as ever, but its running statistics wait for the second forward."""
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    saved = [(m.momentum, m.num_batches_tracked) for m in norms]
-    for m in norms:
-        m.momentum, m.num_batches_tracked = 0.0, None
+def _kept(model: FSDPModule) -> Iterator[None]:
+    """Gradients stay whole on each rank."""
+    model.set_requires_gradient_sync(False)
+    model.set_is_last_backward(False)
     try:
         yield
     finally:
-        for m, (momentum, tracked) in zip(norms, saved, strict=True):
-            m.momentum, m.num_batches_tracked = momentum, tracked
+        model.set_requires_gradient_sync(True)
+        model.set_is_last_backward(True)

@@ -19,15 +19,24 @@ class NonFiniteSteps:
     `total` and `in_row` belong to the state of a run.
     """
 
-    def __init__(self, spec: OptimizerSpec, model: nn.Module, event: Callable[..., None]) -> None:
+    def __init__(
+        self, spec: OptimizerSpec, model: nn.Module, event: Callable[..., None], retries: bool = False
+    ) -> None:
+        """`retries`: a forward pass may be made again."""
         self._policy, self._limit, self._model, self._event = spec.non_finite, spec.non_finite_limit, model, event
+        self._keep = retries or self._policy is NonFinite.skip
         self._buffers: list[tuple[Tensor, Tensor]] = []  # and what they were before the step
         self.total = self.in_row = 0
 
     def before(self) -> None:
         """Before each forward pass, which puts what is not finite into BatchNorm's running averages too."""
-        if self._policy is NonFinite.skip:
+        if self._keep:
             self._buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+
+    def undo(self) -> None:
+        """What the forward pass has changed, but where the run ends or rolls back anyway."""
+        for buffer, before in self._buffers:
+            buffer.copy_(before)
 
     def made(self) -> None:
         """A step was made."""
@@ -49,8 +58,7 @@ class NonFiniteSteps:
                 f"{_ADVICE}; {_MADE}"
             )
         if self._policy is NonFinite.skip:
-            for buffer, before in self._buffers:
-                buffer.copy_(before)
+            self.undo()
             return
         back = roll_back()
         if back is None:

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 # What a run that goes on may change. The first that names a key, or a part above it, holds; the rest is told.
 _SILENT = (  # where things lie, how they are told, how fast they come
-    *("name", "run_dir", "resume", "log_every", "logger", "checkpoint"),
+    *("name", "run_dir", "resume", "log_every", "logger", "checkpoint", "profiler", "device_peak_tflops"),
     *("distributed.rendezvous_s", "distributed.timeout_s", "distributed.watchdog_s"),
     *("data.workers", "data.prefetch", "data.retry_s", "data.cache_gb", "data.cache_dir"),
 )
-_TOLD = ("data.micro_batches", "data.max_bad_share")  # change no gradient
+_TOLD = (
+    *("data.micro_batches", "data.max_bad_share"),  # change no gradient
+    *("model.patch_dropout", "model.patch_dropout_schedule", "model.patch_dropout_end", "model.patch_dropout_final"),
+)  # patch dropout: a phase without it may be another run's
 _REFUSED = ("seed", "model", "data", "objective", "optimizer.kind")  # another value would train something else
 
 

@@ -9,6 +9,7 @@ import clipx.distributed
 import clipx.optimizer
 import clipx.precision  # noqa: F401  # registers its options
 from clipx.checkpoint import CheckpointSpec
+from clipx.compile import CompileSpec
 from clipx.config import MISSING, option
 from clipx.data import DataSpec
 from clipx.distributed import DistributedSpec
@@ -19,8 +20,10 @@ from clipx.model import ModelSpec
 from clipx.objective import ObjectiveSpec
 from clipx.optimizer import OptimizerSpec
 from clipx.precision import PrecisionSpec
+from clipx.profiler import ProfilerSpec
 from clipx.resume import Resume
 from clipx.schedule import Duration, Length, ScheduleSpec
+from clipx.stages import StageSpec, check_stages
 
 
 @option("")
@@ -36,6 +39,9 @@ class RunSpec:
     resume: str = "none"  # none: a new run; auto: go on in run_dir if it holds a run; latest: it must; step:N: at that
     # checkpoint; or a run directory, or one of its checkpoints, by path or by URL
     log_every: str = "20st"  # a duration: how often metrics are read from the device and written
+    device_peak_tflops: float | None = None  # of a device, by which train/mfu goes; null: its data sheet's, where known
+    profiler: ProfilerSpec = field(default_factory=ProfilerSpec)
+    stages: list[StageSpec] = field(default_factory=list)  # spans that train unlike each other, in their order
 
     model: ModelSpec = MISSING
     data: DataSpec = MISSING
@@ -45,6 +51,7 @@ class RunSpec:
     precision: PrecisionSpec = MISSING
     distributed: DistributedSpec = MISSING
     checkpoint: CheckpointSpec = MISSING
+    compile: CompileSpec = field(default_factory=CompileSpec)
     evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
     logger: dict[str, LoggerSpec] = field(default_factory=dict)
 
@@ -57,6 +64,8 @@ class RunSpec:
         require(total.value > 0, f"duration={self.duration} is no training at all: give a duration above zero")
         log_every = Duration.parse(self.log_every, "log_every")
         require(log_every.value > 0, f"log_every={self.log_every} must be above zero: 1st logs every step")
+        peak = self.device_peak_tflops
+        require(peak is None or peak > 0, f"device_peak_tflops={peak} must be above 0, e.g. 989 of an H100 in bfloat16")
         require(
             self.data.weight == 1.0,
             f"data.weight={self.data.weight:g} has no effect: it is of a mixture's sources, data.sources.NAME.weight",
@@ -69,7 +78,14 @@ class RunSpec:
             f"objective={self.objective.kind} keeps state for each sample, but data={self.data.kind} gives samples no "
             "numbers: choose data that does, or objective=infonce",
         )
-        self.objective.check(self.data.batch_size, self.data.published)
+        self.model.check_fits(self.duration, Length(0, self.data.batch_size))
+        check_stages(self.stages, self.model, self.data, self.duration)
+        for batch in {self.data.batch_size} | {stage.batch_size or self.data.batch_size for stage in self.stages}:
+            self.objective.check(batch, self.data.published)
+        self.distributed.check_micro_batches(self.data.micro_batches)
+        self.distributed.check_optimizer(self.optimizer.kind)
+        self.precision.check(self.optimizer.ema_decay, self.distributed.kind)
+        self.compile.check(self.objective.kind, self.optimizer.kind)
         best = self.checkpoint.best
         numbers = [f"eval/{name}/" for name, evaluator in self.evaluator.items() if evaluator.every != "none"]
         require(

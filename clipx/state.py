@@ -14,6 +14,7 @@ from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
 from clipx.objective.base import Objective
 from clipx.objective.table import SampleTable
+from clipx.optimizer.master import MasterWeights
 from clipx.rng import rng_state, seed_all, set_rng_state
 
 
@@ -24,6 +25,7 @@ class TrainState:
     objective: Objective
     optimizer: torch.optim.Optimizer
     comm: Comm
+    masters: MasterWeights | None = None  # `model` is their master
 
     def capture(self) -> dict[str, torch.Tensor | Rows]:
         """The live tensors by name, not copies of them; `Rows` are this rank's part of what the ranks keep together."""
@@ -46,6 +48,8 @@ class TrainState:
         load_module(self.objective, part("objective", found.tensors), "objective")
         load_optimizer(self.optimizer, part("optimizer", found.tensors))
         self._restore_tables(found)
+        if self.masters is not None:
+            self.masters.give_weights()
         return [*self._restore_average(found), *self._restore_rng(found, seed)]
 
     def _tables(self) -> dict[str, SampleTable]:

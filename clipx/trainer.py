@@ -7,13 +7,12 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 from clipx.alarm import Alarms
 from clipx.announce import facts
@@ -28,23 +27,29 @@ from clipx.data.tally import Tally, check_bad_share
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError, NotSynced, Stopped, require
 from clipx.evaluator.base import Embedder, check_evaluators, evaluate
+from clipx.flops import Utilisation
 from clipx.gradcache import NotFiniteError, forward_backward
 from clipx.lock import RunLock
 from clipx.logger import Jsonl, Row, Sinks, read_rows
-from clipx.meter import Meter
+from clipx.lossscale import LossScale
+from clipx.meter import Meter, copied, gradient_norms, tokens_computed, update_norms
+from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.nonfinite import NonFiniteSteps
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer import parameter_groups, set_learning_rate
+from clipx.optimizer.master import MasterWeights
 from clipx.peers import peers_told
 from clipx.precision import Precision
+from clipx.profiler import Profiler
 from clipx.report import write_report
 from clipx.resume import Resume
-from clipx.rng import seed_all
+from clipx.rng import TorchRng, seed_all
 from clipx.rundir import RunDir, flatten
 from clipx.schedule import Cadence, Duration, LearningRate, Length
 from clipx.spec import RunSpec
+from clipx.stages import StagePlan, check_ranks
 from clipx.state import TrainState
 from clipx.stop import Stop
 from clipx.watchdog import Watchdog
@@ -61,8 +66,10 @@ class Trainer:
     dataset: Dataset
     order: SampleOrder
     tokenizer: Tokenizer
-    view: View
+    plan: StagePlan
     model: CLIP
+    weights: CLIP  # what the optimizer steps: the model itself, or its float32 master
+    masters: MasterWeights | None
     parallel: nn.Module  # the model, or its data-parallel wrapper
     average: WeightAverage | None
     objective: Objective
@@ -92,6 +99,7 @@ class Trainer:
         spec, comm = self.spec, self.comm
         batch = spec.data.batch_size
         spec.data.check_ranks(comm.world)
+        check_ranks(spec.stages, spec.data, comm.world)
         self.dataset = open_on_all(spec.data, comm)
         train = self.dataset.train
         # The name, and with it the directory, may tell the time; rank 0's hold.
@@ -108,30 +116,40 @@ class Trainer:
         self.tally = Tally(spec.data.max_bad_share, self.order.samples // comm.world)
         total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
         require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
-        self.total = total // batch * batch
+        self.plan = StagePlan.build(spec.stages, spec.model, spec.data, spec.duration, Length(n, batch, total))
+        self.total = self.plan.total
         self.length = length = Length(n, batch, self.total)
         spec.schedule.check_fits(spec.duration, length)
-        self.learning_rate = spec.schedule.build(spec.optimizer.lr, length)
+        self.learning_rate = self.plan.scaled(spec.schedule.build(spec.optimizer.lr, length))
         self._cadences = {
             name: Cadence.parse(e.every, f"evaluator.{name}.every", length) for name, e in spec.evaluator.items()
         }
-        self._log_period = max(batch, Duration.parse(spec.log_every, "log_every").samples(length))
+        self._log_period = max(1, Duration.parse(spec.log_every, "log_every").samples(length))
 
     def _build_model(self) -> None:
         spec, comm = self.spec, self.comm
         self.precision = spec.precision.build(comm.device)
+        spec.compile.check_device(comm.device)
         self.tokenizer = Tokenizer(spec.model.text.context_length)
-        self.view = View(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels)
         seed_all(spec.seed)  # the same weights on every rank
-        self.model = spec.model.build(comm.device, self.precision.dtype)
+        self.weights = self.model = spec.model.build(comm.device, self.precision.stored, self.plan.varying)
+        self.masters = None
+        if self.precision.master_weights:
+            self.masters = MasterWeights(self.weights, self.precision.dtype)
+            self.model = self.masters.model
+        self.loss_scale = LossScale(self.precision.loss_scale, comm.device.type)
+        self.converted = spec.precision.convert(named_blocks(self.model))
+        spec.compile.compile_towers(named_blocks(self.model))
         decay = spec.optimizer.ema_decay
-        self.average = None if decay is None else WeightAverage(self.model, decay)
-        self.objective = spec.objective.build(comm, self.length).to(comm.device, self.precision.dtype)
-        self.optimizer = spec.optimizer.build(parameter_groups(self.model, self.objective, spec.optimizer))
-        self.state = TrainState(self.model, self.average, self.objective, self.optimizer, comm)
-        self.parallel = self.model
-        if comm.world > 1:
-            self.parallel = DistributedDataParallel(self.model)  # without device_ids, by which it would move the tokens
+        self.average = None if decay is None else WeightAverage(self.weights, decay)
+        for model in (self.model, *([self.average.model] if self.average else [])):
+            spec.distributed.prepare(model, comm)
+        self.objective = spec.objective.build(comm, self.length).to(comm.device, self.precision.wide)
+        self.optimizer = spec.optimizer.build(parameter_groups(self.weights, self.objective, spec.optimizer))
+        spec.compile.compile_optimizer(self.optimizer)
+        self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
+        self.parallel = spec.distributed.wrap(self.model, comm)
+        self.utilisation = Utilisation.build(spec.model, spec.precision, comm.device, spec.device_peak_tflops)
         seed_all(spec.seed + 1 + comm.rank)  # other dropout on every rank
 
     def _open_run(self) -> None:
@@ -142,8 +160,9 @@ class Trainer:
         if resume.run_dir is not None and spec.checkpoint.remote is None:
             comm.on_main(self.rundir.must_exist)
         self.alarms = Alarms(self.objective, self._warn)
-        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self._warn)
+        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self._warn, self.loss_scale.on)
         self._open = contextlib.ExitStack()  # what `close` closes
+        self._open.enter_context(spec.compile.tiles())
         self.sinks = Sinks([], self.rundir.event)
         self._overdue: list[str] = []  # evaluators that the run stopped before
         try:
@@ -153,6 +172,9 @@ class Trainer:
             self.checkpoints.fetch(resume)
             self.notes = comm.on_main(lambda: self.rundir.claim(spec))
             self.resumed = self._resume(resume)
+            spec.profiler.check_fits(self.steps_total)
+            self.profiler = Profiler(spec.profiler, self.rundir.path / "profile", comm)
+            self._open.callback(self.profiler.close)
             comm.on_main(lambda: self.rundir.keep(spec))
             self.checkpoints.open()
             if comm.is_main:
@@ -173,39 +195,74 @@ class Trainer:
     def step(self, batch: Batch) -> Metrics:
         """One optimizer step on this rank's share of a global batch, on the device. Returns 0-dim tensors, unread.
 
-        None of them where the loss or the gradient was not finite and `optimizer.non_finite` lets the run go on.
+        Where the step is logged with the norms of each tower, which take a copy of the weights. None of them where the
+        loss or the gradient was not finite and `optimizer.non_finite` lets the run go on.
         """
+        watched = self._is_logged(self.samples_seen)
         set_learning_rate(self.optimizer, self.learning_rate(self.samples_seen))
+        self.model.image.set_patch_dropout(self.plan.patch_dropout(self.samples_seen))
         self.objective.before_step(self.samples_seen)
         self.non_finite.before()
         metrics: Metrics = {}
         try:
-            metrics = self._gradients(batch)
-            self.optimizer.step()
+            metrics = self._gradients(batch, watched)
+            weights = copied(self.weights) if watched else {}
+            self.loss_scale.step(self.optimizer)
+            if watched:
+                metrics |= update_norms(self.weights, weights, self.comm)
+                del weights
             self.non_finite.made()
         except NotFiniteError as error:
             self.non_finite.leave_out(self.steps_done, str(error), self._roll_back)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.samples_seen += self.spec.data.batch_size
+        self._zero_grad()
+        if self.masters is not None:
+            self.masters.give_weights()
+        self.samples_seen += self.plan.at(self.samples_seen).batch_size
         if metrics:
             self.objective.after_step(self.samples_seen)
             if self.average is not None:
-                self.average.update(self.model)
+                self.average.update(self.weights)
         return metrics
 
-    def _gradients(self, batch: Batch) -> Metrics:
-        """Raises NotFiniteError, on all ranks."""
-        micro = self.spec.data.micro_batches
-        loss, metrics = forward_backward(self.parallel, self.objective, batch, micro, self.comm, self.precision)
-        norm = self._clip()
-        if not math.isfinite(norm.item()):  # every rank has the same
-            raise NotFiniteError("the gradient is not finite")
-        return {"loss": loss, "grad_norm": norm, **metrics}
+    def _gradients(self, batch: Batch, watched: bool) -> Metrics:
+        """Raises NotFiniteError, on all ranks.
+
+        Where the loss scale was too large the batch is tried again as at first: so a skipped step moves neither the
+        data nor the schedule, nor anything that a step changes.
+        """
+        rng = TorchRng.get(self.comm.device)
+        while True:
+            loss, metrics = forward_backward(
+                self.parallel,
+                self.objective,
+                batch,
+                self.spec.data.micro_batches,
+                self.comm,
+                self.precision,
+                self.loss_scale,
+            )
+            if self.masters is not None:
+                self.masters.take_gradients()
+            self.loss_scale.unscale(self.optimizer)
+            towers = gradient_norms(self.weights, self.comm) if watched else {}
+            norm = self._clip()
+            if math.isfinite(norm.item()):  # every rank has the same
+                return {"loss": loss, "grad_norm": norm, **towers, **metrics}
+            if not self.loss_scale.lowered():
+                raise NotFiniteError("the gradient is not finite")
+            rng.set(self.comm.device)
+            self.non_finite.undo()
+            self._zero_grad()
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.masters is not None:
+            self.model.zero_grad(set_to_none=True)
 
     def _clip(self) -> Tensor:
         """The global gradient norm, before clipping where that is on."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = self.comm.norm([p.grad for p in parameters if p.grad is not None])
         if self.spec.optimizer.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.spec.optimizer.clip_norm, norm)
         return norm
@@ -222,11 +279,11 @@ class Trainer:
 
     @property
     def steps_done(self) -> int:
-        return self.samples_seen // self.spec.data.batch_size
+        return self.plan.steps(self.samples_seen)
 
     @property
     def steps_total(self) -> int:
-        return self.total // self.spec.data.batch_size
+        return self.plan.steps(self.total)
 
     def fit(self) -> dict[str, float]:
         """Trains to the end of `spec.duration`, evaluates, reports. Returns the final numbers by name.
@@ -274,25 +331,41 @@ class Trainer:
         first, started = self.steps_done, self.samples_seen
         if self._overdue:
             screen.evaluation(first, self._evaluate())
-        meter = Meter(self.comm)
+        self.meter = meter = Meter(self.comm)
+        self.profiler.before(first + 1)
         for batch in meter.waiting(self._batches()):
             before = self.samples_seen
             self._count(batch)
-            metrics = self.step(batch.to(self.comm.device))
-            meter.add(metrics, self.spec.data.batch_size)
+            with meter.phase("step"):
+                metrics = self.step(batch.to(self.comm.device))
+            meter.add(metrics, self.samples_seen - before, tokens_computed(batch.tokens, self.spec.model.text.packed))
+            with meter.pausing():
+                self._profiled(screen)
             self.watchdog.beat(self.steps_done)
             if before == started:
                 self.checkpoints.reserve(self.state.capture())
-            done = self.samples_seen >= self.total
-            if done or self.samples_seen // self._log_period > before // self._log_period:
-                row = self._row(meter.read(), self.learning_rate(before))
+            if self._is_logged(before):
+                row = self._row(meter.read(), before)
                 self.sinks.log(row)
                 self.alarms.look(self.steps_done, row)
                 screen.progress(row, first, self.steps_total)
-            if done:
+            if self.samples_seen >= self.total:
                 return
             with meter.pausing():
                 self._between_steps(screen, before)
+            self.profiler.before(self.steps_done + 1)
+
+    def _is_logged(self, before: int) -> bool:
+        """Whether the step that begins at sample `before` is."""
+        after = before + self.plan.at(before).batch_size
+        return after >= self.total or after // self._log_period > before // self._log_period
+
+    def _profiled(self, screen: Screen) -> None:
+        """Tells where the time of the profiled steps went, after the last of them."""
+        if found := self.profiler.after(self.steps_done):
+            self.rundir.event("profile", **found)
+            parts = "  ".join(f"{name.removesuffix('_ms')} {found[name]:.3g}" for name in found if name != "steps")
+            screen.say(f"profile  ms: {parts}; {self.rundir.path / 'profile'}")
 
     def _between_steps(self, screen: Screen, before: int) -> None:
         """Evaluates and saves what is due after the step that began at sample `before`."""
@@ -306,7 +379,8 @@ class Trainer:
             screen.evaluation(self.steps_done, numbers)
         due = self.checkpoints.due(before, self.samples_seen)
         if self.checkpoints.better(numbers) or due:
-            self._save(numbers)
+            with self.meter.phase("checkpoint"):
+                self._save(numbers)
 
     def _stop(self, signal: str) -> None:
         """Saves and raises Stopped."""
@@ -324,22 +398,24 @@ class Trainer:
         saved = f"saved; go on with resume={self.rundir.path}" if on else "not saved, for checkpoint.every=none"
         raise Stopped(f"{signal}: stopped after step {self.steps_done:,} of {self.steps_total:,}, {saved}")
 
-    def _batches(self) -> DataLoader[Batch]:
+    def _batches(self) -> Iterator[Batch]:
+        """From where the run is to its end; each stage has a loader of its own."""
         spec, comm = self.spec, self.comm
-        return train_loader(
-            self.dataset.train,
-            self.order,
-            self.view,
-            self.tokenizer,
-            seed=spec.seed,
-            samples=range(self.samples_seen, self.total),
-            batch=spec.data.batch_size,
-            rank=comm.rank,
-            world=comm.world,
-            workers=spec.data.workers,
-            prefetch=spec.data.prefetch,
-            pin=comm.device.type == "cuda",
-        )
+        for stage, samples in self.plan.left(self.samples_seen):
+            yield from train_loader(
+                self.dataset.train,
+                self.order,
+                View(stage.image_size, spec.data.crop_scale, spec.data.max_pixels),
+                self.tokenizer,
+                seed=spec.seed,
+                samples=samples,
+                batch=stage.batch_size,
+                rank=comm.rank,
+                world=comm.world,
+                workers=spec.data.workers,
+                prefetch=spec.data.prefetch,
+                pin=comm.device.type == "cuda",
+            )
 
     def _count(self, batch: Batch) -> None:
         if batch.bad:
@@ -349,20 +425,34 @@ class Trainer:
     def _watchdog(self) -> Watchdog:
         return Watchdog(self.spec.distributed.watchdog_s, self.rundir.path, self.comm.rank, self.rundir.event)
 
-    def _row(self, measured: dict[str, float], lr: float) -> Row:
-        bad = self.comm.sum(torch.tensor(self.tally.bad.total(), device=self.comm.device))
+    def _row(self, measured: dict[str, float], before: int) -> Row:
+        """Of now; `before` are the samples seen before the step that the rate and its like are told of."""
+        own = [self.tally.bad.total(), measured.get("tokens_per_second", 0.0)]  # this rank's; of all it is a sum
+        bad, tokens = self.comm.sum(torch.tensor(own, dtype=torch.float64, device=self.comm.device)).tolist()
+        if "tokens_per_second" in measured:
+            measured |= {"tokens_per_second": tokens, **self._utilised(measured["samples_per_second"], tokens, before)}
         return {
             "step": self.steps_done,
             "samples": self.samples_seen,
             "epoch": self.samples_seen / self.order.samples,
             "seconds": time.time(),
             **{f"train/{name}": value for name, value in measured.items()},
-            "train/lr": lr,
+            "train/lr": self.learning_rate(before),
+            **self.plan.row(before),
             **{f"train/samples/{name}": drawn.samples for name, drawn in self.order.drawn(self.samples_seen).items()},
-            "train/bad_samples": int(bad.item()),
+            "train/bad_samples": int(bad),
             **({"train/left_out_steps": self.non_finite.total} if self.non_finite.total else {}),
+            **self.loss_scale.metrics(),
             **self.checkpoints.metrics(),
         }
+
+    def _utilised(self, samples: float, tokens: float, before: int) -> dict[str, float]:
+        """Model FLOPs utilisation, at so many a second of all ranks. Nothing where the device's peak is not known."""
+        if self.utilisation is None:
+            return {}
+        pixels = (self.plan.at(before).image_size / self.spec.model.image.size) ** 2
+        seen = pixels * (1 - self.plan.patch_dropout(before))
+        return {"mfu": self.utilisation.of(seen * samples, tokens, self.comm.world)}
 
     def _finish(self, screen: Screen) -> dict[str, float]:
         self._overdue = [name for name, cadence in self._cadences.items() if cadence.at_end]
@@ -402,8 +492,10 @@ class Trainer:
             self.rundir.quarantine,
             lambda: self.watchdog.beat(self.steps_done),
         )
+        start = time.perf_counter()
         numbers = evaluate({name: self.spec.evaluator[name] for name in names}, embedder, self.dataset)
-        self.sinks.log({**self._row({}, self.learning_rate(self.samples_seen)), **numbers})
+        seconds = {"evaluation_s": time.perf_counter() - start}
+        self.sinks.log({**self._row(seconds, self.samples_seen), **numbers})
         return numbers
 
     # ------------------------------------------------------------------------------------------- checkpoints
@@ -413,6 +505,7 @@ class Trainer:
         state = {
             "samples_seen": self.samples_seen,
             "non_finite": [self.non_finite.total, self.non_finite.in_row],
+            "loss_scale": self.loss_scale.state(),
             "overdue": self._overdue,
             "world": self.comm.world,
             "data": self.dataset.train.fingerprint,
@@ -432,7 +525,9 @@ class Trainer:
                 f"{found.state['data']}): restore it, or start a new run"
             )
         self.samples_seen = int(found.state["samples_seen"])
+        self.plan.check_resumes(self.samples_seen, found.step)
         self.non_finite.total, self.non_finite.in_row = found.state["non_finite"]
+        self.loss_scale.restore(found.state.get("loss_scale", {}))
         self._overdue = [name for name in found.state["overdue"] if name in spec.evaluator]
         self.notes += self.state.restore(found, spec.seed + 1 + self.samples_seen)
         return True

@@ -39,7 +39,11 @@ VIT = (
     "+model.image.options={patch_size:16,embed_dim:64,depth:2,num_heads:2}",
     "model.text.width=64",
 )
-_CLOCK = ("seconds", "samples_per_second", "samples_per_second_per_device", "data_wait_share", "remote_lag_s")
+# What the clock and the process say.
+_CLOCK = (
+    *("seconds", "samples_per_second", "samples_per_second_per_device", "tokens_per_second", "remote_lag_s"),
+    *("data_wait_share", "data_wait_s", "step_s", "checkpoint_s", "evaluation_s", "host_memory_gb"),
+)
 
 
 def small(run_dir: Path, *overrides: str) -> RunSpec:

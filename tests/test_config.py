@@ -60,7 +60,8 @@ def test_each_group_shares_its_name_with_the_module_that_reads_it() -> None:
 
 
 def test_each_field_of_a_run_is_a_value_or_a_group() -> None:
-    values = {"kind", "name", "run_dir", "seed", "duration", "resume", "log_every"}
+    values = {"kind", "name", "run_dir", "seed", "duration", "resume", "log_every", "compile", "stages"}
+    values |= {"device_peak_tflops", "profiler"}
     assert {f.name for f in dataclasses.fields(RunSpec)} == values | set(GROUPS)
 
 
@@ -75,7 +76,7 @@ def test_every_file_is_an_option_that_a_test_here_composes() -> None:
     covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
     covered |= {f"{group}/{name}.yaml" for group in ("recipe", "experiment", "hydra/launcher") for name in names(group)}
     covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
-    covered |= {"train.yaml", "evaluate.yaml", "bench.yaml", "index.yaml", "prepare.yaml"}
+    covered |= {"train.yaml", "evaluate.yaml", "plan.yaml", "bench.yaml", "index.yaml", "prepare.yaml"}
     files = {str(path.relative_to(CONF_DIR)) for path in CONF_DIR.rglob("*") if path.is_file()}
     assert files == covered
 
@@ -160,7 +161,10 @@ def test_every_schedule_builds(name: str) -> None:
 
 @pytest.mark.parametrize("name", names("precision"))
 def test_every_precision_builds(name: str) -> None:
-    precision = composed("precision", name).precision.build(CPU)
+    spec = composed("precision", name).precision
+    if name in ("float8", "int8"):  # on other devices than they are for
+        spec = compose(f"precision={name}", "precision.emulate=true").precision
+    precision = spec.build(CPU)
     with precision.autocast():
         assert torch.ones(2, 2, dtype=precision.dtype).sum() == 4
 
@@ -360,8 +364,8 @@ def test_ones_own_options_are_listed_among_the_others(folder: Path) -> None:
     [
         (
             MODEL.replace("embed_dim", "embd_dim"),
-            "model.embd_dim is not a key here: the keys are name, image, text, embed_dim, quick_gelu "
-            "(did you mean embed_dim?) (in model/mine.yaml)",
+            "model.embd_dim is not a key here: the keys are name, image, text, patch_dropout, patch_dropout_schedule, "
+            "patch_dropout_end, patch_dropout_final, embed_dim, quick_gelu (did you mean embed_dim?) (in model/mine.yaml)",
         ),
         (
             MODEL.replace("embed_dim: 64", "embed_dim: wide"),
@@ -499,8 +503,8 @@ def test_a_saved_spec_of_an_earlier_version_takes_new_defaults() -> None:
 # ------------------------------------------------------------------------------------------------- what is refused
 
 RUN_KEYS = (
-    "the keys are name, run_dir, seed, duration, resume, log_every, model, data, objective, optimizer, schedule, "
-    "precision, distributed, checkpoint, evaluator, logger"
+    "the keys are name, run_dir, seed, duration, resume, log_every, device_peak_tflops, profiler, stages, model, data, "
+    "objective, optimizer, schedule, precision, distributed, checkpoint, compile, evaluator, logger"
 )
 OBJECTIVE_KEYS = "the keys are tile, init_temperature, max_scale"
 READ = "write key=value, a list as key=[a,b], and other signs as key='…'"
@@ -515,7 +519,7 @@ REFUSED = [
     ("objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("+objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("objective.tiel=1", f"objective.tiel is not a key here: {OBJECTIVE_KEYS} (did you mean tile?)"),
-    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, size, options, mean, std (did you mean size?)"),
+    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, size, options, mean, std, checkpointing (did you mean size?)"),
     ("model.image.options.depth=1", "model.image.options.depth is not a key here: there are none yet; add it by +model.image.options.depth=…"),
     ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
     ("~nope", "~nope takes out what is not there: leave it away"),

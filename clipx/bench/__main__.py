@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
+from functools import partial
 
 from clipx.bench import BenchSpec
+from clipx.bench.step import gathered
 from clipx.cli import cli
 from clipx.config import CONF_DIR
 
 
-def bench(spec: BenchSpec) -> None:
+def bench(words: Sequence[str], spec: BenchSpec) -> None:
+    """`words` are what was typed."""
     from clipx.bench.publish import check, publish
     from clipx.console import terminal
 
-    command = ["python", "-m", "clipx.bench", spec.kind, *(word for word in sys.argv[1:] if word != _named(spec.kind))]
+    command = ["python", "-m", "clipx.bench", spec.kind]
+    command += [word for word in words if word not in (spec.kind, _named(spec.kind))]
     check(spec)
     console = terminal()
     publish(spec, spec.run(lambda text: console.print(text, markup=False)), command, console)
@@ -45,8 +50,9 @@ def main() -> None:
         print(f"error: {words[0]} is not a benchmark: name one of {', '.join(names())} first", file=sys.stderr)
         sys.exit(2)
     if "=" not in words[0] and not words[0].startswith("-"):
-        sys.argv[1:] = [*words[1:], _named(words[0])]  # last, for -m must stand before all overrides
-    cli(bench, "bench")()
+        own = gathered(words[1:]) if words[0] == "step" else words[1:]
+        sys.argv[1:] = [*own, _named(words[0])]  # last, for -m must stand before all overrides
+    cli(partial(bench, words), "bench")()
 
 
 if __name__ == "__main__":

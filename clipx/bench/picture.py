@@ -52,7 +52,7 @@ def draw(title: str, panels: Sequence[Panel], columns: int) -> bytes:
             axes.yaxis.set_major_formatter("{x:g}")
         else:
             axes.set_ylim(bottom=0)
-        if known != list(panel.curves):
+        if panel.curves and known != list(panel.curves):
             known = list(panel.curves)
             axes.legend(fontsize=8, frameon=False, labelcolor=_INK)
     out = io.BytesIO()

@@ -18,7 +18,7 @@ from clipx.config import compose
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.gradcache import forward_backward
-from clipx.model import ModelSpec
+from clipx.model import ModelSpec, Varying
 from clipx.model.tokenizer import Tokenizer
 from clipx.optimizer import parameter_groups
 from clipx.schedule import Length
@@ -52,7 +52,8 @@ def step_of(overrides: Sequence[str], size: int, comm: Comm, seed: int) -> Step:
     spec = compose(*overrides, f"data.batch_size={size}")
     precision = spec.precision.build(comm.device)
     torch.manual_seed(seed)
-    model = spec.model.build(comm.device, precision.dtype)
+    model = spec.model.build(comm.device, precision.dtype, Varying(spec.model.drops_patches))
+    model.image.set_patch_dropout(spec.model.patch_dropout)
     length = Length(epoch=max(SAMPLES, size), batch=size, total=10 * max(SAMPLES, size))
     objective = spec.objective.build(comm, length).to(comm.device, precision.dtype)
     optimizer = spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipx.model import ClipSpec
+from clipx.model import FIXED, ClipSpec, Varying
+from clipx.model.batchnorm import to_dtype
 from clipx.model.text import TextTower
 from clipx.model.vision import ImageTower
 
@@ -23,13 +24,14 @@ class CLIP(nn.Module):
     mean_C11: Tensor
     std_C11: Tensor
 
-    def __init__(self, spec: ClipSpec, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ClipSpec, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> None:
         super().__init__()
-        self.image_size, self.embed_dim = spec.image.size, spec.embed_dim
+        self.embed_dim = spec.embed_dim
+        self.image_sizes = (spec.image.size, *varying.sizes)
         with torch.device(device):
-            self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu)
+            self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
             self.text = TextTower(spec.text, spec.embed_dim, spec.quick_gelu)
-        self.to(dtype)
+        to_dtype(self, dtype)
         self.image.to(memory_format=torch.channels_last)  # as images arrive; convolutions are 1.4 to 2 times as fast
         # In float32 even for 16-bit weights; not in the state_dict, for they follow from the configuration.
         for name, values in (("mean_C11", spec.image.mean), ("std_C11", spec.image.std)):
@@ -41,7 +43,10 @@ class CLIP(nn.Module):
         return self.encode_image(image_BCSS), self.encode_text(tokens_BL)
 
     def encode_image(self, image_BCSS: Tensor) -> Tensor:
-        """[B, 3, S, S], RGB, uint8 or floating point in [0, 1] -> [B, D] of unit norm. ValueError for another shape."""
+        """[B, 3, S, S], RGB, uint8 or floating point in [0, 1] -> [B, D] of unit norm. ValueError for another shape.
+
+        S is model.image.size, or a size of `varying`.
+        """
         return _unit(self.image(self._normalise(image_BCSS)))
 
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
@@ -64,10 +69,10 @@ class CLIP(nn.Module):
 
     def _normalise(self, image_BCSS: Tensor) -> Tensor:
         """(pixels - mean) / std on the images' device, in the weights' dtype."""
-        size = self.image_size
-        if image_BCSS.ndim != 4 or image_BCSS.shape[1:] != (3, size, size):
+        if image_BCSS.ndim != 4 or tuple(image_BCSS.shape[1:]) not in [(3, size, size) for size in self.image_sizes]:
+            taken = " or ".join(f"[B, 3, {size}, {size}]" for size in self.image_sizes)
             raise ValueError(
-                f"images have shape {list(image_BCSS.shape)}, the image tower takes [B, 3, {size}, {size}]: "
+                f"images have shape {list(image_BCSS.shape)}, the image tower takes {taken}: "
                 f"resize the images, or set model.image.size"
             )
         if image_BCSS.dtype != torch.uint8 and not image_BCSS.is_floating_point():

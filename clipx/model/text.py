@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipx.model import TextTowerSpec
+from clipx.model.recompute import checkpoint_tower
 from clipx.model.tokenizer import Tokenizer
 
 
@@ -84,6 +85,7 @@ class TextTower(nn.Module):
         self.norm = nn.LayerNorm(spec.width)
         self.projection = nn.Linear(spec.width, embed_dim, bias=False)
         self.init_weights()
+        checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.text.checkpointing")
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -95,12 +97,13 @@ class TextTower(nn.Module):
             block.init_weights(depth=len(self.blocks))
         nn.init.normal_(self.projection.weight, std=self.projection.in_features**-0.5)
 
-    def forward(self, tokens_BL: Tensor) -> Tensor:
+    def forward(self, tokens_BL: Tensor | Packing) -> Tensor:
         """tokens_BL [B, context_length], each row with an end token (Tokenizer sees to it) -> [B, D], any norm.
 
-        The tokens may be on the host, where packing them keeps no device waiting.
+        The tokens may be on the host, where packing them keeps no device waiting; or they are packed already.
         """
-        packing = Packing.of(tokens_BL, self.packed).to(self.positional_embedding.device)
+        packing = tokens_BL if isinstance(tokens_BL, Packing) else Packing.of(tokens_BL, self.packed)
+        packing = packing.to(self.positional_embedding.device)
         x_TW = self.token_embedding(packing.tokens_T) + F.embedding(packing.position_T, self.positional_embedding)
         for block in self.blocks:
             x_TW = block(x_TW, packing)

@@ -5,17 +5,21 @@ Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, D
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
 import timm
 import torch
-from timm.layers import AttentionPool2d, RotAttentionPool2d
+from timm.layers import AttentionPool2d, PatchDropout, PatchDropoutWithIndices, RotAttentionPool2d
 from timm.models import VisionTransformer, get_pretrained_cfg
 from torch import Tensor, nn
 
 from clipx.errors import ConfigError, require
-from clipx.model import ImageTowerSpec
+from clipx.model import FIXED, ImageTowerSpec, Varying
+from clipx.model.blocks import image_blocks
+from clipx.model.recompute import checkpoint_tower
 
 
 class ImageTower(nn.Module):
@@ -26,16 +30,25 @@ class ImageTower(nn.Module):
     normal with deviation width^-.5. (Both leave the patch convolution as PyTorch draws it.)
     """
 
-    def __init__(self, spec: ImageTowerSpec, embed_dim: int, quick_gelu: bool) -> None:
+    def __init__(self, spec: ImageTowerSpec, embed_dim: int, quick_gelu: bool, varying: Varying = FIXED) -> None:
         super().__init__()
-        self.trunk = _trunk(spec, quick_gelu)
+        self.varying = varying
+        self.trunk = _trunk(spec, quick_gelu, varying)
+        self.set_patch_dropout(0.0)
         self.projection = _projection(self.trunk, embed_dim)
         if _is_clip_vit(self.trunk):
             _init_as_clip(self.trunk)
+        blocks = list(image_blocks(self.trunk).values())
+        checkpoint_tower(self, blocks, spec.checkpointing, "model.image.checkpointing")
 
     def forward(self, image_BCSS: Tensor) -> Tensor:
         features_BD: Tensor = self.projection(self.trunk(image_BCSS))
         return features_BD
+
+    def set_patch_dropout(self, share: float) -> None:
+        """The share of each image's patches that training leaves out from now on, where that is `varying`."""
+        if self.varying.patch_dropout:
+            self.trunk.patch_drop.prob = share
 
     def positional_embeddings(self) -> set[str]:
         """Names of the learned absolute positional embeddings, of the attention pool too: timm's pos_embed*."""
@@ -47,29 +60,80 @@ class ImageTower(nn.Module):
         return {name for name, _ in self.named_parameters() if _leaf(name).startswith(tokens)}
 
 
-def _trunk(spec: ImageTowerSpec, quick_gelu: bool) -> Any:
+def _trunk(spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
     """timm's model without a classifier: [B, 3, S, S] -> [B, features]. Raises ConfigError for what timm refuses."""
     options = {**_size_option(spec), **spec.options}
     rehearsed = _rehearse(spec, options)
     if quick_gelu and isinstance(rehearsed, VisionTransformer):  # the GELUs of others are not CLIP's to replace
         options = {"act_layer": "quick_gelu", **options}
+    if varying.sizes:
+        options = _with_sizes(spec, options, varying.sizes)
+    if varying.patch_dropout:
+        options = _with_patch_dropout(spec, options)
     return timm.create_model(spec.timm, pretrained=False, num_classes=0, **options)
 
 
 def _rehearse(spec: ImageTowerSpec, options: dict[str, Any]) -> Any:
-    """The trunk without memory, after one image without memory: what does not fit shows at once, for under 0.5 s."""
+    """The trunk without memory. Raises ConfigError for anything that timm or torch say."""
     try:
-        with torch.device("meta"), torch.no_grad():
-            trunk = timm.create_model(spec.timm, pretrained=False, num_classes=0, **options).eval()
-            shape = list(trunk(torch.empty(1, 3, spec.size, spec.size)).shape)
-            require(shape == [1, trunk.head_hidden_size], f"it gives {shape} for an image instead of one vector")
-            return trunk
-    except Exception as error:  # anything timm or torch may say about arguments it did not foresee
-        reason = " ".join(str(error).split()) or type(error).__name__
+        return _rehearsed(spec.timm, options, [spec.size])
+    except Exception as error:
         raise ConfigError(
             f"model.image.size={spec.size} and model.image.options={spec.options} do not fit timm's {spec.timm} "
-            f"({reason}): give a size and arguments that this architecture takes"
+            f"({_reason(error)}): give a size and arguments that this architecture takes"
         ) from error
+
+
+def _rehearsed(name: str, options: dict[str, Any], sizes: Sequence[int]) -> Any:
+    """The trunk without memory, after an image of each size without memory: what does not fit shows at once, for under
+    0.5 s. Raises what timm or torch say about arguments they did not foresee."""
+    with torch.device("meta"), torch.no_grad():
+        trunk = timm.create_model(name, pretrained=False, num_classes=0, **options).eval()
+        for size in sizes:
+            shape = list(trunk(torch.empty(1, 3, size, size)).shape)
+            require(shape == [1, trunk.head_hidden_size], f"it gives {shape} for an image instead of one vector")
+        return trunk
+
+
+def _with_sizes(spec: ImageTowerSpec, options: dict[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
+    """The options with which a trunk takes images of other sizes too; timm interpolates a ViT's positional embedding.
+
+    Raises ConfigError for a size that does not fit.
+    """
+    with contextlib.suppress(TypeError):  # timm's, where an architecture knows no such option
+        _rehearsed(spec.timm, {"dynamic_img_size": True, **options}, [])
+        options = {"dynamic_img_size": True, **options}
+    for size in sizes:
+        try:
+            _rehearsed(spec.timm, options, [size])
+        except Exception as error:
+            raise ConfigError(
+                f"stages: image_size={size} does not fit timm's {spec.timm} made for model.image.size={spec.size} "
+                f"({_reason(error)}): give a size that it takes as well, a ViT's a multiple of its patches"
+            ) from error
+    return options
+
+
+def _with_patch_dropout(spec: ImageTowerSpec, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that give a trunk timm's own patch dropout. Raises ConfigError where timm has none for it."""
+    require(
+        "patch_drop_rate" not in spec.options,
+        f"model.image.options={spec.options} has patch_drop_rate, and so has this run a patch_dropout: leave one out",
+    )
+    options = {**options, "patch_drop_rate": 0.5}  # any but 0, with which there would be no module to set
+    try:
+        dropout = _rehearsed(spec.timm, options, [spec.size]).patch_drop
+        require(isinstance(dropout, PatchDropout | PatchDropoutWithIndices), "it has another kind")
+    except Exception as error:
+        raise ConfigError(
+            f"model.image.timm={spec.timm} knows no patch dropout ({_reason(error)}): choose a ViT, such as "
+            "model=vit_b16, or leave model.patch_dropout and the stages' at 0"
+        ) from error
+    return options
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _size_option(spec: ImageTowerSpec) -> dict[str, int]:

@@ -68,6 +68,7 @@ def test_what_is_mistyped_is_told_in_one_line(words: list[str], message: str) ->
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
+@pytest.mark.slow
 def test_loss_compares_time_memory_and_what_travels(tmp_path: Path) -> None:
     sizes = ("batch=64", "dim=16", "small=16", "parts=[]", "ranks=[2]", "dims=[]", "repeats=2")
     figures, results, printed = bench(tmp_path / "out", "loss", *sizes)
@@ -98,6 +99,7 @@ def test_loss_compares_time_memory_and_what_travels(tmp_path: Path) -> None:
     assert again.stderr == f"error: run_dir={tmp_path / 'out'} already holds results: give another, or leave it out\n"
 
 
+@pytest.mark.slow
 def test_accumulation_compares_time_and_gradients(tmp_path: Path) -> None:
     small = ("batches=[16]", "width=32", "layers=1", "image_size=16", "context=4", "repeats=1")
     figures, results, printed = bench(tmp_path / "out", "accumulation", *small)

@@ -6,12 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from support import run
 
 ONE = ("device=cpu", "threads=1")
 BENCH = (sys.executable, "-m", "clipx.bench", "checkpoint")
 
 
+@pytest.mark.slow
 def test_all_save_the_same_state_and_it_ends_with_one_line_of_figures(tmp_path: Path) -> None:
     done = run(*BENCH, "parameters=3000000", "repeats=1", "outage_steps=100", *ONE, f"run_dir={tmp_path}/found")
     assert "Warning" not in done.stderr

@@ -19,6 +19,7 @@ from clipx.data.transform import train_transform
 BENCH = (sys.executable, "-m", "clipx.bench", "loader")
 
 
+@pytest.mark.slow
 def test_it_loads_on_every_side_and_ends_with_one_line_of_figures(tmp_path: Path) -> None:
     sizes = ("sides=[64]", "samples=64", "batch=8", "workers=1", "batches=2", "repeats=1")
     done = run(*BENCH, *sizes, f"run_dir={tmp_path}/found")
@@ -81,6 +82,7 @@ def test_what_is_left_out_stands_in_the_table_and_the_figures() -> None:
     assert rows["open_clip"] == ("1", "4.00")
 
 
+@pytest.mark.slow
 def test_of_a_run_it_says_whether_that_waits_for_its_loader(tmp_path: Path) -> None:
     run(sys.executable, "-m", "clipx.train", *SMALL, f"run_dir={tmp_path}/run")
     done = run(*BENCH, f"of={tmp_path}/run", "batches=2", f"run_dir={tmp_path}/found")

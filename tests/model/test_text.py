@@ -112,7 +112,13 @@ def test_mlp_ratio_sets_the_hidden_width() -> None:
     assert shapes["blocks.0.mlp.fc2.weight"] == (16, 40)
 
 
-TEXTS = ["a photo of a cat", "", "two dogs", "one two three four five six seven eight nine ten", "a red house by the lake"]
+TEXTS = [
+    "a photo of a cat",
+    "",
+    "two dogs",
+    "one two three four five six seven eight nine ten",
+    "a red house by the lake",
+]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])

@@ -1,0 +1,93 @@
+"""Training steps of composed runs side by side: keys of clipx.train, such as model.patch_dropout=0,0.5."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from clipx.bench import BenchSpec, Findings, Table
+from clipx.config import compose, one_line, option, quoted
+from clipx.errors import ConfigError, require
+
+_MODEL = "model=vit_b32"  # where none is named
+
+
+@option("bench")
+@dataclass(kw_only=True, slots=True)
+class StepSpec(BenchSpec):
+    """Whole steps in one process, each run on the same random batch; time of all in turns, memory of each by itself."""
+
+    kind: str = "step"
+    batch: int = 32  # samples
+    repeats: int = 5  # rounds
+    overrides: list[str] = field(default_factory=list)  # of clipx.train, which need not be typed as a list
+
+    def __post_init__(self) -> None:
+        BenchSpec.__post_init__(self)
+        require(self.batch >= 2, f"batch={self.batch} has no negatives: give at least 2")
+        require(self.repeats >= 1, f"repeats={self.repeats} must be at least 1")
+        for word in self.overrides:
+            require(not word.startswith("data.batch_size="), f"{word} is this benchmark's own batch: give batch=…")
+            require(
+                not word.startswith("stages"), f"{word} is of several steps: compare model.image.size=112,224 or so"
+            )
+        for words in self.runs().values():
+            compose(*words, f"data.batch_size={self.batch}")
+
+    def runs(self) -> dict[str, list[str]]:
+        """The overrides of each run, by those in which it differs from others. Raises ConfigError."""
+        try:
+            points = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(self.overrides), None)[0]
+        except HydraException as error:
+            raise ConfigError(one_line(error)) from error
+        common = set(points[0]).intersection(*points)
+        named = any(word.startswith("model=") for word in points[0])
+        return {
+            " ".join(word for word in point if word not in common) or "step": [*([] if named else [_MODEL]), *point]
+            for point in points
+        }
+
+    def run(self, say: Callable[[str], None]) -> Findings:
+        from clipx.bench import training
+        from clipx.bench.measure import ratio
+        from clipx.bench.processes import Processes
+
+        device, runs = self.device_type(), self.runs()
+        processes = Processes(device, self.threads)
+        say(f"steps of {self.batch} samples on {device}: {', '.join(runs)}")
+        times, losses = processes.run(training.times, runs, False, self.batch, self.repeats, self.seed)[0]
+        peaks = {name: processes.run(training.memory, words, self.batch, self.seed)[0] for name, words in runs.items()}
+        first = next(iter(runs))
+        ratios = {name: ratio(took, times[first]) for name, took in times.items()}
+        table = Table(f"a training step of {self.batch} samples", ("", "s", "of the first", "peak MiB"))
+        for name, took in times.items():
+            seconds = f"{statistics.median(took):.3f}"
+            table.rows.append((name, seconds, f"{ratios[name]:.3f}", f"{peaks[name] / 2**20:,.0f}"))
+        figures = {
+            "benchmark": self.kind,
+            "device": device,
+            "batch": self.batch,
+            "step_ratios": {name: round(value, 4) for name, value in ratios.items()},
+            "seconds": {name: float(f"{statistics.median(took):.4g}") for name, took in times.items()},
+            "memory_mib": {name: round(peak / 2**20, 1) for name, peak in peaks.items()},
+            "results": self.run_dir,
+        }
+        return Findings(figures, {"times": times, "losses": losses, "memory": peaks, "runs": runs}, [table])
+
+
+def gathered(words: Sequence[str]) -> list[str]:
+    """What is typed after `step`: this benchmark's own keys and flags as they are, all else as its `overrides`."""
+    own = {f.name for f in dataclasses.fields(StepSpec)}
+    overrides = [word for word in words if re.match(r"[~+\w].*=|~", word) and word.partition("=")[0] not in own]
+    if not overrides:
+        return list(words)
+    rest = [word for word in words if word not in overrides]
+    texts = ["'" + re.sub(r"(\\*)'", r"\1\1\\'", quoted(word)) + "'" for word in overrides]  # as Hydra quotes
+    return [*rest, f"overrides=[{','.join(texts)}]"]
