@@ -27,7 +27,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "run": f"{spec.name} in {trainer.rundir.path}",
         "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(trainer.model.image):,} of them in "
         f"the image tower; {spec.precision.kind} on {comm.world} x {comm.device.type}",
-        "format": told(trainer.precision, trainer.converted),
+        "format": told(trainer.precision, trainer.learner.converted),
         "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {len(dataset.train.bad):,} unusable",
         "batch": f"global batch {batch:,} = {parts}",
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",

@@ -7,10 +7,11 @@ recomputing, sharding and converting work on blocks as ever.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,13 @@ from clipx.lazy import torch
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any], options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """Once in a process."""
+    compiled: Callable[..., Any] = torch.compile(function, **dict(options))
+    return compiled
 
 
 class Mode(StrEnum):
@@ -113,8 +121,9 @@ class CompileSpec:
         from clipx.objective import contrastive
 
         own = contrastive.tile_lse, contrastive.tile_softmax
-        lse, softmax = (torch.compile(function, **self._options(dynamic=True)) for function in own)
-        contrastive.tile_lse, contrastive.tile_softmax = lse, softmax
+        contrastive.tile_lse, contrastive.tile_softmax = (
+            _compiled(function, tuple(self._options(dynamic=True).items())) for function in own
+        )
         try:
             yield
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from clipx.alarm import Alarms
 from clipx.announce import facts
@@ -28,29 +26,25 @@ from clipx.distributed import Comm
 from clipx.errors import CheckpointError, NotSynced, Stopped, require
 from clipx.evaluator.base import Embedder, check_evaluators, evaluate
 from clipx.flops import Utilisation
-from clipx.gradcache import NotFiniteError, forward_backward
+from clipx.gradcache import NotFiniteError
+from clipx.learner import Learner
 from clipx.lock import RunLock
 from clipx.logger import Jsonl, Row, Sinks, read_rows
-from clipx.lossscale import LossScale
-from clipx.meter import Meter, copied, gradient_norms, tokens_computed, update_norms
-from clipx.model.blocks import named_blocks
+from clipx.meter import Meter, tokens_computed
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.nonfinite import NonFiniteSteps
 from clipx.objective.base import Metrics, Objective
-from clipx.optimizer import parameter_groups, set_learning_rate
-from clipx.optimizer.master import MasterWeights
+from clipx.optimizer import set_learning_rate
 from clipx.peers import peers_told
 from clipx.precision import Precision
 from clipx.profiler import Profiler
 from clipx.report import write_report
 from clipx.resume import Resume
-from clipx.rng import TorchRng, seed_all
 from clipx.rundir import RunDir, flatten
 from clipx.schedule import Cadence, Duration, LearningRate, Length
 from clipx.spec import RunSpec
 from clipx.stages import StagePlan, check_ranks
-from clipx.state import TrainState
 from clipx.stop import Stop
 from clipx.watchdog import Watchdog
 
@@ -62,20 +56,17 @@ class Trainer:
 
     spec: RunSpec
     comm: Comm
-    precision: Precision
     dataset: Dataset
     order: SampleOrder
     tokenizer: Tokenizer
     plan: StagePlan
+    learner: Learner  # has the next five, and their state
     model: CLIP
-    weights: CLIP  # what the optimizer steps: the model itself, or its float32 master
-    masters: MasterWeights | None
-    parallel: nn.Module  # the model, or its data-parallel wrapper
     average: WeightAverage | None
+    precision: Precision
     objective: Objective
     optimizer: torch.optim.Optimizer
     learning_rate: LearningRate
-    state: TrainState  # the model, its average, the objective, the optimizer
     rundir: RunDir
     checkpoints: Checkpointing
     resumed: bool
@@ -128,29 +119,11 @@ class Trainer:
 
     def _build_model(self) -> None:
         spec, comm = self.spec, self.comm
-        self.precision = spec.precision.build(comm.device)
-        spec.compile.check_device(comm.device)
         self.tokenizer = Tokenizer(spec.model.text.context_length)
-        seed_all(spec.seed)  # the same weights on every rank
-        self.weights = self.model = spec.model.build(comm.device, self.precision.stored, self.plan.varying)
-        self.masters = None
-        if self.precision.master_weights:
-            self.masters = MasterWeights(self.weights, self.precision.dtype)
-            self.model = self.masters.model
-        self.loss_scale = LossScale(self.precision.loss_scale, comm.device.type)
-        self.converted = spec.precision.convert(named_blocks(self.model))
-        spec.compile.compile_towers(named_blocks(self.model))
-        decay = spec.optimizer.ema_decay
-        self.average = None if decay is None else WeightAverage(self.weights, decay)
-        for model in (self.model, *([self.average.model] if self.average else [])):
-            spec.distributed.prepare(model, comm)
-        self.objective = spec.objective.build(comm, self.length).to(comm.device, self.precision.wide)
-        self.optimizer = spec.optimizer.build(parameter_groups(self.weights, self.objective, spec.optimizer))
-        spec.compile.compile_optimizer(self.optimizer)
-        self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
-        self.parallel = spec.distributed.wrap(self.model, comm)
+        self.learner = learner = Learner(spec, comm, self.length, self.plan.varying)
+        self.model, self.average, self.precision = learner.model, learner.average, learner.precision
+        self.objective, self.optimizer = learner.objective, learner.optimizer
         self.utilisation = Utilisation.build(spec.model, spec.precision, comm.device, spec.device_peak_tflops)
-        seed_all(spec.seed + 1 + comm.rank)  # other dropout on every rank
 
     def _open_run(self) -> None:
         """Takes the run directory, and goes on from what is in it."""
@@ -160,9 +133,9 @@ class Trainer:
         if resume.run_dir is not None and spec.checkpoint.remote is None:
             comm.on_main(self.rundir.must_exist)
         self.alarms = Alarms(self.objective, self._warn)
-        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self._warn, self.loss_scale.on)
+        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self._warn, self.learner.loss_scale.on)
         self._open = contextlib.ExitStack()  # what `close` closes
-        self._open.enter_context(spec.compile.tiles())
+        self._open.enter_context(self.learner.compiled_loss())
         self.sinks = Sinks([], self.rundir.event)
         self._overdue: list[str] = []  # evaluators that the run stopped before
         try:
@@ -205,74 +178,21 @@ class Trainer:
         self.non_finite.before()
         metrics: Metrics = {}
         try:
-            metrics = self._gradients(batch, watched)
-            weights = copied(self.weights) if watched else {}
-            self.loss_scale.step(self.optimizer)
-            if watched:
-                metrics |= update_norms(self.weights, weights, self.comm)
-                del weights
+            metrics = self.learner.gradients(batch, watched, self.non_finite.undo)
+            metrics |= self.learner.update(watched)
             self.non_finite.made()
         except NotFiniteError as error:
             self.non_finite.leave_out(self.steps_done, str(error), self._roll_back)
-        self._zero_grad()
-        if self.masters is not None:
-            self.masters.give_weights()
         self.samples_seen += self.plan.at(self.samples_seen).batch_size
-        if metrics:
-            self.objective.after_step(self.samples_seen)
-            if self.average is not None:
-                self.average.update(self.weights)
+        self.learner.settle(bool(metrics), self.samples_seen)
         return metrics
-
-    def _gradients(self, batch: Batch, watched: bool) -> Metrics:
-        """Raises NotFiniteError, on all ranks.
-
-        Where the loss scale was too large the batch is tried again as at first: so a skipped step moves neither the
-        data nor the schedule, nor anything that a step changes.
-        """
-        rng = TorchRng.get(self.comm.device)
-        while True:
-            loss, metrics = forward_backward(
-                self.parallel,
-                self.objective,
-                batch,
-                self.spec.data.micro_batches,
-                self.comm,
-                self.precision,
-                self.loss_scale,
-            )
-            if self.masters is not None:
-                self.masters.take_gradients()
-            self.loss_scale.unscale(self.optimizer)
-            towers = gradient_norms(self.weights, self.comm) if watched else {}
-            norm = self._clip()
-            if math.isfinite(norm.item()):  # every rank has the same
-                return {"loss": loss, "grad_norm": norm, **towers, **metrics}
-            if not self.loss_scale.lowered():
-                raise NotFiniteError("the gradient is not finite")
-            rng.set(self.comm.device)
-            self.non_finite.undo()
-            self._zero_grad()
-
-    def _zero_grad(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.masters is not None:
-            self.model.zero_grad(set_to_none=True)
-
-    def _clip(self) -> Tensor:
-        """The global gradient norm, before clipping where that is on."""
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = self.comm.norm([p.grad for p in parameters if p.grad is not None])
-        if self.spec.optimizer.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.spec.optimizer.clip_norm, norm)
-        return norm
 
     def _roll_back(self) -> int | None:
         """To the weights of the newest checkpoint; the data goes on. Its step, or None where there is none."""
         found = self.checkpoints.load()
         if found is None:
             return None
-        self.state.restore(found, self.spec.seed + 1 + self.samples_seen)
+        self.learner.state.restore(found, self.spec.seed + 1 + self.samples_seen)
         return found.step
 
     # --------------------------------------------------------------------------------------------- the run
@@ -343,7 +263,7 @@ class Trainer:
                 self._profiled(screen)
             self.watchdog.beat(self.steps_done)
             if before == started:
-                self.checkpoints.reserve(self.state.capture())
+                self.checkpoints.reserve(self.learner.state.capture())
             if self._is_logged(before):
                 row = self._row(meter.read(), before)
                 self.sinks.log(row)
@@ -442,7 +362,7 @@ class Trainer:
             **{f"train/samples/{name}": drawn.samples for name, drawn in self.order.drawn(self.samples_seen).items()},
             "train/bad_samples": int(bad),
             **({"train/left_out_steps": self.non_finite.total} if self.non_finite.total else {}),
-            **self.loss_scale.metrics(),
+            **self.learner.loss_scale.metrics(),
             **self.checkpoints.metrics(),
         }
 
@@ -505,13 +425,13 @@ class Trainer:
         state = {
             "samples_seen": self.samples_seen,
             "non_finite": [self.non_finite.total, self.non_finite.in_row],
-            "loss_scale": self.loss_scale.state(),
+            "loss_scale": self.learner.loss_scale.state(),
             "overdue": self._overdue,
             "world": self.comm.world,
             "data": self.dataset.train.fingerprint,
             "config": to_dict(self.spec),
         }
-        self.checkpoints.save(self.steps_done, self.state.capture(), state, numbers)
+        self.checkpoints.save(self.steps_done, self.learner.state.capture(), state, numbers)
 
     def _resume(self, resume: Resume) -> bool:
         """Goes on from a checkpoint. Returns whether there was one."""
@@ -527,7 +447,7 @@ class Trainer:
         self.samples_seen = int(found.state["samples_seen"])
         self.plan.check_resumes(self.samples_seen, found.step)
         self.non_finite.total, self.non_finite.in_row = found.state["non_finite"]
-        self.loss_scale.restore(found.state.get("loss_scale", {}))
+        self.learner.loss_scale.restore(found.state.get("loss_scale", {}))
         self._overdue = [name for name in found.state["overdue"] if name in spec.evaluator]
-        self.notes += self.state.restore(found, spec.seed + 1 + self.samples_seen)
+        self.notes += self.learner.state.restore(found, spec.seed + 1 + self.samples_seen)
         return True

@@ -103,4 +103,4 @@ def test_a_decay_out_of_range_is_refused(tmp_path: Path, decay: str) -> None:
 def test_nothing_is_kept_of_it_where_it_is_off(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "run"))
     trainer.close()
-    assert not part("average", trainer.state.capture())
+    assert not part("average", trainer.learner.state.capture())

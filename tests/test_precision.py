@@ -138,7 +138,11 @@ def losses(run_dir: Path, *overrides: str) -> list[float]:
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
     """What the optimizer steps, with its state."""
-    found = {**trainer.weights.state_dict(), **trainer.objective.state_dict(), **optimizer_tensors(trainer.optimizer)}
+    found = {
+        **trainer.learner.weights.state_dict(),
+        **trainer.objective.state_dict(),
+        **optimizer_tensors(trainer.optimizer),
+    }
     return {name: tensor.clone() for name, tensor in found.items()}
 
 
@@ -196,18 +200,21 @@ def test_a_skipped_step_leaves_no_trace(tmp_path: Path) -> None:
     """A run whose first scale overflows is bit for bit one that begins with the scale that then fits."""
     overflows = Trainer(small(tmp_path / "overflows", *STATEFUL, f"precision.loss_scale={2**24}"))
     overflows.fit()
-    assert 2 <= overflows.loss_scale.skipped <= 20
-    fitting = overflows.loss_scale.state()["scale"]
-    assert fitting == 2 ** (24 - overflows.loss_scale.skipped)
+    assert 2 <= overflows.learner.loss_scale.skipped <= 20
+    fitting = overflows.learner.loss_scale.state()["scale"]
+    assert fitting == 2 ** (24 - overflows.learner.loss_scale.skipped)
     fits = Trainer(small(tmp_path / "fits", *STATEFUL, f"precision.loss_scale={fitting}"))
     fits.fit()
-    assert fits.loss_scale.skipped == 0
+    assert fits.learner.loss_scale.skipped == 0
     assert differing(weights(fits), weights(overflows)) == []
     assert fits.average is not None and overflows.average is not None
     assert differing(fits.average.model.state_dict(), overflows.average.model.state_dict()) == []
     assert torch.equal(read(fits.objective, 256).nan_to_num(), read(overflows.objective, 256).nan_to_num())
     told = [untimed_rows(tmp_path / name) for name in ("fits", "overflows")]
-    assert [row["train/skipped_steps"] for row in (told[0][-1], told[1][-1])] == [0, overflows.loss_scale.skipped]
+    assert [row["train/skipped_steps"] for row in (told[0][-1], told[1][-1])] == [
+        0,
+        overflows.learner.loss_scale.skipped,
+    ]
     for row in (*told[0], *told[1]):
         del row["train/skipped_steps"], row["train/loss_scale"]
     assert told[0] == told[1]  # the learning rate, the norm before clipping, the samples seen
@@ -235,7 +242,11 @@ def test_the_scale_goes_on_where_it_was(tmp_path: Path) -> None:
     with pytest.raises(InterruptedError):
         first.fit()
     again = trained(tmp_path / "parts", *growing, "resume=auto")
-    assert again.loss_scale.state() == whole.loss_scale.state() == {"scale": 2048.0, "steps": 1, "skipped": 0}
+    assert (
+        again.learner.loss_scale.state()
+        == whole.learner.loss_scale.state()
+        == {"scale": 2048.0, "steps": 1, "skipped": 0}
+    )
     assert differing(weights(again), weights(whole)) == []
 
 
@@ -244,7 +255,7 @@ def test_a_gradient_that_no_scale_makes_finite_is_left_to_non_finite(tmp_path: P
     trainer.model.text.projection.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(ClipxError, match="the gradient is not finite at step 0: lower optimizer.lr"):
         trainer.fit()
-    assert trainer.loss_scale.skipped == 3  # 8, 4, 2; at 1 the scale is not to blame
+    assert trainer.learner.loss_scale.skipped == 3  # 8, 4, 2; at 1 the scale is not to blame
 
 
 # ------------------------------------------------------------------------------------------------- master weights
@@ -261,14 +272,14 @@ def test_checkpoints_hold_the_master_weights_and_any_format_goes_on_from_them(pr
     for name, parameter in trainer.model.named_parameters():
         assert parameter.dtype == narrow
         assert torch.equal(parameter, saved[f"model/{name}"].to(narrow))
-    assert any(not torch.equal(p, p.to(narrow).float()) for p in trainer.weights.parameters())
+    assert any(not torch.equal(p, p.to(narrow).float()) for p in trainer.learner.weights.parameters())
 
     for other in (precision, "amp_bf16"):
         again = Trainer(small(tmp_path / "run", *VIT, f"precision={other}", "duration=2st", "resume=auto"))
         again.close()
         assert differing(weights(again), weights(trainer)) == []
         assert torch.equal(
-            again.model.text.projection.weight, trainer.weights.text.projection.weight.to(again.precision.dtype)
+            again.model.text.projection.weight, trainer.learner.weights.text.projection.weight.to(again.precision.dtype)
         )
 
 
@@ -284,9 +295,9 @@ def test_small_updates_add_up_in_master_weights_and_are_lost_without_them(tmp_pa
     found = []
     for masters in ("true", "false"):
         trainer = Trainer(small(tmp_path / masters, *VIT, *tiny, f"precision.master_weights={masters}"))
-        before = trainer.weights.text.blocks[0].get_parameter("mlp.fc1.weight").clone()
+        before = trainer.learner.weights.text.blocks[0].get_parameter("mlp.fc1.weight").clone()
         trainer.fit()
-        found.append((trainer.weights.text.blocks[0].get_parameter("mlp.fc1.weight") - before).abs().float())
+        found.append((trainer.learner.weights.text.blocks[0].get_parameter("mlp.fc1.weight") - before).abs().float())
     assert (found[0] > 0).float().mean() > 0.9
     assert (found[1] > 0).float().mean() < 0.05
 
@@ -299,7 +310,9 @@ def test_batch_norm_stays_in_float32_and_its_averages_are_one_state(tmp_path: Pa
     assert norms and {t.dtype for m in norms for t in (m.weight, m.running_var)} == {torch.float32}
     trainer.fit()
     moved = [
-        name for name, buffer in trainer.weights.named_buffers() if "running_mean" in name and buffer.abs().sum() > 0
+        name
+        for name, buffer in trainer.learner.weights.named_buffers()
+        if "running_mean" in name and buffer.abs().sum() > 0
     ]
     assert len(moved) == len(norms)
     saved = tensors(tmp_path / "run", 2)

@@ -17,10 +17,9 @@ from clipx.bench.processes import Place
 from clipx.config import compose
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
-from clipx.gradcache import forward_backward
+from clipx.learner import Learner
 from clipx.model import ModelSpec, Varying
 from clipx.model.tokenizer import Tokenizer
-from clipx.optimizer import parameter_groups
 from clipx.schedule import Length
 
 MEDIAN, SPREAD = 12, 0.6  # tokens of a caption without start and end; deviation of their logarithm
@@ -49,26 +48,22 @@ def batch_for(model: ModelSpec, size: int, device: torch.device, seed: int) -> B
 
 def step_of(overrides: Sequence[str], size: int, comm: Comm, seed: int) -> Step:
     """A training step of the run that `overrides` compose, always on the same batch. It returns the loss."""
-    spec = compose(*overrides, f"data.batch_size={size}")
-    precision = spec.precision.build(comm.device)
-    torch.manual_seed(seed)
-    model = spec.model.build(comm.device, precision.dtype, Varying(spec.model.drops_patches))
-    model.image.set_patch_dropout(spec.model.patch_dropout)
+    spec = compose(*overrides, f"data.batch_size={size}", f"seed={seed}")
     length = Length(epoch=max(SAMPLES, size), batch=size, total=10 * max(SAMPLES, size))
-    objective = spec.objective.build(comm, length).to(comm.device, precision.dtype)
-    optimizer = spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
+    learner = Learner(spec, comm, length, Varying(spec.model.drops_patches))
+    learner.model.image.set_patch_dropout(spec.model.patch_dropout)
     batch = batch_for(spec.model, size, comm.device, seed)
     samples_seen = 0
 
     def step() -> Tensor:
         nonlocal samples_seen
-        objective.before_step(samples_seen)
-        loss, _ = forward_backward(model, objective, batch, spec.data.micro_batches, comm, precision)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        learner.objective.before_step(samples_seen)
+        with learner.compiled_loss():  # of this run alone
+            metrics = learner.gradients(batch)
+        learner.update()
         samples_seen += size
-        objective.after_step(samples_seen)
-        return loss
+        learner.settle(True, samples_seen)
+        return metrics["loss"]
 
     return step
 

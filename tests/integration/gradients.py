@@ -17,7 +17,7 @@ t = Trainer(
     small(out.with_suffix(".run"), *VIT, "precision=fp64", "checkpoint=none", f"data.micro_batches={micro_batches}")
 )
 batch = next(iter(t._batches()))
-loss, _ = forward_backward(t.parallel, t.objective, batch, micro_batches, t.comm, t.precision)
+loss, _ = forward_backward(t.learner.parallel, t.objective, batch, micro_batches, t.comm, t.precision)
 losses = t.comm.gather(loss[None])
 everywhere = {n: t.comm.gather(p.grad[None]) for n, p in (*t.model.named_parameters(), *t.objective.named_parameters())}
 for name, grads in everywhere.items():

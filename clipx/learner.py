@@ -1,0 +1,130 @@
+"""What learns in a run: its model, objective and optimizer, built from their specs, and one optimizer step of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from clipx.average import WeightAverage
+from clipx.data.loader import Batch
+from clipx.distributed import Comm
+from clipx.gradcache import NotFiniteError, forward_backward
+from clipx.lossscale import LossScale
+from clipx.meter import copied, gradient_norms, update_norms
+from clipx.model import Varying
+from clipx.model.blocks import named_blocks
+from clipx.model.clip import CLIP
+from clipx.objective.base import Metrics, Objective
+from clipx.optimizer import parameter_groups
+from clipx.optimizer.master import MasterWeights
+from clipx.precision import Precision
+from clipx.rng import TorchRng, seed_all
+from clipx.schedule import Length
+from clipx.spec import RunSpec
+from clipx.state import TrainState
+
+
+class Learner:
+    """A step is `gradients`, `update` and `settle`; what goes by samples seen, as the rate, is the caller's."""
+
+    spec: RunSpec
+    comm: Comm
+    precision: Precision
+    model: CLIP  # what computes
+    weights: CLIP  # what the optimizer steps: the model itself, or its float32 master
+    masters: MasterWeights | None
+    parallel: nn.Module  # the model, or its data-parallel wrapper
+    average: WeightAverage | None
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    loss_scale: LossScale
+    converted: list[str]  # layers in another number format
+    state: TrainState  # of all of these
+
+    def __init__(self, spec: RunSpec, comm: Comm, length: Length, varying: Varying) -> None:
+        """The same weights on every rank, and other random numbers from then on. Raises ConfigError."""
+        self.spec, self.comm = spec, comm
+        self.precision = spec.precision.build(comm.device)
+        spec.compile.check_device(comm.device)
+        seed_all(spec.seed)
+        self.weights = self.model = spec.model.build(comm.device, self.precision.stored, varying)
+        self.masters = None
+        if self.precision.master_weights:
+            self.masters = MasterWeights(self.weights, self.precision.dtype)
+            self.model = self.masters.model
+        self.loss_scale = LossScale(self.precision.loss_scale, comm.device.type)
+        self.converted = spec.precision.convert(named_blocks(self.model))
+        spec.compile.compile_towers(named_blocks(self.model))
+        decay = spec.optimizer.ema_decay
+        self.average = None if decay is None else WeightAverage(self.weights, decay)
+        for model in (self.model, *([self.average.model] if self.average else [])):
+            spec.distributed.prepare(model, comm)
+        self.objective = spec.objective.build(comm, length).to(comm.device, self.precision.wide)
+        self.optimizer = spec.optimizer.build(parameter_groups(self.weights, self.objective, spec.optimizer))
+        spec.compile.compile_optimizer(self.optimizer)
+        self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
+        self.parallel = spec.distributed.wrap(self.model, comm)
+        seed_all(spec.seed + 1 + comm.rank)
+
+    def compiled_loss(self) -> AbstractContextManager[None]:
+        """Within it the objective's tiles are compiled, where the run asks for it."""
+        return self.spec.compile.tiles()
+
+    def gradients(self, batch: Batch, watched: bool = False, undo: Callable[[], None] = lambda: None) -> Metrics:
+        """Leaves the gradients of this rank's share of a global batch, clipped. Raises NotFiniteError, on all ranks.
+
+        Where the loss scale was too large the batch is tried again as at first, after `undo` has brought back what the
+        forward pass changed: so a skipped step moves neither the data nor the schedule, nor anything that a step
+        changes. `watched`: with the norm of each tower's gradient.
+        """
+        rng = TorchRng.get(self.comm.device)
+        micro = self.spec.data.micro_batches
+        while True:
+            loss, metrics = forward_backward(
+                self.parallel, self.objective, batch, micro, self.comm, self.precision, self.loss_scale
+            )
+            if self.masters is not None:
+                self.masters.take_gradients()
+            self.loss_scale.unscale(self.optimizer)
+            towers = gradient_norms(self.weights, self.comm) if watched else {}
+            norm = self._clip()
+            if math.isfinite(norm.item()):  # every rank has the same
+                return {"loss": loss, "grad_norm": norm, **towers, **metrics}
+            if not self.loss_scale.lowered():
+                raise NotFiniteError("the gradient is not finite")
+            rng.set(self.comm.device)
+            undo()
+            self._zero_grad()
+
+    def update(self, watched: bool = False) -> Metrics:
+        """The optimizer's step. `watched`: how far each tower has moved, which takes a copy of the weights."""
+        before = copied(self.weights) if watched else {}
+        self.loss_scale.step(self.optimizer)
+        return update_norms(self.weights, before, self.comm) if watched else {}
+
+    def settle(self, moved: bool, samples_seen: int) -> None:
+        """After a step, or one that was left out: not `moved`."""
+        self._zero_grad()
+        if self.masters is not None:
+            self.masters.give_weights()
+        if moved:
+            self.objective.after_step(samples_seen)
+            if self.average is not None:
+                self.average.update(self.weights)
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.masters is not None:
+            self.model.zero_grad(set_to_none=True)
+
+    def _clip(self) -> Tensor:
+        """The global gradient norm, before clipping where that is on."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = self.comm.norm([p.grad for p in parameters if p.grad is not None])
+        if self.spec.optimizer.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.spec.optimizer.clip_norm, norm)
+        return norm
