@@ -21,7 +21,8 @@ def image_blocks(trunk: Any) -> dict[str, nn.Module]:
     """What timm counts as a block: a ViT's, a ResNet's bottlenecks, a ConvNeXt's blocks without what lies between."""
     if not hasattr(trunk, "group_matcher"):
         return {}
-    groups = trunk.group_matcher(coarse=False).get("blocks") or ()
+    matcher = trunk.group_matcher(coarse=False)  # of CaiT and its like a function, which names no blocks
+    groups = matcher.get("blocks") or () if isinstance(matcher, dict) else ()
     patterns = [groups] if isinstance(groups, str) else [pattern for pattern, order in groups if order is None]
     return {
         name: module
