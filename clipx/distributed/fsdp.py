@@ -5,7 +5,6 @@ A block's weights are gathered when it computes. Everything else is as under DDP
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -16,8 +15,6 @@ from clipx.errors import require
 from clipx.lazy import torch
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from clipx.model.clip import CLIP
 
 
@@ -84,6 +81,8 @@ class FsdpSpec(DistributedSpec):
             register_fsdp_forward_method,
         )
 
+        from clipx.model.blocks import named_blocks
+
         size = self.shard_size or comm.world
         hybrid = size < comm.world
         mesh = init_device_mesh(
@@ -96,7 +95,7 @@ class FsdpSpec(DistributedSpec):
         )
         model.to(memory_format=torch.contiguous_format)  # it shards no others
         offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
-        for part in (*_blocks(model), model.image, model.text, model):
+        for part in (*named_blocks(model).values(), model.image, model.text, model):
             fully_shard(
                 part,
                 mesh=mesh,
@@ -106,12 +105,3 @@ class FsdpSpec(DistributedSpec):
             )
         for method in ("encode_image", "encode_text"):
             register_fsdp_forward_method(model, method)
-
-
-def _blocks(model: CLIP) -> Iterator[nn.Module]:
-    """What is gathered by itself: transformer blocks, or a ConvNet's stages."""
-    yield from model.text.blocks
-    for name in ("blocks", "stages"):
-        found = getattr(model.image.trunk, name, ())
-        if isinstance(found, torch.nn.Sequential | torch.nn.ModuleList):
-            yield from found
