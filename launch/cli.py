@@ -27,8 +27,13 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code; an error is one line."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["script"]:  # whose words are Hydra's
+        from .script import main as script
+
+        return script(words[1:])
     try:
-        _run(_parser().parse_args(argv))
+        _run(_parser().parse_args(words))
     except ClipxError as error:
         report(error, full=False)
         return error.exit_code
@@ -61,6 +66,7 @@ def _parser() -> _Parser:
         command.add_argument("--metric", help="such as eval/zeroshot/top1 (default: the first headline number)")
         command.add_argument("--lowest", action="store_true", help="the lowest is the best, as it always is of a loss")
     best.add_argument("--json", action="store_true", help="one JSON document")
+    commands.add_parser("script", help="prints the script of a run, to start by hand: script --help")
     return parser
 
 
