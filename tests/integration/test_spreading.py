@@ -31,6 +31,7 @@ OBJECTIVES = {
     "fastclip_v3": ("objective=fastclip_v3", "objective.rho=2.9"),
     "lamb": ("optimizer=lamb",),
 }
+RHO = ("isogclr", "fastclip_v2")
 # A ResNet, whose BatchNorms see each other's samples: five steps, for it has more layers.
 RESNET = (
     "checkpoint=none",
@@ -70,6 +71,15 @@ WAYS = {
     "kept": ("siglip", FSDP, "distributed.reshard_after_forward=false"),
     "lamb": ("lamb", FSDP),
     "compressed": ("infonce", "distributed.compression=bf16"),
+    "recomputed": (
+        "infonce",
+        FSDP,
+        "data.micro_batches=2",
+        "model.image.checkpointing=1",
+        "model.text.checkpointing=1",
+    ),
+    "compiled_ddp": ("infonce", "data.micro_batches=2", "compile.towers=true", "compile.backend=aot_eager"),
+    "compiled": ("infonce", FSDP, "compile.towers=true", "compile.backend=aot_eager"),
     "micro": ("fastclip_v3", FSDP, "data.micro_batches=2"),
 }
 
@@ -124,6 +134,17 @@ def test_groups_of_ranks_that_share_a_copy_train_as_one_process(tmp_path: Path, 
     found = on_ranks(4, tmp_path, ways)
     assert_same(found["hybrid"], alone["infonce"], 1e-9)
     assert_same(found["fsdp"], alone["fastclip_v3"], 1e-9)
+
+
+@pytest.mark.slow
+def test_every_other_objective_trains_in_parts_as_whole(tmp_path: Path) -> None:
+    """Two ranks, two micro-batches, float64, to 1e-9."""
+    others = ("dcl", "sogclr", "isogclr", "fastclip_v0", "fastclip_v1", "fastclip_v2")
+    words = {name: [*TEN, f"objective={name}", *(["objective.rho=2.9"] if name in RHO else [])] for name in others}
+    spread = {name: json.dumps([*own, FSDP, "data.micro_batches=2"]) for name, own in words.items()}
+    torchrun(2, SCRIPT, str(tmp_path), *(f"{name}={text}" for name, text in spread.items()))
+    for name, own in words.items():
+        assert_same(load_file(tmp_path / f"{name}.safetensors"), trained(tmp_path / f"{name}.alone", own), 1e-9)
 
 
 @pytest.mark.parametrize(
