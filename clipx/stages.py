@@ -21,8 +21,8 @@ from clipx.schedule import Duration, LearningRate, Length
 class StageSpec:
     """A stage begins where the one before it ends. What it leaves out is as in the rest of the run."""
 
-    # Its end: a duration from the start of the run, or a share of the run (50%), rounded up to a whole step; null in the
-    # last stage, which ends with the run.
+    # Its end: a duration from the start of the run, or a share of the run (50%), rounded up to a whole step; null in
+    # the last stage, which ends with the run.
     until: str | None = None
     image_size: int | None = None  # pixels, square; null: model.image.size, as in the last stage
     batch_size: int | None = None  # as data.batch_size, which null stands for
