@@ -23,7 +23,7 @@ def environment(folder: Path | None) -> dict[str, str]:
 
     Without a folder nothing is copied, and they find what is there when they start.
     """
-    code, own = PACKAGE.parent, [Path(place) for place in plugins.__path__]
+    code, own = PACKAGE.parent, [Path(place) for place in plugins.__path__ if Path(place).is_dir()]
     if folder is not None:
         code = _copied(_FOLDERS, folder)
         own = [_copied([place], folder) / place.name for place in own]

@@ -12,6 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from s3server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
 
+from clipx import plugins
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -21,6 +23,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLIPX_CACHE", str(root / "clipx-cache"))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_plugins() -> Iterator[None]:
+    """Folders of --config-dir that a test names are not those of the tests after it, nor of their processes."""
+    yield
+    plugins.__path__.clear()
+    os.environ.pop("CLIPX_PLUGINS", None)
 
 
 @pytest.fixture(scope="session")
