@@ -51,13 +51,13 @@ def slurm(slurm_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what needs SLURM. Leaves slow tests out unless CI=true, and them and the soak unless -m asks for them."""
+    """Marks what needs SLURM. Leaves slow tests out unless CI=true, and them and the others by hand unless -m asks."""
     for item in items:
         if "slurm_conf" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slurm)
     if config.option.markexpr:
         return
-    left_out = ("soak",) if os.environ.get("CI") == "true" else ("slow", "soak")
+    left_out = ("soak", "number") if os.environ.get("CI") == "true" else ("slow", "soak", "number")
     slow = [item for item in items if any(map(item.get_closest_marker, left_out))]
     if slow:
         config.hook.pytest_deselected(items=slow)

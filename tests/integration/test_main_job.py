@@ -39,7 +39,7 @@ def test_the_embedded_default_tells_held_out_combinations_apart(tmp_path: Path) 
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.number
 @pytest.mark.timeout(2400)
 def test_scanned_digits_are_read(tmp_path: Path) -> None:
     assert train(tmp_path / "run", "data=digits")["eval/zeroshot/top1"] >= 0.97

@@ -20,12 +20,12 @@ def test_nothing_that_is_done_to_a_run_changes_what_comes_of_it(
 ) -> None:
     """A round with the same ranks, and one with others at each start. By hand, and longer: `soak.py`."""
     soak = Soak(
-        folder=tmp_path, endpoint=endpoint, proxy=proxy, bucket=own_bucket, cycles=6, seed=7, steps=100, a_round=2
+        folder=tmp_path, endpoint=endpoint, proxy=proxy, bucket=own_bucket, cycles=5, seed=7, steps=100, a_round=2
     )
     soak.run()
     with capsys.disabled():
         print(f"\n{json.dumps(soak.summary())}")
-    assert soak.survived >= 6
+    assert soak.survived >= 5
     assert soak.rounds >= 2
 
 
