@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ import pytest
 from s3server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
 
 from clipx import plugins
+
+# Not ignored, as it is in what a shell runs in the background: the processes of tests would ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

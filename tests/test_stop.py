@@ -18,14 +18,12 @@ COMM = Comm(0, 1, 0, torch.device("cpu"))
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[list[object]]:
-    """What was there before is there again. SIGINT is not ignored, as it is in what a shell runs in the background."""
-    own = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """What was there before is there again."""
     before = [signal.getsignal(number) for number in SIGNALS]
     yield before
     after = [signal.getsignal(number) for number in SIGNALS]
     for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)
-    signal.signal(signal.SIGINT, own)
     assert after == before
 
 

@@ -272,7 +272,7 @@ def test_loader_processes_do_not_outlive_the_process_they_read_for(tmp_path: Pat
     finally:
         trainer.kill()
         trainer.wait()
-    wait_until(lambda: not any(runs(pid) for pid in pids), 15)
+    wait_until(lambda: not any(runs(pid) for pid in pids), 60)
 
 
 def runs(pid: str) -> bool:
