@@ -172,7 +172,7 @@ def half(folder: Path) -> list[str]:
         (broken, 1, "{folder}/s/0/.launch/point.json cannot be read: restore it, or delete it and launch again"),
         (half, 1, "{folder}/s/.launch/sweep.json cannot be read: restore it, or delete it and launch again"),
         (lambda folder: ["status", "--watch", "--json"], 2, "argument --json: not allowed with argument --watch: clipx-sweep status --help shows what there is"),
-        (lambda folder: ["stats"], 2, "argument COMMAND: invalid choice: 'stats' (choose from 'status', 'logs', 'cancel', 'resume', 'best', 'results'): clipx-sweep --help shows what there is"),
+        (lambda folder: ["stats"], 2, "argument COMMAND: invalid choice: 'stats' (choose from 'status', 'logs', 'cancel', 'resume', 'best', 'results', 'script'): clipx-sweep --help shows what there is"),
         (lambda folder: ["logs", str(folder), "--lines", "-1"], 2, "--lines=-1 must be 0 (all) or more"),
     ],
 )  # fmt: skip
