@@ -34,13 +34,12 @@ import torch
 from adversary import FAULTS, Fault, Scene
 from attempt import BATCH, SAMPLES, Attempt, Note, Notes, Unexpected
 from s3server import KEY, SECRET, VENV, FaultyProxy, admin, free_ports, install, serving
+from support import tensors, untimed_rows
 
 from clipx import rng
-from clipx.checkpoint.folder import CheckpointDir
 from clipx.errors import Exit
 
 WORLDS = (1, 2, 3)
-CLOCK = ("seconds", "samples_per_second", "samples_per_second_per_device", "data_wait_share", "remote_lag_s")
 CLOSE = 1e-5  # of other orders of summation, in 64 bits; their size is 1e-12 after 240 steps
 # Of Python's own generator, which comes first: botocore draws from it how long it waits before a request is made again.
 PYTHON_RNG = rng._PLAIN.fields["numpy"][1]
@@ -223,7 +222,7 @@ class Round:
         for name, tensor in expected.items():
             alike = torch.equal(tensor, found[name]) if same else torch.allclose(tensor, found[name], CLOSE, CLOSE)
             expect(alike, f"{self.folder}: {name} is not that of the uninterrupted run")
-        compare_rows(rows(straight), rows(self.run_dir), 0 if same else CLOSE)
+        compare_rows(untimed_rows(straight), untimed_rows(self.run_dir), 0 if same else CLOSE)
         check_samples(list(self.notes.read()), self.soak.steps)
         how = "bit for bit" if same else f"within {CLOSE:g}"
         print(f"round {self.soak.rounds}: as the uninterrupted run {how}, every sample once an epoch", flush=True)
@@ -245,18 +244,6 @@ def expect(right: bool, message: str) -> None:
 
 def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
-
-
-def tensors(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
-    found = CheckpointDir(run_dir / "checkpoints", print).load(step)
-    assert found is not None
-    return dict(found.tensors)
-
-
-def rows(run_dir: Path) -> list[dict[str, float]]:
-    """metrics.jsonl but for what the clock says."""
-    found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k.rpartition("/")[2] not in CLOCK} for row in found]
 
 
 def compare_rows(expected: list[dict[str, float]], found: list[dict[str, float]], tolerance: float) -> None:
