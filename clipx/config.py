@@ -78,15 +78,8 @@ PACKAGE = Path(__file__).parent
 # A wheel carries the configuration and the launchers inside the package; in a checkout they are at the top level.
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 LAUNCH = "clipx.launch" if (PACKAGE / "launch").is_dir() else "launch"
-_COMMANDS = (
-    "train",
-    "evaluate",
-    "plan",
-    "bench",
-    "index",
-    "prepare",
-    "hydra/config",
-)  # files that say nothing to a user
+# Files that say nothing to a user.
+_COMMANDS = ("train", "evaluate", "plan", "bench", "index", "prepare", "hydra/config")
 NOT_COMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 Spec = TypeVar("Spec")

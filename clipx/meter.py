@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipx.distributed import Comm
 from clipx.model.clip import CLIP
-from clipx.model.tokenizer import Tokenizer
+from clipx.model.text import end_places
 from clipx.objective.base import Metrics
 
 Item = TypeVar("Item")
@@ -150,4 +150,4 @@ def tokens_computed(tokens_BL: Tensor, packed: bool) -> int:
     """How many of them the text tower computes; packed, none after a text's end. On the host."""
     if not packed:
         return tokens_BL.numel()
-    return int((tokens_BL == Tokenizer.end_id).int().argmax(dim=1).sum()) + len(tokens_BL)
+    return int(end_places(tokens_BL).sum()) + len(tokens_BL)

@@ -15,11 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from clipx.distributed import Comm
 from clipx.errors import ConfigError, require
+from clipx.model.batchnorm import BATCH_NORM
 
 
 def synchronize(model: nn.Module, comm: Comm) -> None:
     """Changes the model's BatchNorms in place; their names and state stay. Raises ConfigError where it has none."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORM)]
     require(
         bool(norms),
         "distributed.sync_batchnorm=true has no effect on a model without BatchNorm: leave it out, or choose a ResNet",

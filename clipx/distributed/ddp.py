@@ -50,10 +50,11 @@ class DdpSpec(DistributedSpec):
         """The model, whose backward pass averages the gradients over the ranks."""
         if comm.world == 1:
             return model
-        from torch.nn.modules.batchnorm import _BatchNorm
         from torch.nn.parallel import DistributedDataParallel
 
-        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        from clipx.model.batchnorm import BATCH_NORM
+
+        if not any(isinstance(module, BATCH_NORM) for module in model.modules()):
             # The pixels' mean and deviation, which it would broadcast before each step.
             constants = [name for name, _ in model.named_buffers()]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, constants)

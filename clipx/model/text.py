@@ -21,6 +21,11 @@ from clipx.model.recompute import checkpoint_tower
 from clipx.model.tokenizer import Tokenizer
 
 
+def end_places(tokens_BL: Tensor) -> Tensor:
+    """Where each text's first end token stands, [B]."""
+    return (tokens_BL == Tokenizer.end_id).int().argmax(dim=1)  # argmax gives the first of equals
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
     """B texts as T tokens, and where those would lie in [B, L]."""
@@ -37,7 +42,7 @@ class Packing:
 
         All of it on the meta device too, where nobody knows where texts end.
         """
-        end_B = (tokens_BL == Tokenizer.end_id).int().argmax(dim=1)  # argmax gives the first of equals
+        end_B = end_places(tokens_BL)
         texts, length = tokens_BL.shape
         if not packed or tokens_BL.is_meta:
             place_T = torch.arange(texts * length, device=tokens_BL.device)
