@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from clipx.model.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+_LOOK_S = 5.0  # between a loader process's looks at whether its trainer lives, as torch has it
 _TRIES = 100  # replacements for one place of a batch before the data is given up
 
 
@@ -120,7 +122,7 @@ class _Loader(DataLoader[T]):
             collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
-            worker_init_fn=_end_with_the_trainer,
+            worker_init_fn=partial(_end_with_the_trainer, os.getpid()),
             pin_memory=pin,
             generator=torch.Generator(),  # of its own: else each iterator would draw from dropout's
         )
@@ -132,17 +134,20 @@ class _Loader(DataLoader[T]):
             yield batch
 
 
-def _end_with_the_trainer(_worker: int) -> None:
-    """In a loader process: of SIGTERM only the trainer's own counts.
+def _end_with_the_trainer(trainer: int, _worker: int) -> None:
+    """In a loader process: it ends when the process `trainer` does, and of SIGTERM only that process's counts.
 
     SLURM may send one to every process of a job that it ends. A loader process that ended by it would take the trainer
-    along before that has saved; it ends when the trainer does.
+    along before that has saved. torch's own look at the parent takes for the trainer whatever adopted a process whose
+    trainer died while it started, and would never end.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-            pass
+        sender = None
+        while sender != trainer and os.getppid() == trainer:
+            told = signal.sigtimedwait({signal.SIGTERM}, _LOOK_S)
+            sender = told and told.si_pid
         os._exit(0)
 
     threading.Thread(target=wait, name="SIGTERM", daemon=True).start()

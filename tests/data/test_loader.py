@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from PIL import Image
 from samples import Numbers, encode, img2dataset, jpeg, picture, write_tar
 
 from clipx.data.csv import CsvSpec
-from clipx.data.loader import Batch, EvalBatch, View, eval_loader, train_loader
+from clipx.data.loader import Batch, EvalBatch, View, _end_with_the_trainer, eval_loader, train_loader
 from clipx.data.order import Order
 from clipx.data.source import Source
 from clipx.data.transform import decode, eval_transform
@@ -300,3 +302,14 @@ def test_shards_are_trained_on_by_several_workers(tmp_path: Path) -> None:
 def test_a_batch_goes_through_pickle_and_to_a_device(straight: list[Batch]) -> None:
     batch = straight[0]
     assert_same([pickle.loads(pickle.dumps(batch)), batch.to(torch.device("cpu"))], [batch, batch])
+
+
+def test_a_loader_process_ends_whose_trainer_died_while_it_started() -> None:
+    """It then sees who adopted it: a look at its parent alone says that all is well."""
+    trainer = os.getpid() + 1_000_000  # no parent of this process
+    child = os.fork()
+    if child == 0:
+        _end_with_the_trainer(trainer, 0)
+        time.sleep(120)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
