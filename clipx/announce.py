@@ -43,6 +43,8 @@ def facts(trainer: Trainer) -> dict[str, str]:
         lines["remote"] = trainer.checkpoints.url
     if trainer.resumed:
         lines["resumed"] = f"at step {trainer.steps_done:,}, {trainer.samples_seen:,} samples"
+    if trainer.begun:
+        lines["weights"] = "; ".join(trainer.begun)
     if trainer.notes:
         lines["changed"] = "; ".join(trainer.notes)
     return lines

@@ -336,6 +336,17 @@ def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
     return typing.cast(Spec, checked(cfg))
 
 
+def option_from_dict(group: str, values: dict[str, Any]) -> Any:
+    """One option of a group from its part of a saved configuration. Raises ConfigError."""
+    prepare([], [])
+    holder = OmegaConf.create({group: None})
+    try:
+        _set(holder, group, values, group)
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error)) from error
+    return checked(holder[group])
+
+
 def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:
     """One option of a group, and the options of the same group that it may hold under names, as a mixture does."""
     cls = _schema(group, values.get("kind") if isinstance(values, dict) else None)

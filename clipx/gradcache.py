@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,9 +47,12 @@ def forward_backward(
     Data parallelism averages over the ranks, and each rank holds only its share of the gradient: hence the factor
     `comm.world`. With a loss scale all of them are multiplied by it, the objective's own too. Raises NotFiniteError, on
     all ranks, where the loss is infinite or NaN; it names the ranks whose embeddings are.
+
+    The objective is given what the model gives, one row a sample: (image, text), or more, as a captioner does. What the
+    batch has of a teacher follows. Only the model's outputs are differentiated.
     """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
-    embedded: list[tuple[Tensor, Tensor]] = []
+    embedded: list[tuple[Tensor, ...]] = []
     states: list[TorchRng] = []
     with _no_sync(model, comm, len(chunks) > 1):
         with torch.no_grad(), frozen_statistics(model):
@@ -60,16 +63,14 @@ def forward_backward(
     after = TorchRng.get(comm.device)
     embedded.append(kept)
 
-    image_bD, text_bD = (torch.cat(side).detach().requires_grad_() for side in zip(*embedded, strict=True))
-    loss, metrics = objective(image_bD, text_bD, batch.index)
+    outputs = [torch.cat(parts).detach().requires_grad_() for parts in zip(*embedded, strict=True)]
+    loss, metrics = objective(*outputs[:2], batch.index, *outputs[2:], *batch.teacher)
     whole = loss * comm.world
     (whole if loss_scale is None else loss_scale.scaled(whole)).backward()
     comm.average_gradients(objective)
 
-    assert image_bD.grad is not None
-    assert text_bD.grad is not None
     sizes = [len(image) for image, _ in chunks]
-    grads = list(zip(image_bD.grad.split(sizes), text_bD.grad.split(sizes), strict=True))
+    grads = list(zip(*(_gradient(output).split(sizes) for output in outputs), strict=True))
     with _no_sync(model, comm, len(chunks) > 1):
         torch.autograd.backward(kept, grads[-1])
     del kept, embedded
@@ -78,24 +79,29 @@ def forward_backward(
         with _no_sync(model, comm, i < len(states) - 1):
             torch.autograd.backward(_embed(model, *chunk, precision), grads[i])
     after.set(comm.device)
-    _check_finite(loss, image_bD, text_bD, comm)  # last: the host waits here for what it has launched
+    _check_finite(loss, outputs, comm)  # last: the host waits here for what it has launched
     return loss.detach(), metrics
 
 
-def _check_finite(loss: Tensor, image_bD: Tensor, text_bD: Tensor, comm: Comm) -> None:
+def _gradient(output: Tensor) -> Tensor:
+    assert output.grad is not None
+    return output.grad
+
+
+def _check_finite(loss: Tensor, outputs: Sequence[Tensor], comm: Comm) -> None:
     """Every rank has the loss whole; where it is not finite, they find out whose embeddings are not."""
     if math.isfinite(loss.item()):
         return
-    here = image_bD.isfinite().all() & text_bD.isfinite().all()
+    here = torch.stack([output.isfinite().all() for output in outputs]).all()
     ranks = [str(rank) for rank, finite in enumerate(comm.gather(here.float()[None]).tolist()) if not finite]
     what = f"the embeddings of rank {', '.join(ranks)} are" if ranks else "the loss is"
     raise NotFiniteError(f"{what} not finite")
 
 
-def _embed(model: nn.Module, image: Tensor, tokens: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+def _embed(model: nn.Module, image: Tensor, tokens: Tensor, precision: Precision) -> tuple[Tensor, ...]:
     with precision.autocast():
-        image_mD, text_mD = model(image, tokens)
-    return image_mD, text_mD
+        outputs: tuple[Tensor, ...] = model(image, tokens)
+    return outputs
 
 
 def _no_sync(model: nn.Module, comm: Comm, on: bool) -> contextlib.AbstractContextManager[object]:

@@ -18,6 +18,7 @@ from clipx.meter import copied, gradient_norms, update_norms
 from clipx.model import Varying
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
+from clipx.model.weights import find, load
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer import parameter_groups
 from clipx.optimizer.master import MasterWeights
@@ -69,6 +70,18 @@ class Learner:
         self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
         self.parallel = spec.distributed.wrap(self.model, comm)
         seed_all(spec.seed + 1 + comm.rank)
+
+    def start(self) -> list[str]:
+        """Begins with the weights that `model.weights` names, if any. Returns what the log should say of
+        them. The average follows from the first step on."""
+        place = self.spec.model.weights
+        if place is None:
+            return []
+        found = find(place)
+        notes = load(self.weights, found)
+        if self.masters is not None:
+            self.masters.give_weights()
+        return [place, *notes]
 
     def compiled_loss(self) -> AbstractContextManager[None]:
         """Within it the objective's tiles are compiled, where the run asks for it."""

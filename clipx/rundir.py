@@ -28,7 +28,7 @@ _SILENT = (  # where things lie, how they are told, how fast they come
     *("data.workers", "data.prefetch", "data.retry_s", "data.cache_gb", "data.cache_dir"),
 )
 _TOLD = (
-    *("data.micro_batches", "data.max_bad_share"),  # change no gradient
+    *("data.micro_batches", "data.max_bad_share", "model.weights"),  # change no gradient
     *("model.patch_dropout", "model.patch_dropout_schedule", "model.patch_dropout_end", "model.patch_dropout_final"),
 )  # patch dropout: a phase without it may be another run's
 _REFUSED = ("seed", "model", "data", "objective", "optimizer.kind")  # another value would train something else

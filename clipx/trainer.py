@@ -70,6 +70,7 @@ class Trainer:
     rundir: RunDir
     checkpoints: Checkpointing
     resumed: bool
+    begun: list[str]  # of the weights that the run began with
     notes: list[str]  # what is not as it was when the run last ran
 
     samples_seen: int = 0
@@ -119,7 +120,7 @@ class Trainer:
 
     def _build_model(self) -> None:
         spec, comm = self.spec, self.comm
-        self.tokenizer = Tokenizer(spec.model.text.context_length)
+        self.tokenizer = spec.model.text.build_tokenizer()
         self.learner = learner = Learner(spec, comm, self.length, self.plan.varying)
         self.model, self.average, self.precision = learner.model, learner.average, learner.precision
         self.objective, self.optimizer = learner.objective, learner.optimizer
@@ -145,6 +146,7 @@ class Trainer:
             self.checkpoints.fetch(resume)
             self.notes = comm.on_main(lambda: self.rundir.claim(spec))
             self.resumed = self._resume(resume)
+            self.begun = [] if self.resumed else self.learner.start()
             spec.profiler.check_fits(self.steps_total)
             self.profiler = Profiler(spec.profiler, self.rundir.path / "profile", comm)
             self._open.callback(self.profiler.close)

@@ -364,7 +364,7 @@ def test_ones_own_options_are_listed_among_the_others(folder: Path) -> None:
     [
         (
             MODEL.replace("embed_dim", "embd_dim"),
-            "model.embd_dim is not a key here: the keys are name, image, text, patch_dropout, patch_dropout_schedule, "
+            "model.embd_dim is not a key here: the keys are name, image, text, weights, patch_dropout, patch_dropout_schedule, "
             "patch_dropout_end, patch_dropout_final, embed_dim, quick_gelu (did you mean embed_dim?) (in model/mine.yaml)",
         ),
         (

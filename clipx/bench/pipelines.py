@@ -280,7 +280,7 @@ def rate_of_run(place: Place, run_dir: str, count: int) -> float:
         source,
         spec.data.order(source, spec.seed),
         View(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels),
-        Tokenizer(spec.model.text.context_length),
+        spec.model.text.build_tokenizer(),
         seed=spec.seed,
         samples=range(10**6 * batch),
         batch=batch,

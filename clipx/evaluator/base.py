@@ -63,7 +63,7 @@ class Embedder:
             model=model,
             comm=comm,
             precision=precision,
-            tokenizer=Tokenizer(model_spec.text.context_length),
+            tokenizer=model_spec.text.build_tokenizer(),
             view=View(model_spec.image.size, data.crop_scale, data.max_pixels),
             workers=data.workers,
             prefetch=data.prefetch,

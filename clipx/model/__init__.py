@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from clipx.model.clip import CLIP
+    from clipx.model.tokenizer import Tokenizer
 
 
 # What makes timm.create_model open files, pickled ones too.
@@ -74,6 +75,11 @@ class TextTowerSpec:
             f"use width {self.width // self.heads * self.heads or self.heads}",
         )
 
+    def build_tokenizer(self) -> Tokenizer:
+        from clipx.model.tokenizer import Tokenizer
+
+        return Tokenizer(self.context_length)
+
 
 def _check_checkpointing(tower: str, value: str) -> None:
     require(
@@ -108,6 +114,7 @@ class ModelSpec:
     name: str = MISSING  # shown in run names and reports
     image: ImageTowerSpec = MISSING
     text: TextTowerSpec = MISSING
+    weights: str | None = None  # to begin with: a run directory; null: drawn at random
     patch_dropout: float = 0.0  # share of an image's patches that training leaves out (arXiv:2212.00794)
     patch_dropout_schedule: Course = Course.constant  # linear, cosine: from patch_dropout to patch_dropout_end
     patch_dropout_end: float = 0.0
