@@ -49,7 +49,7 @@ def forward_backward(
     all ranks, where the loss is infinite or NaN; it names the ranks whose embeddings are.
 
     The objective is given what the model gives, one row a sample: (image, text), or more, as a captioner does. What the
-    batch has of a teacher follows. Only the model's outputs are differentiated.
+    batch gives besides follows, as a teacher's embeddings. Only the model's outputs are differentiated.
     """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     embedded: list[tuple[Tensor, ...]] = []
@@ -64,7 +64,7 @@ def forward_backward(
     embedded.append(kept)
 
     outputs = [torch.cat(parts).detach().requires_grad_() for parts in zip(*embedded, strict=True)]
-    loss, metrics = objective(*outputs[:2], batch.index, *outputs[2:], *batch.teacher)
+    loss, metrics = objective(*outputs[:2], batch.index, *outputs[2:], *batch.given)
     whole = loss * comm.world
     (whole if loss_scale is None else loss_scale.scaled(whole)).backward()
     comm.average_gradients(objective)

@@ -33,21 +33,22 @@ _TRIES = 100  # replacements for one place of a batch before the data is given u
 class Batch:
     """b samples of this rank. image_b3SS uint8; tokens_bL int64; index_b int64, the samples' indices in the source.
 
-    Tokens and indices stay on the host, where looking at them costs nothing. `teacher` is what an objective is given of
-    a teacher besides, one row a sample.
+    Tokens and indices stay on the host, where looking at them costs nothing. `given` is what an objective wants
+    besides, as a teacher's embeddings or labels, one row a sample.
     """
 
     image: Tensor
     tokens: Tensor
     index: Tensor
     bad: Sequence[Bad] = ()
-    teacher: tuple[Tensor, ...] = ()
+    given: tuple[Tensor, ...] = ()
 
     def pin_memory(self) -> Batch:
         return replace(self, image=self.image.pin_memory())
 
     def to(self, device: torch.device) -> Batch:
-        return replace(self, image=self.image.to(device, non_blocking=True))
+        given = tuple(rows.to(device, non_blocking=True) for rows in self.given)
+        return replace(self, image=self.image.to(device, non_blocking=True), given=given)
 
 
 @dataclass(frozen=True, slots=True)
