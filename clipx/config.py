@@ -79,7 +79,10 @@ PACKAGE = Path(__file__).parent
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 LAUNCH = "clipx.launch" if (PACKAGE / "launch").is_dir() else "launch"
 # Files that say nothing to a user.
-_COMMANDS = ("train", "evaluate", "plan", "bench", "index", "prepare", "hydra/config")
+_COMMANDS = (
+    *("train", "evaluate", "caption", "wise_ft", "embed"),
+    *("export", "plan", "bench", "index", "prepare", "hydra/config"),
+)
 NOT_COMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 Spec = TypeVar("Spec")
@@ -348,13 +351,13 @@ def option_from_dict(group: str, values: dict[str, Any]) -> Any:
 
 
 def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:
-    """One option of a group, and the options of the same group that it may hold under names, as a mixture does."""
+    """One option of a group, and the options that it may hold under names, as a mixture does."""
     cls = _schema(group, values.get("kind") if isinstance(values, dict) else None)
     cfg[key] = OmegaConf.structured(cls)
     held = {name for name, hint in typing.get_type_hints(cls).items() if _holds_options(hint)}
     for name in held & values.keys():
         for child, own in (values[name] or {}).items():
-            _set(cfg[key][name], child, own, group)
+            _set(cfg[key][name], child, own, _group_of(typing.get_type_hints(cls)[name]))
     cfg[key].merge_with({name: value for name, value in values.items() if name not in held})
 
 
@@ -362,6 +365,12 @@ def _holds_options(hint: Any) -> bool:
     """Whether a field's type is a dictionary of specs with a kind."""
     (_, of) = typing.get_args(hint) if typing.get_origin(hint) is dict else (None, None)
     return dataclasses.is_dataclass(of) and any(f.name == "kind" for f in dataclasses.fields(of))
+
+
+def _group_of(hint: Any) -> str:
+    """The group of the specs in a dictionary: it shares its name with the module that their class is in."""
+    (_, of) = typing.get_args(hint)
+    return str(of.__module__).rpartition(".")[2]
 
 
 # -------------------------------------------------------------------------------------------------- errors

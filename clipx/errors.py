@@ -74,12 +74,12 @@ def require(ok: bool, message: str) -> None:
 
 
 def placed(error: ClipxError, place: str, keys: Iterable[str]) -> ClipxError:
-    """An error of the option at `place`, its `keys` named where they are: a spec knows the name of its group only.
+    """An error of the data at `place`, its `keys` named where they are: a spec knows the name of its group only.
 
-    So `data.path` becomes `data.sources.NAME.path` for a source of a mixture.
+    So `data.path` becomes `data.sources.NAME.path` for a source of a mixture, `evaluator.EVALUATOR.sets.NAME.path` for
+    a set of an evaluator.
     """
-    group = place.partition(".")[0]
-    return type(error)(re.sub(rf"\b{group}\.(?=({'|'.join(map(re.escape, keys))})\b)", f"{place}.", str(error)))
+    return type(error)(re.sub(rf"\bdata\.(?=({'|'.join(map(re.escape, keys))})\b)", f"{place}.", str(error)))
 
 
 # --------------------------------------------------------------------------------- words for the configuration's
@@ -106,7 +106,7 @@ _WORDS = (
     ),
     (
         r"Invalid type assigned: (str|int|float) is not a subclass of DataSpec\.",
-        "{key}={value} is not possible: add a source of a mixture by +data@{key}=OPTION",
+        "{key}={value} is not possible: add an option of the group data by +data@{key}=OPTION",
     ),
     (r"Invalid type assigned: NoneType|field '.*' is not Optional", "{key}=null is not allowed: give a value"),
     (r"Invalid type assigned: ", "{key}={value} is not possible: it has values of its own, set them by {key}.KEY=…"),
@@ -169,12 +169,20 @@ def no_such_key(key: str, siblings: Sequence[str], free: bool = False) -> str:
 
 
 def chosen(key: str) -> str:
-    """What stands before the = where the option at a key is chosen: for a source of a mixture its group as well."""
-    return f"data@{key}" if re.fullmatch(r"data(\.sources\.[^.]+)+", key) else key
+    """What stands before the = where the option at a key is chosen: for a source of a mixture, or a set of an
+    evaluator, its group as well."""
+    held = re.fullmatch(r"(data|evaluator\.[^.]+\.sets\.[^.]+)(\.sources\.[^.]+)*", key)
+    return f"data@{key}" if held and key != "data" else key
 
 
 def no_value(key: str) -> str:
     parent, _, name = key.rpartition(".")
+    group, _, own = parent.partition(".")
+    if name == "kind" and group in LISTS:
+        return (
+            f"{parent} is not chosen: write {group}=[{own},…], for a set of data may have chosen others; or begin its "
+            f"YAML file with defaults: [/schema/{group}/KIND@_here_]"
+        )
     if name == "kind":
         return f"{parent} has no kind: begin its YAML file with defaults: [/schema/{parent.split('.')[0]}/KIND@_here_]"
     return f"{key} has no value: it is required, add {key}=…"

@@ -36,7 +36,7 @@ class ForwardFlops:
     """Of one sample. A multiplication and an addition are two."""
 
     image: int
-    text: int  # all of the context, whatever the text's length
+    text: int  # all of the context, whatever the text's length; and of a captioner's decoder
 
     @classmethod
     def of(cls, spec: ModelSpec) -> ForwardFlops:
@@ -44,25 +44,28 @@ class ForwardFlops:
         from torch.utils.flop_counter import FlopCounterMode
 
         meta = torch.device("meta")
-        model = spec.build(meta, torch.float32)
+        # Without gradients: the counter looks for the history of what an attention pool makes of its own weights.
+        model = spec.build(meta, torch.float32).requires_grad_(False)
         side, length = spec.image.size, spec.text.context_length
-        found = []
-        for encode, shape, dtype in (
-            (model.encode_image, (1, 3, side, side), torch.uint8),
-            (model.encode_text, (1, length), torch.long),
-        ):
-            with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                encode(torch.empty(shape, dtype=dtype, device=meta))
-            found.append(counter.get_total_flops())
-        return cls(*found)
+        image_13SS = torch.empty((1, 3, side, side), dtype=torch.uint8, device=meta)
+        tokens_1L = torch.empty((1, length), dtype=torch.long, device=meta)
+        with torch.no_grad(), FlopCounterMode(display=False) as of_image:
+            model.encode_image(image_13SS)
+        with torch.no_grad(), FlopCounterMode(display=False) as of_both:
+            model(image_13SS, tokens_1L)
+        image = of_image.get_total_flops()
+        return cls(image, of_both.get_total_flops() - image)
 
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
     """Model FLOPs utilisation (arXiv:2204.02311, appendix B): forward and backward as three forwards, without what is
-    computed a second time; of a text's FLOPs the share of its context that its tokens are."""
+    computed a second time; of a text's FLOPs the share of its context that its tokens are. Of a tower that is locked
+    whole there is the forward alone."""
 
     forward: ForwardFlops
+    image_passes: int  # in forwards
+    text_passes: int
     context_length: int
     peak: float  # FLOP/s of one device
 
@@ -75,9 +78,11 @@ class Utilisation:
             peak = peak_tflops(torch.cuda.get_device_name(device), precision)
         if peak is None:
             return None
-        return cls(ForwardFlops.of(model), model.text.context_length, 1e12 * peak)
+        image, text = (1 if tower.whole else 3 for tower in (model.image, model.text))
+        return cls(ForwardFlops.of(model), image, text, model.text.context_length, 1e12 * peak)
 
     def of(self, samples_per_second: float, tokens_per_second: float, devices: int) -> float:
         """Share of what all devices could do."""
         texts = tokens_per_second / self.context_length
-        return 3 * (self.forward.image * samples_per_second + self.forward.text * texts) / (self.peak * devices)
+        image = self.image_passes * self.forward.image * samples_per_second
+        return (image + self.text_passes * self.forward.text * texts) / (self.peak * devices)

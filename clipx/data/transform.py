@@ -100,22 +100,25 @@ _scratch = _Scratch()
 
 
 def train_transform(
-    encoded: bytes, scale: Sequence[float], max_pixels: int, rng: random.Random, out_SS3: torch.Tensor
+    encoded: bytes, scale: Sequence[float], max_pixels: int, rng: random.Random, *outs_SS3: torch.Tensor
 ) -> None:
-    """A random crop of the given share of the area, aspect ratio 3/4 to 4/3, resized into `out_SS3` (arXiv:1409.4842).
+    """A random crop of the given share of the area, aspect ratio 3/4 to 4/3, resized into `outs_SS3` (arXiv:1409.4842).
 
-    `out_SS3` is contiguous uint8: a place in a batch, so that nothing has to be copied there. Raises BadSample as
-    `decode`; `rng` is drawn from the same for every kind of file.
+    One crop for all of them, each with a size of its own; decoded once, as the largest wants it. They are contiguous
+    uint8: places in a batch, so that nothing has to be copied there. Raises BadSample as `decode`; `rng` is drawn from
+    the same for every kind of file.
     """
     wh = plain_jpeg(encoded, max_pixels)
     if wh is None:
         image = decode(encoded, max_pixels)
-        _resize(np.array(image), _random_box(image.size, scale, rng), out_SS3)
+        pixels, box = np.array(image), _random_box(image.size, scale, rng)
+        for out_SS3 in outs_SS3:
+            _resize(pixels, box, out_SS3)
         return
     left, top, right, bottom = _random_box(wh, scale, rng)
     # The size at which the box is still no smaller than what is asked for; simplejpeg finds the DCT scale for it. Only
     # halves and less: libjpeg-turbo has no SIMD for 5/8 and the like, so that they take as long as the whole.
-    size = len(out_SS3)
+    size = max(map(len, outs_SS3))
     least = (math.ceil(w * size / side) for w, side in zip(wh, (right - left, bottom - top), strict=True))
     width, height = least
     memory = _scratch.of(wh[0] * wh[1] * 3)
@@ -124,7 +127,9 @@ def train_transform(
     except ValueError as error:
         raise BadSample(f"image cannot be decoded: {' '.join(str(error).split())[:120]}") from None
     fx, fy = pixels.shape[1] / wh[0], pixels.shape[0] / wh[1]
-    _resize(pixels, (round(left * fx), round(top * fy), round(right * fx), round(bottom * fy)), out_SS3)
+    box = round(left * fx), round(top * fy), round(right * fx), round(bottom * fy)
+    for out_SS3 in outs_SS3:
+        _resize(pixels, box, out_SS3)
 
 
 def plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
@@ -184,8 +189,10 @@ def _random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random)
     return left, top, left + w, top + h
 
 
-def eval_transform(image: Image.Image, size: int) -> Pixels:
-    """The shorter side resized to `size`, bicubic, and the centre cut out."""
+def eval_transform(image: Image.Image, size: int, squash: bool = False) -> Pixels:
+    """The shorter side resized to `size`, bicubic, and the centre cut out; or `squash`: both sides, with all of it."""
+    if squash:
+        return _pixels(image.resize((size, size), Image.Resampling.BICUBIC))
     image = _shortened(image)
     width, height = image.size
     short = min(width, height)

@@ -5,6 +5,9 @@ Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, L
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,11 +29,12 @@ class CLIP(nn.Module):
 
     def __init__(self, spec: ClipSpec, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> None:
         super().__init__()
+        self.spec = spec
         self.embed_dim = spec.embed_dim
         self.image_sizes = (spec.image.size, *varying.sizes)
+        self._still: list[str] = []  # by name, for sync_batchnorm may put others in their place
         with torch.device(device):
-            self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
-            self.text = TextTower(spec.text, spec.embed_dim, spec.quick_gelu)
+            self.build_towers(spec, varying)
         to_dtype(self, dtype)
         self.image.to(memory_format=torch.channels_last)  # as images arrive; convolutions are 1.4 to 2 times as fast
         # In float32 even for 16-bit weights; not in the state_dict, for they follow from the configuration.
@@ -38,26 +42,46 @@ class CLIP(nn.Module):
             constant = torch.tensor(values, dtype=_at_least_float32(dtype), device=device).view(3, 1, 1)
             self.register_buffer(name, constant, persistent=False)
 
-    def forward(self, image_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """-> (image_BD, text_BD): see encode_image and encode_text."""
-        return self.encode_image(image_BCSS), self.encode_text(tokens_BL)
+    def build_towers(self, spec: Any, varying: Varying) -> None:
+        """On the current default device. `spec`: of the model's own kind."""
+        self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
+        self.text = TextTower(spec.text, spec.embed_dim, spec.quick_gelu)
+
+    def forward(self, image_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, ...]:
+        """-> (image_BD, text_BD): see encode_image and encode_text. Of tokens [B, 0] no text is computed: [B, 0]."""
+        image_BD = self.encode_image(image_BCSS)
+        return image_BD, self.encode_text(tokens_BL) if tokens_BL.shape[1] else image_BD.new_empty(len(image_BD), 0)
+
+    def keep_still(self, batch_norms: Iterable[str]) -> None:
+        """BatchNorms that normalise by their running averages from now on, in training too."""
+        self._still += batch_norms
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for name in self._still:
+            self.get_submodule(name).eval()
+        return self
 
     def encode_image(self, image_BCSS: Tensor) -> Tensor:
         """[B, 3, S, S], RGB, uint8 or floating point in [0, 1] -> [B, D] of unit norm. ValueError for another shape.
 
         S is model.image.size, or a size of `varying`.
         """
-        return _unit(self.image(self._normalise(image_BCSS)))
+        return unit(self.image(self._normalise(image_BCSS)))
 
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
         """[B, L] token ids as the Tokenizer gives them -> [B, D] of unit norm. ValueError for another length."""
+        self._check_tokens(tokens_BL)
+        return unit(self.text(tokens_BL))
+
+    def _check_tokens(self, tokens_BL: Tensor) -> None:
         length = self.text.context_length
         if tokens_BL.ndim != 2 or tokens_BL.shape[1] != length:
             raise ValueError(
                 f"tokens have shape {list(tokens_BL.shape)}, the text tower takes [B, {length}]: "
                 f"tokenize with context_length={length}, or set model.text.context_length"
             )
-        return _unit(self.text(tokens_BL))
 
     def positional_embeddings(self) -> set[str]:
         """Names of the positional embeddings among named_parameters(), the attention pool's included."""
@@ -88,7 +112,8 @@ def parameter_count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def _unit(features_BD: Tensor) -> Tensor:
+def unit(features_BD: Tensor) -> Tensor:
+    """In float32 or wider."""
     return F.normalize(features_BD.to(_at_least_float32(features_BD.dtype)), dim=-1)
 
 

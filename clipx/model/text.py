@@ -1,8 +1,8 @@
 """The text tower: a causal transformer over byte pairs, in CLIP's shape (arXiv:2103.00020, section 2.4).
 
-A text is read at its end token, and under causal attention nothing after it has an effect there. So what follows it
-is left out: the tokens of all texts lie one after the other, and only attention, a small part of the work, sees
-texts of one length.
+CLIP's texts are read at their end token, and under causal attention nothing after it has an effect there. So what
+follows it is left out: the tokens of all texts lie one after the other, and only attention, a small part of the work,
+sees texts of one length.
 
 Shape suffixes: B batch, L length of the longest text, T tokens of all texts, W width, H heads, K width of a head,
 D embedding.
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipx.model import TextTowerSpec
+from clipx.model import Gelu, Pool, TextTowerSpec
 from clipx.model.recompute import checkpoint_tower
 from clipx.model.tokenizer import Tokenizer
 
@@ -33,17 +33,18 @@ class Packing:
     tokens_T: Tensor
     position_T: Tensor  # within a token's own text
     place_T: Tensor  # among all B * L places
-    end_B: Tensor  # the index in T of each text's end token
+    end_B: Tensor  # the index in T of each text's end token, or where else it is read
     shape: tuple[int, int]  # (B, L)
+    mask_B1LL: Tensor | None = None  # whether a place (row) sees another; None: itself and what stands before it
 
     @classmethod
-    def of(cls, tokens_BL: Tensor, packed: bool) -> Packing:
+    def of(cls, tokens_BL: Tensor, packed: bool, pool: Pool = Pool.end) -> Packing:
         """Of each text what comes up to its end token, or else all of it. Computed where the tokens are.
 
         All of it on the meta device too, where nobody knows where texts end.
         """
-        end_B = end_places(tokens_BL)
         texts, length = tokens_BL.shape
+        end_B = end_places(tokens_BL) if pool is Pool.end else tokens_BL.new_full((texts,), length - 1)
         if not packed or tokens_BL.is_meta:
             place_T = torch.arange(texts * length, device=tokens_BL.device)
             first_B = torch.arange(texts, device=tokens_BL.device) * length
@@ -56,8 +57,9 @@ class Packing:
         return cls(tokens_T, place_T % length, place_T, length_B.cumsum(0) - 1, (texts, length))
 
     def to(self, device: torch.device) -> Packing:
-        tokens_T, position_T = _moved(self.tokens_T, device), _moved(self.position_T, device)
-        return Packing(tokens_T, position_T, _moved(self.place_T, device), _moved(self.end_B, device), self.shape)
+        tokens_T, position_T = moved(self.tokens_T, device), moved(self.position_T, device)
+        mask = None if self.mask_B1LL is None else moved(self.mask_B1LL, device)
+        return Packing(tokens_T, position_T, moved(self.place_T, device), moved(self.end_B, device), self.shape, mask)
 
     def spread(self, x_TW: Tensor) -> Tensor:
         """[T, W] -> [B, L, W], with zeros for what was left out."""
@@ -71,7 +73,7 @@ class Packing:
         return x if len(x) == len(self.place_T) else x.index_select(0, self.place_T)
 
 
-def _moved(x: Tensor, device: torch.device) -> Tensor:
+def moved(x: Tensor, device: torch.device) -> Tensor:
     pinned = x.pin_memory() if device.type == "cuda" and not x.is_cuda else x  # else the host waits for the copy
     return pinned.to(device, non_blocking=True)
 
@@ -81,33 +83,35 @@ class TextTower(nn.Module):
 
     def __init__(self, spec: TextTowerSpec, embed_dim: int, quick_gelu: bool) -> None:
         super().__init__()
-        self.context_length, self.packed = spec.context_length, spec.packed
-        self.token_embedding = nn.Embedding(Tokenizer.vocab_size, spec.width)
+        self.context_length, self.packed, self.pool = spec.context_length, spec.packed, spec.pool
+        self.token_embedding = nn.Embedding(spec.vocabulary, spec.width)
         self.positional_embedding = nn.Parameter(torch.empty(spec.context_length, spec.width))
-        self.blocks = nn.ModuleList(
-            TextBlock(spec.width, spec.heads, spec.mlp_ratio, quick_gelu) for _ in range(spec.layers)
-        )
-        self.norm = nn.LayerNorm(spec.width)
-        self.projection = nn.Linear(spec.width, embed_dim, bias=False)
+        self.blocks = nn.ModuleList(_block(spec, quick_gelu) for _ in range(spec.layers))
+        self.norm = nn.LayerNorm(spec.width, spec.norm_eps)
+        self.projection = nn.Linear(spec.width, embed_dim, bias=spec.projection_bias)
         self.init_weights()
         checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.text.checkpointing")
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """CLIP's: normal with the deviations below; attention's biases 0, the MLP's as PyTorch draws them."""
+        """CLIP's: normal with the deviations below; biases of attention and projection 0, the MLP's as PyTorch draws
+        them."""
         nn.init.normal_(self.token_embedding.weight, std=0.02)
         nn.init.normal_(self.positional_embedding, std=0.01)
         for block in self.blocks:
             assert isinstance(block, TextBlock)
             block.init_weights(depth=len(self.blocks))
         nn.init.normal_(self.projection.weight, std=self.projection.in_features**-0.5)
+        if self.projection.bias is not None:
+            nn.init.zeros_(self.projection.bias)
 
     def forward(self, tokens_BL: Tensor | Packing) -> Tensor:
-        """tokens_BL [B, context_length], each row with an end token (Tokenizer sees to it) -> [B, D], any norm.
+        """tokens_BL [B, context_length], each row with an end token where texts are read there (Tokenizer sees to it)
+        -> [B, D], any norm.
 
         The tokens may be on the host, where packing them keeps no device waiting; or they are packed already.
         """
-        packing = tokens_BL if isinstance(tokens_BL, Packing) else Packing.of(tokens_BL, self.packed)
+        packing = tokens_BL if isinstance(tokens_BL, Packing) else Packing.of(tokens_BL, self.packed, self.pool)
         packing = packing.to(self.positional_embedding.device)
         x_TW = self.token_embedding(packing.tokens_T) + F.embedding(packing.position_T, self.positional_embedding)
         for block in self.blocks:
@@ -116,15 +120,28 @@ class TextTower(nn.Module):
         return features_BD
 
 
+def _block(spec: TextTowerSpec, quick_gelu: bool) -> TextBlock:
+    return TextBlock(spec.width, spec.heads, spec.mlp_ratio, quick_gelu, spec.causal, spec.norm_eps, spec.gelu)
+
+
 class TextBlock(nn.Module):
     """Attention, then MLP, each normalised at its input and added to its input. [T, W] -> [T, W]."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: float, quick_gelu: bool) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp_ratio: float,
+        quick_gelu: bool,
+        causal: bool = True,
+        norm_eps: float = 1e-5,
+        gelu: Gelu = Gelu.exact,
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attn = CausalAttention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = Mlp(width, int(width * mlp_ratio), quick_gelu)
+        self.norm1 = nn.LayerNorm(width, norm_eps)
+        self.attn = CausalAttention(width, heads, causal)
+        self.norm2 = nn.LayerNorm(width, norm_eps)
+        self.mlp = Mlp(width, int(width * mlp_ratio), quick_gelu, gelu)
 
     def init_weights(self, depth: int) -> None:
         """`depth`: blocks in the tower. Each adds two terms to the residual stream, so those are drawn smaller."""
@@ -144,18 +161,21 @@ class TextBlock(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and what stands before it in its text. [T, W] -> [T, W]."""
+    """Multi-head attention in which a token sees itself and what stands before it in its text, or all of it unless
+    `causal`; where the packing has a mask, what that says. [T, W] -> [T, W]."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
     def forward(self, x_TW: Tensor, packing: Packing) -> Tensor:
         qkv_BL3HK = packing.spread(self.qkv(x_TW)).unflatten(-1, (3, self.heads, -1))
         q_BHLK, k_BHLK, v_BHLK = qkv_BL3HK.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed_BHLK = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLK, is_causal=True)
+        mask = packing.mask_B1LL
+        causal = self.causal and mask is None
+        mixed_BHLK = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLK, mask, is_causal=causal)
         out_TW: Tensor = self.proj(packing.gather(mixed_BHLK.transpose(1, 2).flatten(2)))
         return out_TW
 
@@ -163,10 +183,10 @@ class CausalAttention(nn.Module):
 class Mlp(nn.Module):
     """Two linear layers with a GELU between. [..., W] -> [..., W]."""
 
-    def __init__(self, width: int, hidden: int, quick_gelu: bool) -> None:
+    def __init__(self, width: int, hidden: int, quick_gelu: bool, gelu: Gelu = Gelu.exact) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
-        self.act = QuickGELU() if quick_gelu else nn.GELU()
+        self.act = QuickGELU() if quick_gelu else nn.GELU("tanh" if gelu is Gelu.tanh else "none")
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class Tokenizer:
         """
         import torch
 
-        _check_texts(texts)
+        check_texts(texts)
         length = self.context_length
         if not texts:
             return torch.empty((0, length), dtype=torch.int64)
@@ -121,8 +121,7 @@ class _Words:
 
     def __init__(self) -> None:
         byte_of = _byte_alphabet()
-        merges = _read_merges()
-        tokens = [*byte_of, *(c + _WORD_END for c in byte_of), *(a + b for a, b in merges)]
+        tokens, merges = vocabulary()
         bpe = models.BPE(
             vocab={token: i for i, token in enumerate(tokens)},
             merges=merges,
@@ -151,6 +150,12 @@ class _Words:
         if len(self._seen) + len(kept) > _MAX_SEEN:
             self._seen = dict(_SPECIAL)
         self._seen.update(kept[: _MAX_SEEN - len(self._seen)])
+
+
+def vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
+    """Give the entries by their ids, but for start and end, which are the next two, and the merges, best first."""
+    byte_of, merges = _byte_alphabet(), _read_merges()
+    return [*byte_of, *(c + _WORD_END for c in byte_of), *(a + b for a, b in merges)], merges
 
 
 @lru_cache(maxsize=1)
@@ -183,16 +188,21 @@ def _piece_bytes(token: str, byte_of: Mapping[str, int]) -> bytes:
     return bytes(byte_of[c] for c in stem) + (b" " if stem != token else b"")
 
 
-def _clean(text: str) -> str:
-    """Repair broken Unicode, undo HTML escapes, make each run of white space one space, and lower the case."""
+def repaired(text: str) -> str:
+    """Repair broken Unicode and undo HTML escapes."""
     # Nothing to repair in printable ASCII without "&"; skipping it makes the whole call 3 times as fast.
-    if not (text.isascii() and text.isprintable() and "&" not in text):
-        # Twice, since text from the web is often escaped twice ("&amp;amp;").
-        text = html.unescape(html.unescape(ftfy.fix_text(text)))
-    return " ".join(text.split()).lower()
+    if text.isascii() and text.isprintable() and "&" not in text:
+        return text
+    # Twice, since text from the web is often escaped twice ("&amp;amp;").
+    return html.unescape(html.unescape(ftfy.fix_text(text)))
 
 
-def _check_texts(texts: Sequence[str]) -> None:
+def _clean(text: str) -> str:
+    """Repair a text, make each run of white space one space, and lower the case."""
+    return " ".join(repaired(text).split()).lower()
+
+
+def check_texts(texts: Sequence[str]) -> None:
     """Reject what is not a sequence of str."""
     if isinstance(texts, str):
         raise TypeError("texts is one str, must be a sequence of str: pass [text]")

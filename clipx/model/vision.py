@@ -17,7 +17,7 @@ from timm.models import VisionTransformer, get_pretrained_cfg
 from torch import Tensor, nn
 
 from clipx.errors import ConfigError, require
-from clipx.model import FIXED, ImageTowerSpec, Varying
+from clipx.model import FIXED, ImageTowerSpec, Projection, Varying
 from clipx.model.blocks import image_blocks
 from clipx.model.recompute import checkpoint_tower
 
@@ -35,8 +35,8 @@ class ImageTower(nn.Module):
         self.varying = varying
         self.trunk = _trunk(spec, quick_gelu, varying)
         self.set_patch_dropout(0.0)
-        self.projection = _projection(self.trunk, embed_dim)
-        if _is_clip_vit(self.trunk):
+        self.projection = _projection(self.trunk, embed_dim, spec)
+        if is_clip_vit(self.trunk):
             _init_as_clip(self.trunk)
         blocks = list(image_blocks(self.trunk).values())
         checkpoint_tower(self, blocks, spec.checkpointing, "model.image.checkpointing")
@@ -153,19 +153,38 @@ def _near(name: str) -> str:
     return f": did you mean {' or '.join(close)}?" if close else ": give a name from timm.list_models()"
 
 
-def _projection(trunk: Any, embed_dim: int) -> nn.Module:
-    """Features -> [B, D]. An attention pool (CLIP's ResNets) has a projection of its own, which then gives D."""
+def _projection(trunk: Any, embed_dim: int, spec: ImageTowerSpec) -> nn.Module:
+    """Features -> [B, D]. An attention pool (CLIP's ResNets) has a projection of its own, which then gives D.
+
+    Raises ConfigError for another projection than that, and where there is none and the features are not D.
+    """
     pool = next((m for m in trunk.children() if isinstance(m, AttentionPool2d | RotAttentionPool2d)), None)
     if pool is not None:
+        require(
+            spec.projection is Projection.linear,
+            f"model.image.projection={spec.projection} has no effect on {spec.timm}, whose attention pool projects: "
+            "leave it out",
+        )
         trunk.reset_classifier(embed_dim)
         nn.init.normal_(pool.proj.weight, std=pool.proj.in_features**-0.5)
         return nn.Identity()
-    projection = nn.Linear(trunk.head_hidden_size, embed_dim, bias=False)
+    if spec.projection is Projection.head:
+        trunk.reset_classifier(embed_dim)
+        return nn.Identity()
+    width = trunk.head_hidden_size
+    if spec.projection is Projection.none:
+        require(
+            width == embed_dim,
+            f"model.image.projection=none needs model.embed_dim={width}, which is what {spec.timm} gives, not "
+            f"{embed_dim}: set it, or leave the projection out",
+        )
+        return nn.Identity()
+    projection = nn.Linear(width, embed_dim, bias=False)
     nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
     return projection
 
 
-def _is_clip_vit(trunk: Any) -> bool:
+def is_clip_vit(trunk: Any) -> bool:
     """Whether a trunk has CLIP's form: a ViT that is normalised before its blocks and read at its class token."""
     return (
         isinstance(trunk, VisionTransformer)

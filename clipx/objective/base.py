@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
+
+from clipx.objective.temperature import GlobalTemperature
+
+if TYPE_CHECKING:
+    from clipx.data import Classes
+    from clipx.data.labels import Labels
 
 Metrics = dict[str, Tensor]
 """0-dim tensors on the device, by name; read together when logging."""
@@ -20,6 +30,38 @@ class Objective(nn.Module):
 
     constant_lr: float | None = None
     """Learning rate of the objective's own parameters, without warm-up or schedule. None: the model's."""
+
+    def prepare(self, classes: Classes | None, width: int) -> None:
+        """Makes what depends on the data's classes and on D. Called once, before anything else. Raises ConfigError."""
+
+    def start_from(self, log_scale: float | None, bias: float | None) -> list[str]:
+        """Goes on from the log α and the β that the first weights were trained with, as far as it learns the like; None
+        for what they have not. Returns what the log should say."""
+        learned = [child for child in self.children() if isinstance(child, GlobalTemperature)]
+        told = [] if log_scale is None else [temperature.start_from(log_scale) for temperature in learned]
+        if log_scale is not None and not learned:
+            told.append(
+                f"the weights' temperature {math.exp(-log_scale):.4g} is left: this objective learns none for all"
+            )
+        if bias is not None and not self.start_bias(bias):
+            told.append(f"the weights' bias {bias:.4g} is left: this objective has none")
+        return told
+
+    def start_bias(self, bias: float) -> bool:
+        """Begins with this β. Whether it has one."""
+        return False
+
+    def begin(self, embed: Callable[[Sequence[str]], Tensor]) -> None:
+        """Called once, when a new run has its first weights; `embed` gives their [N, D] of N texts. Collective."""
+
+    @property
+    def giver(self) -> Labels | None:
+        """Of what it wants of each sample besides the embeddings."""
+        return None
+
+    def score(self, image_ND: Tensor, labels: Sequence[int | str | None]) -> dict[str, float]:
+        """What its own weights say of held-out images, by name; of an objective without any nothing."""
+        return {}
 
     def before_step(self, samples_seen: int) -> None:
         """Schedules what depends on progress. Called before each step's forward, also the first after a resume."""

@@ -31,6 +31,11 @@ class Sigmoid(Objective):
         loss = sigmoid_loss(image_bD, text_bD, scale, self.bias, self.comm, self.tile)
         return loss, {"temperature": 1 / scale.detach(), "bias": self.bias.detach().clone()}
 
+    @torch.no_grad()
+    def start_bias(self, bias: float) -> bool:
+        self.bias.fill_(bias)
+        return True
+
     def after_step(self, samples_seen: int) -> None:
         self.temperature.after_step()
 

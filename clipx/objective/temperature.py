@@ -64,6 +64,16 @@ class GlobalTemperature(Temperature):
         self.before = self.log_scale.detach().clone()
 
     @torch.no_grad()
+    def start_from(self, log_scale: float) -> str:
+        """Goes on from the log α that weights were trained with, in its own range. Returns what the log should say."""
+        kept = min(max(log_scale, 0.0), self.max_log_scale)
+        self.log_scale.fill_(kept)
+        told = f"the temperature begins at {math.exp(-kept):.4g}"
+        if abs(kept - log_scale) < 1e-4:  # ln 100 in 32 bits, or rounded
+            return f"{told}, as the weights have it"
+        return f"{told}: the weights' {math.exp(-log_scale):.4g} is out of its range"
+
+    @torch.no_grad()
     def after_step(self) -> None:
         if self.slow and self.before is not None:
             share = torch.where(self.before >= -math.log(SLOW_BELOW), 1 / 3, 1.0)

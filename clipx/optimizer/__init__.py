@@ -161,6 +161,11 @@ def _lr_scales(names: Iterable[str], model: CLIP, spec: OptimizerSpec) -> dict[s
     from clipx.optimizer.layers import blocks_above
 
     above = blocks_above(model, f"optimizer.layer_decay={spec.layer_decay}")
+    require(
+        any(above[name] for name in scales),
+        f"optimizer.layer_decay={spec.layer_decay} has no effect where only a tower's highest block learns: leave it "
+        "out, or lock less",
+    )
     return {name: scale * spec.layer_decay ** above[name] for name, scale in scales.items()}
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from open_clip.transform import image_transform  # type: ignore[import-untyped]
 from PIL import Image, ImageOps
 from samples import encode, jpeg, picture
 from scipy import stats
@@ -419,6 +420,14 @@ def test_an_extreme_panorama_takes_neither_time_nor_memory(size: tuple[int, int]
     for view in (eval_transform(image, 224), trained(encode(image, "PNG"), 224, 0)):
         assert (view == (10, 200, 30)).all()
     assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize("size", [(48, 32), (31, 200), (16, 16)], ids=str)
+def test_a_squashed_view_is_open_clips(size: tuple[int, int]) -> None:
+    image = picture(*size)
+    theirs = image_transform(32, is_train=False, mean=(0, 0, 0), std=(1, 1, 1), resize_mode="squash")(image)
+    found = eval_transform(image, 32, squash=True)
+    assert (found == (255 * theirs).round().numpy().transpose(1, 2, 0)).all()
 
 
 def test_the_evaluation_view_is_uint8_of_the_asked_size() -> None:

@@ -32,6 +32,7 @@ PUBLISHED = {
     "vit_g14": (1_366_678_273, 1_012_645_632, 782),
     "vit_bigg14": (2_539_567_105, 1_844_907_264, 974),
     "convnext_base_w": (179_385_345, 88_221_824, 493),
+    "coca_vit_b32": (253_560_065, 89_164_032, 629),
 }
 
 
@@ -91,7 +92,7 @@ def test_published_architecture_has_the_published_counts(name: str) -> None:
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "tiny"])
+@pytest.mark.parametrize("name", [*PUBLISHED, "tiny", "coca_tiny"])
 def test_first_line_of_the_yaml_states_the_counts(name: str) -> None:
     model = published(name)
     title = (CONF_DIR / "model" / f"{name}.yaml").read_text().splitlines()[0]

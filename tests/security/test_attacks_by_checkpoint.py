@@ -73,7 +73,7 @@ def resumed_from_url(run_dir: Path) -> None:
 
 
 def evaluated(run_dir: Path) -> None:
-    evaluate(compose(f"run={run_dir}", config_name="evaluate"))  # type: ignore[arg-type]
+    evaluate(compose(f"run={run_dir}", "evaluator=[retrieval]", config_name="evaluate"))  # type: ignore[arg-type]
 
 
 ENTRANCES = pytest.mark.parametrize("enter", [resumed, resumed_from_url, evaluated])
@@ -134,7 +134,7 @@ def test_by_the_command_it_is_one_line(
 ) -> None:
     (folder(theirs) / WHOLE).write_bytes(flag.saved())
     sign(folder(theirs))
-    monkeypatch.setattr("sys.argv", ["clipx-evaluate", f"run={theirs}"])
+    monkeypatch.setattr("sys.argv", ["clipx-evaluate", f"run={theirs}", "evaluator=[retrieval]"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1

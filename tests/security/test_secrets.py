@@ -20,6 +20,7 @@ from clipx.data.prepare import main as prepare_main
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.evaluate import main as evaluate_main
+from clipx.export import main as export_main
 from clipx.train import main as train_main
 from clipx.trainer import Trainer
 from clipx.url import check_secrets, check_url, redacted
@@ -106,6 +107,9 @@ COMMANDS: dict[str, tuple[Callable[[], None], str]] = {
     "a key that is none": (train_main, "data.shrads={}"),
     "no quotes": (train_main, "data=webdataset data.shards={},b"),
     "evaluate": (evaluate_main, "run={}"),
+    "export": (export_main, "run={} format=hf out=x"),
+    "export's folder": (export_main, "run=x format=hf out={}"),
+    "a training of open_clip's": (train_main, "resume={}.pt"),
     "index": (index_main, "shards={} manifest=manifest.json"),
     "prepare": (prepare_main, "source={} out=shards"),
     "prepare's folder": (prepare_main, "source=x out={}"),

@@ -1,52 +1,188 @@
 """Weights that somebody has trained: found by a path or a URL, given under clipx's own names.
 
 find(place) -> Weights(model, spec, scale, bias)          load(model, weights)
+
+clipx's own, open_clip's and OpenAI's: see openclip.py for the names. What comes from others is read by files.py, which
+runs nothing that is in it.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import torch
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor
 
 from clipx.checkpoint.folder import CheckpointDir
 from clipx.checkpoint.state import load_module, part
 from clipx.config import option_from_dict
 from clipx.errors import CheckpointError
+from clipx.hub import HUB, first_hub_file, hub_files
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP
-from clipx.resume import CHECKPOINTS
+from clipx.model.weights.compare import check_same
+from clipx.model.weights.files import SUFFIXES, read_json, read_tensors
+from clipx.model.weights.openclip import from_open_clip, spec_of, temperature_of
+from clipx.model.weights.remote import fetched, fetched_checkpoint, fetched_folder, files_at
+from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
+from clipx.storage import is_local, local_path
+from clipx.url import check_url
+
+CONFIG = "open_clip_config.json"
+# In the order in which open_clip looks for them in a folder.
+_IN_FOLDER = (
+    *("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin"),
+    *("open_clip_pytorch_model.pth", "model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth"),
+)
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+_LOCAL = "local-dir:"  # open_clip's own prefix
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The tensors of a model by the names of its state_dict, and what is known of them."""
+    """The tensors of a model by the names of its state_dict, and what is known of them.
+
+    Where no configuration came with them, and nothing says what model they are of, the names are open_clip's.
+    """
 
     place: str  # as the user gave it
-    model: Mapping[str, torch.Tensor]
+    model: Mapping[str, Tensor]
     spec: ModelSpec | None  # the configuration that came with them
     log_scale: float | None = None  # of the inverse temperature α they were trained with, at its end
     bias: float | None = None  # of a sigmoid loss
 
 
 def find(place: str) -> Weights:
-    """The weights at `place`: a run directory (its newest checkpoint; the moving average where one was kept).
+    """The weights at `place`: a run directory (its newest checkpoint; the moving average where one was kept), or one
+    checkpoint of it; a folder with open_clip_config.json, or hf-hub:ORG/NAME; a file, whose suffix says what it is. All
+    but hf-hub may be URLs.
 
-    Raises CheckpointError where there are none.
+    Raises CheckpointError where there are none, or they cannot be read safely.
     """
-    found = CheckpointDir(Path(place) / CHECKPOINTS, print).load()
+    check_url("model.weights", place)
+    if place.startswith(HUB):
+        paths = hub_files(place, CONFIG, *_TOKENIZER)
+        return _of_open_clip(place, {path.name: path for path in paths}, first_hub_file(place, _IN_FOLDER))
+    path = _here(place.removeprefix(_LOCAL))
+    if path.is_file():
+        return _of_file(place, path)
+    if is_checkpoint(path.name):
+        return _of_run(place, CheckpointDir(path.parent, print), step_of(path))
+    if (path / CONFIG).is_file():
+        weights = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
+        return _of_open_clip(place, {name: path / name for name in (CONFIG, *_TOKENIZER)}, weights)
+    if (path / CHECKPOINTS).is_dir():
+        return _of_run(place, CheckpointDir(path / CHECKPOINTS, print), None)
+    raise CheckpointError(
+        f"model.weights={place} holds no weights: give a run directory, a folder with {CONFIG}, or a file that ends in "
+        f"{', '.join(SUFFIXES)}"
+    )
+
+
+def _here(place: str) -> Path:
+    """A local path; of a URL that of what was fetched."""
+    if is_local(place):
+        return Path(local_path(place))
+    url = place.rstrip("/")
+    if url.endswith(SUFFIXES):
+        return fetched(url)
+    if CONFIG not in (names := files_at(url)):
+        return fetched_checkpoint(url)
+    weights = [name for name in _IN_FOLDER if name in names][:1]
+    return fetched_folder(url, [name for name in (CONFIG, *_TOKENIZER, *weights) if name in names])
+
+
+# ------------------------------------------------------------------------------------------------ kinds of places
+
+
+def _of_run(place: str, folder: CheckpointDir, step: int | None) -> Weights:
+    found = folder.load(step)
     if found is None:
-        raise CheckpointError(f"{place} holds no checkpoint: check the path")
+        raise CheckpointError(f"model.weights={place} holds no checkpoint: check the path")
     spec: ModelSpec = option_from_dict("model", found.state["config"]["model"])
     tensors = part("average", found.tensors) or part("model", found.tensors)
     objective = part("objective", found.tensors)
-    scale = objective.get("temperature.log_scale")
-    return Weights(place, tensors, spec, None if scale is None else scale.item())
+    scale, bias = objective.get("temperature.log_scale"), objective.get("bias")
+    return Weights(place, tensors, spec, None if scale is None else scale.item(), None if bias is None else bias.item())
+
+
+def _of_file(place: str, path: Path) -> Weights:
+    tensors, said = read_tensors(path)
+    if said is None:
+        scale, bias = temperature_of(tensors)
+        return Weights(place, tensors, None, scale, bias)
+    try:
+        values: dict[str, Any] = json.loads(said)
+        spec: ModelSpec = option_from_dict("model", values["model"])
+        return Weights(place, tensors, spec, values["log_scale"], values["bias"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{place} says nothing sensible of its model ({error}): export it again") from None
+
+
+def _of_open_clip(place: str, paths: Mapping[str, Path], weights: Path | None) -> Weights:
+    """`paths`: where what lies beside the weights is, or would be."""
+    if CONFIG not in paths or weights is None:
+        raise CheckpointError(
+            f"model.weights={place} has no {CONFIG if CONFIG not in paths else 'file of weights'}: give a model in "
+            f"open_clip's form, which has {CONFIG} and one of {', '.join(_IN_FOLDER)}"
+        )
+    spec = spec_of(read_json(paths[CONFIG]), place.rstrip("/").rpartition("/")[2])
+    tokenizer = paths.get(_TOKENIZER[0])
+    if tokenizer is not None and tokenizer.is_file() and spec.text.tokenizer != "clip":
+        spec.text = replace(spec.text, tokenizer=str(tokenizer))
+    tensors, _ = read_tensors(weights)
+    scale, bias = temperature_of(tensors)
+    return Weights(place, from_open_clip(spec, tensors, place), spec, scale, bias)
+
+
+# -------------------------------------------------------------------------------------------------------- loading
 
 
 def load(model: CLIP, weights: Weights) -> list[str]:
-    """Fills the model, strictly. Returns what was changed on the way, for the log. Raises CheckpointError."""
-    load_module(model, weights.model, f"{weights.place}'s model")
-    return []
+    """Fills the model, strictly. Returns what was changed on the way, for the log.
+
+    Raises CheckpointError where they are of another model, naming both values, or what is missing, left over or of
+    another shape.
+
+    For another image size than the weights', learned positional embeddings are interpolated: bicubic, antialiased.
+    """
+    tensors, notes = weights.model, []
+    if weights.spec is None:
+        tensors = from_open_clip(model.spec, tensors, weights.place)
+        notes = [f"{weights.place} came without its configuration: nothing but names and shapes was compared"]
+    else:
+        check_same(model.spec, weights.spec, weights.place)
+    fitted, changed = _fitted(model, tensors)
+    load_module(model, fitted, f"model at {weights.place}")
+    return [*notes, *changed]
+
+
+def _fitted(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
+    """The image tower's positional embeddings as the model's grid of patches wants them, and what was done."""
+    own = model.state_dict()
+    names = [f"image.{name}" for name in model.image.positional_embeddings()]
+    other: dict[str, Tensor] = {}
+    notes = []
+    for name in names:
+        wanted, found = own[name].shape[-2], tensors[name].shape[-2] if name in tensors else None
+        if found is None or found == wanted:
+            continue
+        sides = [(math.isqrt(wanted - extra), math.isqrt(found - extra), extra) for extra in (0, 1)]
+        grid = next(((new, old, e) for new, old, e in sides if new**2 + e == wanted and old**2 + e == found), None)
+        if grid is None:  # no square: left as it is, to be refused for its shape
+            continue
+        other[name] = _resampled(tensors[name], *grid).view(own[name].shape)
+        notes.append(f"{name} was interpolated from {grid[1]}x{grid[1]} places to {grid[0]}x{grid[0]}")
+    return ({**tensors, **other} if other else tensors), notes
+
+
+def _resampled(embedding: Tensor, new: int, old: int, extra: int) -> Tensor:
+    """[..., extra + old², W] -> [1, extra + new², W]."""
+    rows = embedding.reshape(1, *embedding.shape[-2:])
+    found: Tensor = resample_abs_pos_embed(rows, [new, new], [old, old], num_prefix_tokens=extra)
+    return found

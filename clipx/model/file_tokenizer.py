@@ -1,0 +1,122 @@
+"""Text tokenizers that come with weights: a Hugging Face tokenizer.json, and what belongs to it."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from clipx.errors import ConfigError, require
+from clipx.hub import HUB, hub_files
+from clipx.model import Clean
+from clipx.model.tokenizer import Tokenizer, check_texts, repaired
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TOKENIZER, _BESIDE = "tokenizer.json", "tokenizer_config.json"
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class FileTokenizer(Tokenizer):
+    """The tokenizer of a file, padded to the context. Picklable, and safe to use from workers.
+
+    What follows a text is the file's padding token, or the one that the tokenizer_config.json beside it names.
+    """
+
+    def __init__(self, place: str, context_length: int, vocabulary: int, clean: Clean) -> None:
+        """`place`: a tokenizer.json, or hf-hub:ORG/NAME; `vocabulary`: how many tokens the model knows.
+
+        Raises ConfigError where it is no tokenizer, knows more tokens, or says of no token that it pads.
+        """
+        self.place, self.context_length, self.vocab_size, self.clean = place, context_length, vocabulary, clean
+        self._clean = _CLEAN[clean]
+        self._rust, beside = _read(place)
+        size = self._rust.get_vocab_size()
+        require(
+            size <= vocabulary,
+            f"model.text.tokenizer={place} has {size} tokens, more than model.text.vocabulary={vocabulary}: give the "
+            "tokenizer that the model was trained with",
+        )
+        padding = self._rust.padding or {}
+        token = _content(beside.get("pad_token")) or padding.get("pad_token")
+        pad_id = None if token is None else self._rust.token_to_id(token)
+        if pad_id is None:
+            raise ConfigError(
+                f"model.text.tokenizer={place} says of no token that it pads: lay the {_BESIDE} beside it that belongs "
+                "to it"
+            )
+        self.pad_id = pad_id
+        self._rust.enable_truncation(context_length, direction=beside.get("truncation_side", "right"))
+        side = beside.get("padding_side") or padding.get("direction", "right")
+        self._rust.enable_padding(direction=side, pad_id=pad_id, pad_token=token, length=context_length)
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Encode ``B`` texts as int64 ``[B, context_length]``: tokens, with what the file adds to them, and padding."""
+        import torch
+
+        check_texts(texts)
+        encoded = self._rust.encode_batch_fast([self._clean(text) for text in texts])
+        ids = [row.ids for row in encoded]
+        return torch.tensor(ids, dtype=torch.int64).view(len(ids), self.context_length)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Give the text of one row of ids, without padding and what else the file calls special."""
+        text: str = self._rust.decode([int(i) for i in ids], skip_special_tokens=True)
+        return text
+
+    def __reduce__(self) -> tuple[type[FileTokenizer], tuple[str, int, int, Clean]]:  # type: ignore[override]
+        return type(self), (self.place, self.context_length, self.vocab_size, self.clean)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.place}, context_length={self.context_length})"
+
+
+def tokenizer_files(place: str) -> dict[str, Path]:
+    """tokenizer.json and tokenizer_config.json, by these names, which may not be there; of a repository those it has.
+
+    Raises DataError where the hub cannot be reached.
+    """
+    if place.startswith(HUB):
+        return {path.name: path for path in hub_files(place, _TOKENIZER, _BESIDE)}
+    given = Path(place).expanduser()
+    path = given / _TOKENIZER if given.is_dir() else given
+    return {_TOKENIZER: path, _BESIDE: path.with_name(_BESIDE)}
+
+
+def _read(place: str) -> tuple[Any, dict[str, Any]]:
+    """(the tokenizer, what its tokenizer_config.json says)"""
+    paths = tokenizer_files(place)
+    try:
+        rust = tokenizers.Tokenizer.from_str(paths[_TOKENIZER].read_text(encoding="utf-8"))
+        said = paths.get(_BESIDE)
+        beside = json.loads(said.read_text(encoding="utf-8")) if said is not None and said.is_file() else {}
+    except KeyError:
+        raise ConfigError(f"model.text.tokenizer={place} has no {_TOKENIZER}: give a repository that has one") from None
+    except Exception as error:  # the library raises Exception itself
+        raise ConfigError(
+            f"model.text.tokenizer={place} cannot be read ({' '.join(str(error).split())[:120]}): give clip, or a "
+            f"{_TOKENIZER} of the package tokenizers"
+        ) from None
+    return rust, beside if isinstance(beside, dict) else {}
+
+
+def _content(token: Any) -> str | None:
+    """Of a token that is written as text, or as a table with its text."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _canonical(text: str) -> str:
+    return " ".join(repaired(text).replace("_", " ").translate(_NO_PUNCTUATION).lower().split())
+
+
+_CLEAN: dict[Clean, Callable[[str], str]] = {
+    Clean.clip: lambda text: " ".join(repaired(text).split()).lower(),
+    Clean.canonical: _canonical,
+    Clean.whitespace: lambda text: " ".join(repaired(text).split()),
+}

@@ -1,0 +1,357 @@
+"""The configuration of a model of two towers in open_clip's words, and back: see openclip.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import timm
+import torch
+from timm.layers import QuickGELU, SelectAdaptivePool2d
+from timm.models import VisionTransformer
+from torch import nn
+
+from clipx.errors import CheckpointError
+from clipx.model import CLIP_VOCABULARY, Clean, ClipSpec, Gelu, ImageTowerSpec, Pool, Projection, TextTowerSpec
+from clipx.model.weights.clip_layout import RESNET, VIT, is_custom, layout_of
+
+TRAINING = {"drop_path_rate", "drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate"}
+"""Options of timm's that say how a tower is trained, and not what it is."""
+
+_VIT = "vit_base_patch16_clip_224"  # of which timm's options make any ViT in CLIP's form
+_VIT_FORM = {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12, "mlp_ratio": 4.0}
+_RESNETS = {  # by layers
+    (3, 4, 6, 3): "resnet50_clip",
+    (3, 4, 23, 3): "resnet101_clip",
+    (4, 6, 10, 6): "resnet50x4_clip",
+    (6, 8, 18, 8): "resnet50x16_clip",
+    (3, 15, 36, 10): "resnet50x64_clip",
+}
+_CLEAN = {Clean.clip: "lower", Clean.canonical: "canonicalize", Clean.whitespace: "whitespace"}
+_HEAD_WIDTH, _EPS = 64, 1e-5  # open_clip's, where nothing else is said
+_HUB = "hf-hub:"
+
+
+# --------------------------------------------------------------------------------------------- from ours to theirs
+
+
+def config_of(spec: ClipSpec) -> dict[str, Any]:
+    """See openclip.config_of."""
+    trunk = spec.build(torch.device("meta"), torch.float32).image.trunk
+    rules = layout_of(trunk)
+    if rules is VIT:
+        vision = _vit(spec, trunk)
+    elif rules is RESNET:
+        vision = _resnet(trunk)
+    else:
+        vision = _timm(spec, trunk)
+    return {
+        "embed_dim": spec.embed_dim,
+        **({"quick_gelu": True} if spec.quick_gelu else {}),
+        **({"custom_text": True} if is_custom(spec) else {}),
+        "vision_cfg": {"image_size": spec.image.size, **vision},
+        "text_cfg": _text(spec.text),
+    }
+
+
+def _vit(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
+    block, width = trunk.blocks[0], trunk.embed_dim
+    quick = isinstance(block.mlp.act, QuickGELU)
+    _require(
+        quick == spec.quick_gelu and (quick or type(block.mlp.act) is nn.GELU),
+        f"model.image.timm={spec.image.timm} has {type(block.mlp.act).__name__}, and model.quick_gelu="
+        f"{str(spec.quick_gelu).lower()}: open_clip has one activation for both towers, GELU or QuickGELU",
+    )
+    ratio = _ratio(width, block.mlp.fc1.out_features)
+    head = width // block.attn.num_heads
+    scaled = isinstance(block.ls1, nn.Identity)
+    return {
+        "layers": len(trunk.blocks),
+        "width": width,
+        **({} if head == _HEAD_WIDTH else {"head_width": head}),
+        "patch_size": trunk.patch_embed.patch_size[0],
+        **({} if ratio == 4 else {"mlp_ratio": ratio}),
+        **({} if scaled else {"ls_init_value": 1e-4}),  # any: it says that there are scales
+        **_eps(trunk.norm.eps),
+    }
+
+
+def _resnet(trunk: Any) -> dict[str, Any]:
+    width = trunk.stem.conv3.conv.out_channels
+    head = width * 32 // trunk.head.num_heads
+    return {
+        "layers": [len(stage) for stage in trunk.stages],
+        "width": width,
+        **({} if head == _HEAD_WIDTH else {"head_width": head}),
+        "patch_size": None,
+    }
+
+
+def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
+    image = spec.image
+    said = TRAINING if image.projection is Projection.linear else TRAINING | {"global_pool"}
+    other = {key: value for key, value in image.options.items() if key not in said}
+    _require(not other, f"model.image.options={other} has no words there: leave it out")
+    usual = timm.get_pretrained_cfg(image.timm)
+    size = usual.input_size[-1] if usual is not None and usual.fixed_input_size else image.size
+    _require(
+        size == image.size,
+        f"model.image.size={image.size}, where open_clip makes {image.timm} for {size} pixels only: choose an "
+        "architecture of timm that is made for this size",
+    )
+    _require(
+        not (spec.quick_gelu and isinstance(trunk, VisionTransformer)),
+        f"model.quick_gelu=true, which open_clip gives no tower from timm, as {image.timm} is",
+    )
+    pool = "" if image.projection is Projection.linear else _pool_of(trunk, image.timm)
+    drop = image.options.get("drop_path_rate")
+    return {
+        "timm_model_name": image.timm,
+        "timm_model_pretrained": False,
+        "timm_pool": pool,
+        "timm_proj": {Projection.linear: "linear", Projection.head: "", Projection.none: "none"}[image.projection],
+        **({} if drop is None else {"timm_drop_path": drop}),
+    }
+
+
+def native_form(trunk: Any) -> dict[str, Any] | None:
+    """What a trunk is that open_clip has code of its own for, whatever it is called; None for others."""
+    rules = layout_of(trunk)
+    if rules is RESNET:
+        return {**_resnet(trunk), "heads": trunk.head.num_heads}
+    if rules is not VIT:
+        return None
+    block = trunk.blocks[0]
+    return {
+        "layers": len(trunk.blocks),
+        "width": trunk.embed_dim,
+        "heads": block.attn.num_heads,
+        "patch_size": trunk.patch_embed.patch_size[0],
+        "hidden": block.mlp.fc1.out_features,
+        "activation": type(block.mlp.act).__name__,
+        "norm_eps": trunk.norm.eps,
+    }
+
+
+def _pool_of(trunk: Any, name: str) -> str:
+    """timm's name of how a trunk pools."""
+    own = vars(trunk).get("global_pool")
+    if isinstance(own, str):
+        return own
+    pool = next((m.pool_type for m in trunk.modules() if isinstance(m, SelectAdaptivePool2d)), None)
+    _require(pool is not None, f"model.image.timm={name} does not say how it pools, which open_clip wants to be told")
+    return str(pool)
+
+
+def _text(spec: TextTowerSpec) -> dict[str, Any]:
+    ratio = _ratio(spec.width, int(spec.width * spec.mlp_ratio))
+    words = {
+        "context_length": spec.context_length,
+        "vocab_size": spec.vocabulary,
+        "width": spec.width,
+        "heads": spec.heads,
+        "layers": spec.layers,
+        **({} if ratio == 4 else {"mlp_ratio": ratio}),
+        **({} if spec.causal else {"no_causal_mask": True}),
+        **({} if spec.pool is Pool.end else {"pool_type": "last"}),
+        **({"proj_bias": True} if spec.projection_bias else {}),
+        **_eps(spec.norm_eps),
+        **({} if spec.gelu is Gelu.exact else {"act_kwargs": {"approximate": "tanh"}}),
+    }
+    if spec.tokenizer != "clip":
+        words["hf_tokenizer_name"] = spec.tokenizer.removeprefix(_HUB)
+        words["tokenizer_kwargs"] = {"clean": _CLEAN[spec.clean]}
+    return words
+
+
+def _eps(eps: float) -> dict[str, Any]:
+    return {} if eps == _EPS else {"norm_kwargs": {"eps": eps}}
+
+
+def _ratio(width: int, hidden: int) -> float:
+    """For which int(width * ratio) is `hidden`."""
+    ratio = hidden / width
+    return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
+
+
+def _require(ok: bool, fault: str) -> None:
+    if not ok:
+        raise CheckpointError(f"open_clip has no configuration for this model: {fault}")
+
+
+# --------------------------------------------------------------------------------------------- from theirs to ours
+
+
+def spec_of(config: dict[str, Any], name: str) -> ClipSpec:
+    """See openclip.spec_of."""
+    whole = _Words(config, "")
+    prepared = _Words(whole.take("preprocess_cfg", {}) if "model_cfg" in config else {}, "preprocess_cfg")
+    model = whole.part("model_cfg") if "model_cfg" in config else whole
+    vision, text = model.part("vision_cfg"), model.part("text_cfg")
+    quick = bool(model.take("quick_gelu", False))
+    model.pass_over("custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
+    embed_dim = model.take("embed_dim")
+    prepared.expect(mode="RGB", interpolation="bicubic")
+    prepared.pass_over("size", "fill_color")
+    mode = prepared.take("resize_mode", "shortest")
+    prepared.require(mode in ("shortest", "squash"), "resize_mode", mode)
+    timm_name = vision.take("timm_model_name", None)
+    size = _side(vision)
+    vision.pass_over("output_tokens", "patch_dropout")
+    if timm_name is not None:
+        image = _timm_tower(vision, timm_name, size)
+    elif isinstance(vision.given("layers", 12), list):
+        image = _resnet_tower(vision, size)
+    else:
+        image = _vit_tower(vision, size)
+    mean, std = (list(map(float, prepared.take(*given))) for given in (("mean", image.mean), ("std", image.std)))
+    image = replace(image, squash=mode == "squash", mean=mean, std=std)
+    spec = ClipSpec(name=name, embed_dim=embed_dim, quick_gelu=quick, image=image, text=_text_tower(text))
+    for words in (whole, prepared, model, vision, text):
+        words.finish()
+    return spec
+
+
+def _side(words: _Words) -> int:
+    size = words.take("image_size", 224)
+    if isinstance(size, list) and len(set(size)) == 1:
+        size = size[0]
+    words.require(isinstance(size, int), "image_size", size)
+    return int(size)
+
+
+def _vit_tower(words: _Words, size: int) -> ImageTowerSpec:
+    width = words.take("width", 768)
+    form = {
+        "patch_size": words.take("patch_size", 16),
+        "embed_dim": width,
+        "depth": words.take("layers", 12),
+        "num_heads": width // words.take("head_width", _HEAD_WIDTH),
+        "mlp_ratio": words.take("mlp_ratio", 4.0),
+    }
+    options = {key: value for key, value in form.items() if value != _VIT_FORM[key]}
+    if (scale := words.take("ls_init_value", None)) is not None:
+        options["init_values"] = scale
+    words.expect(
+        pos_embed_type="learnable", pool_type="tok", attentional_pool=False, no_ln_pre=False, final_ln_after_pool=False,
+        norm_kwargs=None, act_kwargs=None,
+    )  # fmt: skip
+    words.pass_over("attn_pooler_queries", "attn_pooler_heads")
+    return ImageTowerSpec(timm=_VIT, size=size, options=options)
+
+
+def _resnet_tower(words: _Words, size: int) -> ImageTowerSpec:
+    layers, width = tuple(words.take("layers")), words.take("width", 64)
+    words.pass_over("patch_size")
+    words.expect(head_width=_HEAD_WIDTH)
+    name = _RESNETS.get(layers)
+    known = name is not None and _resnet(timm_on_meta(name))["width"] == width
+    if name is None or not known:
+        raise CheckpointError(
+            f"vision_cfg.layers={list(layers)} with width={width} is no ResNet of CLIP's that timm has: use "
+            f"{', '.join(_RESNETS.values())}"
+        )
+    return ImageTowerSpec(timm=name, size=size)
+
+
+def timm_on_meta(name: str) -> Any:
+    """Only what is timm's own: of a name with a prefix, as hf-hub:, it would read a configuration elsewhere."""
+    if not timm.is_model(name):
+        raise CheckpointError(f"vision_cfg.timm_model_name={name} is not a model of timm: use a timm that has it")
+    with torch.device("meta"):
+        return timm.create_model(name, pretrained=False, num_classes=0)
+
+
+def _timm_tower(words: _Words, name: str, size: int) -> ImageTowerSpec:
+    projection = words.take("timm_proj", "linear") or ""
+    words.expect(timm_proj_bias=False)
+    drop = words.take("timm_drop_path", None)
+    words.pass_over("timm_model_pretrained", "timm_drop", *("layers", "width", "patch_size", "head_width", "mlp_ratio"))
+    ways = {"linear": Projection.linear, "": Projection.head, "none": Projection.none}
+    words.require(projection in ways, "timm_proj", projection)
+    way, pool = ways[projection], words.take("timm_pool", "avg")
+    options: dict[str, Any] = {} if drop is None else {"drop_path_rate": drop}
+    if pool != _pool_of(timm_on_meta(name), name) and (pool or way is not Projection.linear):
+        words.require(bool(pool) and way is not Projection.linear, "timm_pool", pool)
+        options["global_pool"] = pool
+    return ImageTowerSpec(timm=name, size=size, projection=way, options=options)
+
+
+def _text_tower(words: _Words) -> TextTowerSpec:
+    causal, pool = not words.take("no_causal_mask", False), words.take("pool_type", "argmax")
+    words.require(pool in ("argmax", "last"), "pool_type", pool)
+    tokenizer, cleaning = words.take("hf_tokenizer_name", None), words.take("tokenizer_kwargs", None) or {}
+    words.require(not cleaning.keys() - {"clean"}, "tokenizer_kwargs", cleaning)
+    usual = "lower" if tokenizer is None else "whitespace"
+    clean = next((ours for ours, theirs in _CLEAN.items() if theirs == cleaning.get("clean", usual)), None)
+    act, norm = words.take("act_kwargs", None) or {}, words.take("norm_kwargs", None) or {}
+    words.require(
+        act.get("approximate", "none") in ("none", "tanh") and not act.keys() - {"approximate"}, "act_kwargs", act
+    )
+    words.require(not norm.keys() - {"eps"}, "norm_kwargs", norm)
+    words.require(clean is not None, "tokenizer_kwargs", cleaning)
+    words.expect(ls_init_value=None, embed_cls=False, proj_type="linear", hf_model_name=None, tokenizer_mode=None)
+    words.expect(final_ln_after_pool=False)
+    words.pass_over("output_tokens", "pad_id", "eos_id", "hf_model_pretrained")
+    end = pool == "argmax"
+    return TextTowerSpec(
+        context_length=words.take("context_length", 77),
+        width=words.take("width", 512),
+        heads=words.take("heads", 8),
+        layers=words.take("layers", 12),
+        mlp_ratio=words.take("mlp_ratio", 4.0),
+        causal=causal,
+        pool=Pool.end if end else Pool.last,
+        projection_bias=words.take("proj_bias", False),
+        norm_eps=norm.get("eps", _EPS),
+        gelu=Gelu.tanh if act.get("approximate") == "tanh" else Gelu.exact,
+        vocabulary=words.take("vocab_size", CLIP_VOCABULARY),
+        tokenizer="clip" if tokenizer is None else _HUB + tokenizer,
+        clean=clean or Clean.clip,
+        packed=causal and end,
+    )
+
+
+class _Words:
+    """A part of a configuration, of which every word has to be understood."""
+
+    def __init__(self, values: Any, place: str) -> None:
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"{place or 'the configuration'} is {values!r}, not a table of values: restore it")
+        self._left, self._place = dict(values), place
+
+    def given(self, key: str, default: Any) -> Any:
+        """Not taken yet."""
+        return self._left.get(key, default)
+
+    def take(self, key: str, *default: Any) -> Any:
+        if key not in self._left and not default:
+            raise CheckpointError(f"{self._name(key)} is missing in the configuration: restore it")
+        return self._left.pop(key, *default)
+
+    def part(self, key: str) -> _Words:
+        return _Words(self.take(key), self._name(key))
+
+    def pass_over(self, *keys: str) -> None:
+        """Say nothing of the model that is computed here."""
+        for key in keys:
+            self._left.pop(key, None)
+
+    def expect(self, **values: Any) -> None:
+        """These may be given, but with these values only. Raises CheckpointError."""
+        for key, value in values.items():
+            found = self.take(key, value)
+            self.require(found == value, key, found)
+
+    def require(self, ok: bool, key: str, value: Any) -> None:
+        if not ok:
+            raise CheckpointError(f"{self._name(key)}={value} in the configuration has no counterpart in clipx")
+
+    def finish(self) -> None:
+        if self._left:
+            key, value = next(iter(self._left.items()))
+            raise CheckpointError(f"{self._name(key)}={value} in the configuration has no counterpart in clipx")
+
+    def _name(self, key: str) -> str:
+        return f"{self._place}.{key}" if self._place else key

@@ -1,0 +1,115 @@
+"""A model of two towers in open_clip's layouts: see openclip.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from timm.layers import AttentionPool2d
+from timm.models import ByobNet
+from torch import nn
+
+from clipx.model import ClipSpec, Pool
+from clipx.model.vision import is_clip_vit
+from clipx.model.weights.ties import Rule, fits
+
+_BLOCK = {
+    "norm1.*": "ln_1.*",
+    "norm2.*": "ln_2.*",
+    "attn.qkv.*": "attn.in_proj_*",
+    "attn.proj.*": "attn.out_proj.*",
+    "mlp.fc1.*": "mlp.c_fc.*",
+    "mlp.fc2.*": "mlp.c_proj.*",
+    "ls1.gamma": "ls_1.gamma",
+    "ls2.gamma": "ls_2.gamma",
+}
+_RESNET_BLOCK = {
+    "conv1_1x1.conv.*": "conv1.*",
+    "conv1_1x1.bn.*": "bn1.*",
+    "conv2_kxk.conv.*": "conv2.*",
+    "conv2_kxk.bn.*": "bn2.*",
+    "conv3_1x1.conv.*": "conv3.*",
+    "conv3_1x1.bn.*": "bn3.*",
+    "shortcut.conv.conv.*": "downsample.0.*",
+    "shortcut.conv.bn.*": "downsample.1.*",
+}
+_RESNET_STAGES = 4
+
+
+def blocks(ours: str, theirs: str) -> list[Rule]:
+    """A transformer's, which are called `ours` and a number here, `theirs` and a number there."""
+    return [Rule(f"{ours}#.{here}", f"{theirs}#.{there}") for here, there in _BLOCK.items()]
+
+
+VIT = [
+    Rule("image.trunk.cls_token", "visual.class_embedding", ones=2),
+    Rule("image.trunk.pos_embed", "visual.positional_embedding", ones=1),
+    Rule("image.trunk.patch_embed.proj.weight", "visual.conv1.weight"),
+    Rule("image.trunk.norm_pre.*", "visual.ln_pre.*"),
+    *blocks("image.trunk.blocks.", "visual.transformer.resblocks."),
+    Rule("image.trunk.norm.*", "visual.ln_post.*"),
+    Rule("image.projection.weight", "visual.proj", turned=True),
+]
+"""timm's in CLIP's form, which open_clip has in its own code."""
+
+RESNET = [
+    Rule("image.trunk.stem.conv#.conv.weight", "visual.conv#.weight"),
+    Rule("image.trunk.stem.conv#.bn.*", "visual.bn#.*"),
+    *(
+        Rule(f"image.trunk.stages.{stage}.#.{here}", f"visual.layer{stage + 1}.#.{there}")
+        for stage in range(_RESNET_STAGES)
+        for here, there in _RESNET_BLOCK.items()
+    ),
+    Rule("image.trunk.head.pos_embed", "visual.attnpool.positional_embedding"),
+    Rule("image.trunk.head.proj.*", "visual.attnpool.c_proj.*"),
+    *(Rule(f"image.trunk.head.{x}.*", f"visual.attnpool.{x}_proj.*") for x in "qkv"),
+]
+"""timm's with OpenAI's stem and attention pool."""
+
+TIMM = [
+    Rule("image.trunk.**", "visual.trunk.**"),
+    Rule("image.projection.weight", "visual.head.proj.weight"),
+]
+"""Any of timm's, which open_clip wraps as it is."""
+
+
+def text(prefix: str, bias: bool) -> list[Rule]:
+    """`prefix`: of their names; `bias`: the projection has one, which makes it another module there."""
+    projection = [Rule("text.projection.weight", f"{prefix}text_projection", turned=True)]
+    return [
+        Rule("text.token_embedding.weight", f"{prefix}token_embedding.weight"),
+        Rule("text.positional_embedding", f"{prefix}positional_embedding"),
+        *blocks("text.blocks.", f"{prefix}transformer.resblocks."),
+        Rule("text.norm.*", f"{prefix}ln_final.*"),
+        *([Rule("text.projection.*", f"{prefix}text_projection.*")] if bias else projection),
+    ]
+
+
+def rules(spec: ClipSpec, theirs: Iterable[str] | None) -> list[Rule]:
+    """See openclip.ties."""
+    if theirs is None:
+        return [*image(spec), *text("text." if is_custom(spec) else "", spec.text.projection_bias)]
+    theirs = list(theirs)
+    wrapped = any(name.startswith("visual.trunk.") for name in theirs)
+    prefix = "text." if any(name.startswith("text.") for name in theirs) else ""
+    return [*(TIMM if wrapped else image(spec)), *text(prefix, spec.text.projection_bias)]
+
+
+def image(spec: ClipSpec) -> list[Rule]:
+    return layout_of(spec.build(torch.device("meta"), torch.float32).image.trunk)
+
+
+def layout_of(trunk: nn.Module) -> list[Rule]:
+    """VIT, RESNET or TIMM. Native is only what has the form in all its tensors, and no more of them."""
+    names = [f"image.trunk.{name}" for name in trunk.state_dict()]
+    if is_clip_vit(trunk) and fits(VIT, names):
+        return VIT
+    if isinstance(trunk, ByobNet) and isinstance(trunk.head, AttentionPool2d) and fits(RESNET, names):
+        return RESNET
+    return TIMM
+
+
+def is_custom(spec: ClipSpec) -> bool:
+    """Whether open_clip has it as `custom_text`: as in its own configurations, where the text tower is not CLIP's."""
+    own = spec.text
+    return not own.causal or own.pool is not Pool.end or own.projection_bias

@@ -1,0 +1,81 @@
+"""Whether weights are of the model that they are to fill: what shapes do not tell, two configurations do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from clipx.config import to_dict
+from clipx.errors import CheckpointError
+from clipx.model import ModelSpec
+from clipx.model.weights.clip_config import TRAINING, native_form
+
+_ASIDE = {"name", "weights", "patch_dropout", "patch_dropout_schedule", "patch_dropout_end", "patch_dropout_final"}
+_TRAINED = {"checkpointing", "packed", "lock", "lock_norms"}
+"""What says how a model, or a part of it, is trained or computed, and not what it is."""
+_ARCHITECTURE = {"timm", "options", "size"}  # compared by what they make; to another size weights are fitted
+_SHOWN = 5
+
+
+def check_same(ours: ModelSpec, theirs: ModelSpec, place: str) -> None:
+    """Raises CheckpointError naming both values where the configuration that came with weights is of another model."""
+    here, there = _values(ours), _values(theirs)
+    if _trunk(ours) != _trunk(theirs):  # or else two ways to write one tower
+        here, there = here | _flat("model.image", _form(ours)), there | _flat("model.image", _form(theirs))
+    keys = [key for key in {**here, **there} if not _equal(here.get(key), there.get(key))]
+    if not keys:
+        return
+    told = [f"{key}={_shown(there.get(key))} there against {_shown(here.get(key))} here" for key in keys[:_SHOWN]]
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    raise CheckpointError(
+        f"{place} holds weights of another model: {'; '.join(told)}{more}: choose the model that they are of, or other "
+        "weights"
+    )
+
+
+def _values(spec: ModelSpec) -> dict[str, Any]:
+    """What a model is, by keys of its configuration, but for the image tower's architecture."""
+    values = to_dict(spec)
+    image, text = values.pop("image"), values.pop("text")
+    found = _flat("model", {key: value for key, value in values.items() if key not in _ASIDE})
+    found |= _flat("model.image", {key: value for key, value in image.items() if key not in _ARCHITECTURE})
+    found |= _flat("model.text", text)
+    found["model.text.tokenizer"] = "clip" if text["tokenizer"] == "clip" else "a tokenizer.json"
+    return found
+
+
+def _trunk(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
+    """timm's name without its tag of weights, and options."""
+    image = spec.image
+    return image.timm.partition(".")[0], {key: v for key, v in image.options.items() if key not in TRAINING}
+
+
+def _form(spec: ModelSpec) -> dict[str, Any]:
+    """What the image tower is, however it is written."""
+    name, options = _trunk(spec)
+    form = native_form(spec.build(torch.device("meta"), torch.float32).image.trunk)
+    return {"timm": name, "options": options} if form is None else form
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(f"{prefix}.{key}", value)
+        elif key not in _TRAINED:
+            flat[f"{prefix}.{key}"] = value
+    return flat
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, float | int) and isinstance(b, float | int):
+        return abs(a - b) <= 1e-6 * max(1, abs(a))
+    return bool(a == b)
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -1,0 +1,102 @@
+"""What open_clip calls the tensors and the configuration of a model (read in its code at 3.3.0), and back.
+
+Native layout: visual.* of its own ViT or of OpenAI's ResNet, and the text tower's names at the top, as OpenAI's
+weights have them too. A tower from timm is visual.trunk.*, its projection visual.head.proj.*; with `custom_text` in
+the configuration the text tower's names begin with text. instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipx.errors import CheckpointError
+from clipx.model import ModelSpec
+from clipx.model.weights import clip_config, clip_layout, coca
+from clipx.model.weights.ties import Rule, Tie, tied
+
+BESIDE = ("logit_scale", "logit_bias", "input_resolution", "context_length", "vocab_size")
+"""What lies with a model and is not of it here: the objective has the temperature, OpenAI's files three numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One kind of model as open_clip has it."""
+
+    rules: Callable[[Any, Iterable[str] | None], list[Rule]]  # of (the model's spec, the names in a file): see `ties`
+    config_of: Callable[[Any], dict[str, Any]]
+    spec_of: Callable[[dict[str, Any], str], ModelSpec]
+
+
+def _layouts() -> dict[str, Layout]:
+    """By the `kind` of the model's spec."""
+    return {
+        "clip": Layout(clip_layout.rules, clip_config.config_of, clip_config.spec_of),
+        "coca": Layout(coca.rules, coca.config_of, coca.spec_of),
+    }
+
+
+def ties(spec: ModelSpec, ours: Iterable[str], theirs: Iterable[str] | None = None) -> list[Tie]:
+    """The names there of `ours`, which are among a model's state_dict's. `theirs`: the names in a file that is read, by
+    which one layout of several is chosen; without them it is the one that open_clip makes of `config_of(spec)`.
+
+    Raises CheckpointError where open_clip has no name for one.
+    """
+    return list(tied(_layouts()[spec.kind].rules(spec, theirs), ours))
+
+
+def to_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's state_dict under open_clip's names; without the temperature, which the objective has."""
+    return {tie.theirs: tie.to_theirs(tensors[tie.ours]) for tie in ties(spec, tensors)}
+
+
+def from_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor], what: str = "the weights") -> dict[str, Tensor]:
+    """The model's state_dict from open_clip's, or OpenAI's; what is `BESIDE` the model is left out. Shapes are not
+    looked at.
+
+    Raises CheckpointError naming what is missing or left over, by the names in `tensors`.
+    """
+    found = ties(spec, spec.build(torch.device("meta"), torch.float32).state_dict(), tensors)
+    wanted = {tie.theirs for tie in found}
+    missing, extra = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted - set(BESIDE))
+    if missing or extra:
+        raise CheckpointError(
+            f"{what} do not fit model {spec.name}: missing {_some(missing)}; left over {_some(extra)}; choose the "
+            "model that they are of"
+        )
+    return {tie.ours: tie.to_ours(tensors[tie.theirs]) for tie in found}
+
+
+def temperature_of(tensors: Mapping[str, Tensor]) -> tuple[float | None, float | None]:
+    """(log α, β) that lie with a model; None for what does not."""
+    scale, bias = tensors.get("logit_scale"), tensors.get("logit_bias")
+    return None if scale is None else scale.item(), None if bias is None else bias.item()
+
+
+def config_of(spec: ModelSpec) -> dict[str, Any]:
+    """open_clip's `model_cfg`, as in its model_configs/*.json.
+
+    Raises CheckpointError where it has no words for a model of this kind.
+    """
+    return _layouts()[spec.kind].config_of(spec)
+
+
+def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
+    """The spec of a model from an open_clip_config.json, `model_cfg` with or without `preprocess_cfg`; or from
+    `model_cfg` alone, as in open_clip's model_configs.
+
+    Raises CheckpointError naming what in it has no words here.
+    """
+    try:
+        kind = "coca" if "multimodal_cfg" in config.get("model_cfg", config) else "clip"
+        return _layouts()[kind].spec_of(config, name)
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:  # of values of other types
+        raise CheckpointError(f"the configuration of {name} is not open_clip's ({error}): restore it") from None
+
+
+def _some(names: list[str]) -> str:
+    return "nothing" if not names else ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
