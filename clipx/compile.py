@@ -47,7 +47,7 @@ class Backend(StrEnum):
 class CompileSpec:
     """The first step of each shape waits for the compiler, seconds to minutes; later ones are faster."""
 
-    towers: bool = False  # each block of both towers
+    towers: bool = False  # each block of the towers
     objective: bool = False  # what the loss does with a tile of the pairs
     optimizer: bool = False  # the step of an optimizer that has no fused kernel
     mode: Mode = Mode.default
@@ -105,7 +105,7 @@ class CompileSpec:
         require(bool(blocks), "compile.towers=true has no effect on towers without blocks: leave it out")
         for name, block in blocks.items():
             check_compiles(name, block)
-            block.compile(**self._options(dynamic=True if name.startswith("text.") else None))
+            block.compile(**self._options(dynamic=None if name.startswith("image.") else True))
 
     def compile_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """In place. The learning rate is left open: it is another one at each step."""

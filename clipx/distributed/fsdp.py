@@ -95,7 +95,7 @@ class FsdpSpec(DistributedSpec):
         )
         model.to(memory_format=torch.contiguous_format)  # it shards no others
         offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
-        for part in (*named_blocks(model).values(), model.image, model.text, model):
+        for part in (*named_blocks(model).values(), *model.children(), model):
             fully_shard(
                 part,
                 mesh=mesh,

@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
 
 def named_blocks(model: CLIP) -> dict[str, nn.Module]:
-    """The blocks of both towers by name, lowest first; of an image tower whose blocks timm does not tell none."""
+    """The blocks of both towers by name, lowest first, then a decoder's; of an image tower whose blocks timm does not
+    tell none."""
     image = {f"image.trunk.{name}": block for name, block in image_blocks(model.image.trunk).items()}
-    return image | {f"text.blocks.{i}": block for i, block in enumerate(model.text.blocks)}
+    others = {
+        f"{name}.blocks": tower.get_submodule("blocks") for name, tower in model.named_children() if name != "image"
+    }
+    return image | {f"{name}.{i}": block for name, blocks in others.items() for i, block in blocks.named_children()}
 
 
 def image_blocks(trunk: Any) -> dict[str, nn.Module]:

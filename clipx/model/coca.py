@@ -1,0 +1,153 @@
+"""CoCa: CLIP that captions as well (arXiv:2205.01917), in the form of open_clip's coca_ViT-*.
+
+The image's tokens are pooled by attention: the first query gives the embedding, the others what the decoder reads. The
+text tower ends in a class token, which gives the text's embedding, while its other tokens go on into the decoder.
+
+Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, L length of a text, T tokens of all
+texts, N tokens of an image, W width, D embedding; W = D.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from timm.models import VisionTransformer
+from torch import Tensor, nn
+
+from clipx.errors import require
+from clipx.model import CoCaSpec, TextTowerSpec, Varying
+from clipx.model.clip import CLIP, unit
+from clipx.model.decoder import AttentionPool, CaptionDecoder, Captions
+from clipx.model.text import Packing, TextTower, end_places
+from clipx.model.vision import ImageTower
+
+
+class CoCa(CLIP):
+    """Images and texts -> unit embeddings, and how well the text is foretold from the image."""
+
+    image: PooledImageTower
+    text: ClassTextTower
+
+    def build_towers(self, spec: CoCaSpec, varying: Varying) -> None:
+        self.image = PooledImageTower(spec, varying)
+        self.text = ClassTextTower(spec.text, spec.embed_dim, spec.quick_gelu)
+        self.decoder = CaptionDecoder(spec.decoder, spec.text.width, spec.quick_gelu)
+
+    def forward(self, image_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """-> (image_BD, text_BD, caption_B2).
+
+        caption_B2: -log p of the caption given the image, summed over its tokens; and how many those are: all after the
+        start, the end token included.
+        """
+        self._check_tokens(tokens_BL)
+        packing = with_class_place(tokens_BL, self.text.packed)
+        captions = Captions.of(tokens_BL, packing)
+        image_BD, image_BNW = self.image(self._normalise(image_BCSS))
+        text_BD, x_TW = self.text(packing)
+        loss_B = self.decoder(x_TW, image_BNW, captions.to(x_TW.device))
+        return unit(image_BD), unit(text_BD), torch.stack([loss_B, captions.count_B.to(loss_B)], 1)
+
+    def encode_image(self, image_BCSS: Tensor) -> Tensor:
+        return unit(self.image(self._normalise(image_BCSS))[0])
+
+    def encode_text(self, tokens_BL: Tensor) -> Tensor:
+        self._check_tokens(tokens_BL)
+        return unit(self.text(tokens_BL)[0])
+
+    def image_tokens(self, image_BCSS: Tensor) -> Tensor:
+        """What the decoder reads of images, [B, N, W]; images as encode_image takes them."""
+        image_BNW: Tensor = self.image(self._normalise(image_BCSS))[1]
+        return image_BNW
+
+    def class_tokens(self) -> set[str]:
+        return CLIP.class_tokens(self) | {"text.class_token"}
+
+
+class PooledImageTower(ImageTower):
+    """Normalised images [B, 3, S, S] -> features [B, D] of any norm, and tokens [B, N, D] for the decoder.
+
+    The trunk is a ViT of timm's, whose last norm is that of the pool's keys and values.
+    """
+
+    def __init__(self, spec: CoCaSpec, varying: Varying) -> None:
+        super().__init__(spec.image, spec.embed_dim, spec.quick_gelu, varying)
+        trunk = self.trunk
+        require(
+            isinstance(trunk, VisionTransformer) and trunk.global_pool == "token" and trunk.attn_pool is None,
+            f"model.image.timm={spec.image.timm} does not go with model.kind=coca, which pools the tokens of a ViT "
+            "itself: choose one that timm reads at its class token, as vit_base_patch32_clip_224",
+        )
+        self.pool = AttentionPool(spec.embed_dim, spec.pool_heads, trunk.embed_dim, spec.queries)
+        self.norm = nn.LayerNorm(spec.embed_dim)
+        self.projection = nn.Linear(spec.embed_dim, spec.embed_dim, bias=False)
+        nn.init.normal_(self.projection.weight, std=trunk.embed_dim**-0.5)
+
+    def forward(self, image_BCSS: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # tokens as well
+        pooled_BQD = self.norm(self.pool(self.trunk.forward_features(image_BCSS)))
+        return self.projection(pooled_BQD[:, 0]), pooled_BQD[:, 1:]
+
+    def class_tokens(self) -> set[str]:
+        return ImageTower.class_tokens(self) | {"pool.query"}
+
+
+class ClassTextTower(TextTower):
+    """Token ids [B, L] -> features [B, D], read at each text's class token, and tokens [T, W] for the decoder.
+
+    The class token stands after the text and its padding, at a position of its own. It sees the text and the first of
+    its padding, but itself only where there is none: what open_clip's mask comes to, and its weights are trained with.
+    That mask also hides what follows an id 0 inside a text ("!" before another mark in one word, as in "!~"), which
+    here is a token like any other.
+    """
+
+    def __init__(self, spec: TextTowerSpec, embed_dim: int, quick_gelu: bool) -> None:
+        super().__init__(spec, embed_dim, quick_gelu)
+        self.class_token = nn.Parameter(torch.empty(spec.width))
+        self.positional_embedding = nn.Parameter(torch.empty(spec.context_length + 1, spec.width))
+        for embedding in (self.class_token, self.positional_embedding):
+            nn.init.normal_(embedding, std=0.01)
+
+    def forward(self, tokens_BL: Tensor | Packing) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # tokens as well
+        packing = tokens_BL if isinstance(tokens_BL, Packing) else with_class_place(tokens_BL, self.packed)
+        packing = packing.to(self.positional_embedding.device)
+        x_TW = self.token_embedding(packing.tokens_T)
+        class_BW = self.class_token.to(x_TW.dtype).expand(len(packing.end_B), -1)
+        x_TW = x_TW.index_copy(0, packing.end_B, class_BW)
+        x_TW = x_TW + F.embedding(packing.position_T, self.positional_embedding)
+        for block in self.blocks:
+            x_TW = block(x_TW, packing)
+        return self.projection(self.norm(x_TW[packing.end_B])), x_TW
+
+
+def with_class_place(tokens_BL: Tensor, packed: bool) -> Packing:
+    """Each text, its first padding if any, and a place for the class token: that is its end. See ClassTextTower.
+
+    Computed where the tokens are. What is not `packed`, or on the meta device, has all of its padding.
+    """
+    texts, length = tokens_BL.shape
+    used_B = end_places(tokens_BL) + 1
+    packed = packed and not tokens_BL.is_meta
+    class_B = (used_B + 1).clamp(max=length) if packed else torch.full_like(used_B, length)
+    longest = int(class_B.max()) + 1 if packed else length + 1
+    at_L = torch.arange(longest, device=tokens_BL.device)
+    position_BL = torch.where(at_L == class_B[:, None], length, at_L)
+    tokens_BL = F.pad(tokens_BL, (0, 1))[:, :longest]
+    mask_BLL = (at_L <= at_L[:, None]) & (at_L <= used_B[:, None, None])
+    everywhere = Packing(
+        tokens_BL.flatten(),
+        position_BL.flatten(),
+        torch.arange(texts * longest, device=tokens_BL.device),
+        (class_B + 1).cumsum(0) - 1,
+        (texts, longest),
+        mask_BLL[:, None],
+    )
+    if not packed:
+        return everywhere
+    place_T = (at_L <= class_B[:, None]).flatten().nonzero().squeeze(1)
+    return replace(
+        everywhere,
+        tokens_T=everywhere.tokens_T[place_T],
+        position_T=everywhere.position_T[place_T],
+        place_T=place_T,
+    )

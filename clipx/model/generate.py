@@ -1,0 +1,270 @@
+"""Captions said token by token: the likeliest at each step, drawn at random, or by beam search.
+
+What a text has said so far is computed once: the keys and values of its tokens are kept, and those of its image. A
+caption depends on its image and its number alone, not on the others that are said beside it.
+
+Shape suffixes: B images, R beams of an image, N texts that are being said, L tokens said so far, W width, H heads, K
+width of a head, V vocabulary, P tokens of an image, M texts that go on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipx.model.coca import CoCa
+from clipx.model.decoder import CrossBlock, DecoderBlock, join_heads, split_heads
+from clipx.model.text import TextBlock
+from clipx.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Caption:
+    """log_p: of all that was said and of the end after it, by the model's softmax over the whole vocabulary, whatever
+    it was chosen by."""
+
+    tokens: list[int]  # without start and end
+    log_p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many tokens a caption has, without start and end: the end is not said before `least`, and follows `most`."""
+
+    least: int
+    most: int
+
+
+class Speech(Protocol):
+    """N texts that are being said, all of the same length."""
+
+    start: int
+    end: int
+
+    def feed(self, token_N: Tensor) -> Tensor:
+        """Says one more token of each text. Returns the scores of what comes next, [N, V]."""
+
+    def select(self, row_M: Tensor) -> None:
+        """Goes on with these texts, any of them several times."""
+
+
+KeysValues = tuple[Tensor, Tensor]
+"""Of an attention, each [N, H, L, K]."""
+
+Method = Callable[[Speech, Sequence[int], Bounds], list[Caption]]
+"""(speech of B texts, the number of each image, bounds) -> a caption of each."""
+
+
+def say(model: CoCa, image_B3SS: Tensor, numbers: Sequence[int], method: Method, bounds: Bounds) -> list[Caption]:
+    """A caption of each image; images as encode_image takes them. `numbers`: theirs among all that are captioned.
+
+    Raises ValueError where the model's context has no room for `bounds`.
+    """
+    room = model.text.context_length - 2
+    if not 0 <= bounds.least <= bounds.most <= room:
+        raise ValueError(f"{bounds} must lie in [0, {room}]: the context's tokens without start and end")
+    with torch.inference_mode():
+        return method(CoCaSpeech(model, model.image_tokens(image_B3SS)), numbers, bounds)
+
+
+# ------------------------------------------------------------------------------------------------- one by one
+
+
+def greedy(speech: Speech, numbers: Sequence[int], bounds: Bounds) -> list[Caption]:
+    """The likeliest token at each step."""
+    return _one_by_one(speech, len(numbers), bounds, lambda scores_MV, rows, said: scores_MV.argmax(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Each token drawn by softmax(scores / temperature), out of the top_k likeliest, and of the fewest likeliest whose
+    probabilities reach top_p (arXiv:1904.09751). What is drawn follows from the seed and the image's number."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __call__(self, speech: Speech, numbers: Sequence[int], bounds: Bounds) -> list[Caption]:
+        drawn = [_uniform(f"{self.seed}/{number}", bounds.most) for number in numbers]
+
+        def choose(scores_MV: Tensor, rows: Sequence[int], said: int) -> Tensor:
+            u_M = torch.tensor([drawn[row][said] for row in rows], dtype=torch.float64)
+            return self.draw(scores_MV, u_M.to(scores_MV.device))
+
+        return _one_by_one(speech, len(numbers), bounds, choose)
+
+    def draw(self, scores_MV: Tensor, u_M: Tensor) -> Tensor:
+        """One of V for each row, by numbers that are uniform in [0, 1)."""
+        p_MV, token_MV = (scores_MV.double() / self.temperature).softmax(1).sort(dim=1, descending=True, stable=True)
+        before_MV = p_MV.cumsum(1) - p_MV
+        p_MV = p_MV.masked_fill(before_MV >= self.top_p, 0)
+        if self.top_k is not None:
+            p_MV[:, self.top_k :] = 0
+        upto_MV = p_MV.cumsum(1)
+        last_M1 = (p_MV > 0).sum(1, keepdim=True) - 1  # where rounding leads beyond what may be drawn
+        place_M1 = torch.searchsorted(upto_MV, u_M[:, None] * upto_MV[:, -1:], right=True)
+        return token_MV.gather(1, torch.minimum(place_M1, last_M1)).squeeze(1)
+
+
+def _uniform(seed: str, count: int) -> list[float]:
+    rng = random.Random(seed)
+    return [rng.random() for _ in range(count)]
+
+
+def _one_by_one(
+    speech: Speech, texts: int, bounds: Bounds, choose: Callable[[Tensor, Sequence[int], int], Tensor]
+) -> list[Caption]:
+    """`choose`: (scores [M, V], which of the texts they are of, tokens said) -> tokens [M]."""
+    tokens: list[list[int]] = [[] for _ in range(texts)]
+    log_p = [0.0] * texts
+    rows = list(range(texts))
+    token_M = torch.full((texts,), speech.start)
+    for said in range(bounds.most + 1):
+        scores_MV = speech.feed(token_M)
+        if said < bounds.most:
+            token_M = choose(_allowed(scores_MV, speech, said, bounds), rows, said)
+        else:
+            token_M = torch.full((len(rows),), speech.end, device=scores_MV.device)
+        log_M = scores_MV.log_softmax(1).gather(1, token_M[:, None]).squeeze(1)
+        chosen, surprises = token_M.tolist(), log_M.tolist()
+        for row, token, surprise in zip(rows, chosen, surprises, strict=True):
+            log_p[row] += surprise
+            if token != speech.end:
+                tokens[row].append(token)
+        going = [i for i, token in enumerate(chosen) if token != speech.end]
+        if not going:
+            break
+        if len(going) < len(rows):
+            going_M = torch.tensor(going, device=token_M.device)
+            speech.select(going_M)
+            token_M, rows = token_M[going_M], [rows[i] for i in going]
+    return [Caption(*found) for found in zip(tokens, log_p, strict=True)]
+
+
+def _allowed(scores_NV: Tensor, speech: Speech, said: int, bounds: Bounds) -> Tensor:
+    """The scores of what may be said: never the start, and not the end too early."""
+    scores_NV = scores_NV.clone()
+    scores_NV[:, speech.start] = -torch.inf
+    if said < bounds.least:
+        scores_NV[:, speech.end] = -torch.inf
+    return scores_NV
+
+
+# ---------------------------------------------------------------------------------------------------- beam search
+
+
+@dataclass(frozen=True, slots=True)
+class Beams:
+    """Of each image the `count` likeliest beginnings of a length go on. The best caption is the one with the largest
+    log p / length^penalty, the end counted in both; 0 goes by probability alone, which is highest for short ones."""
+
+    count: int = 6
+    length_penalty: float = 1.0
+
+    def __call__(self, speech: Speech, numbers: Sequence[int], bounds: Bounds) -> list[Caption]:
+        images, r = len(numbers), self.count
+        best = [Caption([], -torch.inf)] * images
+        score = [-torch.inf] * images
+        said_BRL: list[list[list[int]]] = [[[] for _ in range(r)] for _ in range(images)]
+        speech.select(torch.arange(images).repeat_interleave(r))
+        token_N = torch.full((images * r,), speech.start)
+        log_BR: Tensor | None = None
+        for said in range(bounds.most + 1):
+            step_BRV = speech.feed(token_N).log_softmax(1).unflatten(0, (images, r))
+            if log_BR is None:  # all beams are the same: one of them goes on
+                log_BR = step_BRV.new_tensor([0.0] + [-torch.inf] * (r - 1)).expand(images, -1)
+            log_BRV = log_BR[..., None] + step_BRV
+            if said >= bounds.least:
+                log_B, beam_B = log_BRV[..., speech.end].max(1)
+                for i, (log, beam) in enumerate(zip(log_B.tolist(), beam_B.tolist(), strict=True)):
+                    if (ended := self.score(log, said + 1)) > score[i]:
+                        score[i], best[i] = ended, Caption(said_BRL[i][beam], log)
+            if said == bounds.most:
+                break
+            log_BRV[..., [speech.start, speech.end]] = -torch.inf
+            log_BR, flat_BR = log_BRV.flatten(1).topk(r)
+            # What goes on loses probability with each token, and gains most by length.
+            hoped = [self.score(log, bounds.most + 1) for log in log_BR[:, 0].tolist()]
+            if all(reached >= hope for reached, hope in zip(score, hoped, strict=True)):
+                break
+            parent_BR = flat_BR // log_BRV.shape[2]
+            token_BR = flat_BR % log_BRV.shape[2]
+            said_BRL = [
+                [[*beams[p], t] for p, t in zip(parents, tokens, strict=True)]
+                for beams, parents, tokens in zip(said_BRL, parent_BR.tolist(), token_BR.tolist(), strict=True)
+            ]
+            first_B1 = torch.arange(images, device=parent_BR.device)[:, None] * r
+            speech.select((first_B1 + parent_BR).flatten())
+            token_N = token_BR.flatten()
+        return best
+
+    def score(self, log_p: float, length: int) -> float:
+        return log_p / float(length**self.length_penalty)
+
+
+# ------------------------------------------------------------------------------------------------------- the model
+
+
+class CoCaSpeech:
+    """Texts that a CoCa says, of images whose tokens are given; see Speech.
+
+    An image's keys and values are there once for all of its texts, as long as those of an image stand side by side and
+    are as many as the others'.
+    """
+
+    start, end = Tokenizer.start_id, Tokenizer.end_id
+
+    def __init__(self, model: CoCa, image_BPW: Tensor) -> None:
+        """image_BPW: the images' tokens, as model.image_tokens gives them."""
+        self.text, self.decoder, self.device = model.text, model.decoder, image_BPW.device
+        self.text_blocks = cast("list[TextBlock]", list(model.text.blocks))
+        self.decoder_blocks = cast("list[DecoderBlock]", list(model.decoder.blocks))
+        self.images = self.texts = len(image_BPW)
+        self.length = 0
+        self.seen: list[KeysValues] = [block.cross.keys_values(image_BPW) for block in self.decoder_blocks]
+        self.said: dict[nn.Module, KeysValues] = {}
+
+    def feed(self, token_N: Tensor) -> Tensor:
+        x_NW = self.text.token_embedding(token_N.to(self.device)) + self.text.positional_embedding[self.length]
+        for block in self.text_blocks:
+            x_NW = self._hear(block, x_NW)
+        for layer, seen in zip(self.decoder_blocks, self.seen, strict=True):
+            x_NW = self._look(layer.cross, self._hear(layer.text, x_NW), seen)
+        self.length += 1
+        return self.decoder.scores(x_NW)
+
+    def select(self, row_M: Tensor) -> None:
+        row_M = row_M.to(self.device)
+        self.said = {block: (keys[row_M], values[row_M]) for block, (keys, values) in self.said.items()}
+        image_M = row_M // (self.texts // self.images)
+        self.texts = len(row_M)
+        each = torch.arange(self.images, device=self.device).repeat_interleave(self.texts // self.images)
+        if not torch.equal(image_M, each):
+            self.seen = [(keys[image_M], values[image_M]) for keys, values in self.seen]
+            self.images = self.texts
+
+    def _hear(self, block: TextBlock, x_NW: Tensor) -> Tensor:
+        """The block's output for one more token, whose keys and values are kept."""
+        parts = block.attn.qkv(block.norm1(x_NW))[:, None].chunk(3, -1)
+        q_NH1K, keys, values = (split_heads(part, block.attn.heads) for part in parts)
+        if block in self.said:
+            keys, values = (torch.cat(pair, 2) for pair in zip(self.said[block], (keys, values), strict=True))
+        self.said[block] = keys, values
+        mixed_NW = join_heads(F.scaled_dot_product_attention(q_NH1K, keys, values)).squeeze(1)
+        return self._add(block, x_NW, mixed_NW)
+
+    def _look(self, block: CrossBlock, x_NW: Tensor, seen: KeysValues) -> Tensor:
+        mixed_NW = block.attn(block.norm1(x_NW).unflatten(0, (self.images, -1)), *seen).flatten(0, 1)
+        return self._add(block, x_NW, mixed_NW)
+
+    def _add(self, block: TextBlock | CrossBlock, x_NW: Tensor, mixed_NW: Tensor) -> Tensor:
+        x_NW = x_NW + block.attn.proj(mixed_NW)
+        out_NW: Tensor = x_NW + block.mlp(block.norm2(x_NW))
+        return out_NW

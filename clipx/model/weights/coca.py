@@ -1,0 +1,134 @@
+"""CoCa in open_clip's layout: see openclip.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from clipx.errors import CheckpointError
+from clipx.model import CLIP_VOCABULARY, ClipSpec, CoCaSpec, DecoderSpec, TextTowerSpec
+from clipx.model.weights import clip_config
+from clipx.model.weights.clip_layout import VIT, blocks, layout_of, text
+from clipx.model.weights.ties import Rule
+
+_POOL = "visual.attn_pool."
+_MLP_RATIO = 4.0  # of open_clip's decoders
+_RULES = [
+    # Before those of a ViT that pools nothing, whose last norm and projection have other names.
+    Rule("image.trunk.norm.*", f"{_POOL}ln_k.*"),
+    Rule("image.pool.query", f"{_POOL}query"),
+    Rule("image.pool.norm.*", f"{_POOL}ln_q.*"),
+    *(Rule(f"image.pool.{x}_weight", f"{_POOL}attn.{x}_proj_weight") for x in "qkv"),
+    Rule("image.pool.bias", f"{_POOL}attn.in_proj_bias"),
+    Rule("image.pool.proj.*", f"{_POOL}attn.out_proj.*"),
+    Rule("image.norm.*", "visual.ln_post.*"),
+    *VIT,
+    Rule("text.class_token", "text.cls_emb"),
+    Rule("decoder.norm.*", "text_decoder.ln_final.*"),
+    Rule("decoder.head.weight", "text_decoder.text_projection", turned=True),
+]
+
+
+def rules(spec: CoCaSpec, theirs: Iterable[str] | None) -> list[Rule]:
+    """See openclip.ties: there is one layout. Raises CheckpointError where open_clip cannot pool the trunk's tokens."""
+    trunk = spec.build(torch.device("meta"), torch.float32).image.trunk
+    _require(
+        layout_of(trunk) is VIT and trunk.embed_dim != spec.embed_dim,
+        f"open_clip has no CoCa with model.image.timm={spec.image.timm}, of width {trunk.embed_dim}, and "
+        f"model.embed_dim={spec.embed_dim}",
+        "take a ViT in CLIP's form, as vit_base_patch32_clip_224, and an embedding of another width",
+    )
+    return [*_RULES, *_decoder(), *text("text.", spec.text.projection_bias)]
+
+
+def _decoder() -> list[Rule]:
+    """open_clip has a layer's two blocks in two lists."""
+    here, there = "decoder.blocks.#.", "text_decoder.cross_attn.#."
+    own = {"norm_image.*": "ln_1_kv.*", "attn.weight": "attn.in_proj_weight", "attn.bias": "attn.in_proj_bias"}
+    shared = {"norm1.*": "ln_1.*", "attn.proj.*": "attn.out_proj.*", "norm2.*": "ln_2.*"}
+    shared |= {"mlp.fc1.*": "mlp.c_fc.*", "mlp.fc2.*": "mlp.c_proj.*"}
+    cross = [Rule(f"{here}cross.{ours}", f"{there}{theirs}") for ours, theirs in (own | shared).items()]
+    texts = [
+        replace(rule, ours=rule.ours.replace("#.", "#.text."))
+        for rule in blocks("decoder.blocks.", "text_decoder.resblocks.")
+    ]
+    return [*texts, *cross]
+
+
+def config_of(spec: CoCaSpec) -> dict[str, Any]:
+    """See openclip.config_of."""
+    rules(spec, None)
+    _require(
+        spec.decoder.mlp_ratio == _MLP_RATIO,
+        f"open_clip has no CoCa with model.decoder.mlp_ratio={spec.decoder.mlp_ratio:g}",
+        f"it makes decoders with {_MLP_RATIO:g}",
+    )
+    towers = ClipSpec(
+        name=spec.name, embed_dim=spec.embed_dim, quick_gelu=spec.quick_gelu, image=spec.image, text=spec.text
+    )
+    config = clip_config.config_of(towers)
+    pool = {"attentional_pool": True, "attn_pooler_heads": spec.pool_heads, "attn_pooler_queries": spec.queries}
+    text_cfg, vision_cfg = config["text_cfg"], config["vision_cfg"]
+    return {
+        **config,
+        "custom_text": True,
+        "vision_cfg": {**vision_cfg, **pool, "output_tokens": True},
+        "text_cfg": {**text_cfg, "embed_cls": True, "output_tokens": True},
+        "multimodal_cfg": {
+            **{key: text_cfg[key] for key in ("context_length", "vocab_size", "width")},
+            "heads": spec.decoder.heads,
+            "layers": spec.decoder.layers,
+        },
+    }
+
+
+def spec_of(config: dict[str, Any], name: str) -> CoCaSpec:
+    """See openclip.spec_of."""
+    model = dict(config.get("model_cfg", config))
+    vision, text_cfg, decoder = (dict(model.pop(key, {})) for key in ("vision_cfg", "text_cfg", "multimodal_cfg"))
+    for key, words in (("vision_cfg.attentional_pool", vision), ("text_cfg.embed_cls", text_cfg)):
+        found = words.pop(key.partition(".")[2], False)
+        _require(found is True, f"{key}={found} in the configuration has no counterpart in clipx", "it must be true")
+    queries, pool_heads = vision.pop("attn_pooler_queries", 256), vision.pop("attn_pooler_heads", 8)
+    whole = {**model, "vision_cfg": vision, "text_cfg": text_cfg}
+    towers = clip_config.spec_of({**config, "model_cfg": whole} if "model_cfg" in config else whole, name)
+    return CoCaSpec(
+        name=name,
+        embed_dim=towers.embed_dim,
+        quick_gelu=towers.quick_gelu,
+        image=towers.image,
+        text=towers.text,
+        queries=queries,
+        pool_heads=pool_heads,
+        decoder=_decoder_spec(decoder, towers.text),
+    )
+
+
+def _decoder_spec(words: dict[str, Any], text_tower: TextTowerSpec) -> DecoderSpec:
+    shared = {
+        "context_length": text_tower.context_length,
+        "vocab_size": text_tower.vocabulary,
+        "width": text_tower.width,
+    }
+    usual = {"context_length": 77, "vocab_size": CLIP_VOCABULARY, "width": 512}
+    for key, value in shared.items():
+        found = words.pop(key, usual[key])
+        _require(
+            found == value,
+            f"multimodal_cfg.{key}={found} beside text_cfg.{key}={value} has no counterpart in clipx",
+            "they must be the same",
+        )
+    heads, layers = words.pop("heads", 8), words.pop("layers", 12)
+    for unread in ("mlp_ratio", "dim_head", "n_queries", "attn_pooler_heads"):  # open_clip reads none of them either
+        words.pop(unread, None)
+    key = next(iter(words), "")
+    _require(not words, f"multimodal_cfg.{key} in the configuration has no counterpart in clipx", "leave it out")
+    return DecoderSpec(heads=heads, layers=layers)
+
+
+def _require(ok: bool, fault: str, instead: str) -> None:
+    if not ok:
+        raise CheckpointError(f"{fault}: {instead}")

@@ -1,0 +1,45 @@
+"""A contrastive loss and the captions' loss, weighed against each other."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from clipx.distributed import Comm
+from clipx.objective.base import Metrics
+from clipx.objective.contrastive import Contrastive, Normaliser
+from clipx.objective.temperature import Temperature
+
+
+class Captioning(Contrastive):
+    """The captions' loss is the mean over all tokens of the global batch: exact for any ranks and micro-batches.
+
+    open_clip averages the means of the ranks, where a token weighs more the fewer its rank has.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        temperature: Temperature,
+        normaliser: Normaliser,
+        tile: int,
+        contrastive_weight: float,
+        caption_weight: float,
+    ) -> None:
+        super().__init__(comm, temperature, normaliser, tile)
+        self.contrastive_weight, self.caption_weight = contrastive_weight, caption_weight
+
+    def forward(  # type: ignore[override]  # a captioner gives more than embeddings
+        self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor, caption_b2: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        """caption_b2: each caption's -log p, summed over its tokens, and their number."""
+        contrastive, metrics = super().forward(image_bD, text_bD, index_b)
+        caption = token_mean(caption_b2, self.comm)
+        loss = self.contrastive_weight * contrastive + self.caption_weight * caption
+        return loss, {"contrastive_loss": contrastive.detach(), "caption_loss": caption.detach(), **metrics}
+
+
+def token_mean(caption_b2: Tensor, comm: Comm) -> Tensor:
+    """Σ of column 0 over Σ of column 1, of all ranks; its gradient is that of this rank's rows. 0-dim."""
+    own, total_2 = caption_b2[:, 0].sum(), comm.sum(caption_b2.detach().sum(0))
+    share = own / total_2[1]
+    return share + (total_2[0] / total_2[1] - share).detach()

@@ -1,0 +1,51 @@
+"""CoCa: the contrastive loss of the embeddings, and how well each caption is foretold from its image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clipx.config import option
+from clipx.errors import require
+from clipx.objective import LearnedTemperatureSpec
+
+if TYPE_CHECKING:
+    from clipx.distributed import Comm
+    from clipx.objective.base import Objective
+    from clipx.schedule import Length
+
+
+@option("objective")
+@dataclass(kw_only=True, slots=True)
+class CoCaSpec(LearnedTemperatureSpec):
+    """contrastive_weight · InfoNCE + caption_weight · mean of -log p over the tokens of the global batch's captions
+    (arXiv:2205.01917, equation 4)."""
+
+    kind: str = "coca"
+    contrastive_weight: float = 1.0
+    caption_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        LearnedTemperatureSpec.__post_init__(self)
+        require(
+            self.contrastive_weight >= 0,
+            f"objective.contrastive_weight={self.contrastive_weight} must be at least 0: the reference is 1",
+        )
+        require(
+            self.caption_weight > 0,
+            f"objective.caption_weight={self.caption_weight} must be above 0, or the decoder learns nothing: the "
+            "reference is 2; train without captions with model.kind=clip",
+        )
+
+    @property
+    def captions(self) -> bool:
+        return True
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.captioning import Captioning
+        from clipx.objective.contrastive import in_batch
+        from clipx.objective.temperature import GlobalTemperature
+
+        temperature = GlobalTemperature(self.init_temperature, self.max_scale)
+        weights = self.contrastive_weight, self.caption_weight
+        return Captioning(comm, temperature, in_batch, self.tile_size(comm, length), *weights)

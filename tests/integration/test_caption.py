@@ -1,0 +1,203 @@
+"""A captioner in training, on one rank and several; and the command that captions pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import FIVE, differences
+from safetensors.torch import load_file
+from support import SMALL, VIT, losses, run, small, torchrun
+
+import clipx.caption  # noqa: F401  # registers its options
+from clipx.config import compose
+from clipx.data.shapes import draw, random_scene
+from clipx.errors import ConfigError
+from clipx.trainer import Trainer
+
+GRADIENTS = str(Path(__file__).with_name("gradients.py"))
+COCA = (
+    "model=coca_tiny",
+    "model.image.options={patch_size:16,embed_dim:48,depth:1,num_heads:2}",
+    *("model.embed_dim=32", "model.text.width=32", "model.text.layers=1", "model.decoder.layers=1", "model.queries=5"),
+)
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    out = tmp_path_factory.mktemp("alone") / "gradients.safetensors"
+    run(sys.executable, GRADIENTS, str(out), "1", *COCA)
+    return load_file(out)
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 2), (2, 1), (2, 2)])
+def test_loss_and_every_gradient_equal_one_process(
+    tmp_path: Path, alone: dict[str, torch.Tensor], ranks: int, micro_batches: int
+) -> None:
+    """float64, to 1e-10, though the ranks' captions have unlike numbers of tokens."""
+    out = tmp_path / "gradients.safetensors"
+    torchrun(ranks, GRADIENTS, str(out), str(micro_batches), *COCA)
+    together = load_file(out)
+    assert together.keys() == alone.keys()
+    assert any(name.startswith("decoder.") for name in alone)
+    for name, expected in alone.items():
+        torch.testing.assert_close(
+            together[name], expected.expand_as(together[name]), rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_it_ends_bit_for_bit_as_one_that_never_stopped(tmp_path: Path) -> None:
+    assert differences(tmp_path, *COCA, *FIVE[len(VIT) :], steps=range(3, 4)) == []
+
+
+def test_sharded_weights_follow_the_same_curve(tmp_path: Path, trained: Path) -> None:
+    sharded = tmp_path / "sharded"
+    command = ("-m", "clipx.train", *SMALL, *COCA, f"run_dir={sharded}", "distributed=fsdp", "distributed.device=cpu")
+    torchrun(2, *command, "checkpoint=none")
+    assert losses(sharded) == pytest.approx(losses(trained), rel=1e-4)
+
+
+def test_each_part_of_the_loss_is_logged_and_each_tower_watched(trained: Path) -> None:
+    row = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
+    assert row["train/loss"] == pytest.approx(row["train/contrastive_loss"] + 2 * row["train/caption_loss"], rel=1e-5)
+    assert {"train/grad_norm_decoder", "train/update_decoder", "train/temperature"} <= row.keys()
+
+
+@pytest.mark.parametrize("override", ["optimizer.layer_decay=0.7", "optimizer=muon", "compile.towers=true"])
+def test_it_trains_with(tmp_path: Path, override: str) -> None:
+    compiled = ("compile.backend=eager",) if override.startswith("compile") else ()
+    trainer = Trainer(
+        small(tmp_path / "run", *COCA, override, *compiled, "checkpoint=none", "duration=2st", "schedule.warmup=1st")
+    )
+    trainer.fit()
+    assert len(losses(tmp_path / "run")) == 2
+
+
+# -------------------------------------------------------------------------------------------------------- captioning
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("trained") / "captioner"
+    Trainer(small(run_dir, *COCA)).fit()
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six pictures, one of them in a folder of its own; a damaged one; and a file that is none."""
+    folder = tmp_path_factory.mktemp("pictures")
+    (folder / "more").mkdir()
+    for i, name in enumerate(["a.png", "b.jpg", "c.webp", "d.jpeg", "e.JPG", "more/f.png"]):
+        rng = random.Random(i)
+        draw(random_scene(rng, False, i), rng, 64).save(folder / name)
+    (folder / "bad.jpg").write_bytes((folder / "b.jpg").read_bytes()[:300])
+    (folder / "notes.txt").write_text("no picture")
+    return folder
+
+
+def caption(run_dir: Path, images: object, *overrides: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = ("-m", "clipx.caption", f"run={run_dir}", f"images={images}", "max_length=6", *overrides)
+    return run(sys.executable, *command, check=check)
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_folder_is_captioned_a_line_each_and_bad_pictures_are_named(
+    tmp_path: Path, trained: Path, pictures: Path
+) -> None:
+    out = tmp_path / "new" / "captions.jsonl"
+    done = caption(trained, pictures, f"out={out}", "max_bad_share=0.2")
+    found = rows(done.stdout)
+    assert [Path(row["image"]).name for row in found] == ["a.png", "b.jpg", "c.webp", "d.jpeg", "e.JPG", "f.png"]
+    assert all(row.keys() == {"image", "caption", "log_p"} and row["log_p"] < 0 for row in found)
+    assert out.read_text() == done.stdout
+    assert re.search(rf"bad: {pictures}/bad.jpg: image ", done.stderr)
+    assert f"6 of 7 images captioned, written to {out}" in done.stderr
+    again = caption(trained, pictures, f"out={out}", check=False)
+    assert again.returncode == 2
+    assert f"out={out} is there already" in again.stderr
+
+
+@pytest.mark.parametrize("method", [("method=sample", "seed=3", "top_p=0.9"), ("beams=2",)])
+def test_captions_depend_on_neither_the_batch_nor_the_ranks(
+    trained: Path, pictures: Path, method: tuple[str, ...]
+) -> None:
+    options = (*method, "max_bad_share=1", "precision=fp64")
+    whole = caption(trained, pictures, *options).stdout
+    assert len(rows(whole)) == 6
+    assert caption(trained, pictures, *options, "batch_size=2").stdout == whole
+    command = ("-m", "clipx.caption", f"run={trained}", f"images={pictures}", "max_length=6", *options, "batch_size=2")
+    assert torchrun(2, *command).stdout == whole
+
+
+def test_a_pattern_and_a_file_name_pictures_too(trained: Path, pictures: Path) -> None:
+    assert [Path(row["image"]).name for row in rows(caption(trained, f"'{pictures}/*.png'").stdout)] == ["a.png"]
+    assert [Path(row["image"]).name for row in rows(caption(trained, pictures / "b.jpg").stdout)] == ["b.jpg"]
+
+
+def test_too_many_bad_pictures_are_an_error_after_the_good_ones_are_captioned(trained: Path, pictures: Path) -> None:
+    done = caption(trained, pictures, check=False)
+    assert done.returncode == 1
+    assert len(rows(done.stdout)) == 6
+    assert "1 of 7 images are bad, more than max_bad_share=0.1" in done.stderr
+    done = caption(trained, pictures / "bad.jpg", "max_bad_share=1", check=False)
+    assert done.returncode == 1
+    assert "1 of 1 images are bad" in done.stderr
+
+
+def test_what_cannot_be_captioned_is_said_in_one_line(tmp_path: Path, trained: Path, pictures: Path) -> None:
+    other = tmp_path / "clip"
+    Trainer(small(other, *VIT, "duration=1st", "schedule.warmup=0st")).fit()
+    for run_dir, images, overrides, message in (
+        (other, pictures, (), f"run={other} does not caption (its model is tiny): give one of model=coca_vit_b32"),
+        (tmp_path / "none", pictures, (), f"{tmp_path}/none"),
+        (trained, tmp_path / "none", (), f"images={tmp_path}/none is no picture, nor are any there"),
+        (trained, pictures, ("max_length=19",), "max_length=19 is more than the 18 tokens that a context of 20 has"),
+    ):
+        done = caption(run_dir, images, *overrides, check=False)
+        assert done.returncode in (1, 2)
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("beams=3", "method=greedy"), "beams=3 has no effect on method=greedy: add method=beam, or leave it out"),
+        (("top_k=3",), "top_k=3 has no effect on method=beam: add method=sample, or leave it out"),
+        (("method=sample", "length_penalty=1"), "length_penalty=1.0 has no effect on method=sample"),
+        (("beams=0",), "beams=0 must be at least 1"),
+        (("method=sample", "temperature=0"), "temperature=0.0 must be above 0"),
+        (("method=sample", "top_p=1.5"), "top_p=1.5 must lie in (0, 1]"),
+        (("min_length=5", "max_length=4"), "max_length=4 is less than min_length=5"),
+        (("batch_size=0",), "batch_size=0 must be at least 1"),
+        (("max_bad_share=2",), "max_bad_share=2.0 must lie in [0, 1]"),
+        (("method=best",), "method=best is not a choice: choose one of beam, greedy, sample"),
+    ],
+)
+def test_options_out_of_range_or_without_effect_are_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(Exception, match=re.escape(message)) as refused:
+        compose("run=x", "images=y", *overrides, config_name="caption")
+    assert isinstance(refused.value, ConfigError) or "choice" in message
+
+
+def test_its_help_answers_without_torch(tmp_path: Path) -> None:
+    torchless = "import sys; sys.modules['torch'] = None; sys.argv = ['caption', '--help']; from clipx.caption import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", torchless], env=os.environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "python -m clipx.caption run=outputs/RUN images=FOLDER" in done.stdout
