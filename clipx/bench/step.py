@@ -39,7 +39,8 @@ class StepSpec(BenchSpec):
                 not word.startswith("stages"), f"{word} is of several steps: compare model.image.size=112,224 or so"
             )
         for words in self.runs().values():
-            compose(*words, f"data.batch_size={self.batch}")
+            taught = compose(*words, f"data.batch_size={self.batch}").objective.taught
+            require(not taught, "objective=distillation: this benchmark's random batch has no teacher: leave it out")
 
     def runs(self) -> dict[str, list[str]]:
         """The overrides of each run, by those in which it differs from others. Raises ConfigError."""

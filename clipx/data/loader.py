@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,13 +42,21 @@ class Batch:
     index: Tensor
     bad: Sequence[Bad] = ()
     given: tuple[Tensor, ...] = ()
+    second_image: Tensor | None = None  # as a SecondView has it; None where `image` is of its size, too
+    second_tokens: Tensor | None = None  # None where there is no second view
+
+    def without_texts(self) -> Batch:
+        """With tokens [b, 0], for which a model computes no embedding."""
+        return replace(self, tokens=self.tokens[:, :0])
 
     def pin_memory(self) -> Batch:
-        return replace(self, image=self.image.pin_memory())
+        second = None if self.second_image is None else self.second_image.pin_memory()
+        return replace(self, image=self.image.pin_memory(), second_image=second)
 
     def to(self, device: torch.device) -> Batch:
         given = tuple(rows.to(device, non_blocking=True) for rows in self.given)
-        return replace(self, image=self.image.to(device, non_blocking=True), given=given)
+        second = None if self.second_image is None else self.second_image.to(device, non_blocking=True)
+        return replace(self, image=self.image.to(device, non_blocking=True), given=given, second_image=second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +66,81 @@ class View:
     size: int
     crop_scale: Sequence[float]
     max_pixels: int
+    squash: bool = False  # of evaluation: model.image.squash
+
+
+@dataclass(frozen=True, slots=True)
+class SecondView:
+    """How another model, as a teacher, wants a sample: the same crop at its size, the same caption in its tokens."""
+
+    size: int
+    tokenizer: Tokenizer
+
+
+class Giver(Protocol):
+    """What an objective is given of each sample besides. Pickled to loader processes, so it holds no open files."""
+
+    def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
+        """Of a sample and the caption that was drawn. Raises BadSample where there is nothing for them."""
 
 
 class _Stream(Dataset["Batch | DataError"]):
     """The batch at positions of the stream. A bad sample's place is taken by another, drawn from (seed, position)."""
 
-    def __init__(self, source: Source, order: SampleOrder, view: View, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        order: SampleOrder,
+        view: View,
+        tokenizer: Tokenizer,
+        seed: int,
+        second: SecondView | None = None,
+        giver: Giver | None = None,
+    ) -> None:
         self.source, self.order, self.view, self.tokenizer, self.seed = source, order, view, tokenizer, seed
+        self.second, self.giver = second, giver
 
     def __getitem__(self, positions: range) -> Batch | DataError:
         """An error is handed over, to be raised in the main process: on its way it would become a stack trace."""
-        captions, indices, bad = [], [], list[Bad]()
+        captions, indices, given, bad = [], [], [], list[Bad]()
         try:
-            image_bSS3 = _new_pixels(len(positions), self.view.size)
+            views_bSS3 = [_new_pixels(len(positions), size) for size in self._sizes()]
             wanted = [self.order(position) for position in positions]
             expect(self.source, wanted)
-            for position, first, out_SS3 in zip(positions, wanted, image_bSS3, strict=True):
+            for position, first, *outs_SS3 in zip(positions, wanted, *views_bSS3, strict=True):
                 rng = random.Random(f"{self.seed}/{position}")
-                index, sample = self._draw(position, first, rng, bad, out_SS3)
-                captions.append(sample.draw(rng))
+                index, caption, rows = self._draw(position, first, rng, bad, *outs_SS3)
+                captions.append(caption)
                 indices.append(index)
+                given.append(rows)
         except DataError as error:
             return error
         # channels-last memory, as decoders give pixels and convolutions want them
-        return Batch(image_bSS3.permute(0, 3, 1, 2), self.tokenizer(captions), torch.tensor(indices), bad)
+        image, *others = (view_bSS3.permute(0, 3, 1, 2) for view_bSS3 in views_bSS3)
+        return Batch(
+            image=image,
+            tokens=self.tokenizer(captions),
+            index=torch.tensor(indices),
+            bad=bad,
+            given=tuple(map(torch.stack, zip(*given, strict=True))),
+            second_image=others[0] if others else None,
+            second_tokens=None if self.second is None else self.second.tokenizer(captions),
+        )
+
+    def _sizes(self) -> list[int]:
+        """Of the views that are made of each image."""
+        second = [] if self.second is None or self.second.size == self.view.size else [self.second.size]
+        return [self.view.size, *second]
 
     def _draw(
-        self, position: int, index: int, rng: random.Random, bad: list[Bad], out_SS3: Tensor
-    ) -> tuple[int, Sample]:
+        self, position: int, index: int, rng: random.Random, bad: list[Bad], *outs_SS3: Tensor
+    ) -> tuple[int, str, tuple[Tensor, ...]]:
         for _ in range(_TRIES):
             try:
                 sample = self.source.read(index)
-                train_transform(sample.image, self.view.crop_scale, self.view.max_pixels, rng, out_SS3)
-                return index, sample
+                train_transform(sample.image, self.view.crop_scale, self.view.max_pixels, rng, *outs_SS3)
+                caption = sample.draw(rng)
+                return index, caption, () if self.giver is None else self.giver.rows(index, sample, caption)
             except BadSample as error:
                 bad.append(Bad(self.source.key(index), str(error)))
                 index = self.order.another(position, rng)
@@ -188,12 +238,14 @@ def train_loader(
     workers: int,
     prefetch: int,
     pin: bool,
+    second: SecondView | None = None,
+    giver: Giver | None = None,
 ) -> DataLoader[Batch]:
     """Batches of this rank for the stream's positions `samples`, in steps of `batch` over all ranks.
 
     Starting anywhere costs the same: nothing before the first position is read.
     """
-    stream = _Stream(source, order, view, tokenizer, seed)
+    stream = _Stream(source, order, view, tokenizer, seed, second, giver)
     return _Loader(stream, _Positions(samples, batch, rank, world), workers, prefetch, pin)
 
 
@@ -247,7 +299,8 @@ class _Held(Dataset["EvalBatch | DataError"]):
             for index in indices:
                 try:
                     sample = self.source.read(index)
-                    pixels = torch.tensor(eval_transform(decode(sample.image, self.view.max_pixels), self.view.size))
+                    image = decode(sample.image, self.view.max_pixels)
+                    pixels = torch.tensor(eval_transform(image, self.view.size, self.view.squash))
                 except BadSample as error:
                     bad.append(Bad(self.source.key(index), str(error)))
                 else:
@@ -269,4 +322,11 @@ def eval_loader(
     """Every world-th batch of the source, from the rank-th: batches are the same however many ranks share them."""
     total = sum(source.sizes)
     batches = [range(start, min(start + batch, total)) for start in range(rank * batch, total, world * batch)]
+    return held_loader(source, view, batches, workers, prefetch)
+
+
+def held_loader(
+    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int
+) -> DataLoader[EvalBatch]:
+    """Given batches of indices of the source, as evaluation sees them."""
     return _Loader(_Held(source, view), batches, workers, prefetch)

@@ -38,6 +38,11 @@ class PlanSpec(RunSpec):
 
     def __post_init__(self) -> None:
         RunSpec.__post_init__(self)
+        require(
+            not self.model.captions,
+            f"model={self.model.name} has a decoder, which a plan does not count: plan its towers as a CLIP's, e.g. "
+            "model=vit_b32",
+        )
         require(self.gpu in DEVICES, f"gpu={self.gpu} is not known: choose from {', '.join(DEVICES)}")
         require(self.ranks is None or self.ranks >= 1, f"ranks={self.ranks} must be at least 1: null finds the number")
         known = self.data.published
@@ -49,6 +54,11 @@ class PlanSpec(RunSpec):
             self.samples is not None or known is not None or not self.objective.indexed,
             f"objective={self.objective.kind} keeps state for each sample, and data={self.data.name} does not say how "
             "many there are: give samples=N",
+        )
+        require(
+            not self.objective.taught,
+            f"objective={self.objective.kind}: a plan knows nothing of a teacher's time and memory: plan with "
+            "objective=infonce, and add the teacher's forward (docs/distillation.md)",
         )
         self._check_positive()
         require(0 < self.mfu <= 1, f"mfu={self.mfu} must lie in (0, 1]: 0.4 is usual for large models")

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from clipx.model import ModelSpec, Varying
+from clipx.model.lock import lock
 from clipx.model.text import Packing
 from clipx.optimizer import Group
 from clipx.precision import Precision
@@ -83,6 +84,7 @@ class DryRun:
         """`precision`: as built for the CPU."""
         self.spec, self.precision = spec, precision
         on_meta = spec.build(torch.device("meta"), precision.dtype, Varying(patch_dropout=patch_dropout > 0))
+        lock(on_meta, spec)
         on_meta.image.set_patch_dropout(patch_dropout)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         with self._mode:
@@ -131,7 +133,8 @@ class DryRun:
 
 
 def _backward(image_BD: Tensor, text_BD: Tensor) -> None:
-    torch.autograd.backward([image_BD, text_BD], [torch.empty_like(image_BD), torch.empty_like(text_BD)])
+    learning = [x_BD for x_BD in (image_BD, text_BD) if x_BD.requires_grad]
+    torch.autograd.backward(learning, [torch.empty_like(x_BD) for x_BD in learning])
 
 
 def _packing(texts: int, tokens: int, length: int) -> Packing:

@@ -1,4 +1,7 @@
-"""Run by torchrun: the gradients of one step on this rank's share of a global batch, in float64. Saved by rank 0."""
+"""Run by torchrun: the gradients of one step on this rank's share of a global batch, in float64. Saved by rank 0.
+
+gradients.py OUT MICRO_BATCHES [OVERRIDES...], without any a small ViT's
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from support import VIT, small
 from clipx.gradcache import forward_backward
 from clipx.trainer import Trainer
 
-out, micro_batches = Path(sys.argv[1]), int(sys.argv[2])
+out, micro_batches, overrides = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or VIT
 t = Trainer(
-    small(out.with_suffix(".run"), *VIT, "precision=fp64", "checkpoint=none", f"data.micro_batches={micro_batches}")
+    small(
+        out.with_suffix(".run"), *overrides, "precision=fp64", "checkpoint=none", f"data.micro_batches={micro_batches}"
+    )
 )
 batch = next(iter(t._batches()))
 loss, _ = forward_backward(t.learner.parallel, t.objective, batch, micro_batches, t.comm, t.precision)

@@ -12,9 +12,11 @@ import json
 import pickle
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from numerics.cases import FP64, Towers, inputs, read
 from safetensors.torch import save_file
 from torch import Tensor
@@ -41,6 +43,14 @@ def share(comm: Comm, step: int) -> Batch:
     return Batch(batch.image[part], batch.tokens[part], batch.index[part])
 
 
+def teacher(batch: Batch) -> tuple[Tensor, Tensor]:
+    """What a teacher that learns nothing says of a batch: of another width than the towers, its products logits."""
+    generator = torch.Generator().manual_seed(7)
+    mix = [torch.randn(7, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+    image, text = (F.normalize(x @ m, dim=1) for x, m in zip((batch.image, batch.tokens), mix, strict=True))
+    return 6 * image, text
+
+
 class Run:
     """One objective in training, on small towers."""
 
@@ -48,12 +58,14 @@ class Run:
         self.comm, self.micro_batches = comm, micro_batches
         self.model = Towers()
         self.parallel = DistributedDataParallel(self.model) if comm.world > 1 else self.model
+        self.taught = spec.taught
         self.objective = spec.build(comm, Length(epoch=SAMPLES, batch=SIZE, total=6 * SAMPLES)).double()
         objectives = ((f"objective.{name}", p) for name, p in self.objective.named_parameters())
         self.parameters = dict((*self.model.named_parameters(), *objectives))
 
     def forward_backward(self, step: int) -> tuple[Tensor, Metrics]:
         batch = share(self.comm, step)
+        batch = replace(batch, given=teacher(batch)) if self.taught else batch
         return forward_backward(self.parallel, self.objective, batch, self.micro_batches, self.comm, FP64)
 
     def step(self, step: int) -> dict[str, Tensor]:

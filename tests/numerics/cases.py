@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from numerics import reference
 from numerics.reference import MovingAverage
 from omegaconf import OmegaConf
+from support import NEEDED
 from torch import Tensor, nn
 
 from clipx.config import compose
@@ -63,7 +64,7 @@ def options(variant: str) -> tuple[str, tuple[str, ...]]:
 
 @functools.cache
 def _default(name: str) -> ObjectiveSpec:
-    return compose(f"objective={name}").objective
+    return compose(f"objective={name}", *NEEDED.get(name, ())).objective
 
 
 @functools.cache

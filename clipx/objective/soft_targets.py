@@ -1,0 +1,140 @@
+"""InfoNCE and distillation from a teacher's softmaxes, on the tiles of the contrastive kernel.
+
+Notation of `contrastive`; w_ij are the teacher's logits, p its softmax over a row or a column. Of a row, with q_i the
+share that the teacher gives to wrong pairs,
+
+    -Σ_j p_ij log softmax(z_i)_j = a_i - Σ_j p_ij z_ij = (a_i - z_ii) + q_i z_ii - Σ_{j≠i} p_ij z_ij
+
+and its gradient with respect to z_ij is softmax(z_i)_j - p_ij: beside each tile of the student's pairs one of the
+teacher's is scored. Three all_gathers, of both ones' features and of four numbers a sample, and one sum of the losses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipx.distributed import Comm
+from clipx.objective import contrastive
+from clipx.objective.base import Metrics, Objective
+from clipx.objective.contrastive import Pairs, Tile, diagonal, full_precision, in_batch
+from clipx.objective.temperature import Temperature
+
+Weights = tuple[float, float]
+"""Of the contrastive loss, and of distillation."""
+
+
+class Distillation(Objective):
+    """Learns one temperature. Given the teacher's image_bT and text_bT, whose products are its logits."""
+
+    def __init__(self, comm: Comm, temperature: Temperature, weights: Weights, tile: int) -> None:
+        super().__init__()
+        self.comm, self.weights, self.tile = comm, weights, tile
+        self.temperature = temperature
+
+    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor, *given_bT: Tensor) -> tuple[Tensor, Metrics]:
+        teacher_image_bT, teacher_text_bT = given_bT
+        scale = self.temperature()
+        loss, contrastive_loss, distill_loss = distillation_loss(
+            image_bD, text_bD, scale, teacher_image_bT, teacher_text_bT, self.weights, self.comm, self.tile
+        )
+        told = {"contrastive_loss": contrastive_loss, "distill_loss": distill_loss}
+        return loss, {**told, "temperature": 1 / scale.detach()}
+
+    def after_step(self, samples_seen: int) -> None:
+        self.temperature.after_step()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def distillation_loss(
+    image_bD: Tensor,
+    text_bD: Tensor,
+    scale: Tensor,
+    teacher_image_bT: Tensor,
+    teacher_text_bT: Tensor,
+    weights: Weights,
+    comm: Comm,
+    tile: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The global loss, its contrastive and its distilled part without their weights; 0-dim, the parts without gradient.
+
+    `scale`: α, 0-dim. Gradients: see `Objective`; the teacher has none.
+    """
+    loss, parts_2 = _DistillationLoss.apply(
+        image_bD, text_bD, scale, teacher_image_bT, teacher_text_bT, weights, comm, tile
+    )
+    return loss, parts_2[0], parts_2[1]
+
+
+class _DistillationLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        image: Tensor,
+        text: Tensor,
+        scale: Tensor,
+        teacher_image: Tensor,
+        teacher_text: Tensor,
+        weights: Weights,
+        comm: Comm,
+        tile: int,
+    ) -> tuple[Tensor, Tensor]:
+        with full_precision(image.device.type):
+            pairs = Pairs.gather(image, text, comm, tile)
+            taught = Pairs.gather(teacher_image.to(pairs.dtype), teacher_text.to(pairs.dtype), comm, tile)
+            alpha, by_contrast, by_teacher = scale.to(pairs.dtype), *weights
+            lse_b2, pos_b2, a_b2 = _normalisers(pairs, alpha)
+            taught_lse_b2, _, taught_a_b2 = _normalisers(taught, torch.ones_like(alpha))
+            q_b2 = (taught_lse_b2 - taught_a_b2).exp()
+            softmaxes = _Softmaxes(alpha, weights, comm.gather(torch.cat([a_b2, taught_a_b2], 1)), pairs, taught)
+            # Of both softmaxes what lies off the diagonal, not 1 - p, which is 0 for a pair that is well learned.
+            wrong_b2 = (by_contrast + by_teacher) * (lse_b2 - a_b2).exp() - by_teacher * q_b2
+            dx, dy = pairs.gradients(softmaxes, -wrong_b2.sum(1))
+            w = alpha / (2 * pairs.batch)
+            dx, dy = dx.mul_(w), dy.mul_(w)
+            gradients = (dx, dy, pairs.dot(dx) / alpha)
+            ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(gradients, (image, text, scale), strict=True)))
+            own_b2 = a_b2 - pos_b2
+            taught_b2 = own_b2 + q_b2 * pos_b2 - softmaxes.expected_b2
+            parts_2 = comm.sum(torch.stack([own_b2.sum(), taught_b2.sum()])) / (2 * pairs.batch)
+            ctx.mark_non_differentiable(parts_2)
+            return by_contrast * parts_2[0] + by_teacher * parts_2[1], parts_2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None, None, None, None)
+
+
+def _normalisers(pairs: Pairs, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(ℓ, pos, a) of this rank's rows and columns, [b, 2] each."""
+    lse_b2, pos_b2 = pairs.lse(scale), scale * pairs.own()[:, None].expand(-1, 2)
+    return lse_b2, pos_b2, in_batch(lse_b2, pos_b2, pairs.batch)[0]
+
+
+class _Softmaxes:
+    """Of a tile Σ over its rows and columns of (c + d)·softmax(z) - d·p, by the weights c and d of the two losses.
+
+    Keeps Σ_j p_ij z_ij, i ≠ j, of own rows and columns.
+    """
+
+    def __init__(self, alpha: Tensor, weights: Weights, a_B4: Tensor, pairs: Pairs, taught: Pairs) -> None:
+        self.alpha, self.pairs, self.taught = alpha, pairs, taught
+        self.both, self.by_teacher = sum(weights), weights[1]
+        self.a_B2, self.taught_a_B2 = a_B4[:, :2], a_B4[:, 2:]
+        self.expected_b2 = pairs.x_bD.new_zeros((len(pairs.x_bD), 2))
+
+    def __call__(self, s: Tensor, tile: Tile) -> Tensor:
+        w, z = self.taught.similarities(tile), s * self.alpha
+        a_r, a_c = self.a_B2[tile.rows, 0], self.a_B2[tile.cols, 1]
+        g = contrastive.tile_softmax(s, self.alpha, a_r, a_c).mul_(self.both)
+        for side in (0, 1):
+            part = tile.part(side)
+            p = (w - self.taught_a_B2[part, side].unsqueeze(1 - side)).exp_()
+            g.sub_(p, alpha=self.by_teacher)
+            if side in tile.own_sides():
+                pz = p.mul_(z)
+                diagonal(pz, tile).zero_()
+                self.expected_b2[self.pairs.local(part), side] += pz.sum(1 - side)
+        return g

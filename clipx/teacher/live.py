@@ -1,0 +1,112 @@
+"""A teacher that sees each batch itself, whole on every rank, and learns nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from clipx.data.loader import Batch, SecondView
+from clipx.distributed import Comm
+from clipx.errors import CheckpointError, ClipxError, ConfigError
+from clipx.model import ModelSpec
+from clipx.model.clip import CLIP, parameter_count
+from clipx.model.weights import Weights, find, load
+from clipx.precision import Precision
+from clipx.teacher import TeacherPrecision, TeacherSpec
+
+_DTYPES = {TeacherPrecision.fp32: "float32", TeacherPrecision.bf16: "bfloat16", TeacherPrecision.fp16: "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """Fills `Batch.given` with (α·image_bT, text_bT) in float32, or in float64 where its weights are."""
+
+    model: CLIP
+    view: SecondView  # that it wants of each sample
+    scale: float  # α
+    precision: Precision
+    micro_batches: int
+    digest: str  # of its weights
+    told: str
+
+    @classmethod
+    def build(cls, spec: TeacherSpec, comm: Comm, run: Precision, micro_batches: int) -> Teacher:
+        """`run`: the student's precision. Raises CheckpointError or ConfigError."""
+        assert spec.weights is not None
+        precision = _precision(spec.precision, run)
+        found, model_spec, model = frozen(spec.weights, "teacher.weights", comm.device, precision)
+        size = model_spec.image.size
+        dtype = str(precision.dtype).removeprefix("torch.")
+        told = f"{spec.weights}, {parameter_count(model):,} parameters, {size} pixels, {dtype}"
+        return cls(
+            model=model,
+            view=SecondView(size, model_spec.text.build_tokenizer()),
+            scale=_scale(spec, found),
+            precision=precision,
+            micro_batches=micro_batches,
+            digest=weights_digest(found.model),
+            told=told,
+        )
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch) -> Batch:
+        """A batch on the device, as the loader gives it with `view` -> the same with what the objective is given."""
+        assert batch.second_tokens is not None
+        image = batch.image if batch.second_image is None else batch.second_image
+        with self.precision.autocast():  # tower by tower: whatever else the model computes is not asked for
+            image_bT = torch.cat([self.model.encode_image(part) for part in image.chunk(self.micro_batches)])
+            tokens = batch.second_tokens.chunk(self.micro_batches)
+            text_bT = torch.cat([self.model.encode_text(part) for part in tokens])
+        return replace(batch, given=(*batch.given, self.scale * image_bT, text_bT))
+
+
+def _precision(chosen: TeacherPrecision, run: Precision) -> Precision:
+    if chosen is TeacherPrecision.run:
+        return run
+    return Precision(getattr(torch, _DTYPES[chosen]), None, run.device_type)
+
+
+def _scale(spec: TeacherSpec, found: Weights) -> float:
+    if spec.temperature is not None:
+        return 1 / spec.temperature
+    if found.log_scale is None:
+        raise ConfigError(
+            f"teacher.weights={spec.weights} was not trained with one temperature, or it is not with them: give "
+            "teacher.temperature, e.g. 0.01"
+        )
+    return math.exp(found.log_scale)
+
+
+def frozen(place: str, key: str, device: torch.device, precision: Precision) -> tuple[Weights, ModelSpec, CLIP]:
+    """A model that somebody has trained, whole, in evaluation mode and without gradient. `key`: the option of it.
+
+    Raises ClipxError where it cannot be had, or came without its configuration.
+    """
+    try:
+        found = find(place)
+    except ClipxError as error:
+        raise type(error)(str(error).replace("model.weights=", f"{key}=")) from None
+    if found.spec is None:
+        raise CheckpointError(
+            f"{key}={place} holds weights without a configuration, so that towers, tokenizer and image size are not "
+            "known: give a run directory, a folder with open_clip_config.json, or hf-hub:ORG/NAME"
+        )
+    model = found.spec.build(device, precision.dtype)
+    load(model, found)
+    model.eval().requires_grad_(False)
+    return found, found.spec, model
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Of a model's tensors by name: SHA-256, its first 16 digits."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,218 @@
+"""`clipx.embed` writes what the model says of every image and caption; killed anywhere, it goes on as if it had not been."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from support import SMALL, VIT, run, torchrun
+
+from clipx.config import compose
+from clipx.data.transform import decode, eval_transform
+from clipx.embed import embed
+from clipx.embeddings import caption_hash, npy_files
+from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
+from clipx.model.weights import find, load
+
+TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
+KILLED = str(Path(__file__).with_name("killed_embed.py"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("embed") / "run"
+    run(sys.executable, "-m", "clipx.train", *TRAIN, f"run_dir={run_dir}")
+    return run_dir
+
+
+def written(trained: Path, out: Path | str, *overrides: str) -> None:
+    options = (f"run={trained}", f"out={out}", "samples_per_shard=24", "batch_size=10", *overrides)
+    embed(compose(*options, config_name="embed"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+@pytest.fixture(scope="module")
+def whole(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of 64 samples, written in one go."""
+    out = tmp_path_factory.mktemp("whole")
+    written(trained, out)
+    return out
+
+
+def test_every_image_and_caption_is_what_the_model_says_of_it(trained: Path, whole: Path) -> None:
+    found = find(str(trained))
+    assert found.spec is not None
+    model = found.spec.build(torch.device("cpu"), torch.float32).eval()
+    load(model, found)
+    source, tokenizer = compose(*TRAIN).data.open().train, found.spec.text.build_tokenizer()
+    for number, samples in enumerate((range(24), range(24, 48), range(48, 64))):
+        image, text, captions, offsets = (np.load(whole / name) for name in npy_files(number))
+        assert image.dtype == text.dtype == np.float32
+        assert (len(image), len(offsets), len(text)) == (len(samples), len(samples) + 1, offsets[-1])
+        for row, index in enumerate(samples):
+            sample = source.read(index)
+            own = slice(offsets[row], offsets[row + 1])
+            assert captions[own].tolist() == [caption_hash(caption) for caption in sample.captions]
+            if row % 7:
+                continue
+            view = torch.tensor(eval_transform(decode(sample.image, 10**6), 48)).permute(2, 0, 1)[None]
+            with torch.no_grad():
+                torch.testing.assert_close(torch.tensor(image[row]), model.encode_image(view)[0], rtol=0, atol=1e-5)
+                expected = model.encode_text(tokenizer(sample.captions))
+            torch.testing.assert_close(torch.tensor(text[own]), expected, rtol=0, atol=1e-5)
+
+
+def test_the_manifest_says_what_they_are_of(trained: Path, whole: Path) -> None:
+    manifest = json.loads((whole / "manifest.json").read_text())
+    config = compose(*TRAIN)
+    assert manifest["data"] == config.data.open().train.fingerprint
+    assert manifest["model"]["image"]["timm"] == "vit_xsmall_patch16_clip_224"
+    assert {key: manifest[key] for key in ("samples", "samples_per_shard", "width", "dtype", "format", "split", "bad")} == {
+        "samples": 64, "samples_per_shard": 24, "width": 128, "dtype": "float32", "format": "npy", "split": "train", "bad": 0,
+    }  # fmt: skip
+    assert [shard["samples"] for shard in manifest["shards"]] == [24, 24, 16]
+    assert manifest["captions"] == sum(shard["captions"] for shard in manifest["shards"]) == 5 * 64
+    scale = find(str(trained)).log_scale
+    assert scale is not None and manifest["scale"] == pytest.approx(np.exp(scale))
+
+
+@pytest.mark.parametrize("number", [3, 6, 16])
+def test_killed_before_any_file_has_its_name_it_goes_on_to_the_same_bytes(
+    trained: Path, whole: Path, tmp_path: Path, number: int
+) -> None:
+    """Of the 17 files: in a shard, after it, and before the manifest."""
+    options = (f"run={trained}", f"out={tmp_path}", "samples_per_shard=24", "batch_size=10")
+    done = run(sys.executable, KILLED, str(number), *options, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (tmp_path / "manifest.json").exists()
+    assert len([name for name in contents(tmp_path) if not name.startswith(".")]) == number
+    before = {path.name: path.stat().st_ino for path in tmp_path.glob("*.json")}
+    written(trained, tmp_path)
+    assert contents(tmp_path) == contents(whole)
+    after = {path.name: path.stat().st_ino for path in tmp_path.glob("*.json")}
+    assert {name: after[name] for name in before} == before, "what was finished was not written again"
+
+
+def test_two_ranks_go_on_where_one_was_killed_and_write_the_same_bytes(
+    trained: Path, whole: Path, tmp_path: Path
+) -> None:
+    options = (f"run={trained}", f"out={tmp_path}", "samples_per_shard=24", "batch_size=10")
+    assert run(sys.executable, KILLED, "7", *options, check=False).returncode == -signal.SIGKILL
+    done = torchrun(2, "-m", "clipx.embed", *options)
+    assert "1 of 3 shards are there from an earlier run" in done.stdout
+    assert contents(tmp_path) == contents(whole)
+
+
+def test_a_shard_that_is_damaged_is_written_anew_and_the_others_are_not(
+    trained: Path, whole: Path, tmp_path: Path
+) -> None:
+    written(trained, tmp_path)
+    kept = (tmp_path / "00000.json").stat().st_ino
+    with (tmp_path / "00001.text.npy").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\xff")
+    written(trained, tmp_path)
+    assert contents(tmp_path) == contents(whole)
+    assert (tmp_path / "00000.json").stat().st_ino == kept
+
+
+def test_parquet_has_a_row_a_sample_with_the_same_numbers(trained: Path, whole: Path, tmp_path: Path) -> None:
+    written(trained, tmp_path, "format=parquet", "samples_per_shard=64")
+    (path,) = tmp_path.glob("*.parquet")
+    table = pq.read_table(path)
+    source = compose(*TRAIN).data.open().train
+    assert table["index"].to_pylist() == list(range(64))
+    assert table["key"].to_pylist() == [source.key(index) for index in range(64)]
+    assert table["captions"].to_pylist() == [list(source.read(index).captions) for index in range(64)]
+    image, text, _, offsets = (np.load(whole / name) for name in npy_files(0))
+    np.testing.assert_allclose(np.array(table["image"].to_pylist()[:24]), image, atol=1e-6)
+    found = [row for rows in table["text"].to_pylist()[:24] for row in rows]
+    np.testing.assert_allclose(np.array(found), text, atol=1e-6)
+    assert len(table["text"][3]) == offsets[4] - offsets[3]
+
+
+def test_held_out_samples_in_16_bits_under_a_url(trained: Path) -> None:
+    import fsspec
+
+    fs, out = fsspec.filesystem("memory"), "memory://embedded"
+    options = ("split=held_out", "dtype=float16")
+    written(trained, out, *options)
+    whole = {name: fs.cat_file(f"/embedded/{name}") for name in ("00000.image.npy", "00000.text.npy", "manifest.json")}
+    assert json.loads(whole["manifest.json"])["samples"] == 16
+    fs.rm("/embedded/00000.json")
+    fs.rm("/embedded/manifest.json")
+    fs.pipe_file("/embedded/00000.text.npy", b"half")
+    written(trained, out, *options)
+    assert {name: fs.cat_file(f"/embedded/{name}") for name in whole} == whole
+
+
+def test_bad_samples_have_no_captions_and_too_many_of_them_are_an_error(trained: Path, tmp_path: Path) -> None:
+    rows = ["filepath,caption"]
+    source = compose(*TRAIN).data.open().train
+    for index in range(8):
+        sample = source.read(index)
+        (tmp_path / f"{index}.jpg").write_bytes(b"no image" if index in (2, 5) else sample.image)
+        rows.append(f'{index}.jpg,"{sample.captions[0]}"')
+    (tmp_path / "pairs.csv").write_text("\n".join(rows))
+    data = ("data=csv", f"data.path={tmp_path}/pairs.csv", "data.held_out_share=0", "data.workers=0")
+    with pytest.raises(
+        DataError, match=r"2 of 8 samples are bad, more than data\.max_bad_share=0\.1, the first because"
+    ):
+        written(trained, tmp_path / "out", *data)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    written(trained, tmp_path / "out", *data, "data.max_bad_share=0.5")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["bad"], manifest["captions"]) == (2, 6)
+    image, text, _, offsets = (np.load(tmp_path / "out" / name) for name in npy_files(0))
+    assert np.flatnonzero(np.isnan(image).all(1)).tolist() == [2, 5]
+    assert np.diff(offsets).tolist() == [1, 1, 0, 1, 1, 0, 1, 1]
+    assert not np.isnan(text).any()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "message"),
+    [
+        (("dtype=float16",), ConfigError, "holds other embeddings (dtype was float32, is float16): give another folder"),
+        (("samples_per_shard=32",), ConfigError, "holds other embeddings (samples_per_shard was 24, is 32)"),
+        (("data=digits", "data.workers=0"), ConfigError, "holds other embeddings (data was "),
+        (("run=/nowhere",), ClipxError, "run=/nowhere is no run directory, whose data could be taken: give data=…"),
+        (("run=/nowhere", "data=digits"), CheckpointError, "/nowhere"),
+        (("samples_per_shard=0",), ConfigError, "samples_per_shard=0 must be at least 1"),
+        (("batch_size=0",), ConfigError, "batch_size=0 must be at least 1"),
+        (("out=s3://",), ConfigError, "out=s3:// is no URL of a folder"),
+        (("format=csv",), ConfigError, "format=csv is not a choice: choose one of npy, parquet"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_one_line(
+    trained: Path, whole: Path, overrides: tuple[str, ...], kind: type[ClipxError], message: str
+) -> None:
+    before = contents(whole)
+    with pytest.raises(kind) as caught:
+        written(trained, whole, *overrides)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert contents(whole) == before
+
+
+def test_data_that_holds_out_none_has_none_to_embed(trained: Path, whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(compose(*TRAIN).data.open().train.read(0).image)
+    (tmp_path / "pairs.csv").write_text("filepath,caption\na.jpg,one\n")
+    options = ("split=held_out", "data=csv", f"data.path={tmp_path}/pairs.csv", "data.held_out_share=0")
+    with pytest.raises(DataError, match="^split=held_out: data=csv holds out none"):
+        written(trained, tmp_path / "out", *options)
+
+
+def test_a_folder_is_written_by_one_command_at_a_time(trained: Path, whole: Path) -> None:
+    with (whole / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="is being written by another process: wait for it, or give another folder"):
+            written(trained, whole)

@@ -1,0 +1,272 @@
+"""Distillation against its definition, open_clip's loss, and what must not change it."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from integration import grid
+from numerics import reference
+from numerics.cases import ONE, assert_same, features, spec
+from open_clip.loss import DistillClipLoss
+from safetensors.torch import load_file
+from support import torchrun
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clipx.config import compose
+from clipx.errors import ConfigError
+from clipx.objective.base import Objective
+from clipx.schedule import Length
+
+B, WIDTH = 6, 9  # of the teacher, unlike the student's
+SETTINGS = ("objective.init_temperature=0.2", "objective.contrastive_weight=0.7", "objective.distill_weight=1.9")
+
+
+def build(*overrides: str, dtype: torch.dtype = torch.float64, batch: int = B) -> Objective:
+    return spec("distillation", *SETTINGS, *overrides).build(ONE, Length(30, batch, 180)).to(dtype)
+
+
+def taught(batch: int = B, scale: float = 8.0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """A teacher's view of a batch: its products are logits."""
+    image, text = features(batch, WIDTH, seed=5, dtype=dtype, pull=1.5)
+    return scale * image.detach(), text.detach()
+
+
+def score(module: Objective, x: Tensor, y: Tensor, given: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """Loss, metrics and all gradients of a step."""
+    x, y = (t.detach().clone().requires_grad_() for t in (x, y))
+    module.zero_grad()
+    loss, metrics = module(x, y, torch.arange(len(x)), *given)
+    loss.backward()
+    assert x.grad is not None and y.grad is not None
+    own = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "image": x.grad, "text": y.grad, **metrics, **own}
+
+
+def cross_entropy(s: reference.Pairs, alpha: Tensor, w: reference.Pairs) -> Tensor:
+    """Mean over samples and sides of -Σ_j p_ij log softmax(z_i)_j, one scalar at a time."""
+    terms = []
+    for i in range(len(s)):
+        for side in reference.SIDES:
+            z, logits = [alpha * v for v in reference.row(s, i, side)], reference.row(w, i, side)
+            total = sum((v.exp() for v in logits), torch.zeros((), dtype=torch.float64))
+            terms.append(sum(-(v.exp() / total) * (z[j] - reference.log_sum_exp(z)) for j, v in enumerate(logits)))
+    return reference.mean(terms)
+
+
+@pytest.mark.parametrize("weights", [(0.7, 1.9), (0.0, 1.0), (1.0, 0.25)])
+def test_value_and_every_gradient_are_those_of_the_definition(weights: tuple[float, float]) -> None:
+    """float64, to 1e-12, the learned temperature's too."""
+    contrastive, distill = weights
+    module = build(f"objective.contrastive_weight={contrastive}", f"objective.distill_weight={distill}")
+    x, y = features(B)
+    given = taught()
+    log_scale = module.get_parameter("temperature.log_scale").detach().clone().requires_grad_()
+    alpha = log_scale.exp()
+    s, w = reference.similarities(x, y), reference.similarities(*given)
+    parts = reference.infonce(x, y, alpha), cross_entropy(s, alpha, w)
+    loss = contrastive * parts[0] + distill * parts[1]
+    dx, dy, d = torch.autograd.grad(loss, (x, y, log_scale))
+    expected = {"loss": loss.detach(), "image": dx, "text": dy, "temperature.log_scale": d}
+    expected |= {"contrastive_loss": parts[0].detach(), "distill_loss": parts[1].detach()}
+    assert_same(score(module, x, y, given), {**expected, "temperature": 1 / alpha.detach()}, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (14.3, 100.0), (100.0, 14.3)])
+def test_it_equals_open_clips_loss(dtype: torch.dtype, scales: tuple[float, float]) -> None:
+    """To 1e-6 of a loss, 1e-5 of a gradient at α = 100 in float32."""
+    alpha, of_teacher = scales
+    module = build(f"objective.init_temperature={1 / alpha}", dtype=dtype, batch=32)
+    x, y = features(32, 16, dtype=dtype)
+    image, text = taught(32, 1.0, dtype)
+    log_scale = module.get_parameter("temperature.log_scale").detach().clone().requires_grad_()
+    parts = DistillClipLoss()(x, y, log_scale.exp(), image, text, of_teacher)
+    dx, dy, d = torch.autograd.grad(0.7 * parts[0] + 1.9 * parts[1], (x, y, log_scale))
+    found = score(module, x, y, (of_teacher * image, text))
+    close = {"rtol": 1e-6, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 0, "atol": 1e-12}
+    for name, value in zip(("contrastive_loss", "distill_loss"), parts, strict=True):
+        torch.testing.assert_close(found[name], value.detach(), **close)
+    for name, value in (("image", dx), ("text", dy), ("temperature.log_scale", d)):
+        torch.testing.assert_close(found[name], value, rtol=close["rtol"], atol=10 * close["atol"])
+
+
+def test_a_teacher_that_is_sure_of_the_right_pairs_is_infonce() -> None:
+    x, y = features(B)
+    eye = torch.eye(B, dtype=torch.float64)
+    found = score(build(), x, y, (1000 * eye, eye))
+    torch.testing.assert_close(found["distill_loss"], found["contrastive_loss"], rtol=0, atol=1e-12)
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it() -> None:
+    x, y = features(B)
+    module = build("objective.contrastive_weight=0")
+    found = score(module, x, y, (module.temperature().detach() * x.detach(), y.detach()))
+    for name in ("image", "text", "temperature.log_scale"):
+        assert found[name].abs().max() < 1e-12
+    assert found["distill_loss"] > 0.1, "the entropy of its softmaxes"
+
+
+@pytest.mark.parametrize("tile", [1, 3, 1000])
+def test_the_tile_does_not_matter(tile: int) -> None:
+    x, y = features(B)
+    assert_same(score(build(f"objective.tile={tile}"), x, y, taught()), score(build(), x, y, taught()), atol=1e-12)
+
+
+def test_the_order_of_the_batch_and_which_side_is_called_image_do_not_matter() -> None:
+    x, y = features(B)
+    image, text = taught()
+    module, order = build(), torch.randperm(B, generator=torch.Generator().manual_seed(1))
+    whole = score(module, x, y, (image, text))
+    shuffled = score(module, x[order], y[order], (image[order], text[order]))
+    assert_same(shuffled, {**whole, "image": whole["image"][order], "text": whole["text"][order]}, atol=1e-12)
+    swapped = score(module, y, x, (text, image))
+    assert_same(swapped, {**whole, "image": whole["text"], "text": whole["image"]}, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["all alike", "all opposite", "the teacher is sure and wrong"])
+def test_it_stays_finite_and_right_at_the_lowest_temperature(kind: str) -> None:
+    x, y = (t.detach() for t in features(B, dtype=torch.float32))
+    image, text = taught(dtype=torch.float32)
+    if kind == "all alike":
+        x, y = x[:1].expand(B, -1), x[:1].expand(B, -1)
+    elif kind == "all opposite":
+        x, y = x[:1].expand(B, -1), -x[:1].expand(B, -1)
+    else:
+        image, text = 100 * F.normalize(text.roll(1, 0), dim=1), text
+    options = ("objective.init_temperature=0.01",)
+    found = score(build(*options, dtype=torch.float32), x, y, (image, text))
+    exact = score(build(*options), x.double(), y.double(), (image.double(), text.double()))
+    assert all(value.isfinite().all() for value in found.values())
+    for name, value in exact.items():
+        torch.testing.assert_close(found[name].double(), value, rtol=1e-4, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_frozen_tower_and_the_teacher_have_no_gradient() -> None:
+    x, y = features(B)
+    image, text = (t.requires_grad_() for t in taught())
+    whole = score(build(), x, y, (image.detach(), text.detach()))
+    loss, _ = build()(x.detach(), y, torch.arange(B), image, text)
+    loss.backward()
+    assert image.grad is text.grad is x.grad is None
+    torch.testing.assert_close(y.grad, whole["text"], rtol=0, atol=0)
+
+
+def test_autocast_does_not_reach_the_loss_and_features_in_16_bits_are_scored_in_32() -> None:
+    x, y = features(B, dtype=torch.float32)
+    given = taught(dtype=torch.float32)
+    whole = score(build(dtype=torch.float32), x, y, given)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(score(build(dtype=torch.float32), x, y, given), whole, atol=0)
+    small = [t.detach().bfloat16() for t in (x, y)]
+    found = score(build(dtype=torch.float32), *small, given)
+    wide = score(build(dtype=torch.float32), *(t.float() for t in small), given)
+    assert found["image"].dtype == torch.bfloat16
+    torch.testing.assert_close(found["loss"], wide["loss"], rtol=0, atol=0)
+    torch.testing.assert_close(found["image"], wide["image"].bfloat16(), rtol=0, atol=0)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that one operation gives."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for value in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(value, Tensor):
+                self.numel = max(self.numel, value.numel())
+        return out
+
+
+def test_nothing_of_the_size_of_the_pairs_is_computed_or_kept() -> None:
+    batch = 256
+    x, y = features(batch, 16)
+    module = build("objective.tile=16", batch=batch)
+    given = taught(batch)
+    with Largest() as seen:
+        score(module, x, y, given)
+    assert seen.numel <= batch * 16 < batch**2
+
+
+def test_the_learned_temperature_is_clamped() -> None:
+    module = build()
+    with torch.no_grad():
+        module.get_parameter("temperature.log_scale").fill_(9.0)
+    module.after_step(B)
+    assert module.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(100), abs=1e-6)
+
+
+def same_when_compiled(compiler: Callable[[Objective], Objective]) -> None:
+    module = build("objective.tile=3", dtype=torch.float32)
+    x, y = features(B, dtype=torch.float32)
+    expected = score(module, x, y, taught(dtype=torch.float32))
+    x, y = (t.detach().requires_grad_() for t in (x, y))
+    module.zero_grad()
+    loss, _ = compiler(module)(x, y, torch.arange(B), *taught(dtype=torch.float32))
+    loss.backward()
+    found = {"loss": loss.detach(), "image": x.grad, "text": y.grad}
+    assert_same(found, {name: expected[name] for name in found}, rtol=1e-5, atol=1e-6)
+
+
+def test_compiled_it_is_the_same() -> None:
+    torch._dynamo.reset()
+    same_when_compiled(lambda m: torch.compile(m, backend="aot_eager"))
+
+
+def test_its_tiles_are_compiled_where_the_run_asks_for_it() -> None:
+    run = compose("objective=distillation", "teacher.weights=x", "compile.objective=true", "compile.backend=aot_eager")
+    x, y = features(B, dtype=torch.float32)
+    expected = score(build(dtype=torch.float32), x, y, taught(dtype=torch.float32))
+    with run.compile.tiles():
+        found = score(build(dtype=torch.float32), x, y, taught(dtype=torch.float32))
+    assert_same(found, expected, rtol=1e-5, atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------- in parts
+
+
+def test_any_number_of_ranks_and_micro_batches_gives_what_one_process_does(tmp_path: Path) -> None:
+    """Loss on each rank, metrics, and all gradients of two steps: float64, to 1e-10."""
+    specs = {tile: {"": spec("distillation", *SETTINGS, f"objective.tile={tile}")} for tile in ("auto", "5")}
+    grid.main(tmp_path / "1", specs["auto"], [1, 3])
+    alone = load_file(tmp_path / "1")
+    (tmp_path / "specs").write_bytes(pickle.dumps(specs["5"]))
+    for ranks in (2, 3):
+        torchrun(ranks, grid.__file__, str(tmp_path / str(ranks)), str(tmp_path / "specs"), "1", "2")
+    for found in (alone, *(load_file(tmp_path / str(ranks)) for ranks in (2, 3))):
+        assert len(found) > 40
+        for name, value in found.items():
+            _, _, what = name.split("/", 2)  # of micro-batches there are 1, 2 and 3
+            expected = alone[f"/1/{what}"]
+            torch.testing.assert_close(
+                value, expected.expand_as(value), rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+# ------------------------------------------------------------------------------------------------- bad options
+
+
+@pytest.mark.parametrize(
+    ("override", "rule"),
+    [
+        ("objective.distill_weight=0.0", "must be above 0: to train without a teacher, choose objective=infonce"),
+        ("objective.contrastive_weight=-1.0", "is negative: give 0, for the teacher alone, or more"),
+        ("objective.init_temperature=2.0", "must lie in [1/max_scale, 1]"),
+    ],
+)
+def test_options_out_of_range_are_named(override: str, rule: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("objective=distillation", "teacher.weights=outputs/teacher", override)
+    assert str(caught.value).startswith(f"{override} {rule}")
+
+
+def test_the_options_of_these_tests_are_those_of_the_command_line() -> None:
+    composed = compose("objective=distillation", "teacher.weights=x", *SETTINGS).objective
+    assert composed == spec("distillation", *SETTINGS)
