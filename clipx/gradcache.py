@@ -49,7 +49,8 @@ def forward_backward(
     all ranks, where the loss is infinite or NaN; it names the ranks whose embeddings are.
 
     The objective is given what the model gives, one row a sample: (image, text), or more, as a captioner does. What the
-    batch gives besides follows, as a teacher's embeddings. Only the model's outputs are differentiated.
+    batch gives besides follows, as a teacher's embeddings. Only the model's outputs are differentiated, of which a
+    locked tower's have no graph.
     """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     embedded: list[tuple[Tensor, ...]] = []
@@ -63,24 +64,31 @@ def forward_backward(
     after = TorchRng.get(comm.device)
     embedded.append(kept)
 
-    outputs = [torch.cat(parts).detach().requires_grad_() for parts in zip(*embedded, strict=True)]
+    learns = [output.requires_grad for output in kept]
+    rows = [torch.cat(parts).detach() for parts in zip(*embedded, strict=True)]
+    outputs = [x.requires_grad_(learnt) for x, learnt in zip(rows, learns, strict=True)]
     loss, metrics = objective(*outputs[:2], batch.index, *outputs[2:], *batch.given)
     whole = loss * comm.world
     (whole if loss_scale is None else loss_scale.scaled(whole)).backward()
     comm.average_gradients(objective)
 
     sizes = [len(image) for image, _ in chunks]
-    grads = list(zip(*(_gradient(output).split(sizes) for output in outputs), strict=True))
-    with _no_sync(model, comm, len(chunks) > 1):
-        torch.autograd.backward(kept, grads[-1])
-    del kept, embedded
-    for i, (chunk, state) in enumerate(zip(chunks[:-1], states, strict=True)):
-        state.set(comm.device)
-        with _no_sync(model, comm, i < len(states) - 1):
-            torch.autograd.backward(_embed(model, *chunk, precision), grads[i])
-    after.set(comm.device)
+    grads = list(zip(*(_gradient(output).split(sizes) for output in outputs if output.requires_grad), strict=True))
+    if grads:
+        with _no_sync(model, comm, len(chunks) > 1):
+            torch.autograd.backward(_learning(kept), grads[-1])
+        del kept, embedded
+        for i, (chunk, state) in enumerate(zip(chunks[:-1], states, strict=True)):
+            state.set(comm.device)
+            with _no_sync(model, comm, i < len(states) - 1):
+                torch.autograd.backward(_learning(_embed(model, *chunk, precision)), grads[i])
+        after.set(comm.device)
     _check_finite(loss, outputs, comm)  # last: the host waits here for what it has launched
     return loss.detach(), metrics
+
+
+def _learning(outputs: Sequence[Tensor]) -> list[Tensor]:
+    return [output for output in outputs if output.requires_grad]
 
 
 def _gradient(output: Tensor) -> Tensor:

@@ -117,8 +117,7 @@ class Meter:
 
 def towers(model: CLIP) -> Weights:
     """The parameters that are trained, by tower."""
-    sides = {"image": model.image, "text": model.text}
-    return {side: [p for p in tower.parameters() if p.requires_grad] for side, tower in sides.items()}
+    return {side: [p for p in tower.parameters() if p.requires_grad] for side, tower in model.named_children()}
 
 
 def gradient_norms(model: CLIP, comm: Comm) -> Metrics:
@@ -148,6 +147,6 @@ def copied(model: CLIP) -> Weights:
 
 def tokens_computed(tokens_BL: Tensor, packed: bool) -> int:
     """How many of them the text tower computes; packed, none after a text's end. On the host."""
-    if not packed:
+    if not packed or not tokens_BL.shape[1]:
         return tokens_BL.numel()
     return int(end_places(tokens_BL).sum()) + len(tokens_BL)

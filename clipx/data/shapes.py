@@ -1,8 +1,8 @@
 """The embedded default: drawn scenes with captions, combinations of attributes held out for zero-shot.
 
 A scene is shape, colour, texture, size, position, count and background. Images and captions are a pure function of
-(version, seed, split, index). One in six combinations of colour, texture and shape never occurs in training: telling
-those apart asks that the attributes be understood one by one.
+(version, seed, split, index, style). One in six combinations of colour, texture and shape never occurs in training:
+telling those apart asks that the attributes be understood one by one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import math
 import random
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,13 @@ BACKGROUNDS = {"white": (250, 250, 250), "black": (12, 12, 12), "grey": (128, 12
 
 COMBINATIONS = tuple(product(COLOURS, TEXTURES, SHAPES))
 TEMPLATES = ("a {}", "a picture of a {}", "an image with a {}", "a drawing of a {}")
+
+
+class Style(StrEnum):
+    """How scenes are drawn. Captions and classes are the same in each: a shift of the images alone."""
+
+    painted = "painted"
+    night = "night"  # dark and noisy
 
 
 @functools.cache
@@ -81,6 +89,7 @@ class ShapesSpec(DataSpec):
     held_out_samples: int = 960  # images of held-out combinations
     pixels: int = 48  # of the written images, square
     seed: int = 0  # of the scenes; independent of the run's seed
+    style: Style = Style.painted
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
@@ -93,8 +102,11 @@ class ShapesSpec(DataSpec):
         from clipx.data.webdataset import Shards
 
         def shards(name: str, samples: int, held_out: bool) -> Shards:
-            folder = f"shapes-v{_VERSION}-{self.seed}-{self.pixels}px/{name}-{samples}"
-            make = functools.partial(make_sample, seed=self.seed, held_out=held_out, pixels=self.pixels)
+            style = "" if self.style is Style.painted else f"-{self.style}"
+            folder = f"shapes-v{_VERSION}-{self.seed}-{self.pixels}px{style}/{name}-{samples}"
+            make = functools.partial(
+                make_sample, seed=self.seed, held_out=held_out, pixels=self.pixels, style=self.style
+            )
             urls = ensure_shards(folder, make, samples, per_shard=1000, what=f"shapes ({name})")
             return Shards.open(urls, "json.captions", "json.label")
 
@@ -106,13 +118,13 @@ class ShapesSpec(DataSpec):
         )
 
 
-def make_sample(index: int, *, seed: int, held_out: bool, pixels: int) -> Sample:
+def make_sample(index: int, *, seed: int, held_out: bool, pixels: int, style: Style = Style.painted) -> Sample:
     """Sample `index` of a split: the image as JPEG, captions, and the label of its combination."""
     rng = random.Random(f"{_VERSION}/{seed}/{held_out}/{index}")
     scene = random_scene(rng, held_out, index)
     captions = [full_caption(scene)] if held_out else [full_caption(scene), *(caption(scene, rng) for _ in range(4))]
     encoded = io.BytesIO()
-    draw(scene, rng, pixels).save(encoded, "JPEG", quality=92)
+    draw(scene, rng, pixels, style).save(encoded, "JPEG", quality=92)
     return Sample(encoded.getvalue(), captions, scene.label)
 
 
@@ -178,8 +190,8 @@ def caption(scene: Scene, rng: random.Random) -> str:
 _OVERSAMPLE = 3  # drawn larger and scaled down: smooth edges
 
 
-def draw(scene: Scene, rng: random.Random, pixels: int) -> Image.Image:
-    """The scene as RGB; position and lightness vary a little by `rng`."""
+def draw(scene: Scene, rng: random.Random, pixels: int, style: Style = Style.painted) -> Image.Image:
+    """The scene as RGB; position and lightness vary a little by `rng`, and so does the noise of the night."""
     from PIL import Image, ImageDraw
 
     side = pixels * _OVERSAMPLE
@@ -192,7 +204,19 @@ def draw(scene: Scene, rng: random.Random, pixels: int) -> Image.Image:
         _outline(pen, scene.shape, x, y, radius)
     fill = Image.new("RGB", (side, side), _jitter(COLOURS[scene.colour], rng))
     image.paste(fill, mask=_textured(mask, scene.texture, side))
-    return image.resize((pixels, pixels), Image.Resampling.BOX)
+    image = image.resize((pixels, pixels), Image.Resampling.BOX)
+    return _at_night(image, rng) if style is Style.night else image
+
+
+def _at_night(image: Image.Image, rng: random.Random) -> Image.Image:
+    """Half the light, and noise with a deviation of 4 of 255."""
+    from PIL import Image
+
+    noise = (rng.gauss(0, 4) for _ in range(3 * image.width * image.height))
+    dark = bytes(
+        min(255, max(0, round(value / 2 + shift))) for value, shift in zip(image.tobytes(), noise, strict=True)
+    )
+    return Image.frombytes("RGB", image.size, dark)
 
 
 def _jitter(rgb: tuple[int, int, int], rng: random.Random) -> tuple[int, int, int]:

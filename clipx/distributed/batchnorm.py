@@ -20,10 +20,11 @@ from clipx.model.batchnorm import BATCH_NORM
 
 def synchronize(model: nn.Module, comm: Comm) -> None:
     """Changes the model's BatchNorms in place; their names and state stay. Raises ConfigError where it has none."""
-    norms = [module for module in model.modules() if isinstance(module, BATCH_NORM)]
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORM) and module.training]
     require(
         bool(norms),
-        "distributed.sync_batchnorm=true has no effect on a model without BatchNorm: leave it out, or choose a ResNet",
+        "distributed.sync_batchnorm=true has no effect on a model without BatchNorm, or where all of it is locked: "
+        "leave it out, or choose a ResNet",
     )
     if comm.world == 1:
         return

@@ -48,7 +48,7 @@ class DdpSpec(DistributedSpec):
 
     def wrap(self, model: CLIP, comm: Comm) -> nn.Module:
         """The model, whose backward pass averages the gradients over the ranks."""
-        if comm.world == 1:
+        if comm.world == 1 or not any(p.requires_grad for p in model.parameters()):
             return model
         from torch.nn.parallel import DistributedDataParallel
 

@@ -25,6 +25,26 @@ class ObjectiveSpec:
         """Whether samples need numbers of their own, for state that is kept for each."""
         return False
 
+    @property
+    def has_head(self) -> bool:
+        """Whether it has weights of its own that are worth training alone."""
+        return False
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it scores texts; else their embeddings are not computed."""
+        return True
+
+    @property
+    def taught(self) -> bool:
+        """Whether it wants a teacher's embeddings with each batch."""
+        return False
+
+    @property
+    def captions(self) -> bool:
+        """Whether it takes each caption's loss besides the embeddings."""
+        return False
+
     def check(self, batch: int, samples: int | None) -> None:
         """Raises ConfigError where the options do not go with the batch, or with the data's size where it is known."""
 

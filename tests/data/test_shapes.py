@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from clipx.data.shapes import (
     TEXTURES,
     Scene,
     ShapesSpec,
+    Style,
     caption,
     draw,
     full_caption,
@@ -43,7 +45,7 @@ from clipx.data.shapes import (
 from clipx.errors import ConfigError
 
 
-def spec(**options: int) -> ShapesSpec:
+def spec(**options: Any) -> ShapesSpec:
     return ShapesSpec(name="shapes", **{"samples": 300, "held_out_samples": 48, "pixels": 32, **options})
 
 
@@ -323,3 +325,24 @@ def test_a_killed_writer_leaves_nothing_that_looks_whole(cache: Path) -> None:
     assert [path.stat().st_mtime_ns for path in kept] == list(whole.values())
     for index in (0, 999, 1500, 2999):
         assert train.read(index) == make_sample(index, seed=0, held_out=False, pixels=24)
+
+
+def test_a_style_changes_the_drawing_alone() -> None:
+    for index in range(8):
+        painted, night = (make_sample(index, seed=0, held_out=False, pixels=32, style=style) for style in Style)
+        assert (painted.captions, painted.label) == (night.captions, night.label)
+        assert painted.image != night.image
+        assert night == make_sample(index, seed=0, held_out=False, pixels=32, style=Style.night)
+
+
+def test_nights_are_dark_and_noisy() -> None:
+    scene = Scene("red", "solid", "square", "large", "centre", "one", "white")
+    painted, night = (np.asarray(draw(scene, random.Random(0), 48, style)).astype(int) for style in Style)
+    assert abs(night.mean() - painted.mean() / 2) < 2
+    assert painted[:6].std() < 0.1 < 3 < night[:6].std() < 5, "of the background alone"
+
+
+def test_each_style_is_written_to_a_folder_of_its_own(cache: Path) -> None:
+    for style in ("painted", "night"):
+        spec(samples=8, held_out_samples=4, style=Style(style)).open()
+    assert len(list(cache.glob("**/train-8"))) == 2

@@ -1,0 +1,92 @@
+"""A linear classifier over image embeddings. b local batch, B global batch, C classes, D embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipx.data import Classes
+from clipx.data.labels import Labels
+from clipx.data.names import fill, read_names, read_templates
+from clipx.data.source import BadSample
+from clipx.distributed import Comm
+from clipx.errors import ConfigError, DataError, require
+from clipx.objective.base import Metrics, Objective
+from clipx.objective.classification import ClassificationSpec, Head
+from clipx.objective.temperature import Temperature
+
+
+class Classification(Objective):
+    """Scores image_bD alone, against label_b, which is given; text_bD is empty."""
+
+    def __init__(self, spec: ClassificationSpec, comm: Comm, temperature: Temperature) -> None:
+        super().__init__()
+        self.spec, self.comm, self.temperature = spec, comm, temperature
+        self.classes = Classes((), ())
+
+    def prepare(self, classes: Classes | None, width: int) -> None:
+        """Makes the head, drawn at random with rows of about unit norm."""
+        self.classes = _classes(self.spec, classes)
+        self.head_CD = nn.Parameter(torch.empty(len(self.classes.names), width))
+        nn.init.normal_(self.head_CD, std=width**-0.5)
+
+    @property
+    def giver(self) -> Labels:
+        return Labels(self.classes.names)
+
+    @torch.no_grad()
+    def begin(self, embed: Callable[[Sequence[str]], Tensor]) -> None:
+        """The head becomes the zero-shot classifier: of each class the mean over the templates, renormalised."""
+        if self.spec.head is not Head.zeroshot:
+            return
+        names, templates = self.classes.names, self.classes.templates
+        text_CTD = embed([fill(t, name) for name in names for t in templates]).unflatten(0, (len(names), -1))
+        class_CD = F.normalize(text_CTD.mean(1), dim=-1)
+        self.head_CD.copy_(self.comm.gather(class_CD)[: len(names)])  # rank 0's
+
+    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor, *given_b: Tensor) -> tuple[Tensor, Metrics]:
+        (label_b,) = given_b
+        scale = self.temperature()
+        logits_bC = scale * image_bD @ self.head_CD.T
+        batch = self.comm.world * len(label_b)
+        own = F.cross_entropy(logits_bC, label_b, reduction="sum", label_smoothing=self.spec.label_smoothing) / batch
+        hits = (logits_bC.argmax(1) == label_b).sum().to(own.dtype) / batch
+        loss, top1 = self.comm.sum(torch.stack([own.detach(), hits])).unbind()
+        # The value is global; the gradient is that of this rank's samples.
+        return own + (loss - own.detach()), {"top1": top1, "temperature": 1 / scale.detach()}
+
+    def after_step(self, samples_seen: int) -> None:
+        self.temperature.after_step()
+
+    @torch.no_grad()
+    def score(self, image_ND: Tensor, labels: Sequence[int | str | None]) -> dict[str, float]:
+        """The head's own accuracy, in [0, 1]. Raises DataError for a label that no class has."""
+        try:
+            label_N = torch.tensor([self.giver.number(label) for label in labels], device=image_ND.device)
+        except BadSample as error:
+            raise DataError(f"held-out data for objective=classification: {error}") from None
+        hit_N = (image_ND @ self.head_CD.to(image_ND.dtype).T).argmax(1) == label_N
+        return {"top1": hit_N.double().mean().item(), "chance": 1 / len(self.classes.names)}
+
+
+def _classes(spec: ClassificationSpec, own: Classes | None) -> Classes:
+    """The names and templates that the options say, or the data's own. Raises ConfigError."""
+    names = own.names if own else ()
+    if spec.classnames is not None:
+        names = read_names(spec.classnames, "objective.classnames")
+        require(
+            own is None or len(names) == len(own.names),
+            f"objective.classnames={spec.classnames} has {len(names)} names where the data has "
+            f"{len(own.names) if own else 0} classes: give one for each, or leave the data its own names",
+        )
+    if not names:
+        raise ConfigError(
+            "objective.classnames has no value and the data names no classes: give a file with one name a line"
+        )
+    templates = (own.templates if own else ()) or ("a photo of a {}.",)
+    if spec.templates is not None:
+        templates = read_templates(spec.templates, "objective.templates")
+    return Classes(names, templates)
