@@ -6,9 +6,10 @@ Source + Order -> Loader -> Batch          the order is a pure function of (seed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.config import MISSING
 from clipx.errors import require
@@ -112,11 +113,23 @@ class DataSpec:
         """Opens, and where needed first writes or indexes, the data. Raises ConfigError or DataError."""
         raise NotImplementedError
 
+    def open_set(self) -> Dataset:
+        """Opens it as a set that nothing is trained on: what is said to be held out is evaluated, or else all of it."""
+        return self.open()
+
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
         """The order in which the training source, as it was opened, is read."""
         from clipx.data.order import Order
 
         return Order(train.sizes, seed, self.shuffle_window, self.replacement, stream)
+
+
+def changed(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """(key, value) of those that have another value than their default."""
+    for f in dataclasses.fields(data):
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if f.name in keys and (value := getattr(data, f.name)) != default:
+            yield f.name, value
 
 
 def open_data(data: DataSpec) -> Dataset:
@@ -130,11 +143,16 @@ def open_data(data: DataSpec) -> Dataset:
     return replace(opened, train=Filtered(opened.train, data.min_caption_chars, data.min_side))
 
 
-def open_on_all(data: DataSpec, comm: Comm) -> Dataset:
+def open_on_all(data: DataSpec, comm: Comm, how: Callable[[DataSpec], Dataset] = open_data) -> Dataset:
     """Rank 0 writes or indexes what is not there yet; then the others open it too. An error is every rank's."""
     opened: list[Dataset] = []
-    comm.on_main(lambda: opened.append(open_data(data)))
-    return opened[0] if opened else open_data(data)
+    comm.on_main(lambda: opened.append(how(data)))
+    return opened[0] if opened else how(data)
+
+
+def all_held_out(dataset: Dataset) -> Dataset:
+    """All that is opened to be trained on, to be evaluated."""
+    return replace(dataset, held_out=dataset.train)
 
 
 def nearest_divisors(value: int, near: int) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config import option
-from clipx.data import Dataset, DataSpec
+from clipx.data import Dataset, DataSpec, all_held_out
 from clipx.data.packed import Packed
 from clipx.data.source import Bad, BadSample, Sample, Source, check_share, parse_label, read_bounded, split
 from clipx.errors import ConfigError, DataError, require
@@ -59,6 +59,10 @@ class CsvSpec(DataSpec):
         else:
             train, held_out = split(train, self.held_out_share)
         return Dataset(train, held_out, None)
+
+    def open_set(self) -> Dataset:
+        path = self.held_out_path or self.path
+        return all_held_out(replace(self, path=path, held_out_path=None, held_out_share=0.0).open())
 
     def _open(self, path: str, key: str) -> Table:
         return Table.open(path, key, self.separator, (self.image_column, self.caption_column, self.label_column))

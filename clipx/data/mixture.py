@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clipx.config import option
-from clipx.data import Classes, Dataset, DataSpec, open_data
+from clipx.data import Classes, Dataset, DataSpec, changed, open_data
 from clipx.data.source import Bad, Sample, Source, expect
 from clipx.errors import ClipxError, ConfigError, near, placed, require
 
@@ -45,12 +45,12 @@ class MixtureSpec(DataSpec):
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
-        for key, value in _changed(self, _OF_SOURCES):
+        for key, value in changed(self, _OF_SOURCES):
             raise ConfigError(
                 f"data.{key}={value} has no effect on a mixture: each source has its own, data.sources.NAME.{key}"
             )
         for name, source in self.sources.items():
-            for key, value in _changed(source, _OF_MIXTURE):
+            for key, value in changed(source, _OF_MIXTURE):
                 raise ConfigError(
                     f"data.sources.{name}.{key}={value} has no effect on a source of a mixture: leave it out, and "
                     f"give {key} to data itself"
@@ -106,14 +106,6 @@ class MixtureSpec(DataSpec):
     def _sorted(self) -> list[tuple[str, DataSpec]]:
         """By name, so that nothing depends on the order in which they are typed."""
         return sorted(self.sources.items())
-
-
-def _changed(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """(key, value) of those that have another value than their default."""
-    for f in dataclasses.fields(data):
-        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        if f.name in keys and (value := getattr(data, f.name)) != default:
-            yield f.name, value
 
 
 def _open(name: str, source: DataSpec) -> Dataset:

@@ -32,7 +32,7 @@ class Entry:
 
     def fault(self, captions: Sequence[int]) -> str | None:
         row = self.row()
-        for columns, what in (((IMAGE,), "image"), (captions, "caption")):
+        for columns, what in (((IMAGE,), "image"), (captions, "label" if captions == (CLS,) else "caption")):
             if all(row[column][1] <= 0 for column in columns):
                 return f"{what} is missing or empty"
         for (_, size), ending, most in zip(row, ("image", "txt", "json", "cls"), _MOST, strict=True):

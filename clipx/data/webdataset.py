@@ -11,14 +11,14 @@ import math
 import tarfile
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from clipx.config import option
-from clipx.data import Dataset, DataSpec
+from clipx.data import Dataset, DataSpec, all_held_out
 from clipx.data.cache import Access, File, Span, check_access
 from clipx.data.index import caption_columns, fingerprint, index_shards, load_table
 from clipx.data.remote import expect, fetch
@@ -83,6 +83,10 @@ class WebDatasetSpec(DataSpec):
             train, held_out = split(train, self.held_out_share)
         return Dataset(train, held_out, None, self.samples)
 
+    def open_set(self) -> Dataset:
+        shards = self.held_out_shards or self.shards
+        return all_held_out(replace(self, shards=shards, held_out_shards=None, held_out_share=0.0).open())
+
     def _open(self, pattern: str, key: str) -> Shards:
         access = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir)
         shards = Shards.open(expand(pattern, key), self.caption_key, self.label_key, access)
@@ -110,17 +114,18 @@ class Shards:
     def open(
         cls, urls: Sequence[str], caption_key: Any, label_key: str | None, access: Access = _DEFAULT_ACCESS
     ) -> Shards:
-        """Indexes what is not indexed yet, with progress. Raises DataError where there is no sample at all."""
-        captions = caption_weights("data.caption_key", caption_key)
-        indices = index_shards(urls, *caption_columns(captions), retry_s=access.retry_s)
+        """Indexes what is not indexed yet, with progress. Raises DataError where there is no sample at all.
+
+        Without a `caption_key` a sample is an image with a label in the member cls, and has no captions.
+        """
+        captions = {} if caption_key is None else caption_weights("data.caption_key", caption_key)
+        indices = index_shards(urls, *(caption_columns(captions) or [CLS]), retry_s=access.retry_s)
         sizes = [index.samples for index in indices]
         bad = [item for index in indices for item in index.bad]
         if not sum(sizes):
             reasons = f"; {bad[0].key}: {bad[0].reason}" if bad else ""
-            raise DataError(
-                f"{len(urls)} shards, from {urls[0]}, hold no sample with an image and a caption "
-                f"(data.caption_key={' or '.join(captions)}){reasons}"
-            )
+            wanted = f"caption (data.caption_key={' or '.join(captions)})" if captions else "label (the member cls)"
+            raise DataError(f"{len(urls)} shards, from {urls[0]}, hold no sample with an image and a {wanted}{reasons}")
         return cls(
             urls=urls,
             remote=not all(map(is_local, urls)),
@@ -154,7 +159,7 @@ class Shards:
         file, wanted = self._wanted(index)
         contents = _read(file, list(wanted.values()))
         found = dict(zip(wanted, contents, strict=True))
-        by_key = _by_key(found, self.captions)
+        by_key = _by_key(found, self.captions) if self.captions else []
         label = None if self.label_key is None else _label(found, self.label_key)
         captions = [caption for _, held in by_key for caption in held]
         return Sample(found[IMAGE], captions, label, by_key if len(self.captions) > 1 else ())

@@ -1,25 +1,31 @@
-"""Embedding held-out data on all ranks. Batches are the same however many ranks share them, and so are the results."""
+"""Embedding held-out data on all ranks. Batches are the same however many ranks share them, and so are the results.
+
+Shape suffixes: N samples or texts, C classes, D embedding, m samples of a batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from clipx.data import Dataset, DataSpec
+from clipx.data import DataSpec
 from clipx.data.loader import View, eval_loader
-from clipx.data.source import Bad, Source
+from clipx.data.names import fill
+from clipx.data.source import Bad, BadSample, Sample, Source
 from clipx.distributed import Comm
 from clipx.errors import DataError
-from clipx.evaluator import EvaluatorSpec
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision import Precision
 
 Metrics = dict[str, float]
+
+LOOKED_AT = 256  # samples of a source, before training starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,8 @@ class Embedder:
     max_bad_share: float
     tell_bad: Callable[[Sequence[Bad]], None]
     beat: Callable[[], None] = lambda: None  # called for each batch: a sign of life
-    _images: dict[tuple[str, int], Embedded] = field(default_factory=dict)
+    _images: dict[tuple[int, int], tuple[Source, Embedded]] = field(default_factory=dict)
+    _classes: dict[tuple[tuple[str, ...], tuple[str, ...], int], Tensor] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -64,7 +71,7 @@ class Embedder:
             comm=comm,
             precision=precision,
             tokenizer=model_spec.text.build_tokenizer(),
-            view=View(model_spec.image.size, data.crop_scale, data.max_pixels),
+            view=View(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.squash),
             workers=data.workers,
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
@@ -72,12 +79,31 @@ class Embedder:
             beat=beat,
         )
 
+    def on(self, data: DataSpec) -> Embedder:
+        """The same, what it has embedded included, as other data is to be read."""
+        return replace(
+            self,
+            view=replace(self.view, max_pixels=data.max_pixels),
+            workers=data.workers,
+            prefetch=data.prefetch,
+            max_bad_share=data.max_bad_share,
+        )
+
     def images(self, source: Source, batch: int) -> Embedded:
         """Every image of the source, over all ranks. Raises DataError where too many are bad."""
-        key = (source.fingerprint, batch)
+        key = (id(source), batch)  # copies of a set, as corrupted ones, may have one fingerprint
         if key not in self._images:
-            self._images[key] = self._embed_images(source, batch)
-        return self._images[key]
+            self._images[key] = source, self._embed_images(source, batch)
+        return self._images[key][1]
+
+    def classes(self, names: Sequence[str], templates: Sequence[str], batch: int) -> Tensor:
+        """[C, D]: of each class the mean over the templates, renormalised (arXiv:2103.00020)."""
+        key = (tuple(names), tuple(templates), batch)
+        if key not in self._classes:
+            prompts = [fill(template, name) for name in names for template in templates]
+            text_CTD = self.texts(prompts, batch).unflatten(0, (len(names), len(templates)))
+            self._classes[key] = torch.nn.functional.normalize(text_CTD.mean(1), dim=-1)
+        return self._classes[key]
 
     @torch.inference_mode()
     def _embed_images(self, source: Source, batch: int) -> Embedded:
@@ -148,25 +174,12 @@ class Embedder:
             self.model.train(was_training)
 
 
-def check_evaluators(evaluators: Mapping[str, EvaluatorSpec], dataset: Dataset) -> None:
-    """Raises where an evaluator lacks what it needs, before anything is trained."""
-    active = {name: e for name, e in evaluators.items() if e.every != "none"}
-    if active and dataset.held_out is None:
-        raise DataError(
-            f"evaluator=[{','.join(active)}] needs held-out data and this data holds out none: raise "
-            "data.held_out_share, name held-out data, or train without with evaluator=[]"
-        )
-    for evaluator in active.values():
-        evaluator.check(dataset)
-
-
-def evaluate(evaluators: Mapping[str, EvaluatorSpec], embedder: Embedder, dataset: Dataset) -> Metrics:
-    """The numbers of all the evaluators, as `eval/<evaluator>/<metric>`."""
-    return {
-        f"eval/{name}/{metric}": value
-        for name, evaluator in evaluators.items()
-        for metric, value in evaluator.evaluate(embedder, dataset).items()
-    }
+def some(source: Source) -> Iterator[Sample]:
+    """Samples spread over a source, to be looked at before training starts. Bad ones are counted when it is read."""
+    total = sum(source.sizes)
+    for index in range(0, total, -(-total // LOOKED_AT)):
+        with contextlib.suppress(BadSample):
+            yield source.read(index)
 
 
 def blocks(n: int, size: int, comm: Comm) -> Iterator[slice]:

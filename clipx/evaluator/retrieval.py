@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config import option
 from clipx.data import Dataset
+from clipx.errors import ConfigError
 from clipx.evaluator import EvaluatorSpec
 from clipx.lazy import torch
 
@@ -15,6 +18,14 @@ if TYPE_CHECKING:
     from clipx.evaluator.base import Embedder, Metrics
 
 _BLOCK = 1024  # rows scored at a time
+_WAYS = ("image_to_text", "text_to_image")
+
+
+class Repeated(StrEnum):
+    """Captions of several images that read the same."""
+
+    merged = "merged"  # one caption, right for every image that has it
+    apart = "apart"  # one for each image, and wrong for the others, as clip_benchmark counts
 
 
 @option("evaluator")
@@ -22,23 +33,46 @@ _BLOCK = 1024  # rows scored at a time
 class RetrievalSpec(EvaluatorSpec):
     """Recall@1/5/10 and median rank, both ways.
 
-    Captions that read the same are one caption, right for every image that has it. A tie counts against the right
-    answer, so that a model that says the same of everything finds nothing.
+    A query has found its answer where any of its right ones is among the first. A tie counts against the right answer,
+    so that a model that says the same of everything finds nothing.
     """
 
+    parts: ClassVar[tuple[str, ...]] = _WAYS
+    compared: ClassVar[tuple[str, ...]] = tuple(f"{way}/recall@{k}" for k in (1, 5) for way in _WAYS)
+
     kind: str = "retrieval"
+    repeated: Repeated = Repeated.merged  # merged: captions that read the same are one; apart: as clip_benchmark
+
+    def check(self, data: Dataset) -> None:
+        from clipx.evaluator.base import some
+
+        assert data.held_out is not None
+        if any(not sample.captions for sample in some(data.held_out)):
+            raise ConfigError(
+                "retrieval needs captions and the held-out data has samples without: choose data that has, or leave "
+                "retrieval out with evaluator=[zeroshot]"
+            )
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
         assert data.held_out is not None
         images = embedder.images(data.held_out, self.batch_size)
-        number = {text: i for i, text in enumerate(dict.fromkeys(t for texts in images.captions for t in texts))}
-        text_MD = embedder.texts(list(number), self.batch_size)
-        pairs = [(i, number[text]) for i, texts in enumerate(images.captions) for text in dict.fromkeys(texts)]
-        pairs_P2 = torch.tensor(pairs)
+        texts = list(dict.fromkeys(text for texts in images.captions for text in texts))
+        text_MD = embedder.texts(texts, self.batch_size)
+        pairs_P2 = torch.tensor(_pairs(images.captions, texts))
+        if self.repeated is Repeated.apart:
+            text_MD = text_MD[pairs_P2[:, 1].to(text_MD.device)]
+            pairs_P2[:, 1] = torch.arange(len(pairs_P2))
+        to_text, to_image = _WAYS
         return {
-            **recalls("image_to_text", ranks(images.image, text_MD, pairs_P2, embedder.comm)),
-            **recalls("text_to_image", ranks(text_MD, images.image, pairs_P2.flip(1), embedder.comm)),
+            **recalls(to_text, ranks(images.image, text_MD, pairs_P2, embedder.comm)),
+            **recalls(to_image, ranks(text_MD, images.image, pairs_P2.flip(1), embedder.comm)),
         }
+
+
+def _pairs(captions: Sequence[Sequence[str]], texts: Sequence[str]) -> list[tuple[int, int]]:
+    """(image, text) of each caption that an image has."""
+    number = {text: i for i, text in enumerate(texts)}
+    return [(image, number[text]) for image, own in enumerate(captions) for text in dict.fromkeys(own)]
 
 
 def ranks(query_QD: torch.Tensor, key_KD: torch.Tensor, pairs_P2: torch.Tensor, comm: Comm) -> torch.Tensor:

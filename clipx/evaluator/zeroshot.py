@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config import option
 from clipx.data import Classes, Dataset
-from clipx.data.source import BadSample
-from clipx.errors import ConfigError, DataError
+from clipx.data.names import read_names, read_templates
+from clipx.errors import ConfigError, DataError, require
 from clipx.evaluator import EvaluatorSpec
 from clipx.lazy import torch
 
 if TYPE_CHECKING:
     from clipx.evaluator.base import Embedder, Metrics
 
-_CHECKED = 256  # held-out samples whose labels are looked at before training starts
+Label = int | str | None
 
 
 @option("evaluator")
@@ -25,86 +24,94 @@ _CHECKED = 256  # held-out samples whose labels are looked at before training st
 class ZeroShotSpec(EvaluatorSpec):
     """Class embeddings are means over the templates, renormalised (arXiv:2103.00020)."""
 
+    compared: ClassVar[tuple[str, ...]] = ("top1", "top5", "mean_per_class_recall")
+
     kind: str = "zeroshot"
-    classnames: str | None = None  # file with one name a line, in the order of the labels; null: the data's own
-    templates: str | None = None  # file with one template a line, {} standing for the name; null: the data's own
+    # For all data of this evaluator; null: each one's own.
+    classnames: str | None = None  # imagenet, or a file with one name a line, in the order of the labels
+    templates: str | None = (
+        None  # openai_imagenet (80), simple (7), or a file with one a line, {} standing for the name
+    )
 
     def check(self, data: Dataset) -> None:
-        classes = self._classes(data)
+        from clipx.evaluator.base import some
+
         assert data.held_out is not None
-        total = sum(data.held_out.sizes)
-        for index in range(0, total, -(-total // _CHECKED)):
-            try:
-                label = data.held_out.read(index).label
-            except BadSample:  # counted when it is evaluated
-                continue
-            self._label(label, classes)
+        self._numbers([sample.label for sample in some(data.held_out)], self._classes(data))
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
         """top1, top5, mean per-class recall and chance; for each subset of classes the same among themselves."""
         assert data.held_out is not None
         classes = self._classes(data)
         images = embedder.images(data.held_out, self.batch_size)
-        labels = torch.tensor([self._label(label, classes) for label in images.labels])
-        prompts = [t.replace("{}", name) for name in classes.names for t in classes.templates]
-        text = embedder.texts(prompts, self.batch_size).unflatten(0, (len(classes.names), -1))
-        class_CD = torch.nn.functional.normalize(text.mean(1), dim=-1)
-        logits_NC = (images.image @ class_CD.T).cpu()
-        metrics = scores(logits_NC, labels)
+        labels_N = torch.tensor(self._numbers(images.labels, classes))
+        class_CD = embedder.classes(classes.names, classes.templates, self.batch_size)
+        logits_NC = first_of_repeated((images.image @ class_CD.T).cpu(), classes.names)
+        metrics = scores(logits_NC, labels_N)
         for name, subset in classes.subsets.items():
             columns = torch.tensor(list(subset))
-            rows = torch.isin(labels, columns)
+            rows = torch.isin(labels_N, columns)
             if rows.any():
-                among = scores(logits_NC[rows][:, columns], torch.searchsorted(columns, labels[rows]))
+                among = scores(logits_NC[rows][:, columns], torch.searchsorted(columns, labels_N[rows]))
                 metrics.update({f"{name}/{key}": value for key, value in among.items()})
         return metrics
 
     def _classes(self, data: Dataset) -> Classes:
         own = data.classes
-        names = _lines(self.classnames, "classnames") if self.classnames else own.names if own else None
-        templates = (
-            _lines(self.templates, "templates") if self.templates else own.templates if own else ("a photo of a {}.",)
-        )
-        if names is None:
+        names = read_names(self.classnames, "evaluator.zeroshot.classnames") if self.classnames else None
+        if names is not None and own is not None:
+            require(
+                len(names) == len(own.names),
+                f"evaluator.zeroshot.classnames={self.classnames} has {len(names)} names where the data has "
+                f"{len(own.names)} classes: give one for each, or leave the data its own names",
+            )
+        elif names is None and own is None:
             raise ConfigError(
                 "evaluator.zeroshot.classnames has no value and the data names no classes: give a file with one name a "
                 "line, or leave zero-shot out with evaluator=[retrieval]"
             )
-        if bad := [t for t in templates if "{}" not in t]:
-            raise ConfigError(f"evaluator.zeroshot.templates: {bad[0]!r} has no {{}} for the class name: add it")
-        return Classes(names, templates, own.subsets if own and not self.classnames else {})
+        subsets = own.subsets if own and not self.classnames else {}
+        return Classes(names or (own.names if own else ()), self._templates(own), subsets)
 
-    def _label(self, label: int | str | None, classes: Classes) -> int:
+    def _templates(self, own: Classes | None) -> Sequence[str]:
+        if self.templates:
+            return read_templates(self.templates, "evaluator.zeroshot.templates")
+        require(
+            own is None or bool(own.templates),
+            "evaluator.zeroshot.templates has no value and the data has no templates: give openai_imagenet, simple, or "
+            "a file with one a line, {} standing for the name",
+        )
+        return own.templates if own else ("a photo of a {}.",)
+
+    def _numbers(self, labels: Sequence[Label], classes: Classes) -> list[int]:
+        """The labels as indices. Raises ConfigError where there are none, DataError for one that no class has."""
         source = self.classnames or "the data's class names"
-        if label is None:
-            raise ConfigError(
-                "zero-shot needs labels and the held-out data has none: give data.label_column (csv) or data.label_key "
-                "(webdataset), or leave zero-shot out with evaluator=[retrieval]"
-            )
-        if isinstance(label, str):
-            if label not in classes.names:
-                raise DataError(f"label {label!r} is not in {source}, which has {len(classes.names)} names: add it")
-            return list(classes.names).index(label)
-        if not 0 <= label < len(classes.names):
-            raise DataError(
-                f"label {label} is out of step with {source}: {len(classes.names)} names allow labels 0 to "
-                f"{len(classes.names) - 1}"
-            )
-        return label
+        index = {name: i for i, name in enumerate(classes.names)}
+        count = len(classes.names)
+        for label in labels:
+            if label is None:
+                raise ConfigError(
+                    "zero-shot needs labels and the held-out data has none: give data.label_column (csv) or "
+                    "data.label_key (webdataset), or leave zero-shot out with evaluator=[retrieval]"
+                )
+            if isinstance(label, str) and label not in index:
+                raise DataError(f"label {label!r} is not in {source}, which has {count} names: add it")
+            if isinstance(label, int) and not 0 <= label < count:
+                raise DataError(
+                    f"label {label} is out of step with {source}: {count} names allow labels 0 to {count - 1}"
+                )
+        return [index[label] if isinstance(label, str) else int(label or 0) for label in labels]
 
 
-def _lines(path: str, key: str) -> Sequence[str]:
-    try:
-        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    except OSError as error:
-        raise ConfigError(f"evaluator.zeroshot.{key}={path} cannot be read: {error.strerror}") from None
-    lines = [line for line in lines if line]
-    if not lines:
-        raise ConfigError(f"evaluator.zeroshot.{key}={path} is empty: it needs one line for each entry")
-    if key == "classnames" and len(set(lines)) < len(lines):
-        twice = next(line for line in lines if lines.count(line) > 1)
-        raise ConfigError(f"evaluator.zeroshot.classnames={path} names {twice!r} twice: class names must differ")
-    return lines
+def first_of_repeated(logits_NC: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """Of classes whose names are the same, as two of ImageNet's are missiles, the first wins, by the smallest step: it
+    would be none's otherwise, for a tie counts against the right class."""
+    latest: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if name in latest:
+            logits_NC[:, i] = torch.nextafter(logits_NC[:, latest[name]], logits_NC.new_tensor(-torch.inf))
+        latest[name] = i
+    return logits_NC
 
 
 def scores(logits_NC: torch.Tensor, labels_N: torch.Tensor) -> Metrics:

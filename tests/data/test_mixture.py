@@ -214,7 +214,7 @@ REFUSED = [
     ),
     (
         ["+data.sources.new=csv"],
-        "data.sources.new=csv is not possible: add a source of a mixture by +data@data.sources.new=OPTION",
+        "data.sources.new=csv is not possible: add an option of the group data by +data@data.sources.new=OPTION",
     ),
     (
         ["data.held_out=smal"],

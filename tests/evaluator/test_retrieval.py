@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from stand_in import Told, dataset, embedder
 
 from clipx.distributed import Comm
-from clipx.errors import DataError
-from clipx.evaluator.retrieval import RetrievalSpec, ranks, recalls
+from clipx.errors import ConfigError, DataError
+from clipx.evaluator.retrieval import Repeated, RetrievalSpec, ranks, recalls
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 
@@ -46,6 +46,20 @@ def test_a_caption_that_two_images_share_is_right_for_both() -> None:
     found = RetrievalSpec(kind="retrieval").evaluate(embedder(), data)
     assert found["image_to_text/recall@1"] == 1
     assert found["text_to_image/recall@1"] == 1
+
+
+def test_a_caption_that_two_images_share_may_be_each_ones_own() -> None:
+    """As clip_benchmark counts: of the two red ones each is right for one image, and ties with the other."""
+    data = dataset(["red", "red", "blue"], captions=[["red"], ["red"], ["blue"]])
+    found = RetrievalSpec(kind="retrieval", repeated=Repeated.apart).evaluate(embedder(), data)
+    assert found["image_to_text/recall@1"] == pytest.approx(1 / 3)
+    assert found["text_to_image/recall@5"] == 1
+
+
+def test_samples_without_captions_are_refused_before_training() -> None:
+    data = dataset(["red", "blue"], captions=[["red"], []])
+    with pytest.raises(ConfigError, match="retrieval needs captions and the held-out data has samples without"):
+        RetrievalSpec(kind="retrieval").check(data)
 
 
 def test_recall_counts_ranks_below_k_and_the_median_rank_counts_from_one() -> None:

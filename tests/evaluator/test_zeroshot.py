@@ -10,7 +10,7 @@ from stand_in import dataset, embedder
 
 from clipx.data import Classes
 from clipx.errors import ConfigError, DataError
-from clipx.evaluator.zeroshot import ZeroShotSpec, scores
+from clipx.evaluator.zeroshot import ZeroShotSpec, first_of_repeated, scores
 
 
 def by_hand(logits: torch.Tensor, labels: list[int]) -> dict[str, float]:
@@ -122,3 +122,33 @@ def test_a_template_without_a_place_for_the_name_is_refused(tmp_path: Path) -> N
         ZeroShotSpec(kind="zeroshot", templates=f"{tmp_path}/templates.txt").check(
             dataset(colours=["red"], labels=[0], classes=classes)
         )
+
+
+def test_imagenets_names_and_templates_are_chosen_by_their_names() -> None:
+    spec = ZeroShotSpec(kind="zeroshot", classnames="imagenet", templates="openai_imagenet")
+    classes = spec._classes(dataset(colours=["red"], labels=[0]))
+    assert (len(classes.names), len(classes.templates)) == (1000, 80)
+    assert classes.names[281] == "tabby cat"
+
+
+def test_of_classes_with_one_name_the_first_wins() -> None:
+    logits = torch.tensor([[0.5, 0.2, 0.5], [0.1, 0.9, 0.1]])
+    found = first_of_repeated(logits.clone(), ["a", "b", "a"])
+    assert found.argmax(1).tolist() == [0, 1]
+    assert (found[:, 0] > found[:, 2]).all()
+    assert found == pytest.approx(logits, abs=1e-7)
+    assert torch.equal(first_of_repeated(logits.clone(), ["a", "b", "c"]), logits)
+
+
+def test_data_with_names_and_no_templates_is_refused_with_the_choices() -> None:
+    data = dataset(colours=["red"], labels=[0], classes=Classes(("red",), ()))
+    with pytest.raises(ConfigError, match="evaluator.zeroshot.templates has no value and the data has no templates"):
+        ZeroShotSpec(kind="zeroshot").check(data)
+    ZeroShotSpec(kind="zeroshot", templates="simple").check(data)
+
+
+def test_as_many_names_as_the_data_has_classes_are_asked_for(tmp_path: Path) -> None:
+    data = dataset(colours=["red"], labels=[0], classes=Classes(("red", "green"), ("{}",)))
+    with pytest.raises(ConfigError, match="names.txt has 1 names where the data has 2 classes: give one for each"):
+        ZeroShotSpec(kind="zeroshot", classnames=names(tmp_path, "rouge\n")).check(data)
+    ZeroShotSpec(kind="zeroshot", classnames=names(tmp_path, "rouge\nvert\n")).check(data)

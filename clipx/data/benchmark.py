@@ -1,0 +1,188 @@
+"""Sets as clip_benchmark lays them out, in a folder or at a URL:
+
+classnames.txt                          a name on each line, in the order of the labels
+zeroshot_classification_templates.txt   a template on each line, {c} standing for the name
+dataset_type.txt                        retrieval, where it is one; else, or without the file, classification
+SPLIT/nshards.txt                       how many shards
+SPLIT/0.tar …                           jpg, png or webp + cls (an index); of retrieval + txt, a caption on each line
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from clipx.config import option
+from clipx.data import Classes, Dataset, DataSpec
+from clipx.data.cache import Access, check_access
+from clipx.data.names import as_templates, fill
+from clipx.data.source import Bad, BadSample, Sample, Source, expect
+from clipx.data.webdataset import Shards
+from clipx.errors import ConfigError, DataError, require
+from clipx.storage import is_local, local_path, read_whole, refusals_as
+from clipx.url import check_url
+
+_CLASSES, _TEMPLATES, _TYPE, _NUMBER = (
+    "classnames.txt",
+    "zeroshot_classification_templates.txt",
+    "dataset_type.txt",
+    "nshards.txt",
+)
+_MOST_SHARDS = 1_000_000
+
+
+@option("data")
+@dataclass(kw_only=True, slots=True)
+class BenchmarkSpec(DataSpec):
+    """Of a classification set the captions are the templates with the class's name."""
+
+    kind: str = "benchmark"
+    path: str | None = None  # the set's folder, by path or by URL: s3://…, https://…
+    split: str = "train"  # to train on
+    held_out_split: str | None = "test"  # to evaluate on; null: nothing is held out
+    retry_s: float = 120.0  # as of webdataset
+    cache_gb: float = 0.0  # as of webdataset
+    cache_dir: str | None = None  # as of webdataset
+
+    def __post_init__(self) -> None:
+        DataSpec.__post_init__(self)
+        check_access(self.retry_s, self.cache_gb)
+        if self.path is not None:
+            check_url("data.path", self.path)
+        for key, name in (("split", self.split), ("held_out_split", self.held_out_split)):
+            require(name != "", f"data.{key}= is empty: give the name of a folder of the set, such as test")
+
+    def open(self) -> Dataset:
+        layout = self._layout()
+        train = layout.source(self.split, trained_on=True)
+        held_out = None if self.held_out_split is None else layout.source(self.held_out_split)
+        return Dataset(train, held_out, layout.classes)
+
+    def open_set(self) -> Dataset:
+        """Its split to evaluate on need be the only one."""
+        layout = self._layout()
+        source = layout.source(self.held_out_split or self.split)
+        return Dataset(source, source, layout.classes)
+
+    def _layout(self) -> _Layout:
+        if self.path is None:
+            raise ConfigError("data.path has no value: give a set's folder, e.g. data.path=/data/wds_cars")
+        root = local_path(self.path) if is_local(self.path) else self.path
+        return _Layout(root.rstrip("/"), Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir))
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A set's files. They are read when they are asked for, once."""
+
+    path: str
+    access: Access
+
+    def source(self, split: str, trained_on: bool = False) -> Source:
+        """Raises DataError where the split is not there."""
+        number = self._text(f"{split}/{_NUMBER}")
+        if number is None:
+            raise DataError(
+                f"data.path={self.path} has no {split}/{_NUMBER}: give a set in clip_benchmark's layout, and its own "
+                "names by data.split and data.held_out_split"
+            )
+        if not (number.strip().isdecimal() and 1 <= int(number) <= _MOST_SHARDS):
+            raise DataError(f"{self.path}/{split}/{_NUMBER} says {number.strip()[:40]!r}: it holds a number of shards")
+        urls = [f"{self.path}/{split}/{shard}.tar" for shard in range(int(number))]
+        if self.kind == "retrieval":
+            return Lines(Shards.open(urls, "txt", None, self.access))
+        prompts = [[fill(template, name) for template in self._templates] for name in self._names or ()]
+        return Labelled(Shards.open(urls, None, "cls", self.access), prompts, trained_on)
+
+    @cached_property
+    def kind(self) -> str:
+        kind = (self._text(_TYPE) or "classification").strip().lower()
+        if kind not in ("classification", "retrieval"):
+            raise DataError(f"{self.path}/{_TYPE} says {kind[:40]!r}: classification and retrieval are what is read")
+        return kind
+
+    @cached_property
+    def classes(self) -> Classes | None:
+        """None of a set of another kind, or that names none; without templates where it has none."""
+        return Classes(self._names, self._templates) if self.kind == "classification" and self._names else None
+
+    @cached_property
+    def _names(self) -> Sequence[str] | None:
+        text = self._text(_CLASSES)
+        return None if text is None else [line.strip() for line in text.splitlines()]
+
+    @cached_property
+    def _templates(self) -> Sequence[str]:
+        lines = [line.strip() for line in (self._text(_TEMPLATES) or "").splitlines()]
+        return as_templates([line for line in lines if line], f"{self.path}/{_TEMPLATES}")
+
+    def _text(self, name: str) -> str | None:
+        """A small file's; None where it is not there."""
+        url = f"{self.path}/{name}"
+        told = partial("{} cannot be read ({}): check the path".format, url)
+        try:
+            with refusals_as(lambda said: DataError(told(said)), FileNotFoundError):
+                return read_whole(url, self.access.retry_s).decode("utf-8-sig")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """A source that gives other captions than the shards it reads."""
+
+    shards: Shards
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.shards.sizes
+
+    @property
+    def bad(self) -> Sequence[Bad]:
+        return self.shards.bad
+
+    @property
+    def fingerprint(self) -> str:
+        return self.shards.fingerprint
+
+    def key(self, index: int) -> str:
+        return self.shards.key(index)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        expect(self.shards, indices)
+
+    def read(self, index: int) -> Sample:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(_Around):
+    """Each line of a caption is one."""
+
+    def read(self, index: int) -> Sample:
+        sample = self.shards.read(index)
+        return replace(sample, captions=[line.strip() for line in sample.captions[0].splitlines() if line.strip()])
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled(_Around):
+    """The captions of a class are its `prompts`, by label. One that has none is bad where it is trained on."""
+
+    prompts: Sequence[Sequence[str]]
+    trained_on: bool
+
+    @property
+    def fingerprint(self) -> str:
+        prompts = "\n".join(prompt for prompts in self.prompts for prompt in prompts)
+        return hashlib.sha256(f"{self.shards.fingerprint} {prompts}".encode()).hexdigest()[:16]
+
+    def read(self, index: int) -> Sample:
+        sample = self.shards.read(index)
+        if not isinstance(sample.label, int):
+            raise BadSample(f"label {sample.label!r} is no index")
+        captions = self.prompts[sample.label] if 0 <= sample.label < len(self.prompts) else ()
+        if self.trained_on and not captions:
+            raise BadSample(f"label {sample.label} has no caption: {_CLASSES} or {_TEMPLATES} lacks it")
+        return replace(sample, captions=captions)

@@ -1,0 +1,140 @@
+"""A folder of class folders, path/CLASS/*.jpg: labelled images, whose captions are templates with the class's name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clipx.config import option
+from clipx.data import Classes, Dataset, DataSpec, all_held_out
+from clipx.data.names import fill, read_names, read_templates
+from clipx.data.packed import Packed
+from clipx.data.source import Bad, BadSample, Sample, Source, check_share, read_bounded, split
+from clipx.errors import ConfigError, DataError, require
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp")
+_BLOCK = 100  # images that count as a shard: their order is mixed over the whole folder, which files allow at no cost
+
+
+@option("data")
+@dataclass(kw_only=True, slots=True)
+class FolderSpec(DataSpec):
+    """Label i is the i-th class folder by name."""
+
+    kind: str = "folder"
+    path: str | None = None  # the folder of class folders
+    held_out_path: str | None = None  # likewise, to evaluate on; its classes are among those of path
+    held_out_share: float = 0.05  # share of the images held out where held_out_path is not given; 0 for none
+    classnames: str | None = None  # imagenet, or a file with one name a line by the order of the folders; null: theirs
+    templates: str | None = None  # openai_imagenet, simple, or a file with one a line, {} standing for the name
+
+    def __post_init__(self) -> None:
+        DataSpec.__post_init__(self)
+        check_share(self.held_out_share)
+
+    def open(self) -> Dataset:
+        if self.path is None:
+            raise ConfigError("data.path has no value: give a folder of class folders, e.g. data.path=/data/train")
+        folders = class_folders(self.path, "data.path")
+        classes = self._classes(folders)
+        train: Source = Pictures.open(self.path, "data.path", folders, classes)
+        held_out: Source | None
+        if self.held_out_path is None:
+            train, held_out = split(train, self.held_out_share)
+        else:
+            self._check_known(class_folders(self.held_out_path, "data.held_out_path"), folders)
+            held_out = Pictures.open(self.held_out_path, "data.held_out_path", folders, classes)
+        return Dataset(train, held_out, classes)
+
+    def open_set(self) -> Dataset:
+        path = self.held_out_path or self.path
+        return all_held_out(replace(self, path=path, held_out_path=None, held_out_share=0.0).open())
+
+    def _classes(self, folders: Sequence[str]) -> Classes:
+        names = [name.replace("_", " ") for name in folders]
+        if self.classnames is not None:
+            names = list(read_names(self.classnames, "data.classnames"))
+            require(
+                len(names) == len(folders),
+                f"data.classnames={self.classnames} has {len(names)} names where data.path={self.path} has "
+                f"{len(folders)} class folders: give one name for each, in the order of the folders' names",
+            )
+        templates = read_templates(self.templates, "data.templates") if self.templates else ("a photo of a {}.",)
+        return Classes(names, templates)
+
+    def _check_known(self, held_out: Sequence[str], folders: Sequence[str]) -> None:
+        unknown = sorted(set(held_out) - set(folders))
+        if unknown:
+            raise DataError(
+                f"data.held_out_path={self.held_out_path} has {len(unknown)} class folders that data.path={self.path} "
+                f"has not, {', '.join(unknown[:3])}: both need the same names"
+            )
+
+
+def class_folders(path: str, key: str) -> Sequence[str]:
+    """The names of the class folders in the folder that the option `key` gives, sorted. Raises ConfigError."""
+    place = Path(path).expanduser()
+    require(place.is_dir(), f"{key}={path} is not a folder: give one that holds a folder for each class")
+    names = sorted(entry.name for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
+    require(bool(names), f"{key}={path} holds no folders: put the images of each class into a folder of its name")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """A source over the images in class folders, class after class."""
+
+    folder: str
+    images: Sequence[str]  # paths in the folder
+    labels: Sequence[int]
+    captions: Sequence[Sequence[str]]  # by label
+    fingerprint: str
+    bad: Sequence[Bad] = ()
+
+    @classmethod
+    def open(cls, path: str, key: str, folders: Sequence[str], classes: Classes) -> Pictures:
+        """`folders`: the classes in the order of their labels. Raises DataError for one that holds no image."""
+        place = Path(path).expanduser()
+        found = {label: _images(place, name) for label, name in enumerate(folders) if (place / name).is_dir()}
+        empty = [folders[label] for label, images in found.items() if not images]
+        if empty:
+            raise DataError(
+                f"{key}={path}: the class folder {empty[0]} holds no image ({', '.join(IMAGES)})"
+                f"{f', nor do {len(empty) - 1} more' if len(empty) > 1 else ''}: put images there, or remove it"
+            )
+        captions = [[fill(template, name) for template in classes.templates] for name in classes.names]
+        images = [image for of_class in found.values() for image in of_class]
+        labels = [label for label, of_class in found.items() for _ in of_class]
+        facts = "\n".join([*images, *(caption for texts in captions for caption in texts)])
+        digest = hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        return cls(str(place), Packed.of(images), Packed.of(labels), captions, digest)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        whole, rest = divmod(len(self.images), _BLOCK)
+        return [_BLOCK] * whole + [rest] * (rest > 0)
+
+    def key(self, index: int) -> str:
+        return os.path.join(self.folder, self.images[index])  # noqa: PTH118
+
+    def read(self, index: int) -> Sample:
+        try:
+            image = read_bounded(self.key(index), "image")
+        except OSError as error:
+            raise BadSample(f"image cannot be read: {error.strerror}") from None
+        label = self.labels[index]
+        return Sample(image, self.captions[label], label)
+
+
+def _images(place: Path, name: str) -> list[str]:
+    """Those of a class, in folders of the class folder too, as paths in `place`."""
+    found = [
+        os.path.relpath(os.path.join(folder, file), place)  # noqa: PTH118
+        for folder, _, files in os.walk(place / name)
+        for file in files
+        if file.lower().endswith(IMAGES)
+    ]
+    return sorted(found)

@@ -1,0 +1,58 @@
+"""Class names and templates: lists of lines, in a file of one's own or among those that come with clipx."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from clipx.errors import ConfigError, near, require
+
+_LISTS = Path(__file__).parent / "lists"
+NAMES = ("imagenet",)  # 1,000, in the order of the labels
+TEMPLATES = ("openai_imagenet", "simple")  # 80, and 7 of them
+
+
+def read_names(value: str, key: str) -> Sequence[str]:
+    """Class names in the order of the labels. `value`, of the option `key`: one of NAMES, or a file with one a line.
+
+    Raises ConfigError. Names of a file differ; of ImageNet's two name two classes each.
+    """
+    if value in NAMES:
+        return _lines(_LISTS / f"{value}.txt", value, key, NAMES)
+    names = _lines(Path(value).expanduser(), value, key, NAMES)
+    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    require(twice is None, f"{key}={value} names {twice!r} twice: class names must differ")
+    return names
+
+
+def read_templates(value: str, key: str) -> Sequence[str]:
+    """Templates with {} for the name. `value`, of the option `key`: one of TEMPLATES, or a file with one a line, {} or,
+    as clip_benchmark writes it, {c} standing for the name. Raises ConfigError."""
+    path = _LISTS / f"{value}.txt" if value in TEMPLATES else Path(value).expanduser()
+    return as_templates(_lines(path, value, key, TEMPLATES), f"{key}={value}")
+
+
+def as_templates(lines: Sequence[str], where: str) -> Sequence[str]:
+    """Raises ConfigError for one without a place for the name."""
+    templates = [line.replace("{c}", "{}") for line in lines]
+    if bad := [line for line in templates if "{}" not in line]:
+        raise ConfigError(f"{where}: {bad[0]!r} has no {{}} for the class name: add it")
+    return templates
+
+
+def fill(template: str, name: str) -> str:
+    return template.replace("{}", name)
+
+
+def _lines(path: Path, value: str, key: str, known: Sequence[str]) -> Sequence[str]:
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            f"{key}={value} cannot be read: {reason}; give a file with one a line, or {' or '.join(known)}"
+            f"{near(value, known)}"
+        ) from None
+    lines = [line for line in lines if line]
+    require(bool(lines), f"{key}={value} is empty: it needs one line for each entry")
+    return lines

@@ -1,0 +1,199 @@
+"""Linear probe: how well a linear classifier on the frozen image embeddings does (CLIP, arXiv:2103.00020, A.3).
+
+Shape suffixes: N images, n those of a block, C classes, D embedding and one that is constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from clipx.config import option
+from clipx.data import Dataset
+from clipx.errors import ConfigError, DataError, require
+from clipx.evaluator import EvaluatorSpec
+from clipx.lazy import torch
+
+if TYPE_CHECKING:
+    from clipx.data.source import Source
+    from clipx.distributed import Comm
+    from clipx.evaluator.base import Embedded, Embedder, Metrics
+
+_BLOCK = 8192  # images whose scores are computed at a time
+_PER_DECADE = 8
+_FIRST = (-6, -4, -2, 0, 2, 4, 6)  # powers of ten; between them the search goes on around the best
+
+
+@option("evaluator")
+@dataclass(kw_only=True, slots=True)
+class LinearProbeSpec(EvaluatorSpec):
+    """Multinomial logistic regression by L-BFGS in float64, with an L2 penalty λ that a part of the training images
+    chooses, and that is then trained with on all of them. The same on any number of ranks."""
+
+    learns: ClassVar[bool] = True
+    compared: ClassVar[tuple[str, ...]] = ("top1", "top5", "mean_per_class_recall")
+
+    kind: str = "linear_probe"
+    train_samples: int | None = None  # so many training images, evenly spread over the data; null: all
+    validation_share: float = 0.2  # of the training images of each class: those that λ is chosen by
+    l2: float | None = None  # λ of Σ cross-entropy + λ/2·‖W‖², scikit-learn's 1/C; null: the best of 1e-6 … 1e6
+    max_iterations: int = 1000  # of L-BFGS
+
+    def __post_init__(self) -> None:
+        EvaluatorSpec.__post_init__(self)
+        key = "evaluator.linear_probe"
+        for name, value in (("train_samples", self.train_samples), ("max_iterations", self.max_iterations)):
+            require(value is None or value >= 1, f"{key}.{name}={value} must be at least 1")
+        require(
+            0 < self.validation_share <= 0.5,
+            f"{key}.validation_share={self.validation_share} must lie in (0, 0.5]: 0.2 is every fifth image",
+        )
+        require(self.l2 is None or self.l2 > 0, f"{key}.l2={self.l2} must be above 0: null has it chosen")
+
+    def check(self, data: Dataset) -> None:
+        from clipx.evaluator.base import LOOKED_AT, some
+
+        assert data.held_out is not None
+        train, held_out = ({sample.label for sample in some(source)} for source in (data.train, data.held_out))
+        if None in train | held_out:
+            raise ConfigError(
+                "the linear probe needs labels and the data has none: give data.label_column (csv) or "
+                "data.label_key (webdataset), or leave it out with evaluator=[zeroshot]"
+            )
+        if not train & held_out and data.classes is not None and len(data.classes.names) <= LOOKED_AT:
+            raise ConfigError(
+                "the linear probe has no class in both the training images and the held-out ones, so that there is "
+                "nothing it could learn: choose other data, or leave it out with evaluator=[zeroshot]"
+            )
+
+    def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
+        """top1, top5, mean per-class recall and chance among the training images' classes, and the λ that was used."""
+        from clipx.evaluator.zeroshot import scores
+
+        assert data.held_out is not None
+        train, test = (embedder.images(s, self.batch_size) for s in (self._train(data), data.held_out))
+        classes = {label: i for i, label in enumerate(sorted(set(train.labels), key=str))}
+        if len(classes) < 2:
+            raise DataError(f"the linear probe has training images of {len(classes)} class only: it needs two or more")
+        x_ND, y_N = _tensors(train, classes)
+        probe = Probe(embedder.comm, len(classes), self.max_iterations, embedder.beat)
+        l2 = self.l2 or self._best(probe, x_ND, y_N)
+        weight_CD = probe.fit(x_ND, y_N, l2)
+        test_ND, labels_N = _tensors(test, classes)
+        return {**scores((test_ND @ weight_CD.T).cpu(), labels_N.cpu()), "l2": l2}
+
+    def _train(self, data: Dataset) -> Source:
+        from clipx.data.source import Split
+
+        total = sum(data.train.sizes)
+        if self.train_samples is None or self.train_samples >= total:
+            return data.train
+        return Split(data.train, self.train_samples, total, held_out=True)
+
+    def _best(self, probe: Probe, x_ND: torch.Tensor, y_N: torch.Tensor) -> float:
+        """The λ whose classifier, of the training images without the validation part, is right most often on that."""
+        held_N = _every_of_class(y_N, round(1 / self.validation_share))
+        if not held_N.any():
+            raise DataError(
+                f"the linear probe has too few training images of each class for evaluator.linear_probe."
+                f"validation_share={self.validation_share}: raise it, or give evaluator.linear_probe.l2"
+            )
+        rest, held = (x_ND[~held_N], y_N[~held_N]), (x_ND[held_N], y_N[held_N])
+
+        def right(l2: float) -> float:
+            weight_CD = probe.fit(*rest, l2)
+            return ((held[0] @ weight_CD.T).argmax(1) == held[1]).double().mean().item()
+
+        return search(right)
+
+
+def search(score: Callable[[float], float]) -> float:
+    """The λ with the highest score: of powers of 100 from 1e-6 to 1e6, then around the best of these at steps halved
+    down to an eighth of a decade, as CLIP's authors did. Of equals the largest, which fits the least."""
+    found: dict[int, float] = {}
+
+    def best(candidates: Sequence[int]) -> int:
+        for step in candidates:
+            if step not in found:
+                found[step] = score(10 ** (step / _PER_DECADE))
+        return max(found, key=lambda step: (found[step], step))
+
+    low, high = _FIRST[0] * _PER_DECADE, _FIRST[-1] * _PER_DECADE
+    at = best([power * _PER_DECADE for power in _FIRST])
+    span = _PER_DECADE
+    while span >= 1:
+        at = best([step for step in (at - span, at + span) if low <= step <= high])
+        span //= 2
+    return float(10 ** (at / _PER_DECADE))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Fits a classifier of C classes, the blocks of images spread over the ranks."""
+
+    comm: Comm
+    classes: int
+    max_iterations: int
+    beat: Callable[[], None]
+
+    def fit(self, x_ND: torch.Tensor, y_N: torch.Tensor, l2: float) -> torch.Tensor:
+        """[C, D] that minimises Σ cross-entropy + λ/2·‖W‖², W being the weights without those of the constant."""
+        with torch.inference_mode(False), torch.enable_grad():
+            weight_CD = torch.zeros(self.classes, x_ND.shape[1], dtype=x_ND.dtype, device=x_ND.device)
+            weight_CD.requires_grad_()
+            optimizer = torch.optim.LBFGS(
+                [weight_CD],
+                max_iter=self.max_iterations,
+                tolerance_grad=1e-6,
+                tolerance_change=1e-12,
+                line_search_fn="strong_wolfe",
+            )
+
+            def closure() -> torch.Tensor:
+                self.beat()
+                loss, grad_CD = self._loss(weight_CD.detach(), x_ND, y_N, l2)
+                weight_CD.grad = grad_CD
+                return loss
+
+            optimizer.step(closure)
+            return weight_CD.detach()
+
+    def _loss(
+        self, weight_CD: torch.Tensor, x_ND: torch.Tensor, y_N: torch.Tensor, l2: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss divided by N, and its gradient."""
+        from clipx.evaluator.base import blocks
+
+        grad_CD, loss = torch.zeros_like(weight_CD), weight_CD.new_zeros(1)
+        for block in blocks(len(x_ND), _BLOCK, self.comm):
+            log_nC = torch.log_softmax(x_ND[block] @ weight_CD.T, dim=1)
+            rows = torch.arange(len(log_nC), device=log_nC.device)
+            loss -= log_nC[rows, y_N[block]].sum()
+            wrong_nC = log_nC.exp()
+            wrong_nC[rows, y_N[block]] -= 1
+            grad_CD += wrong_nC.T @ x_ND[block]
+        penalised_CD = weight_CD.clone()
+        penalised_CD[:, -1] = 0
+        loss = self.comm.sum(loss)[0] + l2 / 2 * penalised_CD.square().sum()
+        return loss / len(x_ND), (self.comm.sum(grad_CD) + l2 * penalised_CD) / len(x_ND)
+
+
+def _tensors(embedded: Embedded, classes: dict[int | str | None, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """([N, D] in float64, each embedding with a 1 at its end; [N] of indices). DataError for a label that is new."""
+    unknown = next((label for label in embedded.labels if label not in classes), None)
+    if unknown is not None:
+        raise DataError(f"label {unknown!r} of held-out data is no training image's: the linear probe cannot learn it")
+    image_ND = embedded.image.double()
+    labels_N = torch.tensor([classes[label] for label in embedded.labels], device=image_ND.device)
+    return torch.cat([image_ND, image_ND.new_ones(len(image_ND), 1)], 1), labels_N
+
+
+def _every_of_class(y_N: torch.Tensor, every: int) -> torch.Tensor:
+    """Of each class's images the every-th, the 2·every-th and so on, as a mask."""
+    order_N = torch.argsort(y_N, stable=True)
+    counts_C = torch.bincount(y_N)
+    starts_C = counts_C.cumsum(0) - counts_C
+    number_N = torch.empty_like(y_N)
+    number_N[order_N] = torch.arange(len(y_N), device=y_N.device) - starts_C.repeat_interleave(counts_C)
+    return number_N % every == every - 1

@@ -1,0 +1,58 @@
+"""Class names and templates: those that come with clipx are OpenAI's, those of files are checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import open_clip
+import pytest
+
+from clipx.data.names import read_names, read_templates
+from clipx.errors import ConfigError
+
+
+def test_imagenets_names_are_open_clips() -> None:
+    assert list(read_names("imagenet", "x")) == list(open_clip.IMAGENET_CLASSNAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("openai_imagenet", open_clip.OPENAI_IMAGENET_TEMPLATES),
+        ("simple", open_clip.SIMPLE_IMAGENET_TEMPLATES),
+    ],
+)
+def test_the_templates_are_open_clips(name: str, theirs: list[object]) -> None:
+    filled = [template.replace("{}", "cat") for template in read_templates(name, "x")]
+    assert filled == [template("cat") for template in theirs]  # type: ignore[operator]
+
+
+def test_lines_of_a_file_are_stripped_and_empty_ones_left_out(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text(" red \n\ngreen\r\n")
+    assert read_names(f"{tmp_path}/names.txt", "x") == ["red", "green"]
+
+
+def test_templates_may_have_clip_benchmarks_place_for_the_name(tmp_path: Path) -> None:
+    (tmp_path / "templates.txt").write_text("a {c}\n{} in the wild\n")
+    assert read_templates(f"{tmp_path}/templates.txt", "x") == ["a {}", "{} in the wild"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "x=.*names.txt is empty: it needs one line for each entry"),
+        (b"red\nred\n", "x=.*names.txt names 'red' twice: class names must differ"),
+        (b"\xff\xfe\xff", "x=.*names.txt cannot be read: it is not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_list_of_names_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "names.txt").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_names(f"{tmp_path}/names.txt", "x")
+
+
+def test_a_mistyped_list_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"x=imagnet cannot be read: .* or imagenet \(did you mean imagenet\?\)"):
+        read_names("imagnet", "x")
+    with pytest.raises(ConfigError, match="or openai_imagenet or simple"):
+        read_templates("openai", "x")

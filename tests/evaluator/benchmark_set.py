@@ -1,0 +1,35 @@
+"""A set of images as clip_benchmark reads them from WebDataset shards, for its own process and for clipx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from clipx.data.write import write_members
+
+
+def write_set(
+    folder: Path,
+    images_by_class: Mapping[str, Sequence[bytes]],
+    templates: Sequence[str] = ("a photo of a {c}.",),
+    *,
+    split: str = "test",
+    shards: int = 2,
+) -> Path:
+    """`<split>/N.tar` with NAME.jpg and NAME.cls, their number, class names and templates. Returns the folder.
+
+    The images are JPEGs; {c} in a template stands for the class. The classes lie mixed in the shards, as label i of
+    `images_by_class` is its i-th key.
+    """
+    samples = [(image, label) for label, images in enumerate(images_by_class.values()) for image in images]
+    for shard in range(shards):
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        members: list[tuple[str, bytes]] = []
+        for number in range(shard, len(samples), shards):
+            image, label = samples[number]
+            members += [(f"s{number:07d}.jpg", image), (f"s{number:07d}.cls", str(label).encode())]
+        write_members(str(folder / split / f"{shard}.tar"), members)
+    (folder / split / "nshards.txt").write_text(str(shards))
+    (folder / "classnames.txt").write_text("\n".join(images_by_class))
+    (folder / "zeroshot_classification_templates.txt").write_text("\n".join(templates))
+    return folder
