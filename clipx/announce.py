@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
+from clipx.model.lock import locked_count
 from clipx.precision import told
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "batch": f"global batch {batch:,} = {parts}",
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",
     }
+    if locked := locked_count(trainer.model):
+        of = parameter_count(trainer.model)
+        lines["locked"] = f"{locked:,} of {of:,} parameters stay as they are: {spec.model.locks}"
     if spec.compile.on:
         lines["compile"] = spec.compile.told(len(named_blocks(trainer.model)))
     if len(trainer.plan.stages) > 1:
@@ -43,6 +47,8 @@ def facts(trainer: Trainer) -> dict[str, str]:
         lines["remote"] = trainer.checkpoints.url
     if trainer.resumed:
         lines["resumed"] = f"at step {trainer.steps_done:,}, {trainer.samples_seen:,} samples"
+    if trainer.teacher is not None:
+        lines["teacher"] = trainer.teacher.told
     if trainer.begun:
         lines["weights"] = "; ".join(trainer.begun)
     if trainer.notes:

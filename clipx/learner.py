@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
 from clipx.average import WeightAverage
+from clipx.data import Classes
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.gradcache import NotFiniteError, forward_backward
@@ -18,6 +19,7 @@ from clipx.meter import copied, gradient_norms, update_norms
 from clipx.model import Varying
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
+from clipx.model.lock import lock
 from clipx.model.weights import find, load
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer import parameter_groups
@@ -27,6 +29,9 @@ from clipx.rng import TorchRng, seed_all
 from clipx.schedule import Length
 from clipx.spec import RunSpec
 from clipx.state import TrainState
+from clipx.teacher.live import Teacher
+
+_TEXTS = 256  # embedded at a time
 
 
 class Learner:
@@ -43,16 +48,21 @@ class Learner:
     objective: Objective
     optimizer: torch.optim.Optimizer
     loss_scale: LossScale
+    teacher: Teacher | None  # that sees each batch
     converted: list[str]  # layers in another number format
     state: TrainState  # of all of these
 
-    def __init__(self, spec: RunSpec, comm: Comm, length: Length, varying: Varying) -> None:
+    def __init__(
+        self, spec: RunSpec, comm: Comm, length: Length, varying: Varying, classes: Classes | None = None
+    ) -> None:
         """The same weights on every rank, and other random numbers from then on. Raises ConfigError."""
         self.spec, self.comm = spec, comm
         self.precision = spec.precision.build(comm.device)
         spec.compile.check_device(comm.device)
+        self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches)
         seed_all(spec.seed)
         self.weights = self.model = spec.model.build(comm.device, self.precision.stored, varying)
+        lock(self.weights, spec.model)
         self.masters = None
         if self.precision.master_weights:
             self.masters = MasterWeights(self.weights, self.precision.dtype)
@@ -64,7 +74,9 @@ class Learner:
         self.average = None if decay is None else WeightAverage(self.weights, decay)
         for model in (self.model, *([self.average.model] if self.average else [])):
             spec.distributed.prepare(model, comm)
-        self.objective = spec.objective.build(comm, length).to(comm.device, self.precision.wide)
+        self.objective = spec.objective.build(comm, length)
+        self.objective.prepare(classes, self.weights.embed_dim)
+        self.objective.to(comm.device, self.precision.wide)
         self.optimizer = spec.optimizer.build(parameter_groups(self.weights, self.objective, spec.optimizer))
         spec.compile.compile_optimizer(self.optimizer)
         self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
@@ -75,13 +87,23 @@ class Learner:
         """Begins with the weights that `model.weights` names, if any. Returns what the log should say of
         them. The average follows from the first step on."""
         place = self.spec.model.weights
-        if place is None:
-            return []
-        found = find(place)
-        notes = load(self.weights, found)
-        if self.masters is not None:
-            self.masters.give_weights()
-        return [place, *notes]
+        begun: list[str] = []
+        if place is not None:
+            found = find(place)
+            begun = [place, *load(self.weights, found), *self.objective.start_from(found.log_scale, found.bias)]
+            if self.masters is not None:
+                self.masters.give_weights()
+        self.objective.begin(self._embed_texts)
+        return begun
+
+    @torch.no_grad()
+    def _embed_texts(self, texts: Sequence[str]) -> Tensor:
+        tokens = self.spec.model.text.build_tokenizer()(texts)
+        self.model.eval()
+        with self.precision.autocast():
+            rows = [self.model.encode_text(part.to(self.comm.device)) for part in tokens.split(_TEXTS)]
+        self.model.train()
+        return torch.cat(rows)
 
     def compiled_loss(self) -> AbstractContextManager[None]:
         """Within it the objective's tiles are compiled, where the run asks for it."""
@@ -96,6 +118,8 @@ class Learner:
         """
         rng = TorchRng.get(self.comm.device)
         micro = self.spec.data.micro_batches
+        if self.teacher is not None:
+            batch = self.teacher(batch)
         while True:
             loss, metrics = forward_backward(
                 self.parallel, self.objective, batch, micro, self.comm, self.precision, self.loss_scale
@@ -139,5 +163,7 @@ class Learner:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = self.comm.norm([p.grad for p in parameters if p.grad is not None])
         if self.spec.optimizer.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.spec.optimizer.clip_norm, norm)
+            own = set(self.objective.parameters())  # whole, where the model's may be spread over the ranks
+            for part in ([p for p in parameters if p in own], [p for p in parameters if p not in own]):
+                torch.nn.utils.clip_grads_with_norm_(part, self.spec.optimizer.clip_norm, norm)
         return norm

@@ -21,10 +21,12 @@ class Resume:
     step: int | None = None  # of the checkpoint; None: the newest
     run_dir: str | None = None
     url: str | None = None
+    training: str | None = None  # a checkpoint of open_clip's trainer, from which a new run goes on
 
     @classmethod
     def parse(cls, text: str) -> Resume:
-        """`none`, `auto`, `latest`, `step:N`, or a run directory or one of its checkpoints, by path or by URL.
+        """`none`, `auto`, `latest`, `step:N`, or a run directory or one of its checkpoints, by path or by URL; or a .pt
+        file of open_clip's trainer.
 
         Raises ConfigError.
         """
@@ -38,6 +40,8 @@ class Resume:
                 raise ConfigError(f"resume={text} names no step: give its number, resume=step:1000")
             return cls(True, True, int(number))
         check_url("resume", text)
+        if text.endswith(".pt"):
+            return cls(False, training=text)
         place, step = text.rstrip("/"), None
         folder = Path(place)
         if is_checkpoint(folder.name) and folder.parent.name == CHECKPOINTS:

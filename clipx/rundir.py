@@ -31,7 +31,8 @@ _TOLD = (
     *("data.micro_batches", "data.max_bad_share", "model.weights"),  # change no gradient
     *("model.patch_dropout", "model.patch_dropout_schedule", "model.patch_dropout_end", "model.patch_dropout_final"),
 )  # patch dropout: a phase without it may be another run's
-_REFUSED = ("seed", "model", "data", "objective", "optimizer.kind")  # another value would train something else
+# Another value would train something else.
+_REFUSED = ("seed", "model", "data", "objective", "optimizer.kind", "teacher.temperature")
 
 
 log = logging.getLogger(__name__)

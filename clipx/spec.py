@@ -24,6 +24,7 @@ from clipx.profiler import ProfilerSpec
 from clipx.resume import Resume
 from clipx.schedule import Duration, Length, ScheduleSpec
 from clipx.stages import StageSpec, check_stages
+from clipx.teacher import TeacherSpec
 
 
 @option("")
@@ -37,7 +38,8 @@ class RunSpec:
     seed: int = 0
     duration: str = "32ep"  # 32ep (epochs), 10000st (optimizer steps), 12.8e9sa (samples)
     resume: str = "none"  # none: a new run; auto: go on in run_dir if it holds a run; latest: it must; step:N: at that
-    # checkpoint; or a run directory, or one of its checkpoints, by path or by URL
+    # checkpoint; or a run directory, or one of its checkpoints, by path or by URL; or a .pt file of open_clip's
+    # trainer, from which a new run goes on
     log_every: str = "20st"  # a duration: how often metrics are read from the device and written
     device_peak_tflops: float | None = None  # of a device, by which train/mfu goes; null: its data sheet's, where known
     profiler: ProfilerSpec = field(default_factory=ProfilerSpec)
@@ -52,6 +54,7 @@ class RunSpec:
     distributed: DistributedSpec = MISSING
     checkpoint: CheckpointSpec = MISSING
     compile: CompileSpec = field(default_factory=CompileSpec)
+    teacher: TeacherSpec = field(default_factory=TeacherSpec)
     evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
     logger: dict[str, LoggerSpec] = field(default_factory=dict)
 
@@ -59,7 +62,11 @@ class RunSpec:
         for key, text in (("name", self.name), ("resume", self.resume), ("run_dir", self.run_dir)):
             require(bool(text), f"{key}= is empty: give a value, or leave it out")
         require(0 <= self.seed < 2**63, f"seed={self.seed} must lie in [0, 2^63): give 0 or more")
-        Resume.parse(self.resume)
+        require(
+            Resume.parse(self.resume).training is None or self.model.weights is None,
+            f"model.weights={self.model.weights} has no effect with resume={self.resume}, which has weights of its "
+            "own: leave one of them out",
+        )
         total = Duration.parse(self.duration, "duration")
         require(total.value > 0, f"duration={self.duration} is no training at all: give a duration above zero")
         log_every = Duration.parse(self.log_every, "log_every")
@@ -78,16 +85,37 @@ class RunSpec:
             f"objective={self.objective.kind} keeps state for each sample, but data={self.data.kind} gives samples no "
             "numbers: choose data that does, or objective=infonce",
         )
+        require(
+            self.model.captions or not self.objective.captions,
+            f"objective={self.objective.kind} needs a model that captions, which model={self.model.name} does not: "
+            "choose model=coca_vit_b32, or objective=infonce",
+        )
+        require(
+            self.objective.captions or not self.model.captions,
+            f"objective={self.objective.kind} has no use for the captions of model={self.model.name}, whose decoder "
+            "would learn nothing: choose objective=coca, or model=vit_b32",
+        )
         self.model.check_fits(self.duration, Length(0, self.data.batch_size))
+        require(
+            self.objective.reads_text or self.model.text.whole,
+            f"objective={self.objective.kind} gives the text tower no gradient: add model.text.lock=all, and "
+            "weights to begin with by model.weights=…",
+        )
+        self.model.check_locks(
+            self.objective.has_head or self.model.captions,
+            {"image": self.optimizer.image_lr_scale, "text": self.optimizer.text_lr_scale},
+        )
         check_stages(self.stages, self.model, self.data, self.duration)
         for batch in {self.data.batch_size} | {stage.batch_size or self.data.batch_size for stage in self.stages}:
             self.objective.check(batch, self.data.published)
+        self.teacher.check(self.objective.kind, self.objective.taught, self.data.kind, self.data.indexed)
         self.distributed.check_micro_batches(self.data.micro_batches)
         self.distributed.check_optimizer(self.optimizer.kind)
         self.precision.check(self.optimizer.ema_decay, self.distributed.kind)
         self.compile.check(self.objective.kind, self.optimizer.kind)
         best = self.checkpoint.best
         numbers = [f"eval/{name}/" for name, evaluator in self.evaluator.items() if evaluator.every != "none"]
+        numbers += ["eval/head/"] if numbers and self.objective.has_head else []
         require(
             best is None or best.startswith(tuple(numbers)),
             f"checkpoint.best={best} is no number of an evaluator of this run: give one of "

@@ -8,7 +8,7 @@ import torch
 
 from clipx.average import WeightAverage
 from clipx.checkpoint.folder import Checkpoint, Rows
-from clipx.checkpoint.state import load_module, load_optimizer, optimizer_tensors, part, prefixed
+from clipx.checkpoint.state import Tensors, load_module, load_optimizer, optimizer_tensors, part, prefixed
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
@@ -44,13 +44,17 @@ class TrainState:
 
         `seed`: of the random numbers where other ranks wrote the checkpoint.
         """
-        load_module(self.model, part("model", found.tensors), "model")
-        load_module(self.objective, part("objective", found.tensors), "objective")
-        load_optimizer(self.optimizer, part("optimizer", found.tensors))
+        self.restore_learned(found.tensors)
         self._restore_tables(found)
+        return [*self._restore_average(found), *self._restore_rng(found, seed)]
+
+    def restore_learned(self, tensors: Tensors) -> None:
+        """Weights, the objective's parameters and the optimizer's state. Raises CheckpointError."""
+        load_module(self.model, part("model", tensors), "model")
+        load_module(self.objective, part("objective", tensors), "objective")
+        load_optimizer(self.optimizer, part("optimizer", tensors))
         if self.masters is not None:
             self.masters.give_weights()
-        return [*self._restore_average(found), *self._restore_rng(found, seed)]
 
     def _tables(self) -> dict[str, SampleTable]:
         """The objective's per-sample state, by name."""

@@ -24,7 +24,8 @@ from clipx.data.order import SampleOrder
 from clipx.data.tally import Tally, check_bad_share
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError, NotSynced, Stopped, require
-from clipx.evaluator.base import Embedder, check_evaluators, evaluate
+from clipx.evaluator.base import Embedder
+from clipx.evaluator.suite import Suite
 from clipx.flops import Utilisation
 from clipx.gradcache import NotFiniteError
 from clipx.learner import Learner
@@ -46,9 +47,14 @@ from clipx.schedule import Cadence, Duration, LearningRate, Length
 from clipx.spec import RunSpec
 from clipx.stages import StagePlan, check_ranks
 from clipx.stop import Stop
+from clipx.takeover import take_over
+from clipx.teacher.live import Teacher
+from clipx.teacher.stored import StoredEmbeddings
 from clipx.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
+
+_EMBEDDED = 256  # images at a time, for an objective with a head
 
 
 class Trainer:
@@ -57,9 +63,12 @@ class Trainer:
     spec: RunSpec
     comm: Comm
     dataset: Dataset
+    suite: Suite
     order: SampleOrder
     tokenizer: Tokenizer
     plan: StagePlan
+    stored: StoredEmbeddings | None
+    teacher: Teacher | StoredEmbeddings | None
     learner: Learner  # has the next five, and their state
     model: CLIP
     average: WeightAverage | None
@@ -103,7 +112,8 @@ class Trainer:
             batch <= n,
             f"data.batch_size={batch} is larger than the data set of {n:,} samples: use at most {n} or more data",
         )
-        check_evaluators(spec.evaluator, self.dataset)
+        active = {name: e for name, e in spec.evaluator.items() if e.every != "none"}
+        self.suite = Suite.open(active, spec.data, self.dataset, comm)
         self.order = spec.data.order(train, spec.seed)
         self.tally = Tally(spec.data.max_bad_share, self.order.samples // comm.world)
         total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
@@ -121,7 +131,11 @@ class Trainer:
     def _build_model(self) -> None:
         spec, comm = self.spec, self.comm
         self.tokenizer = spec.model.text.build_tokenizer()
-        self.learner = learner = Learner(spec, comm, self.length, self.plan.varying)
+        self.learner = learner = Learner(spec, comm, self.length, self.plan.varying, self.dataset.classes)
+        self.stored = spec.teacher.open(self.dataset.train)
+        self.teacher = self.stored or learner.teacher
+        if self.teacher is not None:
+            comm.agree(teacher=self.teacher.digest)
         self.model, self.average, self.precision = learner.model, learner.average, learner.precision
         self.objective, self.optimizer = learner.objective, learner.optimizer
         self.utilisation = Utilisation.build(spec.model, spec.precision, comm.device, spec.device_peak_tflops)
@@ -146,18 +160,25 @@ class Trainer:
             self.checkpoints.fetch(resume)
             self.notes = comm.on_main(lambda: self.rundir.claim(spec))
             self.resumed = self._resume(resume)
-            self.begun = [] if self.resumed else self.learner.start()
+            self.begun = [] if self.resumed else self._begin(resume.training)
             spec.profiler.check_fits(self.steps_total)
             self.profiler = Profiler(spec.profiler, self.rundir.path / "profile", comm)
             self._open.callback(self.profiler.close)
             comm.on_main(lambda: self.rundir.keep(spec))
             self.checkpoints.open()
             if comm.is_main:
-                for source in filter(None, (self.dataset.train, self.dataset.held_out)):
+                for source in filter(None, (self.dataset.train, self.dataset.held_out, *self.suite.sources)):
                     self.rundir.quarantine(source.bad)
         except BaseException:
             self._open.close()
             raise
+
+    def _begin(self, training: str | None) -> list[str]:
+        """Gives a new run its first weights, or all that open_clip's trainer had learned. Returns what the log says."""
+        if training is None:
+            return self.learner.start()
+        self.samples_seen, begun = take_over(training, self.learner, self.plan, self.order.samples)
+        return begun
 
     def _warn(self, kind: str, message: str, **facts: Any) -> None:
         """An event that a person should hear of; every rank knows of it."""
@@ -324,7 +345,7 @@ class Trainer:
         """From where the run is to its end; each stage has a loader of its own."""
         spec, comm = self.spec, self.comm
         for stage, samples in self.plan.left(self.samples_seen):
-            yield from train_loader(
+            loader = train_loader(
                 self.dataset.train,
                 self.order,
                 View(stage.image_size, spec.data.crop_scale, spec.data.max_pixels),
@@ -337,7 +358,10 @@ class Trainer:
                 workers=spec.data.workers,
                 prefetch=spec.data.prefetch,
                 pin=comm.device.type == "cuda",
+                second=None if self.learner.teacher is None else self.learner.teacher.view,
+                giver=self.stored or self.objective.giver,
             )
+            yield from loader if spec.objective.reads_text else (batch.without_texts() for batch in loader)
 
     def _count(self, batch: Batch) -> None:
         if batch.bad:
@@ -415,7 +439,10 @@ class Trainer:
             lambda: self.watchdog.beat(self.steps_done),
         )
         start = time.perf_counter()
-        numbers = evaluate({name: self.spec.evaluator[name] for name in names}, embedder, self.dataset)
+        numbers = self.suite.evaluate(names, embedder)
+        if self.spec.objective.has_head and self.dataset.held_out is not None:
+            images = embedder.images(self.dataset.held_out, _EMBEDDED)
+            numbers |= {f"eval/head/{name}": x for name, x in self.objective.score(images.image, images.labels).items()}
         seconds = {"evaluation_s": time.perf_counter() - start}
         self.sinks.log({**self._row(seconds, self.samples_seen), **numbers})
         return numbers
@@ -426,12 +453,14 @@ class Trainer:
         """A checkpoint of this moment, and of what was just evaluated. Collective."""
         state = {
             "samples_seen": self.samples_seen,
+            "epoch_samples": self.order.samples,
             "non_finite": [self.non_finite.total, self.non_finite.in_row],
             "loss_scale": self.learner.loss_scale.state(),
             "overdue": self._overdue,
             "world": self.comm.world,
             "data": self.dataset.train.fingerprint,
             "config": to_dict(self.spec),
+            **({} if self.teacher is None else {"teacher": self.teacher.digest}),
         }
         self.checkpoints.save(self.steps_done, self.learner.state.capture(), state, numbers)
 
@@ -445,6 +474,11 @@ class Trainer:
             raise CheckpointError(
                 f"the data is not what {self.rundir.path} was trained on (fingerprint {fingerprint}, then "
                 f"{found.state['data']}): restore it, or start a new run"
+            )
+        if self.teacher is not None and found.state.get("teacher") != self.teacher.digest:
+            raise CheckpointError(
+                f"{spec.teacher.given} is not the teacher that {self.rundir.path} learned from (weights "
+                f"{self.teacher.digest}, then {found.state.get('teacher')}): give that one, or start a new run"
             )
         self.samples_seen = int(found.state["samples_seen"])
         self.plan.check_resumes(self.samples_seen, found.step)

@@ -39,6 +39,13 @@ VIT = (
     "+model.image.options={patch_size:16,embed_dim:64,depth:2,num_heads:2}",
     "model.text.width=64",
 )
+# What an option cannot be composed without.
+NEEDED = {
+    "classification": ("model.weights=outputs/zero", "model.text.lock=all"),
+    "coca": ("model=coca_tiny",),
+    "distillation": ("teacher.weights=outputs/teacher",),
+    "finetune": ("model.weights=outputs/zero",),
+}
 # What the clock and the process say.
 _CLOCK = (
     *("seconds", "samples_per_second", "samples_per_second_per_device", "tokens_per_second", "remote_lag_s"),

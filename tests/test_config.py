@@ -16,10 +16,11 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase, setbase
 from omegaconf import OmegaConf
+from support import NEEDED
 
 from clipx.cli import cli
 from clipx.config import CONF_DIR, compose, from_dict, save, to_dict
-from clipx.data import Dataset
+from clipx.data import Classes, Dataset
 from clipx.distributed import Comm
 from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec, load_run
@@ -47,7 +48,7 @@ OPTIONS = [(group, name) for group in GROUPS for name in names(group)]
 
 @cache
 def composed(group: str, name: str) -> RunSpec:
-    return compose(f"{group}=[{name}]" if group in LISTS else f"{group}={name}")
+    return compose(f"{group}=[{name}]" if group in LISTS else f"{group}={name}", *NEEDED.get(name, ()))
 
 
 # ------------------------------------------------------------------------------------------ groups and their files
@@ -61,13 +62,13 @@ def test_each_group_shares_its_name_with_the_module_that_reads_it() -> None:
 
 def test_each_field_of_a_run_is_a_value_or_a_group() -> None:
     values = {"kind", "name", "run_dir", "seed", "duration", "resume", "log_every", "compile", "stages"}
-    values |= {"device_peak_tflops", "profiler"}
+    values |= {"teacher", "device_peak_tflops", "profiler"}
     assert {f.name for f in dataclasses.fields(RunSpec)} == values | set(GROUPS)
 
 
 def test_the_promised_options_are_there() -> None:
     models = "rn50 rn101 vit_s16 vit_b32 vit_b16 vit_l14 vit_h14 vit_g14 vit_bigg14 convnext_base_w tiny"
-    data = "shapes digits csv webdataset cc3m cc12m laion400m laion2b datacomp1b"
+    data = "shapes digits csv webdataset folder benchmark cc3m cc12m laion400m laion2b datacomp1b"
     assert set(names("model")) >= set(models.split())
     assert set(names("data")) >= set(data.split())
 
@@ -76,7 +77,18 @@ def test_every_file_is_an_option_that_a_test_here_composes() -> None:
     covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
     covered |= {f"{group}/{name}.yaml" for group in ("recipe", "experiment", "hydra/launcher") for name in names(group)}
     covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
-    covered |= {"train.yaml", "evaluate.yaml", "plan.yaml", "bench.yaml", "index.yaml", "prepare.yaml"}
+    covered |= {
+        "train.yaml",
+        "evaluate.yaml",
+        "export.yaml",
+        "embed.yaml",
+        "caption.yaml",
+        "wise_ft.yaml",
+        "plan.yaml",
+        "bench.yaml",
+        "index.yaml",
+        "prepare.yaml",
+    }
     files = {str(path.relative_to(CONF_DIR)) for path in CONF_DIR.rglob("*") if path.is_file()}
     assert files == covered
 
@@ -95,7 +107,7 @@ def test_every_launcher_has_valid_keys(name: str) -> None:
 
 @pytest.mark.parametrize("name", names("experiment"))
 def test_every_experiment_composes_and_builds(name: str) -> None:
-    spec = compose(f"experiment={name}")
+    spec = compose(f"experiment={name}", *NEEDED.get(name, ()))
     model = spec.model.build(META, torch.float32)
     objective = spec.objective.build(Comm(0, 1, 0, CPU), Length(10**7, spec.data.batch_size, 10**9))
     spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
@@ -130,8 +142,14 @@ def test_every_model_builds_on_the_meta_device_with_its_optimizer(name: str) -> 
 def test_every_objective_builds_and_scores_a_batch(name: str) -> None:
     objective = composed("objective", name).objective.build(Comm(0, 1, 0, CPU), LENGTH)
     assert isinstance(objective, Objective)
+    objective.prepare(Classes([str(number) for number in range(12)], ("a {}",)), 16)
     image_bD, text_bD = torch.nn.functional.normalize(torch.randn(2, 8, 16), dim=-1)
-    loss, metrics = objective(image_bD.requires_grad_(), text_bD.requires_grad_(), torch.arange(8))
+    given = torch.randn(2, 8, 12) if composed("objective", name).objective.taught else ()
+    if composed("objective", name).objective.captions:
+        given = (torch.rand(8, 2) + 1,)
+    if objective.giver is not None:
+        given = (torch.arange(8),)
+    loss, metrics = objective(image_bD.requires_grad_(), text_bD.requires_grad_(), torch.arange(8), *given)
     loss.backward()
     objective.after_step(8)
     assert loss.ndim == 0 and loss.isfinite()
@@ -190,7 +208,12 @@ def small_shapes() -> Dataset:
 
 @pytest.mark.parametrize("name", names("evaluator"))
 def test_every_evaluator_accepts_the_default_data(name: str) -> None:
-    composed("evaluator", name).evaluator[name].check(small_shapes())
+    evaluator = composed("evaluator", name).evaluator[name]
+    if evaluator.learns:  # and the default holds whole classes out
+        with pytest.raises(ConfigError, match="no class in both the training images and the held-out ones"):
+            evaluator.check(small_shapes())
+    else:
+        evaluator.check(small_shapes())
 
 
 @pytest.mark.parametrize("name", names("logger"))
@@ -353,9 +376,9 @@ def test_an_experiment_of_ones_own_chooses_and_the_command_line_wins(folder: Pat
 
 
 def test_ones_own_options_are_listed_among_the_others(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"choose one of convnext_base_w, mine, rn101.*\(did you mean mine\?\)$"):
+    with pytest.raises(ConfigError, match=r"choose one of .*convnext_base_w, mine, rn101.*\(did you mean mine\?\)$"):
         compose("model=mien", config_dir=folder)
-    with pytest.raises(ConfigError, match=r"choose one of convnext_base_w, mine, rn101"):
+    with pytest.raises(ConfigError, match=r"choose one of .*convnext_base_w, mine, rn101"):
         compose("model=null", config_dir=folder)
 
 
@@ -373,12 +396,13 @@ def test_ones_own_options_are_listed_among_the_others(folder: Path) -> None:
         ),
         (
             MODEL.replace("/clip@", "/clpi@"),
-            "schema/model=clpi is not an option: choose one of clip (did you mean clip?) (in model/mine.yaml)",
+            "schema/model=clpi is not an option: choose one of clip, coca (did you mean clip?) (in model/mine.yaml)",
         ),
         (
             "defaults: [vit_b23]",
-            "model=vit_b23 is not an option: choose one of convnext_base_w, rn101, rn50, tiny, vit_b16, vit_b32, "
-            "vit_bigg14, vit_g14, vit_h14, vit_l14, vit_m16, vit_s16, vit_s32 (did you mean vit_b32?) "
+            "model=vit_b23 is not an option: choose one of coca_tiny, coca_vit_b32, convnext_base_w, rn101, rn50, tiny, "
+            "vit_b16, vit_b16_siglip, vit_b32, vit_b32_quickgelu, vit_bigg14, vit_g14, vit_h14, vit_l14, vit_m16, "
+            "vit_s16, vit_s32 (did you mean vit_b32?) "
             "(in model/mine.yaml)",
         ),
         ("name: mine", "model has no kind: begin its YAML file with defaults: [/schema/model/KIND@_here_]"),
@@ -476,7 +500,10 @@ def test_a_saved_spec_holds_plain_values(tmp_path: Path) -> None:
             {"objective": {"kind": "hinge", "margin": 0.2}},
             "objective.kind=hinge is not known: known are infonce; a plug-in's folder is given with --config-dir",
         ),
-        ({"evaluator": {"mine": {"every": "1ep"}}}, "evaluator.kind=None is not known: known are retrieval, zeroshot"),
+        (
+            {"evaluator": {"mine": {"every": "1ep"}}},
+            "evaluator.kind=None is not known: known are linear_probe, retrieval, zeroshot",
+        ),
         ({"logger": {"mine": None}}, "logger.kind=None is not known: known are "),
         ({"sede": 1}, "sede is not a key here: the keys are name, run_dir, seed"),
         ({"seed": "many"}, "seed=many has the wrong type: give a whole number"),
@@ -504,7 +531,7 @@ def test_a_saved_spec_of_an_earlier_version_takes_new_defaults() -> None:
 
 RUN_KEYS = (
     "the keys are name, run_dir, seed, duration, resume, log_every, device_peak_tflops, profiler, stages, model, data, "
-    "objective, optimizer, schedule, precision, distributed, checkpoint, compile, evaluator, logger"
+    "objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
 )
 OBJECTIVE_KEYS = "the keys are tile, init_temperature, max_scale"
 READ = "write key=value, a list as key=[a,b], and other signs as key='…'"
@@ -519,7 +546,7 @@ REFUSED = [
     ("objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("+objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("objective.tiel=1", f"objective.tiel is not a key here: {OBJECTIVE_KEYS} (did you mean tile?)"),
-    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, size, options, mean, std, checkpointing (did you mean size?)"),
+    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, size, squash, projection, options, mean, std, checkpointing, lock, lock_norms (did you mean size?)"),
     ("model.image.options.depth=1", "model.image.options.depth is not a key here: there are none yet; add it by +model.image.options.depth=…"),
     ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
     ("~nope", "~nope takes out what is not there: leave it away"),
@@ -547,8 +574,8 @@ REFUSED = [
     ("schedule=null", "schedule=null is not an option: choose one of constant, constant_cooldown, cosine"),
     ("schedule=3", "schedule=3 is not an option: choose one of constant, constant_cooldown, cosine"),
     ("schedule=[constant,cosine]", "schedule=[constant,cosine] is not an option: choose one of constant, constant_cooldown, cosine"),
-    ("evaluator=[zeroshot,nope]", "evaluator=nope is not an option: choose any of retrieval, zeroshot; for none write evaluator=[]"),
-    ("evaluator=null", "evaluator=null is not an option: choose any of retrieval, zeroshot; for none write evaluator=[]"),
+    ("evaluator=[zeroshot,nope]", "evaluator=nope is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
+    ("evaluator=null", "evaluator=null is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
     ("~evaluator", "~evaluator is not possible: for none write evaluator=[]"),
     ("+schedule=constant", "+schedule=constant adds a second schedule where there can be one: write schedule=constant"),
     ("++schedule=constant", "++schedule=constant is for keys, not for groups: write schedule=constant"),

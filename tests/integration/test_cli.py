@@ -59,8 +59,8 @@ def test_a_large_run_is_composed_without_anything_that_takes_long() -> None:
 @pytest.mark.parametrize("command", [TRAIN, EVALUATE], ids=["train", "evaluate"])
 def test_help_lists_the_options_of_each_group(command: tuple[str, ...]) -> None:
     text = run(*command, "--help").stdout
-    assert "data: cc12m, cc3m, csv, datacomp1b, digits" in text
-    assert "evaluator: retrieval, zeroshot" in text
+    assert "data: benchmark, cc12m, cc3m, csv, datacomp1b, digits, folder" in text
+    assert "evaluator: linear_probe, retrieval, zeroshot" in text
 
 
 # ---------------------------------------------------------------------------------------------------------- errors

@@ -54,6 +54,8 @@ def test_the_wheel_holds_the_package_its_configuration_and_its_merges(wheel: Pat
     conf = {f"clipx/conf/{path.relative_to(CONF_DIR)}" for path in CONF_DIR.rglob("*.yaml")}
     assert conf <= names
     assert "clipx/model/bpe_simple_vocab_16e6.txt.gz" in names
+    lists = {f"clipx/{path.relative_to(ROOT / 'clipx')}" for path in (ROOT / "clipx/data/lists").iterdir()}
+    assert len(lists) == 4 and lists <= names  # ImageNet's names, two lists of templates, and whose they are
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
 
@@ -68,7 +70,8 @@ for path in sorted(CONF_DIR.glob("*/*.yaml")):
     group, name = path.parent.name, path.stem
     if group != "recipe":
         choice = f"{group}=[{name}]" if group in ("evaluator", "logger") else f"{group}={name}"
-        compose(choice, config_name="bench" if group == "bench" else "train")
+        needed = ["teacher.weights=outputs/teacher"] if name == "distillation" else []
+        compose(choice, *needed, config_name="bench" if group == "bench" else "train")
         count += 1
 print(count)
 """

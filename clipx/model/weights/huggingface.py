@@ -1,0 +1,185 @@
+"""A model as transformers has it: a folder for its CLIPModel, CLIPProcessor and CLIPTokenizer, written without it.
+
+(Read in transformers' code at 5.23.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from clipx.errors import CheckpointError
+from clipx.model import ClipSpec, ModelSpec
+from clipx.model.tokenizer import Tokenizer, vocabulary
+from clipx.model.weights import Weights
+from clipx.model.weights.openclip import config_of
+from clipx.model.weights.ties import Rule
+from clipx.model.weights.training import state_dict
+
+_BLOCK = {
+    "ln_1.*": "layer_norm1.*",
+    "attn.in_proj_*": "self_attn.@_proj.*",  # @ stands for q, k and v
+    "attn.out_proj.*": "self_attn.out_proj.*",
+    "ln_2.*": "layer_norm2.*",
+    "mlp.c_fc.*": "mlp.fc1.*",
+    "mlp.c_proj.*": "mlp.fc2.*",
+}
+
+
+def _blocks(openclip: str, here: str) -> list[Rule]:
+    return [Rule(f"{openclip}transformer.resblocks.#.{a}", f"{here}encoder.layers.#.{b}") for a, b in _BLOCK.items()]
+
+
+_RULES = [
+    Rule("visual.class_embedding", "vision_model.embeddings.class_embedding"),
+    Rule("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
+    Rule("visual.conv1.weight", "vision_model.embeddings.patch_embedding.weight"),
+    Rule("visual.ln_pre.*", "vision_model.pre_layrnorm.*"),  # spelt like this
+    *_blocks("visual.", "vision_model."),
+    Rule("visual.ln_post.*", "vision_model.post_layernorm.*"),
+    Rule("visual.proj", "visual_projection.weight", turned=True),
+    Rule("token_embedding.weight", "text_model.embeddings.token_embedding.weight"),
+    Rule("positional_embedding", "text_model.embeddings.position_embedding.weight"),
+    *_blocks("", "text_model."),
+    Rule("ln_final.*", "text_model.final_layer_norm.*"),
+    Rule("text_projection", "text_projection.weight", turned=True),
+    Rule("logit_scale", "logit_scale"),
+]
+"""What open_clip calls the tensors of a ViT in CLIP's form, and what transformers does."""
+
+_START, _END = "<|startoftext|>", "<|endoftext|>"
+
+
+def write(folder: Path, weights: Weights) -> list[str]:
+    """Makes the folder. Returns what CLIPModel has no place for. Raises CheckpointError for a model that it is not."""
+    assert weights.spec is not None
+    config = _config(weights.spec, weights.log_scale)
+    tensors = dict(_renamed(state_dict(weights)))
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    _write(folder / "config.json", config)
+    _write(folder / "preprocessor_config.json", _preprocessor(weights.spec))
+    _write_tokenizer(folder, weights.spec.text.context_length)
+    return [] if weights.bias is None else [f"the bias {weights.bias:.4g} is left out: CLIPModel has none"]
+
+
+def _renamed(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors.items():
+        if name == "logit_bias":
+            continue
+        tie = next(filter(None, (rule.tie(name) for rule in _RULES)))
+        if "@" in tie.theirs:
+            for part, chunk in zip("qkv", tensor.chunk(3), strict=True):
+                yield tie.theirs.replace("@", part), chunk.contiguous()
+        else:
+            yield tie.theirs, tie.to_theirs(tensor)
+
+
+# ----------------------------------------------------------------------------------------------- configuration
+
+
+def _config(spec: ModelSpec, log_scale: float | None) -> dict[str, Any]:
+    """CLIPConfig. Raises CheckpointError where CLIPModel is another model."""
+    if not isinstance(spec, ClipSpec) or spec.kind != "clip":
+        raise _refused(f"model {spec.name} is of kind {spec.kind}")
+    known = config_of(spec)
+    vision, text = known["vision_cfg"], known["text_cfg"]
+    if "timm_model_name" in vision or not isinstance(vision["layers"], int):
+        raise _refused(f"the image tower of model {spec.name} is timm's {spec.image.timm}")
+    _check_keys(spec, "vision_cfg", vision, ("image_size", "layers", "width", "head_width", "patch_size", "mlp_ratio"))
+    _check_keys(spec, "text_cfg", text, ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"))
+    shared = {
+        "hidden_act": "quick_gelu" if spec.quick_gelu else "gelu",
+        "layer_norm_eps": torch.nn.LayerNorm(1).eps,
+        "projection_dim": spec.embed_dim,
+    }
+    return {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "dtype": "float32",
+        "projection_dim": spec.embed_dim,
+        "logit_scale_init_value": log_scale,
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            **_tower(vision, vision["width"] // vision.get("head_width", 64)),
+            "image_size": vision["image_size"],
+            "patch_size": vision["patch_size"],
+            **shared,
+        },
+        "text_config": {
+            "model_type": "clip_text_model",
+            **_tower(text, text["heads"]),
+            "vocab_size": text["vocab_size"],
+            "max_position_embeddings": text["context_length"],
+            "bos_token_id": Tokenizer.start_id,
+            "eos_token_id": Tokenizer.end_id,
+            "pad_token_id": Tokenizer.end_id,
+            **shared,
+        },
+    }
+
+
+def _tower(config: dict[str, Any], heads: int) -> dict[str, int]:
+    return {
+        "hidden_size": config["width"],
+        "intermediate_size": int(config["width"] * config.get("mlp_ratio", 4.0)),
+        "num_hidden_layers": config["layers"],
+        "num_attention_heads": heads,
+    }
+
+
+def _check_keys(spec: ModelSpec, place: str, config: dict[str, Any], known: Iterable[str]) -> None:
+    """Raises CheckpointError for what open_clip has words for and CLIPConfig has not."""
+    if further := sorted(config.keys() - set(known)):
+        raise _refused(f"model {spec.name} has {place}.{further[0]}={config[further[0]]} in open_clip's words")
+
+
+def _refused(reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"format=hf is for ViTs in CLIP's form with CLIP's tokenizer, and {reason}: choose format=open_clip"
+    )
+
+
+# -------------------------------------------------------------------------------------------------- processing
+
+
+def _preprocessor(spec: ModelSpec) -> dict[str, Any]:
+    """CLIPImageProcessor's: what clipx's evaluation does to an image."""
+    size = spec.image.size
+    return {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"height": size, "width": size} if spec.image.squash else {"shortest_edge": size},
+        "resample": 3,  # bicubic
+        "do_center_crop": True,
+        "crop_size": {"height": size, "width": size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(spec.image.mean),
+        "image_std": list(spec.image.std),
+    }
+
+
+def _write_tokenizer(folder: Path, context_length: int) -> None:
+    """CLIPTokenizer's files, from clipx's own merges."""
+    entries, merges = vocabulary()
+    ids = {entry: number for number, entry in enumerate([*entries, _START, _END])}
+    _write(folder / "vocab.json", ids)
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    special = {"bos_token": _START, "eos_token": _END, "unk_token": _END, "pad_token": _END}
+    _write(folder / "special_tokens_map.json", special)
+    named = {"tokenizer_class": "CLIPTokenizer", "processor_class": "CLIPProcessor"}
+    _write(folder / "tokenizer_config.json", {**named, **special, "model_max_length": context_length})
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

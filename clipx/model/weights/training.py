@@ -1,0 +1,262 @@
+"""open_clip's training checkpoints: {"epoch", "name", "state_dict", "optimizer"}, read and written.
+
+Its optimizer is AdamW with two groups, gains and biases and then the rest, and knows parameters by their numbers: in
+each group the order of its model's named_parameters(). (Read in open_clip_train's code at 3.3.0.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipx.checkpoint.folder import Checkpoint
+from clipx.checkpoint.state import part, prefixed
+from clipx.errors import CheckpointError
+from clipx.model import ModelSpec
+from clipx.model.weights import Weights
+from clipx.model.weights.files import unpickled
+from clipx.model.weights.openclip import from_open_clip, ties, to_open_clip
+from clipx.model.weights.remote import fetched
+from clipx.model.weights.ties import Tie
+from clipx.optimizer import OptimizerSpec
+from clipx.optimizer.adamw import AdamWSpec
+from clipx.storage import is_local, local_path
+
+LEARNED = (Tie("temperature.log_scale", "logit_scale"), Tie("bias", "logit_bias"))
+"""What an objective learns here is its model's there."""
+
+LEARNED_THERE = tuple(tie.theirs for tie in LEARNED)
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+# Parameters of a module come before those of the modules in it. What one pattern matches stays in clipx's own order,
+# but for the numbers in it; a ResNet block's shortcut comes after its convolutions.
+_OWN = ("positional_embedding", "text_projection", "logit_scale", "logit_bias")
+_VISUAL = (
+    *(r"visual\.class_embedding", r"visual\.positional_embedding", r"visual\.proj", r"visual\.(?:conv|bn)\d\..*"),
+    *(r"visual\.ln_pre\..*", r"visual\.transformer\..*", r"visual\.layer(\d+)\.(\d+)\.(downsample)?.*"),
+    *(rf"visual\.attnpool\.{name}.*" for name in ("positional_embedding", "k_", "q_", "v_", "c_")),
+    *(
+        rf"visual\.attn_pool\.{name}.*"
+        for name in ("query", r"attn\.[qkv]_", r"attn\.in_", r"attn\.out_", "ln_q", "ln_k")
+    ),
+    *(r"visual\.ln_post\..*", r"visual\.trunk\..*", r"visual\.head\..*"),
+)
+_TEXT = (r"transformer\..*", r"token_embedding\..*", r"ln_final\..*", r"text_projection\..*")
+_TEXT_APART = (
+    *(r"text\.cls_emb", r"text\.positional_embedding", r"text\.text_projection", r"text\.token_embedding\..*"),
+    *(r"text\.transformer\..*", r"text\.ln_final\..*", r"text\.text_projection\..*"),
+)
+_DECODER = (
+    *(r"text_decoder\.text_projection", r"text_decoder\.resblocks\.(\d+)\..*"),
+    *(r"text_decoder\.cross_attn\.(\d+)\.(?=(ln_2|mlp)?)(?=(ln_1_kv)?).*", r"text_decoder\.ln_final\..*"),
+)
+_ORDER = (*_OWN, *_VISUAL, *_TEXT, *_TEXT_APART)
+_COCA_ORDER = (*_OWN, *_TEXT_APART, *_VISUAL, *_DECODER)
+
+
+def state_dict(weights: Weights) -> dict[str, Tensor]:
+    """A model as open_clip has it: float32, with logit_scale, and logit_bias where there is a bias."""
+    assert weights.spec is not None and weights.log_scale is not None
+    tensors = {name: _float32(tensor) for name, tensor in to_open_clip(weights.spec, weights.model).items()}
+    tensors["logit_scale"] = torch.tensor(weights.log_scale)
+    if weights.bias is not None:
+        tensors["logit_bias"] = torch.tensor(weights.bias)
+    return tensors
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def write(file: Path, weights: Weights, name: str, optimizer: OptimizerSpec, found: Checkpoint) -> list[str]:
+    """Writes the checkpoint from which open_clip's trainer goes on. Returns what it does not hold.
+
+    Raises CheckpointError where the optimizer is another, or has no moments for some parameters.
+    """
+    assert weights.spec is not None
+    if not isinstance(optimizer, AdamWSpec):
+        raise CheckpointError(
+            f"optimizer={optimizer.kind} does not keep what AdamW, open_clip's optimizer, goes on from: choose "
+            "format=open_clip, which has the weights alone"
+        )
+    seen, length = (found.state.get(key) for key in ("samples_seen", "epoch_samples"))
+    if type(seen) is not int or type(length) is not int or length < 1:
+        raise CheckpointError(
+            f"{found.folder} does not say how many samples an epoch has, for an older clipx wrote it: train on, and "
+            "export the next checkpoint"
+        )
+    tensors = state_dict(weights)
+    parameters = in_their_order([*LEARNED_THERE, *(tie.theirs for tie in _parameter_ties(weights.spec))])
+    parameters = [parameter for parameter in parameters if parameter in tensors]
+    states = _their_states(weights.spec, part("optimizer", found.tensors))
+    if missing := [p for p in parameters if p not in states and p not in LEARNED_THERE]:
+        raise CheckpointError(
+            f"{len(missing)} of {len(parameters)} parameters were not trained ({missing[0]} and others), and open_clip "
+            "numbers those that it trains: choose format=open_clip, which has the weights alone"
+        )
+    buffers = [buffer for buffer in tensors if buffer not in parameters]
+    saved = {
+        "epoch": seen // length,
+        "name": name,
+        "state_dict": {key: tensors[key] for key in (*parameters, *buffers)},
+        "optimizer": _their_optimizer(optimizer, {key: tensors[key] for key in parameters}, states),
+    }
+    torch.save(saved, file)
+    return [_told(seen, length), *([] if "logit_scale" in states else [_NO_MOMENTS])]
+
+
+_NO_MOMENTS = "logit_scale was not learned: open_clip's AdamW begins with it"
+
+
+def _told(seen: int, length: int) -> str:
+    again = f"; the {seen % length:,} samples that were seen of the next are seen again" if seen % length else ""
+    return (
+        f"open_clip goes on after epoch {seen // length} of {length:,} samples{again}; its own options say what it "
+        "trains, and random numbers, a loss scale and an average of the weights begin anew there"
+    )
+
+
+def in_their_order(names: Iterable[str]) -> list[str]:
+    """open_clip's names, given in the order of clipx's own parameters, in that of its model's named_parameters()."""
+    names = list(names)
+    order = _COCA_ORDER if any(name.startswith("text_decoder.") for name in names) else _ORDER
+    keyed: list[tuple[list[int], str]] = []
+    for name in names:
+        number, found = next((i, found) for i, p in enumerate(order) if (found := re.fullmatch(p, name)))
+        inner = [int(group) if group and group.isdecimal() else int(bool(group)) for group in found.groups()]
+        keyed.append(([number, *inner], name))
+    return [name for _, name in sorted(keyed, key=lambda item: item[0])]
+
+
+def is_gain_or_bias(name: str, tensor: Tensor) -> bool:
+    """Whether it is in the first of open_clip's two groups, which does not decay; these are its words for it."""
+    return tensor.ndim < 2 or any(word in name for word in ("bn", "ln", "bias", "logit_scale"))
+
+
+def _parameter_ties(spec: ModelSpec, theirs: Iterable[str] | None = None) -> list[Tie]:
+    """Of a model's parameters, in their order here."""
+    return ties(spec, [name for name, _ in spec.build(torch.device("meta"), torch.float32).named_parameters()], theirs)
+
+
+def _their_states(spec: ModelSpec, optimizer: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """AdamW's state of each parameter, by its name there; from clipx's, which has `<parameter>/<state>`."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for prefix, known in (("model", _parameter_ties(spec)), ("objective", LEARNED)):
+        for tie in known:
+            name = f"{prefix}.{tie.ours}"
+            if f"{name}/step" in optimizer:
+                moments = {key: tie.to_theirs(_float32(optimizer[f"{name}/{key}"])) for key in _MOMENTS}
+                found[tie.theirs] = {"step": optimizer[f"{name}/step"], **moments}
+    return found
+
+
+def _their_optimizer(
+    spec: AdamWSpec, parameters: Mapping[str, Tensor], states: Mapping[str, dict[str, Tensor]]
+) -> dict[str, Any]:
+    """What its optimizer's state_dict() gives: parameters by their numbers, those of the first group first."""
+    without = [name for name, tensor in parameters.items() if is_gain_or_bias(name, tensor)]
+    rest = [name for name in parameters if name not in set(without)]
+    stand_ins = {name: torch.empty(0) for name in parameters}
+    groups = [
+        {"params": [stand_ins[name] for name in without], "weight_decay": 0.0},
+        {"params": [stand_ins[name] for name in rest], "weight_decay": spec.weight_decay},
+    ]
+    saved = torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.betas[0], spec.betas[1]), eps=spec.eps).state_dict()
+    saved["state"] = {i: states[name] for i, name in enumerate([*without, *rest]) if name in states}
+    return saved
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Where open_clip's trainer stood at the end of an epoch."""
+
+    epoch: int  # how many are done
+    steps: int  # of its optimizer
+    tensors: dict[str, Tensor]  # as clipx's own checkpoints have them: model/…, objective/…, optimizer/…
+    options: dict[str, Any]  # of its AdamW, by their names in optimizer=adamw
+
+
+def read(place: str, spec: ModelSpec, learned: Collection[str]) -> Training:
+    """The checkpoint of a training by open_clip, for a model and an objective with the parameters `learned`.
+
+    Raises CheckpointError where it is none, or of another model, objective or optimizer.
+    """
+    saved = _loaded(place)
+    named = {name.removeprefix("module."): tensor for name, tensor in saved["state_dict"].items()}
+    model = from_open_clip(spec, named, place)
+    states, options = _states_by_name(place, saved["optimizer"], spec, named)
+    beside = {tie.ours: tie for tie in LEARNED if tie.theirs in named}
+    if strange := sorted(beside.keys() ^ set(learned)):
+        raise CheckpointError(
+            f"{place} and this objective do not both learn {', '.join(strange)}: choose objective=infonce for a "
+            "checkpoint of CLIP's loss, objective=siglip for one with logit_bias"
+        )
+    optimizer = {
+        f"model.{tie.ours}/{key}": value if key == "step" else tie.to_ours(value)
+        for tie in _parameter_ties(spec, named)
+        for key, value in states[tie.theirs].items()
+    }
+    numbers = {f"{name}/{key}": v.reshape(()) for name, tie in beside.items() for key, v in states[tie.theirs].items()}
+    tensors = {
+        **prefixed("model", model),
+        **prefixed("objective", {name: named[tie.theirs].reshape(()) for name, tie in beside.items()}),
+        **prefixed("optimizer", {**optimizer, **{f"objective.{key}": value for key, value in numbers.items()}}),
+    }
+    return Training(saved["epoch"], int(max(state["step"] for state in states.values())), tensors, options)
+
+
+def _states_by_name(
+    place: str, optimizer: dict[str, Any], spec: ModelSpec, named: Mapping[str, Tensor]
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """AdamW's state of each parameter by its name there, and the optimizer's options."""
+    known = {tie.theirs for tie in _parameter_ties(spec, named)} | set(LEARNED_THERE)
+    parameters = {name: tensor for name, tensor in named.items() if name in known}
+    order = sorted(parameters, key=lambda name: not is_gain_or_bias(name, parameters[name]))
+    try:
+        states, (_, decaying) = optimizer["state"], optimizer["param_groups"]
+        numbers = [number for group in optimizer["param_groups"] for number in group["params"]]
+        kinds = {frozenset(state) for state in states.values()}
+        options = {"betas": tuple(decaying["betas"]), "eps": decaying["eps"], "weight_decay": decaying["weight_decay"]}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        kinds = set()
+    if kinds != {frozenset(("step", *_MOMENTS))}:
+        raise CheckpointError(
+            f"{place} has the state of another optimizer than open_clip's AdamW: begin with model.weights={place}"
+        )
+    if len(numbers) != len(order) or states.keys() != set(numbers):
+        raise CheckpointError(
+            f"{place} trains {len(states)} parameters and model {spec.name} with its temperature has {len(order)}: it "
+            f"was trained with a locked tower, or is of another model; begin with model.weights={place}"
+        )
+    return {name: states[number] for name, number in zip(order, numbers, strict=True)}, options
+
+
+def _loaded(place: str) -> dict[str, Any]:
+    """The values in a .pt file, by path or by URL, of which nothing is run. Raises CheckpointError."""
+    path = Path(local_path(place)) if is_local(place) else fetched(place)
+    if not path.is_file():
+        raise CheckpointError(f"resume={place} is no file: check the path")
+    saved = unpickled(path)
+    wanted = {"epoch": int, "state_dict": dict, "optimizer": dict}
+    right = isinstance(saved, dict) and all(isinstance(saved.get(key), kind) for key, kind in wanted.items())
+    if not right or saved["epoch"] < 0 or not all(torch.is_tensor(value) for value in saved["state_dict"].values()):
+        raise CheckpointError(
+            f"resume={place} is no checkpoint of open_clip's trainer, which has epoch, state_dict and optimizer: for "
+            f"weights alone give model.weights={place}"
+        )
+    found: dict[str, Any] = saved
+    return found
+
+
+def _float32(tensor: Tensor) -> Tensor:
+    """Counts stay what they are."""
+    return tensor.float() if tensor.is_floating_point() else tensor

@@ -1,0 +1,266 @@
+"""What clipx exports is loaded by the libraries it is for, as they are, and computes the same there."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import open_clip
+import pytest
+import tokenizers
+import torch
+from benchmark_set import write_set
+from data.samples import jpeg
+from PIL import Image
+from support import VIT, run, small
+from torch import Tensor
+from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor
+
+from clipx.checkpoint.folder import CheckpointDir
+from clipx.checkpoint.state import load_module, part
+from clipx.config import compose
+from clipx.data.shapes import SHAPES
+from clipx.data.transform import decode, eval_transform
+from clipx.errors import ClipxError
+from clipx.evaluate import load_run
+from clipx.export import export
+from clipx.model.clip import CLIP
+from clipx.model.weights import find
+from clipx.trainer import Trainer
+
+CPU = torch.device("cpu")
+EXPORT = (sys.executable, "-m", "clipx.export")
+TEXTS = [
+    "a photo of a cat",
+    "two green stars, dotted; on a brown background",
+    "",
+    "naïve Ünïcode & <b>html</b> 123 " * 9,
+]
+OPTIONS = {
+    "vit": (*VIT, "model.image.size=32", "model.quick_gelu=true", "optimizer.ema_decay=0.5", "checkpoint.every=2st"),
+    "tiny": ("objective=siglip",),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A ViT in CLIP's form, and timm's ResNet with SigLIP's loss."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, options in OPTIONS.items():
+        Trainer(small(folder / name, *options)).fit()
+    return {name: folder / name for name in OPTIONS}
+
+
+def exported(run_dir: Path, out: Path, *options: str) -> Path:
+    """By the command's own function."""
+    export(compose(f"run={run_dir}", f"out={out}", *options, config_name="export"))  # type: ignore[arg-type]
+    return out
+
+
+def trained(run_dir: Path, which: str = "model") -> CLIP:
+    """A run's model at its end, `model` or `average`."""
+    found = CheckpointDir(run_dir / "checkpoints", print).load()
+    assert found is not None
+    model = load_run(run_dir).model.build(CPU, torch.float32).eval()
+    load_module(model, part(which, found.tensors), which)
+    return model
+
+
+def tokens(run_dir: Path) -> Tensor:
+    return load_run(run_dir).model.text.build_tokenizer()(TEXTS)
+
+
+def pixels(image: bytes, size: int, squash: bool = False) -> Tensor:
+    """As clipx evaluates it, [1, 3, S, S]."""
+    return torch.from_numpy(eval_transform(decode(image, 1 << 20), size, squash).copy()).permute(2, 0, 1)[None]
+
+
+# -------------------------------------------------------------------------------------------------- open_clip
+
+
+@pytest.mark.parametrize(("name", "which"), [("vit", "average"), ("tiny", "model")])
+@torch.inference_mode()
+def test_open_clip_loads_it_and_embeds_the_same(runs: dict[str, Path], tmp_path: Path, name: str, which: str) -> None:
+    said = run(*EXPORT, f"run={runs[name]}", f"out={tmp_path}/out", "format=open_clip").stdout
+    assert f'open_clip.create_model_and_transforms("local-dir:{tmp_path}/out")' in said
+    assert ("the moving average of its weights" in said) == (which == "average")
+    theirs, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path}/out")
+    theirs.eval()
+    ours = trained(runs[name], which)
+    own_tokens = tokens(runs[name])
+    assert torch.equal(open_clip.get_tokenizer(f"local-dir:{tmp_path}/out")(TEXTS), own_tokens)
+    text_BD, own_BD = theirs.encode_text(own_tokens, normalize=True), ours.encode_text(own_tokens)
+    torch.testing.assert_close(text_BD, own_BD, atol=1e-5, rtol=0)
+    for seed, (width, height) in enumerate([(61, 47), (40, 90), (48, 32), (53, 33)]):
+        image = jpeg(seed, width, height)
+        image_BD = theirs.encode_image(transform(Image.open(io.BytesIO(image)))[None], normalize=True)
+        own_BD = ours.encode_image(pixels(image, ours.image_sizes[0]))
+        torch.testing.assert_close(image_BD, own_BD, atol=1e-5, rtol=0)
+    learned = objective(runs[name])
+    assert theirs.logit_scale.item() == learned["temperature.log_scale"].item()
+    assert (theirs.logit_bias is not None) == (name == "tiny")
+    assert name != "tiny" or theirs.logit_bias.item() == learned["bias"].item() != -10
+
+
+def objective(run_dir: Path) -> Mapping[str, Tensor]:
+    found = CheckpointDir(run_dir / "checkpoints", print).load()
+    assert found is not None
+    return part("objective", found.tensors)
+
+
+@pytest.mark.parametrize(
+    ("objective", "scale", "said"),
+    [
+        ("sogclr", 1 / 0.05, "logit_scale is 20: the constant temperature 0.05 of objective=sogclr"),
+        ("isogclr", 1 / 0.03, "logit_scale is 33.33: objective=isogclr has a temperature for each sample, which began at 0.03"),
+    ],
+)  # fmt: skip
+def test_a_temperature_that_is_not_learned_for_all_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str, scale: float, said: str
+) -> None:
+    options = ["objective.temperature=0.05"] if objective == "sogclr" else ["objective.rho=2"]
+    short = ("duration=1st", "schedule.warmup=1st")
+    Trainer(small(tmp_path / "run", *VIT, "model.image.size=32", *short, f"objective={objective}", *options)).fit()
+    exported(tmp_path / "run", tmp_path / "out", "format=open_clip")
+    assert said in capsys.readouterr().out
+    model = open_clip.create_model(f"local-dir:{tmp_path}/out")
+    assert model.logit_scale.item() == pytest.approx(math.log(scale))
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_tokenizer_that_is_a_file_goes_with_the_model(tmp_path: Path, beside: bool) -> None:
+    words = [
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        *((word, -2.0) for word in ("▁a", "▁cat", "▁drawing", "▁of", "▁", "s", "t")),
+    ]
+    rust = tokenizers.Tokenizer(tokenizers.models.Unigram(words, unk_id=1))
+    rust.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    rust.enable_padding(pad_id=0, pad_token="</s>")
+    rust.save(str(tmp_path / "tokenizer.json"))
+    if beside:
+        said = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<unk>"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    text = ("causal=false", "pool=last", "packed=false", "vocabulary=9", "clean=canonical", "context_length=12")
+    options = (*(f"model.text.{option}" for option in text), f"model.text.tokenizer={tmp_path}/tokenizer.json")
+    short = ("duration=1st", "schedule.warmup=1st", "model.image.size=32", "model.image.squash=true")
+    Trainer(small(tmp_path / "run", *VIT, *short, *options)).fit()
+    out = exported(tmp_path / "run", tmp_path / "out", "format=open_clip")
+    theirs, _, transform = open_clip.create_model_and_transforms(f"local-dir:{out}")
+    ours, texts = trained(tmp_path / "run"), ["A drawing, of: cats", "", "a " * 30]
+    own_tokens = load_run(tmp_path / "run").model.text.build_tokenizer()(texts)
+    assert own_tokens[1].tolist() == [1 if beside else 0] * 12
+    assert torch.equal(open_clip.get_tokenizer(f"local-dir:{out}")(texts), own_tokens)
+    prepared = transform(Image.open(io.BytesIO(jpeg(0, 61, 47))))[None]
+    with torch.inference_mode():
+        text_BD, own_BD = theirs.encode_text(own_tokens, normalize=True), ours.encode_text(own_tokens)
+        image_BD = theirs.eval().encode_image(prepared, normalize=True)
+        own_image_BD = ours.encode_image(pixels(jpeg(0, 61, 47), 32, squash=True))
+    torch.testing.assert_close(text_BD, own_BD, atol=1e-5, rtol=0)
+    torch.testing.assert_close(image_BD, own_image_BD, atol=1e-5, rtol=0)
+    spec = find(str(out)).spec
+    assert spec is not None and torch.equal(spec.text.build_tokenizer()(texts), own_tokens)
+
+
+# ----------------------------------------------------------------------------------------------- transformers
+
+
+@torch.inference_mode()
+def test_transformers_loads_it_and_embeds_the_same(runs: dict[str, Path], tmp_path: Path) -> None:
+    out = exported(runs["vit"], tmp_path / "out", "format=hf", "weights=trained")
+    theirs, loaded = CLIPModel.from_pretrained(out, output_loading_info=True)
+    assert not any(loaded.values()), "no key is missing, left over or of another shape"
+    processor = CLIPProcessor.from_pretrained(out)
+    ours = trained(runs["vit"]).eval()
+    own_tokens = tokens(runs["vit"])
+    same = [text for text in TEXTS if "html" not in text]  # what ftfy and html.unescape change is clipx's own
+    given = processor.tokenizer(same, padding="max_length", truncation=True, return_tensors="pt")
+    for row, own in zip(given["input_ids"].tolist(), own_tokens.tolist(), strict=False):
+        assert row[: row.index(49407) + 1] == own[: own.index(49407) + 1]
+    image = jpeg(1, 61, 47)
+    exact = CLIPImageProcessorPil.from_pretrained(out)(Image.open(io.BytesIO(image)), return_tensors="pt")
+    both = theirs(pixel_values=exact["pixel_values"], **given)
+    torch.testing.assert_close(both.image_embeds, ours.encode_image(pixels(image, 32)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(both.text_embeds, ours.encode_text(own_tokens[: len(same)]), atol=1e-5, rtol=0)
+    assert theirs.logit_scale.item() == objective(runs["vit"])["temperature.log_scale"].item()
+    fast = processor(images=Image.open(io.BytesIO(image)), return_tensors="pt")["pixel_values"]
+    level = 1 / 255 / min(load_run(runs["vit"]).model.image.std)
+    assert (fast - exact["pixel_values"]).abs().max() < 1.01 * level, "torchvision's resize rounds by itself"
+
+
+# --------------------------------------------------------------------------------------------- clipx's own file
+
+
+def test_clipx_reads_its_own_file_back(runs: dict[str, Path], tmp_path: Path) -> None:
+    exported(runs["tiny"], tmp_path / "model.safetensors", "format=safetensors")
+    found, whole = find(str(tmp_path / "model.safetensors")), find(str(runs["tiny"]))
+    assert found.spec == whole.spec
+    assert found.log_scale == whole.log_scale
+    assert found.bias is not None and found.bias != -10
+    assert found.model.keys() == whole.model.keys()
+    assert all(torch.equal(found.model[name], whole.model[name]) for name in whole.model)
+
+
+# -------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("tiny", ["format=hf"], "format=hf is for ViTs in CLIP's form with CLIP's tokenizer, and the image tower of model tiny is timm's test_resnet: choose format=open_clip"),
+        ("tiny", ["format=open_clip", "weights=average"], "weights=average: run={run} kept none (optimizer.ema_decay=null): choose trained"),
+        ("vit", ["format=open_clip_checkpoint", "out={tmp}/e.pt", "weights=average"], "weights=average has no optimizer's moments, which format=open_clip_checkpoint is for: choose trained"),
+        ("vit", ["format=safetensors"], "out={tmp}/out is to be one file with format=safetensors: let its name end in .safetensors"),
+        ("vit", ["format=onnx"], "format=onnx is not a choice: choose one of open_clip, hf, safetensors, open_clip_checkpoint"),
+        ("vit", ["format=open_clip", "out={run}"], "out={run} is there already: give another name, or remove it"),
+        ("vit", ["format=open_clip", "step=3"], "step-00000003 cannot be used: it is not there; there are 4, 2"),
+        ("vit", ["format=open_clip", "out={run}/config.yaml/out"], "out={run}/config.yaml/out cannot be written (File exists): give another"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_exported_is_one_line_and_nothing_is_left(
+    runs: dict[str, Path], tmp_path: Path, name: str, arguments: list[str], message: str
+) -> None:
+    places = {"run": runs[name], "tmp": tmp_path}
+    given = [word.format(**places) for word in arguments]
+    out = [] if any(word.startswith("out=") for word in given) else [f"out={tmp_path}/out"]
+    with pytest.raises(ClipxError) as raised:
+        export(compose(f"run={runs[name]}", *given, *out, config_name="export"))  # type: ignore[arg-type]
+    assert message.format(**places) in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_says_it_in_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
+    done = run(*EXPORT, f"run={runs['tiny']}", f"out={tmp_path}/out", "format=hf", check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("error: format=hf is for ViTs in CLIP's form with CLIP's tokenizer")
+
+
+def test_an_empty_folder_may_be_there(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    exported(runs["vit"], tmp_path / "out", "format=open_clip", "step=2")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["open_clip_config.json", "open_clip_model.safetensors"]  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- clip_benchmark
+
+
+def test_clip_benchmark_finds_the_numbers_that_clipx_finds(runs: dict[str, Path], tmp_path: Path) -> None:
+    images = {shape: [jpeg(10 * i + j, 40 + j, 50) for j in range(9)] for i, shape in enumerate(SHAPES)}
+    write_set(tmp_path / "set", images, ["a {c}", "a drawing of a {c}."])
+    exported(runs["tiny"], tmp_path / "out", "format=open_clip")
+    words = ("--dataset", "wds/shapes", "--dataset_root", str(tmp_path / "set"), "--no_amp", "--num_workers", "0")
+    model = ("--model_type", "open_clip", "--model", f"local-dir:{tmp_path}/out", "--output", f"{tmp_path}/found.json")
+    run(sys.executable, "-m", "clip_benchmark.cli", "eval", *words, *model)
+    theirs = json.loads((tmp_path / "found.json").read_text())["metrics"]
+    evaluate = (sys.executable, "-m", "clipx.evaluate", "data=benchmark", "evaluator=[zeroshot]", "data.workers=0")
+    shutil.copytree(runs["tiny"], tmp_path / "run")
+    run(*evaluate, f"run={tmp_path}/run", f"data.path={tmp_path}/set")
+    (path,) = (tmp_path / "run").glob("evaluation-*.json")
+    ours = json.loads(path.read_text())
+    names = {"acc1": "top1", "acc5": "top5", "mean_per_class_recall": "mean_per_class_recall"}
+    assert {key: ours[f"eval/zeroshot/{name}"] for key, name in names.items()} == pytest.approx(theirs)

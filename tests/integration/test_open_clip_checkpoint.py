@@ -1,0 +1,297 @@
+"""A training goes from clipx to open_clip's own trainer, and from there to clipx, without losing a step."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import open_clip
+import pytest
+import torch
+from open_clip.factory import get_model_config
+from open_clip.loss import SigLipLoss
+from support import VIT, events, run, small
+from torch import Tensor, nn
+
+from clipx.checkpoint.folder import CheckpointDir
+from clipx.config import compose
+from clipx.data.loader import Batch
+from clipx.errors import ClipxError
+from clipx.export import export
+from clipx.model.weights.openclip import spec_of, ties, to_open_clip
+from clipx.model.weights.training import LEARNED_THERE, in_their_order, is_gain_or_bias
+from clipx.trainer import Trainer
+
+# What open_clip decays, at a rate at which 1e-5 is a small part of a step.
+SAME = ("optimizer.decay_rule=published", "optimizer.lr=1e-3", "checkpoint.every=2st", "data.samples=64")
+OPTIONS = {
+    "vit": (*SAME, *VIT, "model.image.size=32", "model.quick_gelu=true", "duration=6st"),
+    "tiny": (*SAME, "model.image.size=32", "objective=siglip", "duration=6st"),
+}
+
+
+class Theirs:
+    """A model of open_clip's and its optimizer, as its trainer makes them, and a step as it makes one."""
+
+    def __init__(self, folder: Path, trainer: Trainer) -> None:
+        self.model, self.transform, _ = open_clip.create_model_and_transforms(f"local-dir:{folder}", output_dict=True)
+        self.spec = trainer.spec
+        named = list(self.model.named_parameters())
+        optimizer: Any = trainer.spec.optimizer
+        groups = [
+            {"params": [p for n, p in named if is_gain_or_bias(n, p)], "weight_decay": 0.0},
+            {"params": [p for n, p in named if not is_gain_or_bias(n, p)], "weight_decay": optimizer.weight_decay},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=tuple(optimizer.betas), eps=optimizer.eps)
+        self.loss = SigLipLoss() if self.model.logit_bias is not None else open_clip.ClipLoss()
+
+    def load(self, path: Path) -> None:
+        saved = torch.load(path, weights_only=True)
+        self.model.load_state_dict(saved["state_dict"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+
+    def save(self, path: Path, epoch: int) -> None:
+        saved = {"epoch": epoch, "name": "theirs", "state_dict": self.model.state_dict()}
+        torch.save({**saved, "optimizer": self.optimizer.state_dict()}, path)
+
+    def step(self, batch: Batch, lr: float) -> None:
+        self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad()
+        mean, std = (
+            torch.tensor(values).view(3, 1, 1) for values in (self.spec.model.image.mean, self.spec.model.image.std)
+        )
+        self.loss(**self.model((batch.image / 255 - mean) / std, batch.tokens)).backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            self.model.logit_scale.clamp_(0, math.log(100))
+
+
+def batch(trainer: Trainer) -> Batch:
+    rng = torch.Generator().manual_seed(3)
+    image = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8, generator=rng)
+    texts = [f"a photo of number {i} and {i * i}" for i in range(32)]
+    return Batch(image, trainer.spec.model.text.build_tokenizer()(texts), torch.arange(32))
+
+
+def assert_same(trainer: Trainer, theirs: nn.Module) -> None:
+    ours: dict[str, Tensor] = to_open_clip(trainer.spec.model, trainer.model.state_dict())
+    found = theirs.state_dict()
+    ours["logit_scale"] = trainer.objective.state_dict()["temperature.log_scale"]
+    if "logit_bias" in found:
+        ours["logit_bias"] = trainer.objective.state_dict()["bias"]
+    assert ours.keys() == found.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(ours[name], tensor, atol=1e-5, rtol=0, msg=lambda said, name=name: f"{name}: {said}")
+
+
+class Exported(NamedTuple):
+    """A run whose newest checkpoint is of step 4, which is the end of its second epoch; and that as open_clip has it."""
+
+    run_dir: Path
+    folder: Path
+    checkpoint: Path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+    root, made = tmp_path_factory.mktemp("runs"), {}
+    for name, options in OPTIONS.items():
+        made[name] = found = Exported(root / name, root / f"{name}-folder", root / f"{name}-epoch_2.pt")
+        Trainer(small(found.run_dir, *options)).fit()
+        shutil.rmtree(found.run_dir / "checkpoints" / "step-00000006")
+        for format, out in (("open_clip", found.folder), ("open_clip_checkpoint", found.checkpoint)):
+            export(compose(f"run={found.run_dir}", f"out={out}", f"format={format}", config_name="export"))  # type: ignore[arg-type]
+    return made
+
+
+# ------------------------------------------------------------------------------------------- from clipx to there
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_step_of_open_clip_from_clipxs_checkpoint_is_clipxs_own(
+    runs: dict[str, Exported], tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(runs[name].run_dir, tmp_path / name)
+    trainer = Trainer(small(tmp_path / name, *OPTIONS[name], "resume=auto"))
+    theirs = Theirs(runs[name].folder, trainer)
+    theirs.load(runs[name].checkpoint)
+    assert_same(trainer, theirs.model)
+    for _ in range(2):
+        theirs.step(batch(trainer), trainer.learning_rate(trainer.samples_seen))
+        trainer.step(batch(trainer))
+    assert_same(trainer, theirs.model)
+    trainer.close()
+
+
+def test_what_is_seen_again_of_an_epoch_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Trainer(small(tmp_path / "run", *OPTIONS["vit"], "data.samples=80", "duration=3st")).fit()
+    out = tmp_path / "epoch_1.pt"
+    export(compose(f"run={tmp_path}/run", f"out={out}", "format=open_clip_checkpoint", config_name="export"))  # type: ignore[arg-type]
+    said = "open_clip goes on after epoch 1 of 80 samples; the 16 samples that were seen of the next are seen again"
+    assert said in capsys.readouterr().out
+    assert torch.load(out, weights_only=True)["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["RN50", "ViT-S-16", "ViT-B-32-quickgelu", "convnext_base_w", "ViT-B-16-SigLIP", "coca_ViT-B-32"]
+)
+def test_parameters_are_numbered_as_open_clips_model_names_them(name: str) -> None:
+    config = get_model_config(name)
+    spec = spec_of(config, name)
+    ours = [n for n, _ in spec.build(torch.device("meta"), torch.float32).named_parameters()]
+    with torch.device("meta"):
+        custom, bias = config.pop("custom_text", False), config.get("init_logit_bias")
+        makes = open_clip.CoCa if "multimodal_cfg" in config else open_clip.CustomTextCLIP if custom else open_clip.CLIP
+        theirs = [n for n, _ in makes(**config).named_parameters()]
+    learned = LEARNED_THERE if bias is not None else LEARNED_THERE[:1]
+    assert in_their_order([*learned, *(tie.theirs for tie in ties(spec, ours))]) == theirs
+
+
+# ------------------------------------------------------------------------------------------- from there to clipx
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_step_of_clipx_from_open_clips_checkpoint_is_open_clips_own(
+    runs: dict[str, Exported], tmp_path: Path, name: str
+) -> None:
+    fresh = Trainer(small(tmp_path / "fresh", *OPTIONS[name]))
+    fresh.close()
+    theirs = Theirs(runs[name].folder, fresh)
+    for _ in range(3):
+        theirs.step(batch(fresh), 1e-3)
+    theirs.save(tmp_path / "epoch_2.pt", epoch=2)
+    options = (*OPTIONS[name], f"resume={tmp_path}/epoch_2.pt", "optimizer.weight_decay=0.1")
+    trainer = Trainer(small(tmp_path / "run", *options))
+    assert (trainer.samples_seen, trainer.steps_done) == (128, 4)
+    said = " ".join(trainer.begun)
+    assert (
+        f"{tmp_path}/epoch_2.pt, where open_clip's trainer was after 2 epochs and 3 steps: that is 128 samples and 4 steps here"
+        in said
+    )
+    assert "optimizer.weight_decay: 0.2 -> 0.1" in said or name == "tiny"
+    assert_same(trainer, theirs.model)
+    theirs.optimizer.param_groups[1]["weight_decay"] = 0.1
+    for _ in range(2):
+        theirs.step(batch(trainer), trainer.learning_rate(trainer.samples_seen))
+        trainer.step(batch(trainer))
+    assert_same(trainer, theirs.model)
+    trainer.close()
+
+
+def test_the_round_trip_by_both_trainers_own_commands(runs: dict[str, Exported], tmp_path: Path) -> None:
+    """clipx trains two epochs, open_clip's own trainer the third, clipx the fourth."""
+    data = ("--dataset-type", "synthetic", "--train-num-samples", "64", "--batch-size", "32", "--workers", "0")
+    rates = ("--epochs", "3", "--warmup", "1", "--lr", "1e-4", "--beta1", "0.9", "--beta2", "0.98", "--eps", "1e-6")
+    where = (
+        "--logs",
+        str(tmp_path),
+        "--name",
+        "theirs",
+        "--resume",
+        str(runs["vit"].checkpoint),
+        "--save-frequency",
+        "1",
+    )
+    train = (
+        sys.executable,
+        "-m",
+        "open_clip_train.main",
+        "--model",
+        f"local-dir:{runs['vit'].folder}",
+        "--device",
+        "cpu",
+    )
+    done = run(*train, *data, *rates, *where, "--precision", "fp32")
+    assert "(epoch 2)" in done.stdout + done.stderr
+    saved = tmp_path / "theirs" / "checkpoints" / "epoch_3.pt"
+    clipx = (sys.executable, "-m", "clipx.train", "data.held_out_samples=48", "data.batch_size=32", "data.workers=0")
+    options = ("schedule.warmup=2st", "log_every=1st", "logger=[]", "evaluator=[]", *OPTIONS["vit"], "duration=4ep")
+    told = run(*clipx, *options, f"run_dir={tmp_path}/run", f"resume={saved}").stdout
+    assert "after 3 epochs and 6 steps: that is 192 samples and 6 steps here" in told
+    found = CheckpointDir(tmp_path / "run" / "checkpoints", print).load()
+    assert found is not None
+    assert (found.step, found.state["samples_seen"]) == (8, 256)
+    assert {t.item() for name, t in found.tensors.items() if name.endswith("/step")} == {8}
+    again = run(*clipx, *options, f"run_dir={tmp_path}/run", f"resume={saved}", check=False).stderr
+    assert "already holds a run: continue it with resume=auto" in again
+    run(*clipx, *options, f"run_dir={tmp_path}/run", "resume=auto")
+    assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "start"] == [6, 8]
+
+
+# ----------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.fixture
+def saved(runs: dict[str, Exported], tmp_path: Path) -> Path:
+    return Path(shutil.copy(runs["vit"].checkpoint, tmp_path / "epoch_2.pt"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["optimizer=lion"], "resume={saved} has AdamW's moments, and optimizer=lion cannot go on with them: choose optimizer=adamw, or begin with model.weights={saved}"),
+        (["objective=sogclr"], "objective=sogclr keeps state for each sample, which resume={saved} has not: choose objective=infonce, or begin with model.weights={saved}"),
+        (["objective=siglip"], "{saved} and this objective do not both learn bias: choose objective=infonce for a checkpoint of CLIP's loss, objective=siglip for one with logit_bias"),
+        (["duration=4st"], "resume={saved} is of epoch 2, which is 128 samples here, and duration=4st is 128: train longer"),
+        (["model.weights=x"], "model.weights=x has no effect with resume={saved}, which has weights of its own: leave one of them out"),
+        (["model.text.layers=1"], "{saved} do not fit model tiny: missing nothing; left over transformer.resblocks.1.attn.in_proj_bias"),
+        (["model.text.context_length=24"], "other shape text.positional_embedding [20, 64] against [24, 64]"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_go_on_from_it_says_why(
+    tmp_path: Path, saved: Path, options: list[str], message: str
+) -> None:
+    with pytest.raises(ClipxError) as raised:
+        Trainer(small(tmp_path / "run", *OPTIONS["vit"], f"resume={saved}", *options))
+    assert message.format(saved=saved) in str(raised.value)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def changed(saved: Path, **values: Any) -> None:
+    torch.save({**torch.load(saved, weights_only=True), **values}, saved)
+
+
+def test_a_training_with_a_locked_tower_or_another_optimizer_is_refused(tmp_path: Path, saved: Path) -> None:
+    optimizer = torch.load(saved, weights_only=True)["optimizer"]
+    options = small(tmp_path / "run", *OPTIONS["vit"], f"resume={saved}")
+    fewer = {number: state for number, state in optimizer["state"].items() if number > 3}
+    changed(saved, optimizer={**optimizer, "state": fewer})
+    with pytest.raises(
+        ClipxError, match="it was trained with a locked tower, or is of another model; begin with model.weights="
+    ):
+        Trainer(options)
+    others = {number: {"momentum": state["exp_avg"]} for number, state in optimizer["state"].items()}
+    changed(saved, optimizer={**optimizer, "state": others})
+    with pytest.raises(
+        ClipxError, match="has the state of another optimizer than open_clip's AdamW: begin with model.weights="
+    ):
+        Trainer(options)
+
+
+class Executes:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("executed"),)
+
+
+def test_a_file_that_is_no_such_checkpoint_is_refused_and_nothing_in_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pickled.pt").write_bytes(pickle.dumps({"epoch": Executes()}, protocol=2))
+    torch.save({"epoch": 1, "state_dict": Executes(), "optimizer": {}}, tmp_path / "executes.pt")
+    torch.save({"a": torch.zeros(2)}, tmp_path / "weights.pt")
+    for name, message in {
+        "nowhere": "nowhere.pt is no file: check the path",
+        "pickled": "pickled.pt .*convert it: safetensors.torch.save_file",
+        "executes": "executes.pt .*convert it: safetensors.torch.save_file",
+        "weights": "weights.pt is no checkpoint of open_clip's trainer, which has epoch, state_dict and optimizer",
+    }.items():
+        with pytest.raises(ClipxError, match=message):
+            Trainer(small(tmp_path / "run", *OPTIONS["vit"], f"resume={tmp_path}/{name}.pt"))
+    assert not (tmp_path / "executed").exists()
