@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,14 +24,17 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def cli(task: Callable[[Any], Any], config_name: str) -> Callable[[], None]:
-    """The entry point of a command: compose, check, run; every user's error is one line and a non-zero exit code."""
+def cli(task: Callable[[Any], Any], config_name: str, unused: Sequence[str] = ()) -> Callable[[], None]:
+    """The entry point of a command: compose, check, run; every user's error is one line and a non-zero exit code.
+
+    `unused`: groups that others bring along, and that the command has no use for: typing one is an error.
+    """
 
     def main() -> None:
         full_error = os.environ.get("HYDRA_FULL_ERROR")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises; the words are chosen here
         try:
-            errors = _run(task, config_name)
+            errors = _run(task, config_name, unused)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             sys.exit(Exit.ABORTED)
@@ -46,7 +50,7 @@ def cli(task: Callable[[Any], Any], config_name: str) -> Callable[[], None]:
     return main
 
 
-def _run(task: Callable[[Any], Any], config_name: str) -> list[ClipxError]:
+def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) -> list[ClipxError]:
     """Runs a command, or each point of a sweep. Returns what the user has to put right; other exceptions pass."""
     failed: list[ClipxError] = []
     started = False
@@ -59,6 +63,9 @@ def _run(task: Callable[[Any], Any], config_name: str) -> list[ClipxError]:
         launcher = hydra.runtime.choices.get("hydra/launcher", "basic")
         try:
             require(sweep or launcher == "basic", f"hydra/launcher={launcher} has no effect without -m: add -m")
+            for text in hydra.overrides.task:
+                group = re.split(r"[.=@]", text.lstrip("+~"))[0]
+                require(group not in unused, f"{text} has no effect on {hydra.job.name}: leave it out")
             return task(checked(in_its_folder(cfg, hydra) if sweep else cfg))
         except ClipxError as error:  # past Hydra, which would print a line of its own
             if not sweep:

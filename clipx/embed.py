@@ -64,7 +64,7 @@ class EmbedSpec:
     data: DataSpec | None = None  # null: the run's own
     precision: PrecisionSpec = MISSING
     distributed: DistributedSpec = MISSING
-    evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)  # come with data, and do nothing here
+    evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)  # come with data; typing one is an error
 
     def __post_init__(self) -> None:
         require(bool(self.out), "out= is empty: give a folder, or a URL of one")
@@ -231,7 +231,7 @@ def _finish(place: Place, plan: dict[str, Any], records: list[Record], max_bad_s
         console.print(f"learn from them with: objective=distillation teacher.embeddings={place.out}", markup=False)
 
 
-main = cli(embed, "embed")
+main = cli(embed, "embed", unused=("evaluator",))
 
 if __name__ == "__main__":
     main()

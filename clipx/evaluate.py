@@ -200,17 +200,19 @@ def _suite(spec: EvaluateSpec, run: RunSpec, comm: Comm, suites: dict[str, Suite
     return suites[key]
 
 
+def part_of(found: Checkpoint, chosen: Weights, run: str) -> str:
+    """The part of a run's checkpoint that the weights are in. Raises CheckpointError where that has none such."""
+    averaged = any(name.startswith("average/") for name in found.tensors)
+    if chosen is Weights.average and not averaged:
+        raise CheckpointError(f"weights=average: run={run} kept none (optimizer.ema_decay=null): choose trained")
+    return "average" if averaged and chosen is not Weights.trained else "model"
+
+
 def _fill(found: Checkpoint, spec: EvaluateSpec, model: CLIP) -> None:
-    """From a run's checkpoint, its moving average where that is wanted."""
     from clipx.checkpoint.state import load_module, part
 
-    averaged = part("average", found.tensors)
-    if spec.weights is Weights.average and not averaged:
-        raise CheckpointError(f"weights=average: run={spec.run} kept none (optimizer.ema_decay=null): choose trained")
-    if averaged and spec.weights is not Weights.trained:
-        load_module(model, averaged, "average")
-    else:
-        load_module(model, part("model", found.tensors), "model")
+    chosen = part_of(found, spec.weights, spec.run)
+    load_module(model, part(chosen, found.tensors), chosen)
 
 
 def _of_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[Candidate]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from clipx.cli import cli
-from clipx.config import MISSING, option, to_dict
+from clipx.config import MISSING, option
 from clipx.errors import CheckpointError, require
 from clipx.evaluate import Weights as Chosen
-from clipx.evaluate import load_run
+from clipx.evaluate import load_run, part_of
 from clipx.objective.fcco import ConstantSpec, IndividualSpec
 
 if TYPE_CHECKING:
@@ -72,26 +72,19 @@ def export(spec: ExportSpec) -> None:
     found = CheckpointDir(RunDir(Path(spec.run)).checkpoints, print).load(spec.step)
     if found is None:
         raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
-    averaged = _averaged(spec, found)
-    weights, notes = _weights(spec, run, found, averaged)
+    wanted = Chosen.trained if spec.format is Format.open_clip_checkpoint else spec.weights
+    chosen = part_of(found, wanted, spec.run)
+    weights, notes = _weights(spec, run, found, chosen)
     with _whole(out) as place:
         notes += _WRITERS[spec.format](place, weights, run, found)
-    which = "the moving average of its weights, " if averaged else ""
+    which = "the moving average of its weights, " if chosen == "average" else ""
     screen = Screen(True)
     for note in notes:
         screen.say(f"note     {note}")
     screen.say(f"written  {spec.run}, step {found.step:,}, {which}to {out}: {_usage(spec.format, out)}")
 
 
-def _averaged(spec: ExportSpec, found: Checkpoint) -> bool:
-    """Whether it is the moving average that is exported. Raises CheckpointError where there is none."""
-    kept = any(name.startswith("average/") for name in found.tensors)
-    if spec.weights is Chosen.average and not kept:
-        raise CheckpointError(f"weights=average: run={spec.run} kept none (optimizer.ema_decay=null): choose trained")
-    return kept and spec.weights is not Chosen.trained and spec.format is not Format.open_clip_checkpoint
-
-
-def _weights(spec: ExportSpec, run: RunSpec, found: Checkpoint, averaged: bool) -> tuple[Weights, list[str]]:
+def _weights(spec: ExportSpec, run: RunSpec, found: Checkpoint, chosen: str) -> tuple[Weights, list[str]]:
     """The weights with the temperature that belongs to them, and what should be known of it."""
     from clipx.checkpoint.state import part
     from clipx.model.weights import Weights
@@ -105,7 +98,7 @@ def _weights(spec: ExportSpec, run: RunSpec, found: Checkpoint, averaged: bool) 
         log_scale = -math.log(tau)
     else:
         log_scale = scale.item()
-    tensors = dict(part("average" if averaged else "model", found.tensors))
+    tensors = dict(part(chosen, found.tensors))
     return Weights(spec.run, tensors, run.model, log_scale, None if bias is None else bias.item()), notes
 
 
@@ -165,16 +158,9 @@ def _hf(folder: Path, weights: Weights, run: RunSpec, found: Checkpoint) -> list
 
 
 def _safetensors(file: Path, weights: Weights, run: RunSpec, found: Checkpoint) -> list[str]:
-    from safetensors.torch import save_file
+    from clipx.model.weights import write
 
-    described = {
-        "model": {**to_dict(run.model), "weights": None},
-        "log_scale": weights.log_scale,
-        "bias": weights.bias,
-        "step": found.step,
-    }
-    tensors = {name: tensor.contiguous() for name, tensor in weights.model.items()}
-    save_file(tensors, file, {"format": "pt", "clipx": json.dumps(described)})
+    write(file, weights, found.step)
     return []
 
 

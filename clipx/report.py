@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clipx.console import format_value, headline
+from clipx.figure import COLOURS, GRID, INK, MUTED, SURFACE, panel, png, titled
 from clipx.logger import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_SURFACE, _INK, _MUTED, _GRID = "#ffffff", "#1f2328", "#656d76", "#e6e8eb"
-_COLOURS = ("#2f6fde", "#d9622b", "#2a9d6f", "#8a4fc7", "#b08a00", "#c2417c")
 
 
 def write_report(folder: Path, name: str, rows: Sequence[Row], final: Mapping[str, float], config: str) -> None:
@@ -28,12 +25,7 @@ def write_report(folder: Path, name: str, rows: Sequence[Row], final: Mapping[st
 
 def draw(name: str, rows: Sequence[Row]) -> bytes:
     """The curves as PNG: loss, evaluation, learning rate, temperature, throughput, gradient norm."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 6.4), dpi=110, facecolor=_SURFACE, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    figure.suptitle(name, color=_INK, x=0.01, ha="left", fontsize=13)
+    figure = titled(name, 12, 6.4)
     panels = figure.subplots(2, 3).flat
     evaluated = _evaluated(rows)
     for axes, (title, series) in zip(
@@ -49,9 +41,7 @@ def draw(name: str, rows: Sequence[Row]) -> bytes:
         strict=True,
     ):
         _panel(axes, title, series, rows)
-    out = io.BytesIO()
-    canvas.print_png(out)
-    return out.getvalue()
+    return png(figure)
 
 
 def _evaluated(rows: Sequence[Row]) -> dict[str, str]:
@@ -61,16 +51,10 @@ def _evaluated(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row]) -> None:
-    axes.set_title(title, loc="left", fontsize=10, color=_INK)
-    axes.set_facecolor(_SURFACE)
-    axes.grid(color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_GRID)
-    axes.tick_params(colors=_MUTED, labelsize=8)
-    axes.set_xlabel("step", color=_MUTED, fontsize=8)
+    panel(axes, title)
+    axes.set_xlabel("step", color=MUTED, fontsize=8)
     axes.set_xlim(0, 1.03 * max((row["step"] for row in rows), default=1))
-    for colour, (label, name) in zip(_COLOURS, series.items(), strict=False):
+    for colour, (label, name) in zip(COLOURS, series.items(), strict=False):
         points = [(row["step"], row[name]) for row in rows if name in row]
         marker = "o" if len(points) < 12 else ""
         axes.plot(
@@ -81,9 +65,9 @@ def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row
     elif title.startswith("throughput"):
         axes.set_ylim(bottom=0)  # else noise looks like change
     if len(series) > 1:
-        axes.legend(fontsize=7, frameon=False, labelcolor=_INK)
+        axes.legend(fontsize=7, frameon=False, labelcolor=INK)
     if not any(name in row for row in rows for name in series.values()):
-        axes.text(0.5, 0.5, "nothing measured", transform=axes.transAxes, ha="center", color=_MUTED, fontsize=9)
+        axes.text(0.5, 0.5, "nothing measured", transform=axes.transAxes, ha="center", color=MUTED, fontsize=9)
 
 
 def _page(name: str, picture: bytes, final: Mapping[str, float], config: str) -> str:
@@ -96,11 +80,11 @@ def _page(name: str, picture: bytes, final: Mapping[str, float], config: str) ->
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>
-body {{ font: 15px/1.5 system-ui, sans-serif; color: {_INK}; background: {_SURFACE}; max-width: 1100px;
+body {{ font: 15px/1.5 system-ui, sans-serif; color: {INK}; background: {SURFACE}; max-width: 1100px;
         margin: 2rem auto; padding: 0 1rem }}
 img {{ width: 100%; height: auto }}
 table {{ border-collapse: collapse }}
-td {{ padding: .2rem 1rem .2rem 0; border-bottom: 1px solid {_GRID} }}
+td {{ padding: .2rem 1rem .2rem 0; border-bottom: 1px solid {GRID} }}
 td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 pre {{ background: #f6f8fa; padding: 1rem; overflow-x: auto; font-size: 13px }}
 </style></head><body>

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
-from clipx.config import MISSING, option, to_dict
+from clipx.config import MISSING, option
 from clipx.data import DataSpec, open_on_all
 from clipx.distributed import DistributedSpec
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator import EvaluatorSpec
+from clipx.figure import COLOURS, INK, MUTED, panel, png, titled
 from clipx.precision import PrecisionSpec
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from clipx.lazy import torch
     from clipx.model import ModelSpec
     from clipx.model.weights import Weights
-
-_INK, _MUTED, _GRID, _LINE, _CHOSEN = "#1f2328", "#656d76", "#e6e8eb", "#2f6fde", "#d9622b"
 
 
 @option("")
@@ -213,18 +211,11 @@ def _show(screen: Screen, spec: WiseFtSpec, points: Sequence[Point], chosen: Poi
 
 def _write(out: Path, spec: WiseFtSpec, points: Sequence[Point], chosen: Point, weights: Weights) -> None:
     """The folder is whole or not there."""
-    from safetensors.torch import save_file
+    from clipx.model.weights import write
 
     place = out.with_name(f".{out.name}.{os.getpid()}")
     place.mkdir(parents=True)
-    described = {
-        "model": {**to_dict(_spec(weights)), "weights": None},
-        "log_scale": weights.log_scale,
-        "bias": weights.bias,
-        "step": None,
-    }
-    tensors = {name: tensor.contiguous() for name, tensor in weights.model.items()}
-    save_file(tensors, place / "model.safetensors", {"format": "pt", "clipx": json.dumps(described)})
+    write(place / "model.safetensors", weights, None)
     found: dict[str, Any] = {
         "zero": spec.zero,
         "fine": spec.fine,
@@ -246,30 +237,19 @@ def _short(numbers: Mapping[str, float]) -> dict[str, float]:
 
 def draw(metric: str, target: str, reference: str, points: Sequence[Point], chosen: Point) -> bytes:
     """The curve as PNG: one set against the other, each alpha beside its point."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 5.2), dpi=110, facecolor="#ffffff", layout="constrained")
-    canvas = FigureCanvasAgg(figure)
+    figure = titled(f"{metric}, %", 6.4, 5.2)
     axes = figure.subplots()
-    axes.set_title(f"{metric}, %: chosen is alpha {chosen.alpha:g}", loc="left", fontsize=11, color=_INK)
-    axes.set_xlabel(f"{reference}: the reference", color=_MUTED, fontsize=9)
-    axes.set_ylabel(f"{target}: fine-tuned for", color=_MUTED, fontsize=9)
-    axes.grid(color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_GRID)
-    axes.tick_params(colors=_MUTED, labelsize=8)
+    panel(axes, f"chosen is alpha {chosen.alpha:g}")
+    axes.set_xlabel(f"{reference}: the reference", color=MUTED, fontsize=9)
+    axes.set_ylabel(f"{target}: fine-tuned for", color=MUTED, fontsize=9)
     axes.margins(0.12)
     places = [(100 * point.scores[1], 100 * point.scores[0]) for point in points]
-    axes.plot(*zip(*places, strict=True), color=_LINE, lw=1.4, marker="o", ms=5)
+    axes.plot(*zip(*places, strict=True), color=COLOURS[0], lw=1.4, marker="o", ms=5)
     for point, place in zip(points, places, strict=True):
         if point is chosen:
-            axes.plot(*place, marker="o", ms=11, mfc="none", mec=_CHOSEN, mew=2)
-        axes.annotate(f"{point.alpha:g}", place, (7, 6), textcoords="offset points", fontsize=9, color=_INK)
-    out = io.BytesIO()
-    canvas.print_png(out)
-    return out.getvalue()
+            axes.plot(*place, marker="o", ms=11, mfc="none", mec=COLOURS[1], mew=2)
+        axes.annotate(f"{point.alpha:g}", place, (7, 6), textcoords="offset points", fontsize=9, color=INK)
+    return png(figure)
 
 
 main = cli(wise_ft, "wise_ft")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clipx.console import format_value
+from clipx.figure import INK, MUTED, SURFACE, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
-_SURFACE, _INK, _MUTED, _GRID = "#ffffff", "#1f2328", "#656d76", "#d0d4d9"
+_AXIS = "#d0d4d9"
 _NEAR = 0.045  # of the height: labels of an axis are no nearer to each other
 _LONGEST = 16  # letters of a label
 _FAN = 0.05  # of the height: so wide are lines spread that cross an axis at the same value
@@ -55,7 +55,6 @@ def numbers(texts: Sequence[str | None]) -> list[str | int | float | None]:
 
 def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
     """As PNG. Points without a number are grey, the best is drawn last and wide."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     keys = list({key: None for line in lines for key in line.values})
@@ -64,8 +63,7 @@ def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
     axes_of.append(_axis(_wrapped(metric), found, _formatted(metric)))
     before = 0.4 + _LETTER * max(len(text) for _, text in axes_of[0].labels)
     width = before + 1.9 * len(keys) + 2.3
-    figure = Figure(figsize=(max(width, 6), 5.4), dpi=110, facecolor=_SURFACE)
-    canvas = FigureCanvasAgg(figure)
+    figure = Figure(figsize=(max(width, 6), 5.4), dpi=110, facecolor=SURFACE)
     width = figure.get_figwidth()
     axes = figure.add_axes((before / width, 0.06, 1 - (before + 2.3) / width, 0.68))
     best = _draw_lines(figure, axes, axes_of, found, metric, lowest)
@@ -73,11 +71,9 @@ def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
     missing = found.count(None)
     told = f"{metric} of {len(lines)} points" + (f", {missing} of which (dashed) have none yet" if missing else "")
     told += f"; the best, drawn wide: {_formatted(metric)(best)}" if best is not None else ""
-    for y, text, colour, size in ((0.955, title, _INK, 13), (0.905, told, _MUTED, 9)):
+    for y, text, colour, size in ((0.955, title, INK, 13), (0.905, told, MUTED, 9)):
         figure.text(0.15 / width, y, text, color=colour, fontsize=size, va="center")
-    out = io.BytesIO()
-    canvas.print_png(out)
-    return out.getvalue()
+    return png(figure)
 
 
 # -------------------------------------------------------------------------------------------------------- axes
@@ -182,14 +178,14 @@ def _draw_axes(axes: Axes, axes_of: Sequence[Axis]) -> None:
     axes.set(xlim=(0, last), ylim=(-0.02, 1.02))
     axes.axis("off")
     for x, axis in enumerate(axes_of):
-        axes.plot((x, x), (0, 1), color=_GRID, lw=1.2, zorder=1, clip_on=False)
-        axes.annotate(axis.title, (x, 1.0), (0, 10), textcoords="offset points", ha="center", color=_INK, fontsize=9)
+        axes.plot((x, x), (0, 1), color=_AXIS, lw=1.2, zorder=1, clip_on=False)
+        axes.annotate(axis.title, (x, 1.0), (0, 10), textcoords="offset points", ha="center", color=INK, fontsize=9)
         for at, text in axis.labels:
-            axes.plot((x,), (at,), "_", color=_MUTED, ms=7, zorder=3, clip_on=False)
+            axes.plot((x,), (at,), "_", color=MUTED, ms=7, zorder=3, clip_on=False)
             axes.annotate(
                 text, (x, at), (-6 if x < last else 6, 0), textcoords="offset points", va="center",
-                ha="right" if x < last else "left", color=_INK, fontsize=8, zorder=4,
-                bbox={"facecolor": _SURFACE, "edgecolor": "none", "alpha": 0.8, "pad": 0.8},
+                ha="right" if x < last else "left", color=INK, fontsize=8, zorder=4,
+                bbox={"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8, "pad": 0.8},
             )  # fmt: skip
 
 
@@ -211,7 +207,7 @@ def _draw_lines(
         number, wide = found[i], bool(known) and i == order[-1]
         axes.plot(
             *zip(*at, strict=True),
-            color=_MUTED if number is None else colours.to_rgba(np.array([number]))[0],
+            color=MUTED if number is None else colours.to_rgba(np.array([number]))[0],
             lw=3.2 if wide else 1.4,
             ls="--" if number is None else "-",
             solid_capstyle="round",
@@ -245,5 +241,5 @@ def _colour_bar(figure: Figure, colours: ScalarMappable, metric: str) -> None:
     ticks = MaxNLocator(5)
     bar = figure.colorbar(colours, cax=place, ticks=ticks, format=FuncFormatter(lambda v, _: _formatted(metric)(v)))
     bar.outline.set_visible(False)
-    bar.ax.tick_params(colors=_MUTED, labelsize=8, length=2)
-    bar.set_label(metric, color=_MUTED, fontsize=8)
+    bar.ax.tick_params(colors=MUTED, labelsize=8, length=2)
+    bar.set_label(metric, color=MUTED, fontsize=8)

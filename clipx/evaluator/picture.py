@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from clipx.console import headline
 from clipx.evaluator.tables import AVERAGE, DROP, OTHERS, Evaluated
+from clipx.figure import COLOURS, INK, MUTED, SURFACE, panel, png, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from clipx.evaluator.suite import Suite
 
-_SURFACE, _INK, _MUTED, _GRID = "#ffffff", "#1f2328", "#656d76", "#e6e8eb"
-_COLOURS = ("#2f6fde", "#d9622b", "#2a9d6f", "#8a4fc7", "#b08a00", "#c2417c")
 _STYLES = ("-", "--", ":", "-.")
 
 Rows = Mapping[str, Mapping[str, float]]
@@ -24,25 +22,25 @@ Rows = Mapping[str, Mapping[str, float]]
 
 def draw_sets(title: str, tables: Mapping[str, Rows]) -> bytes:
     """A panel for each evaluator: a bar for each set, and a line where the first one ends."""
-    figure = _figure(title, 6.0 * len(tables), _height(max(map(len, tables.values()))))
+    figure = titled(title, 6.0 * len(tables), _height(max(map(len, tables.values()))))
     for axes, (name, rows) in zip(_axes(figure, len(tables)), tables.items(), strict=True):
         metric = next(iter(rows[AVERAGE]))
         first = next(iter(rows))
         lines = {label: f"  ({-100 * row[DROP]:+.1f})" for label, row in rows.items() if label != first}
         values = {label: 100 * row[metric] for label, row in rows.items()}
         _bars(axes, f"{name}: {metric}, %", values, lines)
-        axes.axvline(values[first], color=_COLOURS[1], lw=1.2, ls="--", zorder=1)
-    return _png(figure)
+        axes.axvline(values[first], color=COLOURS[1], lw=1.2, ls="--", zorder=1)
+    return png(figure)
 
 
 def draw_steps(title: str, found: Sequence[Evaluated]) -> bytes:
     """A panel for each evaluator: its headline numbers over the steps, of each model."""
     panels = _by_evaluator(found)
-    figure = _figure(title, 6.0 * len(panels), 4.2)
+    figure = titled(title, 6.0 * len(panels), 4.2)
     models = list(dict.fromkeys(one.model for one in found))
     for axes, (evaluator, names) in zip(_axes(figure, len(panels)), panels.items(), strict=True):
-        _panel(axes, f"{evaluator}, %")
-        axes.set_xlabel("step", color=_MUTED, fontsize=9)
+        panel(axes, f"{evaluator}, %")
+        axes.set_xlabel("step", color=MUTED, fontsize=9)
         for k, model in enumerate(models):
             for i, name in enumerate(names):
                 points = [
@@ -54,13 +52,13 @@ def draw_steps(title: str, found: Sequence[Evaluated]) -> bytes:
                     marker="o",
                     ms=4,
                     lw=1.6,
-                    color=_COLOURS[i % len(_COLOURS)],
+                    color=COLOURS[i % len(COLOURS)],
                     ls=_STYLES[k % len(_STYLES)],
                     label=f"{model} {short}" if len(models) > 1 else short,
                 )
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8, frameon=False, labelcolor=_INK)
-    return _png(figure)
+        axes.legend(fontsize=8, frameon=False, labelcolor=INK)
+    return png(figure)
 
 
 def draw_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
@@ -68,7 +66,7 @@ def draw_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
     they are equal. Of a single set, bars."""
     sets = suite.compared()
     height = 4.6 if any(len(names) > 1 for names in sets.values()) else _height(len(found))
-    figure = _figure(title, 6.0 * len(sets), height)
+    figure = titled(title, 6.0 * len(sets), height)
     for axes, (evaluator, names) in zip(_axes(figure, len(sets)), sets.items(), strict=True):
         first, *others = names
         shown = [one for one in found if all(name in one.numbers for name in names.values())]
@@ -77,26 +75,26 @@ def draw_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
             bars = {one.label: 100 * one.numbers[names[first]] for one in shown}
             _bars(axes, f"{evaluator}, {first}: {metric}, %", bars, {})
             continue
-        _panel(axes, f"{evaluator}: {metric}, %")
-        axes.set_xlabel(first, color=_MUTED, fontsize=9)
+        panel(axes, f"{evaluator}: {metric}, %")
+        axes.set_xlabel(first, color=MUTED, fontsize=9)
         rest = ", ".join(others) if len(others) < 4 else f"{len(others)} others"
-        axes.set_ylabel(rest if len(others) == 1 else f"mean of {rest}", color=_MUTED, fontsize=9)
+        axes.set_ylabel(rest if len(others) == 1 else f"mean of {rest}", color=MUTED, fontsize=9)
         points = [[100 * one.numbers[name] for name in names.values()] for one in shown]
         places = [(x, sum(ys) / len(ys)) for x, *ys in points]
         top = 1.1 * max((max(place) for place in places), default=1.0) + 1e-9
-        axes.plot((0, top), (0, top), color=_MUTED, lw=1, ls="--", label="no drop")
+        axes.plot((0, top), (0, top), color=MUTED, lw=1, ls="--", label="no drop")
         axes.set(xlim=(0, top), ylim=(0, top))
         for i, (one, place) in enumerate(zip(shown, places, strict=True)):
-            axes.plot(*place, marker="o", ms=7, ls="", color=_COLOURS[i % len(_COLOURS)], label=one.label)
-        axes.legend(fontsize=8, frameon=False, labelcolor=_INK)
-    return _png(figure)
+            axes.plot(*place, marker="o", ms=7, ls="", color=COLOURS[i % len(COLOURS)], label=one.label)
+        axes.legend(fontsize=8, frameon=False, labelcolor=INK)
+    return png(figure)
 
 
 def _bars(axes: Axes, title: str, values: Mapping[str, float], lines: Mapping[str, str]) -> None:
     """A bar for each label, its value beside it and what else `lines` has to say."""
-    _panel(axes, title)
+    panel(axes, title)
     places = range(len(values), 0, -1)
-    colours = [_MUTED if label in (AVERAGE, OTHERS) else _COLOURS[0] for label in values]
+    colours = [MUTED if label in (AVERAGE, OTHERS) else COLOURS[0] for label in values]
     axes.barh(places, list(values.values()), height=0.62, color=colours)
     axes.set_yticks(list(places), labels=list(values))
     axes.set_xlim(0, 1.25 * max(values.values(), default=0) + 1e-9)
@@ -110,7 +108,7 @@ def _bars(axes: Axes, title: str, values: Mapping[str, float], lines: Mapping[st
             va="center",
             fontsize=8,
         )
-        text.set_bbox({"facecolor": _SURFACE, "edgecolor": "none", "pad": 1})  # over the line
+        text.set_bbox({"facecolor": SURFACE, "edgecolor": "none", "pad": 1})  # over the line
 
 
 def _by_evaluator(found: Sequence[Evaluated]) -> dict[str, list[str]]:
@@ -128,29 +126,3 @@ def _height(rows: int) -> float:
 
 def _axes(figure: Figure, number: int) -> Iterator[Axes]:
     return iter(figure.subplots(1, number, squeeze=False).flat)
-
-
-def _figure(title: str, width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=110, facecolor=_SURFACE, layout="constrained")
-    figure.suptitle(title, color=_INK, x=0.01, ha="left", fontsize=12)
-    return figure
-
-
-def _panel(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10, color=_INK)
-    axes.set_facecolor(_SURFACE)
-    axes.grid(color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_GRID)
-    axes.tick_params(colors=_MUTED, labelsize=8)
-
-
-def _png(figure: Figure) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    out = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(out)
-    return out.getvalue()

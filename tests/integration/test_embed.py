@@ -16,9 +16,9 @@ from support import SMALL, VIT, run, torchrun
 
 from clipx.config import compose
 from clipx.data.transform import decode, eval_transform
-from clipx.embed import embed
+from clipx.embed import embed, main
 from clipx.embeddings import caption_hash, npy_files
-from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
+from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, Exit
 from clipx.model.weights import find, load
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
@@ -216,3 +216,14 @@ def test_a_folder_is_written_by_one_command_at_a_time(trained: Path, whole: Path
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(DataError, match="is being written by another process: wait for it, or give another folder"):
             written(trained, whole)
+
+
+def test_evaluators_which_data_brings_along_have_no_effect_when_typed(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["clipx-embed", f"run={trained}", f"out={tmp_path}/out", "evaluator=[zeroshot]"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == Exit.CONFIGURATION
+    assert capsys.readouterr().err == "error: evaluator=[zeroshot] has no effect on clipx-embed: leave it out\n"
+    assert not (tmp_path / "out").exists()

@@ -1,6 +1,6 @@
 """Weights that somebody has trained: found by a path or a URL, given under clipx's own names.
 
-find(place) -> Weights(model, spec, scale, bias)          load(model, weights)
+    find(place) -> Weights(model, spec, log_scale, bias)       load(model, weights)       write(path, weights, step)
 
 clipx's own, open_clip's and OpenAI's: see openclip.py for the names. What comes from others is read by files.py, which
 runs nothing that is in it.
@@ -15,18 +15,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 from clipx.checkpoint.folder import CheckpointDir
 from clipx.checkpoint.state import load_module, part
-from clipx.config import option_from_dict
+from clipx.config import option_from_dict, to_dict
 from clipx.errors import CheckpointError
 from clipx.hub import HUB, first_hub_file, hub_files
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP
 from clipx.model.weights.compare import check_same
-from clipx.model.weights.files import SUFFIXES, read_json, read_tensors
+from clipx.model.weights.files import METADATA, SUFFIXES, read_json, read_tensors
 from clipx.model.weights.openclip import from_open_clip, spec_of, temperature_of
 from clipx.model.weights.remote import fetched, fetched_checkpoint, fetched_folder, files_at
 from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
@@ -55,6 +56,20 @@ class Weights:
     spec: ModelSpec | None  # the configuration that came with them
     log_scale: float | None = None  # of the inverse temperature α they were trained with, at its end
     bias: float | None = None  # of a sigmoid loss
+
+
+def write(path: Path, weights: Weights, step: int | None) -> None:
+    """A safetensors file with clipx's own names, which `find` reads: the configuration is in its metadata. `step`: of
+    the checkpoint that they are from, where they are from one."""
+    assert weights.spec is not None
+    described = {
+        "model": {**to_dict(weights.spec), "weights": None},
+        "log_scale": weights.log_scale,
+        "bias": weights.bias,
+        "step": step,
+    }
+    tensors = {name: tensor.contiguous() for name, tensor in weights.model.items()}
+    save_file(tensors, path, {"format": "pt", METADATA: json.dumps(described)})
 
 
 def find(place: str) -> Weights:

@@ -14,6 +14,7 @@ from torch import Tensor
 from clipx.errors import CheckpointError
 from clipx.storage import said
 
+METADATA = "clipx"  # the key of what clipx says of the model in a safetensors file
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _CONVERT = (
     "in a process that you trust with it, convert it: safetensors.torch.save_file(model.state_dict(), "
@@ -50,7 +51,7 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
     try:
         file: Any = safe_open(path, "pt")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-        return _bare(tensors), (file.metadata() or {}).get("clipx")
+        return _bare(tensors), (file.metadata() or {}).get(METADATA)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a whole safetensors file ({said(error)}): fetch it again") from None
 

@@ -1,0 +1,41 @@
+"""How all pictures look: figures of panels, in the same ink, as PNG."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SURFACE, INK, MUTED, GRID = "#ffffff", "#1f2328", "#656d76", "#e6e8eb"
+COLOURS = ("#2f6fde", "#d9622b", "#2a9d6f", "#8a4fc7", "#b08a00", "#c2417c")
+
+
+def titled(title: str, width: float, height: float) -> Figure:
+    """A figure of so many inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=110, facecolor=SURFACE, layout="constrained")
+    figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def panel(axes: Axes, title: str) -> None:
+    """Gives axes their title and their looks."""
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
+    axes.set_facecolor(SURFACE)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GRID)
+    axes.tick_params(colors=MUTED, labelsize=8)
+
+
+def png(figure: Figure) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    out = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(out)
+    return out.getvalue()
