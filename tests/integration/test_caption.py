@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from support import SMALL, VIT, losses, run, small, torchrun
 
 import clipx.caption  # noqa: F401  # registers its options
 from clipx.config import compose
-from clipx.data.shapes import draw, random_scene
+from clipx.data import shapes
+from clipx.data.shapes import draw, full_caption, random_scene
 from clipx.errors import ConfigError
+from clipx.model.tokenizer import Tokenizer
 from clipx.trainer import Trainer
 
 GRADIENTS = str(Path(__file__).with_name("gradients.py"))
@@ -201,3 +204,68 @@ def test_its_help_answers_without_torch(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "python -m clipx.caption run=outputs/RUN images=FOLDER" in done.stdout
+
+
+# ---------------------------------------------------------------------------------- the numbers of docs/coca.md, by hand
+
+
+class _Every(random.Random):
+    """Draws the same choice each time: the grammar's i-th sentence."""
+
+    def __init__(self, i: int) -> None:
+        super().__init__()
+        self.i = i
+
+    def choice(self, seq: Any) -> Any:
+        return seq[self.i]
+
+
+@pytest.mark.number
+@pytest.mark.timeout(3600)
+def test_what_the_small_captioner_says(tmp_path: Path) -> None:
+    """Of 256 new scenes each: one is right where it is a sentence that the grammar can make of the scene."""
+    options = ("data.batch_size=64", "duration=1200st", "schedule.warmup=50st", "evaluator=[]", "logger=[]")
+    run_dir = tmp_path / "run"
+    run(
+        sys.executable, "-m", "clipx.train", "model=coca_tiny", *options, f"run_dir={run_dir}", timeout=3400, fresh=True
+    )
+    tokenizer = Tokenizer(40)
+
+    def read(text: str) -> str:
+        """As a caption reads that was put together from tokens."""
+        return tokenizer.decode(tokenizer([text])[0].tolist())
+
+    found = {}
+    for held_out in (False, True):
+        folder = tmp_path / f"held-{held_out}"
+        folder.mkdir()
+        scenes = {}
+        for index in range(256):
+            rng = random.Random(f"new/{held_out}/{index}")
+            scene = random_scene(rng, held_out, index)
+            scenes[f"{index:03}.png"] = scene
+            draw(scene, rng, 48).save(folder / f"{index:03}.png")
+        out = folder / "captions.jsonl"
+        run(
+            sys.executable,
+            "-m",
+            "clipx.caption",
+            f"run={run_dir}",
+            f"images={folder}/*.png",
+            "method=greedy",
+            f"out={out}",
+        )
+        said = {Path(row["image"]).name: row["caption"] for row in map(json.loads, out.read_text().splitlines())}
+        right = [
+            said[name]
+            in {read(text) for text in (full_caption(scene), *(shapes.caption(scene, _Every(i)) for i in range(6)))}
+            for name, scene in scenes.items()
+        ]
+        named = {
+            key: sum(asdict(scene)[key] in said[name] for name, scene in scenes.items()) / len(scenes)
+            for key in ("colour", "texture", "shape")
+        }
+        found[held_out] = {"right": sum(right) / len(right), **named}
+    print(found)
+    assert found[False]["colour"] > 0.95 and found[True]["colour"] > 0.95
+    assert found[False]["right"] > 0.05
