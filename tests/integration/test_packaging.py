@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import SMALL, run
+from support import NEEDED, SMALL, run
 
 from clipx.config import CONF_DIR
 
@@ -62,20 +63,20 @@ def test_the_wheel_holds_the_package_its_configuration_and_its_merges(wheel: Pat
 
 def test_every_option_composes_from_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     code = """
-import clipx, sys
+import clipx, json, sys
 from clipx.config import CONF_DIR, compose
+needed = json.loads(sys.argv[1])
 print(clipx.__file__, CONF_DIR)
 count = 0
 for path in sorted(CONF_DIR.glob("*/*.yaml")):
     group, name = path.parent.name, path.stem
     if group != "recipe":
         choice = f"{group}=[{name}]" if group in ("evaluator", "logger") else f"{group}={name}"
-        needed = ["teacher.weights=outputs/teacher"] if name == "distillation" else []
-        compose(choice, *needed, config_name="bench" if group == "bench" else "train")
+        compose(choice, *needed.get(name, ()), config_name="bench" if group == "bench" else "train")
         count += 1
 print(count)
 """
-    where, count = outside(installed, tmp_path, "-c", code).splitlines()
+    where, count = outside(installed, tmp_path, "-c", code, json.dumps(NEEDED)).splitlines()
     assert where == f"{installed}/clipx/__init__.py {installed}/clipx/conf"
     assert int(count) == len([path for path in CONF_DIR.glob("*/*.yaml") if path.parent.name != "recipe"])
 
