@@ -15,7 +15,17 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from clipx.config import CONF_DIR, NOT_COMPOSED, as_typed, checked, in_its_folder, one_line, prepare, quoted
+from clipx.config import (
+    CONF_DIR,
+    NOT_COMPOSED,
+    as_typed,
+    checked,
+    in_its_folder,
+    one_line,
+    overrides_of,
+    prepare,
+    quoted,
+)
 from clipx.errors import ClipxError, ConfigError, Exit, PeerLost, Stopped, require
 from clipx.place import told_rank
 from clipx.url import redacted
@@ -63,7 +73,7 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
         launcher = hydra.runtime.choices.get("hydra/launcher", "basic")
         try:
             require(sweep or launcher == "basic", f"hydra/launcher={launcher} has no effect without -m: add -m")
-            for text in hydra.overrides.task:
+            for text in overrides_of(hydra):
                 group = re.split(r"[.=@]", text.lstrip("+~"))[0]
                 require(group not in unused, f"{text} has no effect on {hydra.job.name}: leave it out")
             return task(checked(in_its_folder(cfg, hydra) if sweep else cfg))

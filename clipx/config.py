@@ -212,9 +212,13 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
                 raise ConfigError(no_such_option(group, str(override.input_line).partition("=")[2], known))
 
 
-def as_typed(hydra: Any) -> str:
+def overrides_of(hydra: Any) -> list[str]:
     """The overrides of a run or a point, `hydra` being Hydra's part of its configuration; ${} in them stays."""
-    return " ".join(typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task)))
+    return typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task))
+
+
+def as_typed(hydra: Any) -> str:
+    return " ".join(overrides_of(hydra))
 
 
 def checked(cfg: DictConfig, prefix: str = "") -> Any:

@@ -127,8 +127,6 @@ def find_runs(spec: EvaluateSpec) -> tuple[dict[Path, RunSpec], str | None]:
         runs = {place: load_run(place)}
     else:
         runs = {path.parent: load_run(path.parent) for path in sorted(place.glob(f"*/{_CONFIG}"))}
-        if not runs and place.is_dir() and not any(path.is_file() for path in place.iterdir()):
-            load_run(place)  # which is not one
     _check_effect(spec, runs)
     return runs, steps
 

@@ -94,8 +94,8 @@ def test_a_run_that_is_not_named_is_asked_for() -> None:
 
 
 def test_an_error_that_is_not_of_the_configuration_has_another_exit_code(tmp_path: Path) -> None:
-    done = run(*EVALUATE, f"run={tmp_path}", check=False)
-    assert done.stderr == f"error: run={tmp_path} holds no run (no config.yaml): check the path\n"
+    done = run(*EVALUATE, f"run={tmp_path}/none", check=False)
+    assert done.stderr == f"error: run={tmp_path}/none holds no run (no config.yaml): check the path\n"
     assert done.returncode == 1
 
 
