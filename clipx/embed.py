@@ -6,7 +6,6 @@ On any number of ranks, which share the shards; a run that was killed goes on wh
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from clipx.cli import cli
 from clipx.config import MISSING, option, to_dict
 from clipx.data import Dataset, DataSpec, open_on_all
 from clipx.data.index import RETRY_S
+from clipx.data.write import take
 from clipx.distributed import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.evaluator import EvaluatorSpec
@@ -156,17 +156,12 @@ def _locked(place: Place, comm: Comm) -> Iterator[None]:
     folder = place.folder
     with (folder / ".lock").open("w") as lock:
 
-        def take() -> None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise DataError(
-                    f"out={place.out} is being written by another process: wait for it, or give another folder"
-                ) from None
+        def begin() -> None:
+            take(lock, f"out={place.out}")
             for left in folder.glob(".*.*.*"):
                 left.unlink()
 
-        comm.on_main(take)
+        comm.on_main(begin)
         yield
 
 

@@ -87,19 +87,16 @@ def export(spec: ExportSpec) -> None:
 def _weights(spec: ExportSpec, run: RunSpec, found: Checkpoint, chosen: str) -> tuple[Weights, list[str]]:
     """The weights with the temperature that belongs to them, and what should be known of it."""
     from clipx.checkpoint.state import part
-    from clipx.model.weights import Weights
+    from clipx.model.weights import Weights, learned
 
-    objective = part("objective", found.tensors)
-    scale, bias = objective.get("temperature.log_scale"), objective.get("bias")
+    log_scale, bias = learned(found)
     notes: list[str] = []
-    if scale is None:
+    if log_scale is None:
         tau, told = _temperature(run)
         notes = [f"logit_scale is {1 / tau:.4g}: {told}"]
         log_scale = -math.log(tau)
-    else:
-        log_scale = scale.item()
     tensors = dict(part(chosen, found.tensors))
-    return Weights(spec.run, tensors, run.model, log_scale, None if bias is None else bias.item()), notes
+    return Weights(spec.run, tensors, run.model, log_scale, bias), notes
 
 
 def _temperature(run: RunSpec) -> tuple[float, str]:

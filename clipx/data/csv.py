@@ -15,7 +15,7 @@ from typing import Any
 from clipx.config import option
 from clipx.data import Dataset, DataSpec, all_held_out
 from clipx.data.packed import Packed
-from clipx.data.source import Bad, BadSample, Sample, Source, check_share, parse_label, read_bounded, split
+from clipx.data.source import Bad, BadSample, Sample, Source, check_share, in_blocks, parse_label, read_image, split
 from clipx.errors import ConfigError, DataError, require
 
 Columns = tuple[str, str, str | None]
@@ -24,7 +24,6 @@ Columns = tuple[str, str, str | None]
 Check = Callable[..., None]
 """`check_columns` of a table: given the names of the columns it has, and a `hint` of another separator."""
 
-_BLOCK = 100  # rows that count as a shard: their order is mixed over the whole table, which files allow at no cost
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
 
@@ -138,18 +137,13 @@ class Table:
 
     @property
     def sizes(self) -> Sequence[int]:
-        whole, rest = divmod(len(self.images), _BLOCK)
-        return [_BLOCK] * whole + [rest] * (rest > 0)
+        return in_blocks(len(self.images))
 
     def key(self, index: int) -> str:
         return os.path.join(self.folder, self.images[index])  # noqa: PTH118
 
     def read(self, index: int) -> Sample:
-        try:
-            image = read_bounded(self.key(index), "image")
-        except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte
-            raise BadSample(f"image cannot be read: {getattr(error, 'strerror', error)}") from None
-        return Sample(image, self.captions[index], self.labels[index])
+        return Sample(read_image(self.key(index)), self.captions[index], self.labels[index])
 
 
 def _cells(row: dict[str | None, Any], columns: Columns) -> tuple[str, str, int | str | None]:

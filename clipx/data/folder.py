@@ -12,11 +12,10 @@ from clipx.config import option
 from clipx.data import Classes, Dataset, DataSpec, all_held_out
 from clipx.data.names import fill, read_names, read_templates
 from clipx.data.packed import Packed
-from clipx.data.source import Bad, BadSample, Sample, Source, check_share, read_bounded, split
+from clipx.data.source import Bad, Sample, Source, check_share, in_blocks, read_image, split
 from clipx.errors import ConfigError, DataError, require
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
-_BLOCK = 100  # images that count as a shard: their order is mixed over the whole folder, which files allow at no cost
 
 
 @option("data")
@@ -114,19 +113,14 @@ class Pictures:
 
     @property
     def sizes(self) -> Sequence[int]:
-        whole, rest = divmod(len(self.images), _BLOCK)
-        return [_BLOCK] * whole + [rest] * (rest > 0)
+        return in_blocks(len(self.images))
 
     def key(self, index: int) -> str:
         return os.path.join(self.folder, self.images[index])  # noqa: PTH118
 
     def read(self, index: int) -> Sample:
-        try:
-            image = read_bounded(self.key(index), "image")
-        except OSError as error:
-            raise BadSample(f"image cannot be read: {error.strerror}") from None
         label = self.labels[index]
-        return Sample(image, self.captions[label], label)
+        return Sample(read_image(self.key(index)), self.captions[label], label)
 
 
 def _images(place: Path, name: str) -> list[str]:

@@ -6,7 +6,6 @@ written under another name and renamed when it is whole, its stats after it; so 
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from clipx.data.index import RETRY_S
 from clipx.data.raw import Piece, Reading, open_raw
 from clipx.data.resize import Resize, shard_image
 from clipx.data.source import Bad, BadSample, Sample, alike, caption_text
-from clipx.data.write import in_pool, write_members, write_whole
+from clipx.data.write import in_pool, take, write_members, write_whole
 from clipx.errors import ConfigError, DataError, require
 from clipx.url import check_path
 
@@ -157,12 +156,7 @@ def prepare(spec: PrepareSpec) -> None:
     except OSError as error:
         raise ConfigError(f"out={out} cannot be made ({error.strerror}): give a folder that you can write") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataError(
-                f"out={out} is being written by another process: wait for it, or give another folder"
-            ) from None
+        take(lock, f"out={out}")
         _check_plan(spec, out, {"source": raw.fingerprint, "shards": len(shards), **_choices(spec)})
         for left in out.glob(".[0-9]*.*"):  # of a killed run
             left.unlink()

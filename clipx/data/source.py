@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from clipx.errors import require
 
 MAX_BYTES = 1 << 28  # of an encoded image: 256 MiB, far above any photograph; more is a file of another kind
+_BLOCK = 100
 MAX_TEXT = 1 << 24  # bytes of captions and what else is text about an image: Python makes of JSON ten times as many
 
 
@@ -64,6 +65,20 @@ def read_bounded(path: str, what: str, most: int = MAX_BYTES) -> bytes:
         if status.st_size > most:
             raise BadSample(f"{what} is larger than {most >> 20} MiB")
         return file.read(status.st_size) or b""
+
+
+def read_image(path: str) -> bytes:
+    """An image's file. Raises BadSample."""
+    try:
+        return read_bounded(path, "image")
+    except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte
+        raise BadSample(f"image cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def in_blocks(images: int) -> list[int]:
+    """The sizes of the shards that image files count as: their order is mixed over all, which costs files nothing."""
+    whole, rest = divmod(images, _BLOCK)
+    return [_BLOCK] * whole + [rest] * (rest > 0)
 
 
 def _at_once(path: str, flags: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -13,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 from uuid import uuid4
 
 from clipx.data.source import Sample
@@ -60,6 +61,14 @@ def write_whole(path: Path, write: Callable[[str], object], fix: str = _FIX) -> 
         raise DataError(f"{path} cannot be written ({error.strerror or error}): {fix}") from None
     finally:
         partial_path.unlink(missing_ok=True)
+
+
+def take(lock: TextIO, named: str) -> None:
+    """Takes the lock file of a folder that one process at a time writes to, until it is closed. Raises DataError."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise DataError(f"{named} is being written by another process: wait for it, or give another folder") from None
 
 
 def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, what: str) -> list[str]:

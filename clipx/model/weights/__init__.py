@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
-from clipx.checkpoint.folder import CheckpointDir
+from clipx.checkpoint.folder import Checkpoint, CheckpointDir
 from clipx.checkpoint.state import load_module, part
 from clipx.config import option_from_dict, to_dict
 from clipx.errors import CheckpointError
@@ -121,9 +121,14 @@ def _of_run(place: str, folder: CheckpointDir, step: int | None) -> Weights:
         raise CheckpointError(f"model.weights={place} holds no checkpoint: check the path")
     spec: ModelSpec = option_from_dict("model", found.state["config"]["model"])
     tensors = part("average", found.tensors) or part("model", found.tensors)
+    return Weights(place, tensors, spec, *learned(found))
+
+
+def learned(found: Checkpoint) -> tuple[float | None, float | None]:
+    """(log α, bias) that the objective of a run had learned for all pairs; None where it learns none."""
     objective = part("objective", found.tensors)
     scale, bias = objective.get("temperature.log_scale"), objective.get("bias")
-    return Weights(place, tensors, spec, None if scale is None else scale.item(), None if bias is None else bias.item())
+    return None if scale is None else scale.item(), None if bias is None else bias.item()
 
 
 def _of_file(place: str, path: Path) -> Weights:
