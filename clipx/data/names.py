@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipx.errors import ConfigError, near, require
+from clipx.lazy import torch
 
 _LISTS = Path(__file__).parent / "lists"
 NAMES = ("imagenet",)  # 1,000, in the order of the labels
@@ -30,6 +31,15 @@ def read_templates(value: str, key: str) -> Sequence[str]:
     as clip_benchmark writes it, {c} standing for the name. Raises ConfigError."""
     path = _LISTS / f"{value}.txt" if value in TEMPLATES else Path(value).expanduser()
     return as_templates(_lines(path, value, key, TEMPLATES), f"{key}={value}")
+
+
+def class_embeddings(
+    embed: Callable[[Sequence[str]], torch.Tensor], names: Sequence[str], templates: Sequence[str]
+) -> torch.Tensor:
+    """[C, D]: of each class the mean over the templates, renormalised (arXiv:2103.00020). `embed`: texts -> [N, D]."""
+    text_CTD = embed([fill(template, name) for name in names for template in templates])
+    text_CTD = text_CTD.unflatten(0, (len(names), len(templates)))
+    return torch.nn.functional.normalize(text_CTD.mean(1), dim=-1)
 
 
 def as_templates(lines: Sequence[str], where: str) -> Sequence[str]:

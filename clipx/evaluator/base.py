@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clipx.data import DataSpec
 from clipx.data.loader import View, eval_loader
-from clipx.data.names import fill
+from clipx.data.names import class_embeddings
 from clipx.data.source import Bad, BadSample, Sample, Source
 from clipx.distributed import Comm
 from clipx.errors import DataError
@@ -97,12 +97,10 @@ class Embedder:
         return self._images[key][1]
 
     def classes(self, names: Sequence[str], templates: Sequence[str], batch: int) -> Tensor:
-        """[C, D]: of each class the mean over the templates, renormalised (arXiv:2103.00020)."""
+        """[C, D]: see class_embeddings."""
         key = (tuple(names), tuple(templates), batch)
         if key not in self._classes:
-            prompts = [fill(template, name) for name in names for template in templates]
-            text_CTD = self.texts(prompts, batch).unflatten(0, (len(names), len(templates)))
-            self._classes[key] = torch.nn.functional.normalize(text_CTD.mean(1), dim=-1)
+            self._classes[key] = class_embeddings(lambda texts: self.texts(texts, batch), names, templates)
         return self._classes[key]
 
     @torch.inference_mode()

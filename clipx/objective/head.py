@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clipx.data import Classes
 from clipx.data.labels import Labels
-from clipx.data.names import fill, read_names, read_templates
+from clipx.data.names import class_embeddings, read_names, read_templates
 from clipx.data.source import BadSample
 from clipx.distributed import Comm
 from clipx.errors import ConfigError, DataError, require
@@ -43,8 +43,7 @@ class Classification(Objective):
         if self.spec.head is not Head.zeroshot:
             return
         names, templates = self.classes.names, self.classes.templates
-        text_CTD = embed([fill(t, name) for name in names for t in templates]).unflatten(0, (len(names), -1))
-        class_CD = F.normalize(text_CTD.mean(1), dim=-1)
+        class_CD = class_embeddings(embed, names, templates)
         self.head_CD.copy_(self.comm.gather(class_CD)[: len(names)])  # rank 0's
 
     def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor, *given_b: Tensor) -> tuple[Tensor, Metrics]:
