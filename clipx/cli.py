@@ -28,7 +28,7 @@ from clipx.config import (
 )
 from clipx.errors import ClipxError, ConfigError, Exit, PeerLost, Stopped, require
 from clipx.place import told_rank
-from clipx.url import redacted
+from clipx.storage.url import redacted
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

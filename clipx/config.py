@@ -47,7 +47,7 @@ from clipx.errors import (
     reworded,
 )
 from clipx.resume import Resume
-from clipx.url import check_environment, check_secrets
+from clipx.storage.url import check_environment, check_secrets
 
 if TYPE_CHECKING:
     from clipx.spec import RunSpec

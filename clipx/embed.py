@@ -18,12 +18,12 @@ from clipx.cli import cli
 from clipx.config import MISSING, option, to_dict
 from clipx.data import Dataset, DataSpec, open_on_all
 from clipx.data.index import RETRY_S
-from clipx.data.write import take
 from clipx.distributed import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.evaluator import EvaluatorSpec
 from clipx.precision import PrecisionSpec
-from clipx.url import check_folder_url
+from clipx.storage.local import take
+from clipx.storage.url import check_folder_url
 
 if TYPE_CHECKING:
     from clipx.data.source import Source

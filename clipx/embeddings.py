@@ -29,12 +29,12 @@ from torch import Tensor
 
 from clipx.data.loader import EvalBatch, View, held_loader
 from clipx.data.source import Bad, Source
-from clipx.data.write import made, write_whole
 from clipx.errors import DataError
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision import Precision
-from clipx.storage import Folder, is_local, local_path, persist, refusals_as
+from clipx.storage.local import made, write_whole
+from clipx.storage.remote import Folder, is_local, local_path, persist, refusals_as
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

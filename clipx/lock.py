@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clipx.data.write import made
 from clipx.distributed import Comm
 from clipx.errors import Locked
+from clipx.storage.local import made
 
 log = logging.getLogger(__name__)
 

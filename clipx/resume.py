@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipx.errors import ConfigError
-from clipx.url import check_url
+from clipx.storage.url import check_url
 
 CHECKPOINTS = "checkpoints"  # the folder of a run directory, and of its remote copy
 

@@ -27,7 +27,7 @@ class _ClipxLauncher(Launcher):
     def __init__(self, **_: Any) -> None: ...
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from clipx.data.write import made
+        from clipx.storage.local import made
 
         folder = Path(config.hydra.sweep.dir)
         made(folder, f"the sweep's folder {folder}", "choose by hydra.sweep.dir")  # which Hydra makes without a word

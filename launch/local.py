@@ -19,9 +19,9 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 
 from clipx.config import checked
-from clipx.data.write import made
 from clipx.errors import ConfigError, Exit, Stopped
 from clipx.spec import RunSpec
+from clipx.storage.local import made
 
 from . import snapshot
 from .following import Board, told

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config import from_dict, save, to_dict
-from clipx.data.write import made, write_whole
 from clipx.errors import Exit
 from clipx.saved import read_saved
 from clipx.spec import RunSpec
+from clipx.storage.local import made, write_whole
 
 _FIX = "make room, or choose another folder by hydra.sweep.dir"
 _PLACE = ("name", "run_dir", "resume")  # where a run is and how it starts, not what it is

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from clipx.console import clock, format_value, headline, terminal
-from clipx.data.write import write_whole
+from clipx.storage.local import write_whole
 
 from . import picture
 from .run import Run, metric_of, value_of

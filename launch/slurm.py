@@ -21,9 +21,9 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
 from clipx.config import checked
-from clipx.data.write import made
 from clipx.errors import require
 from clipx.spec import RunSpec
+from clipx.storage.local import made
 
 from . import site, snapshot
 from .batch import parameters, script, whole

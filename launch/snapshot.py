@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clipx import plugins
 from clipx.config import CONF_DIR, PACKAGE
-from clipx.data.write import made
+from clipx.storage.local import made
 
 _HERE = Path(__file__).parent
 # All that a wheel holds; in a wheel the package holds the others.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from clipx.config import option
 from clipx.errors import require
 from clipx.schedule import check_cadence
-from clipx.url import check_folder_url
+from clipx.storage.url import check_folder_url
 
 
 @option("checkpoint")

@@ -19,7 +19,7 @@ from clipx.checkpoint.folder import MANIFEST, STATE
 from clipx.checkpoint.remote import HISTORY, by_folder
 from clipx.checkpoint.retention import Saved
 from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
-from clipx.storage import Folder, Stopped, pauses, said
+from clipx.storage.remote import Folder, Stopped, pauses, said
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from clipx.checkpoint.folder import MANIFEST, fault_of, sync
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
-from clipx.storage import Folder, download, persist, read_whole, refusals_as, said
+from clipx.storage.remote import Folder, download, persist, read_whole, refusals_as, said
 
 HISTORY = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # what a run needs to go on elsewhere
 RETRY_S = 120.0  # that a storage is waited for

@@ -21,8 +21,8 @@ from clipx.data.names import as_templates, fill
 from clipx.data.source import Bad, BadSample, Sample, Source, expect
 from clipx.data.webdataset import Shards
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage import is_local, local_path, read_whole, refusals_as
-from clipx.url import check_url
+from clipx.storage.remote import is_local, local_path, read_whole, refusals_as
+from clipx.storage.url import check_url
 
 _CLASSES, _TEMPLATES, _TYPE, _NUMBER = (
     "classnames.txt",

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from clipx.data.write import cache_folder, made
 from clipx.errors import DataError, require
-from clipx.storage import BLOCK, is_local, read_range, said
+from clipx.storage.local import cache_folder, made
+from clipx.storage.remote import BLOCK, is_local, read_range, said
 
 Span = tuple[int, int]
 """(first byte, number of bytes)"""

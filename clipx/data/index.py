@@ -21,10 +21,11 @@ from clipx.cli import cli
 from clipx.config import MISSING, option
 from clipx.data.source import Bad, alike, caption_weights, check_key, check_share
 from clipx.data.tar import JSON, TXT, scan
-from clipx.data.write import cache_folder, in_pool, write_whole
+from clipx.data.write import in_pool
 from clipx.errors import DataError, require
-from clipx.storage import file_system, is_local, persist, read_whole, refusals_as
-from clipx.url import check_path
+from clipx.storage.local import cache_folder, write_whole
+from clipx.storage.remote import file_system, is_local, persist, read_whole, refusals_as
+from clipx.storage.url import check_path
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,9 +23,10 @@ from clipx.data.index import RETRY_S
 from clipx.data.raw import Piece, Reading, open_raw
 from clipx.data.resize import Resize, shard_image
 from clipx.data.source import Bad, BadSample, Sample, alike, caption_text
-from clipx.data.write import in_pool, take, write_members, write_whole
+from clipx.data.write import in_pool, write_members
 from clipx.errors import ConfigError, DataError, require
-from clipx.url import check_path
+from clipx.storage.local import take, write_whole
+from clipx.storage.url import check_path
 
 _FIX = "make room, or give another folder with out=…"
 

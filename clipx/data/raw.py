@@ -22,7 +22,7 @@ from clipx.data.remote import sequential
 from clipx.data.source import MAX_BYTES, MAX_TEXT, Bad, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.data.urls import expand
 from clipx.errors import DataError, require
-from clipx.storage import REQUESTS, file_system, is_local, local_path, persist, refusals_as, said
+from clipx.storage.remote import REQUESTS, file_system, is_local, local_path, persist, refusals_as, said
 
 if TYPE_CHECKING:
     from pyarrow import Schema

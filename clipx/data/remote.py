@@ -14,7 +14,7 @@ from typing import IO, Any
 from clipx.data.cache import File, Span, from_cache
 from clipx.data.source import BadSample
 from clipx.errors import DataError
-from clipx.storage import BLOCK, REQUESTS, is_local, local_path, read_range, said
+from clipx.storage.remote import BLOCK, REQUESTS, is_local, local_path, read_range, said
 
 
 @contextlib.contextmanager

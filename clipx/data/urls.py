@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage import file_system, is_local, persist, read_whole, refusals_as, said
-from clipx.url import check_url
+from clipx.storage.remote import file_system, is_local, persist, read_whole, refusals_as, said
+from clipx.storage.url import check_url
 
 _RETRY_S = 30.0  # of listing, at the start of a run, where somebody watches
 

@@ -37,7 +37,7 @@ from clipx.data.source import (
 from clipx.data.tar import CLS, IMAGE, JSON, TXT
 from clipx.data.urls import expand
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage import is_local
+from clipx.storage.remote import is_local
 
 _DEFAULT_ACCESS = Access()
 _GAP = 1 << 16  # bytes between a sample's members that are cheaper to read than a second request

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.config import MISSING, option
 from clipx.errors import require
 from clipx.schedule import Duration, Length
-from clipx.url import check_url
+from clipx.storage.url import check_url
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from clipx.errors import ConfigError, require
-from clipx.hub import HUB, hub_files
 from clipx.model import Clean
 from clipx.model.tokenizer import Tokenizer, check_texts, repaired
+from clipx.storage.hub import HUB, hub_files
 
 if TYPE_CHECKING:
     from torch import Tensor

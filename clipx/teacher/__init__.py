@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from clipx.errors import require
-from clipx.url import check_path
+from clipx.storage.url import check_path
 
 if TYPE_CHECKING:
     from clipx.data.source import Source

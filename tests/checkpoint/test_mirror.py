@@ -24,7 +24,7 @@ from clipx.checkpoint.folder import MANIFEST, WHOLE
 from clipx.checkpoint.mirror import Mirror
 from clipx.checkpoint.remote import newest
 from clipx.checkpoint.retention import kept
-from clipx.storage import Folder
+from clipx.storage.remote import Folder
 
 
 @pytest.mark.parametrize("url", ["file", "s3"], indirect=True)

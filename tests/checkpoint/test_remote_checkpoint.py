@@ -19,8 +19,8 @@ from uploading import same, save, upload
 from clipx.checkpoint.folder import MANIFEST, STATE, WHOLE, fault_of
 from clipx.checkpoint.remote import check_writable, fetch, fetch_history, newest, remote_checkpoints
 from clipx.errors import CheckpointError, ConfigError, StorageError
-from clipx.storage import Folder
-from clipx.url import check_folder_url
+from clipx.storage.remote import Folder
+from clipx.storage.url import check_folder_url
 
 # --------------------------------------------------------------------------------------------------- the round trip
 

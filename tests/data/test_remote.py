@@ -31,7 +31,7 @@ from clipx.data.tar import TXT
 from clipx.data.webdataset import Shards, WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
-from clipx.storage import BLOCK, is_final, persist, read_whole
+from clipx.storage.remote import BLOCK, is_final, persist, read_whole
 
 SIZES = (6, 9, 5)
 

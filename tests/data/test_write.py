@@ -10,8 +10,9 @@ from samples import jpeg
 
 from clipx.data.source import Sample
 from clipx.data.webdataset import Shards
-from clipx.data.write import cache_folder, ensure_shards, in_pool, write_whole
+from clipx.data.write import ensure_shards, in_pool
 from clipx.errors import ConfigError, DataError
+from clipx.storage.local import cache_folder, write_whole
 
 
 def make(index: int, note: Path) -> Sample:

@@ -21,9 +21,9 @@ from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.evaluate import main as evaluate_main
 from clipx.export import main as export_main
+from clipx.storage.url import check_secrets, check_url, redacted
 from clipx.train import main as train_main
 from clipx.trainer import Trainer
-from clipx.url import check_secrets, check_url, redacted
 
 SECRET = "S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr"  # 40 characters, as both services' keys have
 KEYS = {"WANDB_API_KEY": SECRET.lower(), "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": f"{SECRET}+token"}

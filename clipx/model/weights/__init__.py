@@ -23,7 +23,6 @@ from clipx.checkpoint.folder import Checkpoint, CheckpointDir
 from clipx.checkpoint.state import load_module, part
 from clipx.config import option_from_dict, to_dict
 from clipx.errors import CheckpointError
-from clipx.hub import HUB, first_hub_file, hub_files
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP
 from clipx.model.weights.compare import check_same
@@ -31,8 +30,9 @@ from clipx.model.weights.files import METADATA, SUFFIXES, read_json, read_tensor
 from clipx.model.weights.openclip import from_open_clip, spec_of, temperature_of
 from clipx.model.weights.remote import fetched, fetched_checkpoint, fetched_folder, files_at
 from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
-from clipx.storage import is_local, local_path
-from clipx.url import check_url
+from clipx.storage.hub import HUB, first_hub_file, hub_files
+from clipx.storage.remote import is_local, local_path
+from clipx.storage.url import check_url
 
 CONFIG = "open_clip_config.json"
 # In the order in which open_clip looks for them in a folder.

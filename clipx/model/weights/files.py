@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clipx.errors import CheckpointError
-from clipx.storage import said
+from clipx.storage.remote import said
 
 METADATA = "clipx"  # the key of what clipx says of the model in a safetensors file
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")

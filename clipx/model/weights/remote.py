@@ -11,10 +11,10 @@ from pathlib import Path
 from uuid import uuid4
 
 from clipx.checkpoint.remote import RETRY_S, fetch, remote_checkpoints
-from clipx.data.write import cache_folder
 from clipx.errors import CheckpointError
 from clipx.resume import CHECKPOINTS, is_checkpoint
-from clipx.storage import download, file_system, persist, refusals_as
+from clipx.storage.local import cache_folder
+from clipx.storage.remote import download, file_system, persist, refusals_as
 
 
 def fetched(url: str) -> Path:

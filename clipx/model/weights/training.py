@@ -26,7 +26,7 @@ from clipx.model.weights.remote import fetched
 from clipx.model.weights.ties import Tie
 from clipx.optimizer import OptimizerSpec
 from clipx.optimizer.adamw import AdamWSpec
-from clipx.storage import is_local, local_path
+from clipx.storage.remote import is_local, local_path
 
 LEARNED = (Tie("temperature.log_scale", "logit_scale"), Tie("bias", "logit_bias"))
 """What an objective learns here is its model's there."""

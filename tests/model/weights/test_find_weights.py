@@ -19,12 +19,12 @@ from support import run, small, torchrun
 from torch import Tensor
 
 from clipx.config import to_dict
-from clipx.data.write import cache_folder
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP
 from clipx.model.weights import CONFIG, Weights, find, load
 from clipx.model.weights.openclip import from_open_clip, spec_of
+from clipx.storage.local import cache_folder
 from clipx.trainer import Trainer
 
 CPU = torch.device("cpu")

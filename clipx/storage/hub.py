@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clipx.errors import DataError
-from clipx.storage import said
+from clipx.storage.remote import said
 
 HUB = "hf-hub:"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clipx.errors import ClipxError, DataError, StorageError
-from clipx.url import redacted
+from clipx.storage.url import redacted
 
 T = TypeVar("T")
 
