@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clipx.config import compose
+    from clipx.spec import compose
     from clipx.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
 
         return Trainer
     if name == "compose":
-        from clipx.config import compose
+        from clipx.spec import compose
 
         return compose
     raise AttributeError(f"module 'clipx' has no attribute {name!r}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from clipx.cli import cli
-from clipx.config import MISSING, option
+from clipx.config.registry import MISSING, option
 from clipx.distributed import DistributedSpec
 from clipx.errors import ConfigError, DataError, require
 from clipx.place import cores

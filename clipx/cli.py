@@ -15,17 +15,9 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from clipx.config import (
-    CONF_DIR,
-    NOT_COMPOSED,
-    as_typed,
-    checked,
-    in_its_folder,
-    one_line,
-    overrides_of,
-    prepare,
-    quoted,
-)
+from clipx.config.compose import as_typed, checked, in_its_folder, overrides_of, prepare, quoted
+from clipx.config.messages import NOT_COMPOSED, one_line
+from clipx.config.registry import CONF_DIR
 from clipx.errors import ClipxError, ConfigError, Exit, PeerLost, Stopped, require
 from clipx.place import told_rank
 from clipx.storage.url import redacted

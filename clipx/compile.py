@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from clipx.config.lazy_torch import torch
 from clipx.errors import require
-from clipx.lazy import torch
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
-from clipx.config import MISSING, option, to_dict
+from clipx.config.registry import MISSING, option
+from clipx.config.saved import to_dict
 from clipx.data import Dataset, DataSpec, open_on_all
 from clipx.data.index import RETRY_S
 from clipx.distributed import DistributedSpec

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
-from clipx.config import MISSING, from_dict, option, option_from_dict, to_dict
+from clipx.config.registry import MISSING, option
+from clipx.config.safe_yaml import read_saved
+from clipx.config.saved import from_dict, option_from_dict, to_dict
 from clipx.data import DataSpec, open_on_all
 from clipx.distributed import DistributedSpec
 from clipx.errors import CheckpointError, require
@@ -21,7 +23,6 @@ from clipx.evaluator import EvaluatorSpec, check_set
 from clipx.model import ModelSpec
 from clipx.precision import PrecisionSpec
 from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
-from clipx.saved import read_saved
 from clipx.spec import RunSpec
 
 if TYPE_CHECKING:

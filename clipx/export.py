@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from clipx.cli import cli
-from clipx.config import MISSING, option
+from clipx.config.registry import MISSING, option
 from clipx.errors import CheckpointError, require
 from clipx.evaluate import Weights as Chosen
 from clipx.evaluate import load_run, part_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipx.lazy import torch
+from clipx.config.lazy_torch import torch
 from clipx.model import ModelSpec
 from clipx.precision import Fp32Spec, PrecisionSpec
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clipx.average import WeightAverage
+from clipx.config.duration import Length
 from clipx.data import Classes
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
@@ -26,7 +27,6 @@ from clipx.optimizer import parameter_groups
 from clipx.optimizer.master import MasterWeights
 from clipx.precision import Precision
 from clipx.rng import TorchRng, seed_all
-from clipx.schedule import Length
 from clipx.spec import RunSpec
 from clipx.state import TrainState
 from clipx.teacher.live import Teacher

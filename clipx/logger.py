@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from clipx.config import MISSING, option
+from clipx.config.registry import MISSING, option
 from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:

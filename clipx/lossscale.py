@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clipx.config.lazy_torch import torch
 from clipx.errors import require
-from clipx.lazy import torch
 
 
 @dataclass(frozen=True, slots=True)

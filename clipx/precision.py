@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clipx.config import MISSING, option
+from clipx.config.lazy_torch import torch
+from clipx.config.registry import MISSING, option
 from clipx.errors import ConfigError, require
-from clipx.lazy import torch
 from clipx.lossscale import LossScaling
 
 if TYPE_CHECKING:

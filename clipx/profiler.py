@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clipx.config.lazy_torch import torch
 from clipx.distributed import Comm
 from clipx.errors import require
-from clipx.lazy import torch
 
 if TYPE_CHECKING:
     from torch.profiler import profile

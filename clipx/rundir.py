@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.config import from_dict, save, to_dict
+from clipx.config.safe_yaml import read_saved
+from clipx.config.saved import from_dict, save, to_dict
 from clipx.data.source import Bad
 from clipx.errors import CheckpointError, ConfigError
 from clipx.logger import read_rows
 from clipx.resume import CHECKPOINTS, Resume
-from clipx.saved import read_saved
 
 if TYPE_CHECKING:
     from clipx.spec import RunSpec

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import typing
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra import compose as hydra_compose
 
 import clipx.checkpoint
 import clipx.distributed
@@ -10,10 +14,13 @@ import clipx.optimizer
 import clipx.precision  # noqa: F401  # registers its options
 from clipx.checkpoint import CheckpointSpec
 from clipx.compile import CompileSpec
-from clipx.config import MISSING, option
+from clipx.config.compose import checked, isolated_hydra, prepare, quoted
+from clipx.config.duration import Duration, Length
+from clipx.config.messages import NOT_COMPOSED, one_line
+from clipx.config.registry import MISSING, option
 from clipx.data import DataSpec
 from clipx.distributed import DistributedSpec
-from clipx.errors import require
+from clipx.errors import ConfigError, require
 from clipx.evaluator import EvaluatorSpec
 from clipx.logger import LoggerSpec
 from clipx.model import ModelSpec
@@ -22,7 +29,7 @@ from clipx.optimizer import OptimizerSpec
 from clipx.precision import PrecisionSpec
 from clipx.profiler import ProfilerSpec
 from clipx.resume import Resume
-from clipx.schedule import Duration, Length, ScheduleSpec
+from clipx.schedule import ScheduleSpec
 from clipx.stages import StageSpec, check_stages
 from clipx.teacher import TeacherSpec
 
@@ -59,6 +66,7 @@ class RunSpec:
     logger: dict[str, LoggerSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.run_dir = Resume.parse(self.resume).run_dir or self.run_dir  # a run is resumed in its own directory
         for key, text in (("name", self.name), ("resume", self.resume), ("run_dir", self.run_dir)):
             require(bool(text), f"{key}= is empty: give a value, or leave it out")
         require(0 <= self.seed < 2**63, f"seed={self.seed} must lie in [0, 2^63): give 0 or more")
@@ -121,3 +129,20 @@ class RunSpec:
             f"checkpoint.best={best} is no number of an evaluator of this run: give one of "
             f"{', '.join(f'{number}…' for number in numbers) or 'them; evaluator=[] leaves none'}, or null",
         )
+
+
+def compose(*overrides: str, config_name: str = "train", config_dir: str | Path | None = None) -> RunSpec:
+    """Composes and checks a run from Python or a notebook.
+
+    `overrides` are what one types on the command line (`"model=vit_b32"`, `"data.batch_size=512"`); `config_dir`
+    is a folder with groups of one's own. Raises ConfigError, one line naming value, rule and fix.
+    """
+    overrides = tuple(map(quoted, overrides))
+    folders = [Path(config_dir).absolute()] if config_dir else []
+    searchpath = [f"hydra.searchpath={[str(folder) for folder in folders]}"]
+    try:
+        prepare(overrides, folders)
+        with isolated_hydra():
+            return typing.cast("RunSpec", checked(hydra_compose(config_name, [*overrides, *searchpath])))
+    except NOT_COMPOSED as error:
+        raise ConfigError(one_line(error)) from error

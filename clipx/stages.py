@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from clipx.config.duration import Duration, Length
 from clipx.data import DataSpec, nearest_multiples
 from clipx.errors import CheckpointError, require
 from clipx.model import ModelSpec, Varying
-from clipx.schedule import Duration, LearningRate, Length
+from clipx.schedule import LearningRate
 
 # ------------------------------------------------------------------------------------------------ what is asked
 

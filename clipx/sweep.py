@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from clipx.config import LAUNCH, launchers
+from clipx.config.registry import LAUNCH, launchers
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ from clipx.alarm import Alarms
 from clipx.announce import facts
 from clipx.average import WeightAverage
 from clipx.checkpoint.run import Checkpointing
-from clipx.config import to_dict
+from clipx.config.duration import Cadence, Duration, Length
+from clipx.config.saved import to_dict
 from clipx.console import Screen
 from clipx.data import Dataset, open_on_all
 from clipx.data.loader import Batch, View, deaths_told, train_loader
@@ -43,7 +44,7 @@ from clipx.profiler import Profiler
 from clipx.report import write_report
 from clipx.resume import Resume
 from clipx.rundir import RunDir, flatten
-from clipx.schedule import Cadence, Duration, LearningRate, Length
+from clipx.schedule import LearningRate
 from clipx.spec import RunSpec
 from clipx.stages import StagePlan, check_ranks
 from clipx.stop import Stop

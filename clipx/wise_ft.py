@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
-from clipx.config import MISSING, option
+from clipx.config.registry import MISSING, option
 from clipx.data import DataSpec, open_on_all
 from clipx.distributed import DistributedSpec
 from clipx.errors import CheckpointError, ConfigError, require
@@ -19,9 +19,9 @@ from clipx.figure import COLOURS, INK, MUTED, panel, png, titled
 from clipx.precision import PrecisionSpec
 
 if TYPE_CHECKING:
+    from clipx.config.lazy_torch import torch
     from clipx.console import Screen
     from clipx.distributed import Comm
-    from clipx.lazy import torch
     from clipx.model import ModelSpec
     from clipx.model.weights import Weights
 
@@ -115,7 +115,7 @@ def wise_ft(spec: WiseFtSpec) -> None:
 
 def mixed(zero: Weights, fine: Weights, alpha: float) -> Weights:
     """(1 - alpha) · zero + alpha · fine, BatchNorm's averages too; at 0 and 1 exactly one of them. Counts: fine's."""
-    from clipx.lazy import torch
+    from clipx.config.lazy_torch import torch
     from clipx.model.weights import Weights
 
     def between(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ class _ClipxLauncher(Launcher):
         hydra_context.config_loader = unread
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from clipx.config import LAUNCH
+        from clipx.config.registry import LAUNCH
 
         module = importlib.import_module(f"{LAUNCH}.{self._module}")
         found: Sequence[JobReturn] = module.launch(self._context, self._config, job_overrides, initial_job_idx)

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 
-from clipx.config import checked
+from clipx.config.compose import checked
 from clipx.errors import ConfigError, Exit, Stopped
 from clipx.spec import RunSpec
 from clipx.storage.local import made

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.distributed import DistributedSpec
 from clipx.errors import require
 

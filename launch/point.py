@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clipx.config import from_dict, save, to_dict
+from clipx.config.safe_yaml import read_saved
+from clipx.config.saved import from_dict, save, to_dict
 from clipx.errors import Exit
-from clipx.saved import read_saved
 from clipx.spec import RunSpec
 from clipx.storage.local import made, write_whole
 

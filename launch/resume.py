@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clipx.config import discover, from_dict
+from clipx.config.registry import discover
+from clipx.config.saved import from_dict
 from clipx.errors import ClipxError
 
 from .cancel import states

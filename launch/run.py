@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clipx.checkpoint.folder import MANIFEST
+from clipx.config.duration import Duration, Length
+from clipx.config.messages import near
+from clipx.config.safe_yaml import read_saved
 from clipx.console import headline
-from clipx.errors import ConfigError, near
+from clipx.errors import ConfigError
 from clipx.logger import Row
 from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
-from clipx.saved import read_saved
-from clipx.schedule import Duration, Length
 
 from .point import Point
 

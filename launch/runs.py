@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipx.errors import ClipxError, ConfigError, near
+from clipx.config.messages import near
+from clipx.errors import ClipxError, ConfigError
 from clipx.logger import read_rows
 from clipx.resume import CHECKPOINTS
 

@@ -20,7 +20,7 @@ from hydra.types import HydraContext
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
-from clipx.config import checked
+from clipx.config.compose import checked
 from clipx.errors import require
 from clipx.spec import RunSpec
 from clipx.storage.local import made

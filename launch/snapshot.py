@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from clipx import plugins
-from clipx.config import CONF_DIR, PACKAGE
+from clipx.config import plugins
+from clipx.config.registry import CONF_DIR, PACKAGE
 from clipx.storage.local import made
 
 _HERE = Path(__file__).parent

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 
-from clipx import plugins
-from clipx.config import compose_point, to_dict
+from clipx.config import plugins
+from clipx.config.compose import compose_point
+from clipx.config.saved import to_dict
 from clipx.errors import ClipxError, ConfigError, require
 from clipx.lock import Holder
 from clipx.rundir import RunDir

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 
-from clipx import plugins
-from clipx.config import checked
+from clipx.config import plugins
+from clipx.config.compose import checked
 from clipx.errors import require
 from clipx.spec import RunSpec
 

@@ -13,9 +13,9 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from clipx import plugins
 from clipx.cli import report
-from clipx.config import discover
+from clipx.config import plugins
+from clipx.config.registry import discover
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
 from clipx.resume import CHECKPOINTS
 from clipx.spec import RunSpec

@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from s3server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
 
-from clipx import plugins
+from clipx.config import plugins
 
 # Not ignored, as it is in what a shell runs in the background: the processes of tests would ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,12 +8,12 @@ import torch
 
 from clipx.bench.measure import peak_memory, return_freed_memory
 from clipx.bench.training import captions
-from clipx.config import compose
+from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.gradcache import forward_backward
 from clipx.lossscale import LossScale
-from clipx.schedule import Length
+from clipx.spec import compose
 
 
 def main(samples: int, overrides: list[str]) -> None:

@@ -16,10 +16,9 @@ from s3server import free_ports
 from clipx.checkpoint import CheckpointSpec
 from clipx.checkpoint.folder import CheckpointDir, Rows
 from clipx.checkpoint.saver import Saver
-from clipx.config import compose
+from clipx.config.lazy_torch import torch
 from clipx.distributed import Comm
-from clipx.lazy import torch
-from clipx.spec import RunSpec
+from clipx.spec import RunSpec, compose
 
 # Few samples and few steps of the default run; batches of 32 from 256 images in one process.
 SMALL = (

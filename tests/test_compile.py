@@ -14,11 +14,11 @@ from torch._dynamo.utils import counters
 from clipx.announce import facts
 from clipx.bench.training import captions
 from clipx.compile import Backend, CompileSpec
-from clipx.config import compose
 from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.objective import contrastive
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -19,15 +19,16 @@ from omegaconf import OmegaConf
 from support import NEEDED
 
 from clipx.cli import cli
-from clipx.config import CONF_DIR, compose, from_dict, save, to_dict
+from clipx.config.duration import Length, check_cadence
+from clipx.config.registry import CONF_DIR
+from clipx.config.saved import from_dict, save, to_dict
 from clipx.data import Classes, Dataset
 from clipx.distributed import Comm
 from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec, load_run
 from clipx.objective.base import Objective
 from clipx.optimizer import parameter_groups
-from clipx.schedule import Length, check_cadence
-from clipx.spec import RunSpec
+from clipx.spec import RunSpec, compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 LENGTH = Length(10_000, 100, 100_000)

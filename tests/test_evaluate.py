@@ -15,9 +15,9 @@ from evaluator.benchmark_set import write_set
 from PIL import Image
 from support import SMALL, rows, run, torchrun
 
-from clipx.config import compose
 from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec
+from clipx.spec import compose
 
 TRAIN = (sys.executable, "-m", "clipx.train", *SMALL, "checkpoint.every=2st", "evaluator=[zeroshot,retrieval]")
 EVALUATE = (sys.executable, "-m", "clipx.evaluate")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support import SMALL, small
 
-from clipx.config import compose
 from clipx.errors import ConfigError
 from clipx.logger import Jsonl, Sinks, read_rows
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 

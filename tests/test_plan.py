@@ -12,7 +12,6 @@ from support import run
 from torch import Tensor
 
 import clipx.plan.__main__  # noqa: F401  # registers its options
-from clipx.config import compose
 from clipx.errors import ConfigError
 from clipx.model.clip import parameter_count
 from clipx.model.tokenizer import Tokenizer
@@ -21,7 +20,7 @@ from clipx.plan import PlanSpec, published
 from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan
 from clipx.plan.memory import Sizes
-from clipx.spec import RunSpec
+from clipx.spec import RunSpec, compose
 
 LAION = ("data=laion400m", "data.shards=unread.tar", "precision=amp_bf16")
 # Half a gigabyte of activations in 32 samples, so that what else a process does is small beside them.

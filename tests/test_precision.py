@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from clipx.announce import facts
 from clipx.checkpoint.state import optimizer_tensors
-from clipx.config import compose
 from clipx.errors import ClipxError, ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
@@ -30,6 +29,7 @@ from clipx.precision import (
     Precision,
     PrecisionSpec,
 )
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 CPU = torch.device("cpu")

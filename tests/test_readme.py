@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clipx.config import CONF_DIR, compose
+from clipx.config.registry import CONF_DIR
+from clipx.spec import compose
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

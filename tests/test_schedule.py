@@ -11,18 +11,10 @@ import pytest
 from open_clip_train import scheduler as open_clip  # type: ignore[import-untyped]
 from support import small
 
-from clipx.config import compose
+from clipx.config.duration import Cadence, Duration, Length, check_cadence
 from clipx.errors import ConfigError
-from clipx.schedule import (
-    Cadence,
-    ConstantCooldownSpec,
-    ConstantSpec,
-    CosineSpec,
-    Duration,
-    Length,
-    ScheduleSpec,
-    check_cadence,
-)
+from clipx.schedule import ConstantCooldownSpec, ConstantSpec, CosineSpec, ScheduleSpec
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 EPOCH, BATCH = 6400, 64  # 100 steps an epoch

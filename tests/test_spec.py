@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from clipx.config import compose
 from clipx.errors import ConfigError
+from clipx.spec import compose
 
 WANDB = "logger=[wandb]"
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from support import VIT, rows, small, tensors
 
-from clipx.config import compose, from_dict, to_dict
+from clipx.config.duration import Length
+from clipx.config.saved import from_dict, to_dict
 from clipx.data.loader import Batch
 from clipx.errors import CheckpointError, ConfigError
 from clipx.model import ImageTowerSpec, Varying
 from clipx.model.vision import ImageTower
-from clipx.schedule import Length
-from clipx.spec import RunSpec
+from clipx.spec import RunSpec, compose
 from clipx.stages import StagePlan, check_ranks
 from clipx.trainer import Trainer
 

@@ -18,7 +18,6 @@ from PIL import Image
 from safetensors.torch import save_file
 from support import SMALL, VIT, losses, run, small, tensors, torchrun, untimed_rows
 
-from clipx.config import compose
 from clipx.data.loader import Batch, SecondView, View, train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
@@ -29,6 +28,7 @@ from clipx.embeddings import npy_files
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision import Precision
+from clipx.spec import compose
 from clipx.teacher import TeacherPrecision, TeacherSpec
 from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredEmbeddings

@@ -15,9 +15,9 @@ import torch
 from support import SMALL, events, rows, small, tensors
 
 from clipx.checkpoint.folder import sha256
-from clipx.config import compose
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
 from clipx.resume import step_of
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 # Twenty steps of 32 in epochs of 250 samples: steps 7.8, 15.6, … are ends of epochs. Dropout draws random numbers.

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from support import VIT, rows, run, small
 
-from clipx.config import compose
 from clipx.errors import ConfigError
 from clipx.model.weights import Weights, find, load
+from clipx.spec import compose
 from clipx.trainer import Trainer
 from clipx.wise_ft import check_mixable, mixed
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clipx.config import MISSING
+from clipx.config.registry import MISSING
 from clipx.errors import ClipxError, require
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from clipx.bench import BenchSpec
 from clipx.bench.step import gathered
 from clipx.cli import cli
-from clipx.config import CONF_DIR
+from clipx.config.registry import CONF_DIR
 
 
 def bench(words: Sequence[str], spec: BenchSpec) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clipx.bench import BenchError, BenchSpec, Findings, Table
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.errors import require
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.bench import BenchSpec, Findings, Table
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.errors import require
 
 if TYPE_CHECKING:

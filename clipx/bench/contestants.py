@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipx.bench.measure import Collectives
-from clipx.config import compose
+from clipx.config.duration import Length
 from clipx.distributed import Comm
-from clipx.schedule import Length
+from clipx.spec import compose
 
 SAMPLES = 2_723_840  # of CC3M: the size of a per-sample state
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.bench import BenchSpec, Findings, Table
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.errors import require
 
 

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from clipx.bench import BenchError, BenchSpec, Findings, Table
-from clipx.config import compose, option
+from clipx.config.registry import option
 from clipx.errors import require
+from clipx.spec import compose
 
 if TYPE_CHECKING:
     from clipx.bench.alphabeta import Link, Measured

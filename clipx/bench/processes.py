@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from clipx.bench import BenchError
+from clipx.config.lazy_torch import dist, torch
 from clipx.distributed import Comm
-from clipx.lazy import dist, torch
 from clipx.place import cores
 
 T = TypeVar("T")

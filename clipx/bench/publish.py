@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from clipx.bench import BenchSpec, Findings, Table
-from clipx.config import to_dict
+from clipx.config.saved import to_dict
 from clipx.errors import ConfigError, require
 from clipx.place import cores
 

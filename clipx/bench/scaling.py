@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.bench import BenchError, BenchSpec, Findings, Table
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.errors import require
 from clipx.logger import Row, read_rows
 from clipx.place import cores

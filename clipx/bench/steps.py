@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from clipx.bench.contestants import SAMPLES
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.bench.processes import Place
-from clipx.config import compose
+from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.gradcache import forward_backward
-from clipx.schedule import Length
+from clipx.spec import compose
 
 _VOCABULARY = 8192
 

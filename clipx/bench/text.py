@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from clipx.bench import BenchError, BenchSpec, Findings, Table
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.errors import require
 
 _TOLERANCE = 1e-5  # relative, of the loss in float32

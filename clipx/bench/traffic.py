@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clipx.bench.processes import Place
-from clipx.config import compose
+from clipx.spec import compose
 
 _FLOAT, _LONG = 4, 8  # bytes
 _FIRST_BUCKET, _BUCKET = 2**20, 25 * 2**20  # bytes of gradients that DDP sums together

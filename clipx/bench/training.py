@@ -14,13 +14,13 @@ from torch import Tensor
 from clipx.bench.contestants import SAMPLES
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.bench.processes import Place
-from clipx.config import compose
+from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.learner import Learner
 from clipx.model import ModelSpec, Varying
 from clipx.model.tokenizer import Tokenizer
-from clipx.schedule import Length
+from clipx.spec import compose
 
 MEDIAN, SPREAD = 12, 0.6  # tokens of a caption without start and end; deviation of their logarithm
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipx.config import option
+from clipx.config.duration import check_cadence
+from clipx.config.registry import option
 from clipx.errors import require
-from clipx.schedule import check_cadence
 from clipx.storage.url import check_folder_url
 
 

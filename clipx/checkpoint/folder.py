@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clipx.config.lazy_torch import torch
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError
-from clipx.lazy import torch
 from clipx.resume import is_checkpoint, step_folder, step_of
 
 WHOLE, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"

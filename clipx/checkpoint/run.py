@@ -16,11 +16,11 @@ from clipx.checkpoint.mirror import Mirror
 from clipx.checkpoint.remote import RETRY_S, check_writable, fetch, fetch_history, newest, remote_checkpoints
 from clipx.checkpoint.retention import Saved, kept
 from clipx.checkpoint.saver import Saver
+from clipx.config.duration import Cadence, Length
+from clipx.config.lazy_torch import torch
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError, StorageError
-from clipx.lazy import torch
 from clipx.resume import CHECKPOINTS, Resume, step_folder, step_of
-from clipx.schedule import Cadence, Length
 
 if TYPE_CHECKING:
     from clipx.checkpoint import CheckpointSpec

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from clipx.checkpoint.folder import STATE, WHOLE, CheckpointDir, complete, fault_of, write_file
 from clipx.checkpoint.retention import Saved, kept
 from clipx.checkpoint.staging import Staging, whole_and_spread
+from clipx.config.lazy_torch import dist, torch
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError
-from clipx.lazy import dist, torch
 from clipx.resume import step_folder, step_of
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from clipx.checkpoint.folder import ROWS, Rows, write_file
+from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError
-from clipx.lazy import torch
 
 _DTYPES = {  # of safetensors, by torch's names
     "float64": "F64",

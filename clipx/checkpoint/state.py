@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from clipx.checkpoint.folder import Stored, rows_of
 from clipx.checkpoint.staging import local, own_rows
+from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError
-from clipx.lazy import torch
 
 V = TypeVar("V")
 Tensors = Mapping[str, "torch.Tensor"]

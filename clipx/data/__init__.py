@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from clipx.config import MISSING
+from clipx.config.registry import MISSING
 from clipx.errors import require
 
 if TYPE_CHECKING:

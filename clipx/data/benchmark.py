@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.data import Classes, Dataset, DataSpec
 from clipx.data.cache import Access, check_access
 from clipx.data.names import as_templates, fill

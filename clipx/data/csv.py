@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.data import Dataset, DataSpec, all_held_out
 from clipx.data.packed import Packed
 from clipx.data.source import Bad, BadSample, Sample, Source, check_share, in_blocks, parse_label, read_image, split

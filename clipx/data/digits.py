@@ -8,7 +8,7 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.data import Classes, Dataset, DataSpec
 from clipx.data.source import Sample, split
 from clipx.data.write import ensure_shards

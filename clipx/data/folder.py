@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.data import Classes, Dataset, DataSpec, all_held_out
 from clipx.data.names import fill, read_names, read_templates
 from clipx.data.packed import Packed

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
-from clipx.config import MISSING, option
+from clipx.config.registry import MISSING, option
 from clipx.data.source import Bad, alike, caption_weights, check_key, check_share
 from clipx.data.tar import JSON, TXT, scan
 from clipx.data.write import in_pool

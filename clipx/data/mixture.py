@@ -19,10 +19,11 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from clipx.config import option
+from clipx.config.messages import near
+from clipx.config.registry import option
 from clipx.data import Classes, Dataset, DataSpec, changed, open_data
 from clipx.data.source import Bad, Sample, Source, expect
-from clipx.errors import ClipxError, ConfigError, near, placed, require
+from clipx.errors import ClipxError, ConfigError, placed, require
 
 if TYPE_CHECKING:
     from clipx.data.order import Drawn, SampleOrder

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from clipx.errors import ConfigError, near, require
-from clipx.lazy import torch
+from clipx.config.lazy_torch import torch
+from clipx.config.messages import near
+from clipx.errors import ConfigError, require
 
 _LISTS = Path(__file__).parent / "lists"
 NAMES = ("imagenet",)  # 1,000, in the order of the labels

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
-from clipx.config import MISSING, option
+from clipx.config.registry import MISSING, option
 from clipx.data import PILLOW_LIMIT
 from clipx.data.csv import Columns, is_separator
 from clipx.data.index import RETRY_S

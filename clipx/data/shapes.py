@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.data import Classes, Dataset, DataSpec
 from clipx.data.source import Sample
 from clipx.data.write import ensure_shards

@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.data import Dataset, DataSpec, all_held_out
 from clipx.data.cache import Access, File, Span, check_access
 from clipx.data.index import caption_columns, fingerprint, index_shards, load_table

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from clipx.config import MISSING
+from clipx.config.lazy_torch import dist, torch
+from clipx.config.registry import MISSING
 from clipx.errors import ClipxError, ConfigError, PeerLost, require
-from clipx.lazy import dist, torch
 from clipx.place import Place, cores, find_place, node_name
 from clipx.same import code_version, digest, odd_ones
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.distributed import Comm, DistributedSpec
 from clipx.errors import require
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from clipx.config import option
+from clipx.config.lazy_torch import torch
+from clipx.config.registry import option
 from clipx.distributed import Comm, DistributedSpec
 from clipx.errors import require
-from clipx.lazy import torch
 
 if TYPE_CHECKING:
     from clipx.model.clip import CLIP

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config import MISSING
+from clipx.config.duration import check_cadence
+from clipx.config.registry import MISSING
 from clipx.data import Dataset, DataSpec, changed
 from clipx.errors import ConfigError, require
-from clipx.schedule import check_cadence
 
 if TYPE_CHECKING:
     from clipx.evaluator.base import Embedder, Metrics

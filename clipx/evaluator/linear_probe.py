@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config import option
+from clipx.config.lazy_torch import torch
+from clipx.config.registry import option
 from clipx.data import Dataset
 from clipx.errors import ConfigError, DataError, require
 from clipx.evaluator import EvaluatorSpec
-from clipx.lazy import torch
 
 if TYPE_CHECKING:
     from clipx.data.source import Source

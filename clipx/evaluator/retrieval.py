@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config import option
+from clipx.config.lazy_torch import torch
+from clipx.config.registry import option
 from clipx.data import Dataset
 from clipx.errors import ConfigError
 from clipx.evaluator import EvaluatorSpec
-from clipx.lazy import torch
 
 if TYPE_CHECKING:
     from clipx.distributed import Comm

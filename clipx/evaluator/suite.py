@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from clipx.config import to_dict
+from clipx.config.saved import to_dict
 from clipx.data import Dataset, DataSpec, open_on_all
 from clipx.data.source import Source
 from clipx.data.tally import check_bad_share

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config import option
+from clipx.config.lazy_torch import torch
+from clipx.config.registry import option
 from clipx.data import Classes, Dataset
 from clipx.data.names import read_names, read_templates
 from clipx.errors import ConfigError, DataError, require
 from clipx.evaluator import EvaluatorSpec
-from clipx.lazy import torch
 
 if TYPE_CHECKING:
     from clipx.evaluator.base import Embedder, Metrics

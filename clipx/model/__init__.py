@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from clipx.config import MISSING, option
+from clipx.config.duration import Duration, Length
+from clipx.config.registry import MISSING, option
 from clipx.errors import require
-from clipx.schedule import Duration, Length
 from clipx.storage.url import check_url
 
 if TYPE_CHECKING:

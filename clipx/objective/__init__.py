@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clipx.config import MISSING
+from clipx.config.registry import MISSING
 from clipx.errors import require
 
 if TYPE_CHECKING:
+    from clipx.config.duration import Length
     from clipx.distributed import Comm
     from clipx.objective.base import Objective
-    from clipx.schedule import Length
 
 
 @dataclass(kw_only=True, slots=True)

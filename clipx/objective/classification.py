@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.errors import require
 from clipx.objective import ObjectiveSpec
 
 if TYPE_CHECKING:
+    from clipx.config.duration import Length
     from clipx.distributed import Comm
     from clipx.objective.base import Objective
-    from clipx.schedule import Length
 
 
 class Head(StrEnum):

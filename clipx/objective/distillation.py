@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.errors import require
 from clipx.objective import LearnedTemperatureSpec
 
 if TYPE_CHECKING:
+    from clipx.config.duration import Length
     from clipx.distributed import Comm
     from clipx.objective.base import Objective
-    from clipx.schedule import Length
 
 
 @option("objective")

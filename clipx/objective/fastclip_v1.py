@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.objective.fcco import ConstantSpec
 
 

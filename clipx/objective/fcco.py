@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from clipx.config import MISSING
+from clipx.config.duration import Duration, Length
+from clipx.config.registry import MISSING
 from clipx.errors import ConfigError, require
 from clipx.objective import TiledSpec
-from clipx.schedule import Duration, Length
 
 if TYPE_CHECKING:
     from clipx.distributed import Comm

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from clipx.config import MISSING
+from clipx.config.lazy_torch import torch
+from clipx.config.registry import MISSING
 from clipx.errors import ConfigError, require
-from clipx.lazy import torch
 
 if TYPE_CHECKING:
     from clipx.model.clip import CLIP

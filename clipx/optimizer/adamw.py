@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from clipx.config import option
+from clipx.config.lazy_torch import torch
+from clipx.config.registry import option
 from clipx.errors import require
-from clipx.lazy import torch
 from clipx.optimizer import Group, OptimizerSpec, check_betas
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.errors import require
 from clipx.optimizer import Group, OptimizerSpec, check_betas
 

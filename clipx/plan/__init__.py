@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipx.config import option
+from clipx.config.registry import option
 from clipx.errors import require
 from clipx.flops import DEVICES, peak_tflops
 from clipx.spec import RunSpec

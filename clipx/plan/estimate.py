@@ -9,6 +9,7 @@ from clipx.bench.alphabeta import Link
 from clipx.bench.predict import Machine, Model, Step, step
 from clipx.bench.traffic import Sizes as TrafficSizes
 from clipx.bench.traffic import Traffic, of_step, sharded
+from clipx.config.duration import Duration, Length
 from clipx.distributed.ddp import Compression, DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
 from clipx.errors import ConfigError, require
@@ -18,7 +19,6 @@ from clipx.model.clip import CLIP, parameter_count
 from clipx.plan import PlanSpec
 from clipx.plan.dry import Flops
 from clipx.plan.memory import Memory, Sizes
-from clipx.schedule import Duration, Length
 
 
 @dataclass(frozen=True, slots=True)

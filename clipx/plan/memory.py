@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import torch
 
+from clipx.config.duration import Length
 from clipx.distributed import Comm
 from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
@@ -17,7 +18,6 @@ from clipx.optimizer import parameter_groups
 from clipx.plan import PlanSpec
 from clipx.plan.dry import DryRun, Towers, state_bytes, stored_bytes
 from clipx.precision import Float8Spec, Fp32Spec, Int8Spec, PrecisionSpec
-from clipx.schedule import Length
 
 _LINE = (512, 1024)  # samples between which a dry run gives what one more takes: so many that gradients hide nothing
 _TILES = 3  # of scores that live at the same time

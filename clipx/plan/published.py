@@ -12,11 +12,10 @@ from typing import Any
 
 from rich.table import Table
 
-from clipx.config import compose
 from clipx.plan import PlanSpec
 from clipx.plan import show as shown
 from clipx.plan.estimate import Plan, plan
-from clipx.spec import RunSpec
+from clipx.spec import RunSpec, compose
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import pytest
 from support import run
 
 from clipx.bench import BenchSpec
-from clipx.config import CONF_DIR, compose
+from clipx.config.registry import CONF_DIR
+from clipx.spec import compose
 
 BENCH = (sys.executable, "-m", "clipx.bench")
 NAMES = sorted(path.stem for path in (CONF_DIR / "bench").glob("*.yaml"))

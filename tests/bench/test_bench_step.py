@@ -8,8 +8,8 @@ from support import VIT
 from clipx.bench.processes import Place
 from clipx.bench.step import StepSpec, gathered
 from clipx.bench.training import memory, times
-from clipx.config import compose
 from clipx.errors import ConfigError
+from clipx.spec import compose
 
 
 def spec(*words: str) -> StepSpec:

@@ -18,10 +18,10 @@ from support import SMALL, VIT, events, losses, rows, small, tensors, untimed_ro
 from clipx.checkpoint import CheckpointSpec
 from clipx.checkpoint.folder import CheckpointDir
 from clipx.checkpoint.run import Checkpointing
+from clipx.config.duration import Length
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError, ConfigError, Exit, NotSynced, StorageError
 from clipx.resume import Resume
-from clipx.schedule import Length
 from clipx.trainer import Trainer
 
 EVERY_STEP = (*VIT, "duration=6st", "checkpoint.every=1st")

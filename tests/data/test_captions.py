@@ -15,7 +15,7 @@ import torch
 import yaml
 from samples import captions, img2dataset, jpeg, write_tar
 
-from clipx.config import compose, from_dict, save, to_dict
+from clipx.config.saved import from_dict, save, to_dict
 from clipx.data import open_data
 from clipx.data.index import IndexSpec, index
 from clipx.data.loader import View, eval_loader, train_loader
@@ -24,7 +24,7 @@ from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
-from clipx.spec import RunSpec
+from clipx.spec import RunSpec, compose
 
 WEIGHTS = {"txt": 0.2, "json.caption": 0.3, "json.recaption": 0.5}
 BOTH = "{txt:0.3,json.recaption:0.7}"

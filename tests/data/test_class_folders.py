@@ -9,9 +9,9 @@ import pytest
 from samples import encode, jpeg, picture, read_all
 from support import SMALL, rows, run
 
-from clipx.config import compose
 from clipx.data.folder import FolderSpec
 from clipx.errors import ConfigError, DataError
+from clipx.spec import compose
 
 
 def folders(place: Path, **images: int) -> Path:

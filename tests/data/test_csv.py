@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from samples import captions, encode, jpeg, picture, read_all
 
-from clipx.config import compose
 from clipx.data.csv import CsvSpec
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.errors import ConfigError, DataError
+from clipx.spec import compose
 
 
 def spec(path: Path | str | None, **options: Any) -> CsvSpec:

@@ -17,14 +17,15 @@ import yaml
 from samples import Numbers, encode, img2dataset, picture, write_tar
 from support import VIT, rows, run, tensors, torchrun
 
-from clipx.config import CONF_DIR, compose, from_dict, to_dict
+from clipx.config.registry import CONF_DIR
+from clipx.config.saved import from_dict, to_dict
 from clipx.data import Classes
 from clipx.data.loader import View, train_loader
 from clipx.data.mixture import MixedOrder, Mixture, _classes
 from clipx.data.order import Order
 from clipx.errors import CheckpointError, ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
-from clipx.spec import RunSpec
+from clipx.spec import RunSpec, compose
 from clipx.trainer import Trainer
 
 SIZES = ([7, 0, 5], [30], [1], [4, 4, 9])

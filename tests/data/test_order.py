@@ -14,10 +14,10 @@ from samples import Numbers
 from scipy import stats
 from support import small
 
-from clipx.config import compose
 from clipx.data.loader import View, train_loader
 from clipx.data.order import Order
 from clipx.model.tokenizer import Tokenizer
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 SIZES = [

@@ -18,7 +18,6 @@ import webdataset
 from PIL import Image
 from samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
 
-from clipx.config import compose
 from clipx.data.index import index_shards
 from clipx.data.shapes import make_sample
 from clipx.data.source import BadSample, Source
@@ -26,6 +25,7 @@ from clipx.data.transform import decode
 from clipx.data.webdataset import Shards, WebDatasetSpec, expand
 from clipx.data.write import ensure_shards
 from clipx.errors import ConfigError, DataError
+from clipx.spec import compose
 
 
 def spec(shards: Path | str | None, **options: Any) -> WebDatasetSpec:

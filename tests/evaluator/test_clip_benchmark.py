@@ -18,7 +18,6 @@ from data.samples import jpeg
 from PIL import Image
 from torch import Tensor
 
-from clipx.config import compose
 from clipx.data.benchmark import BenchmarkSpec
 from clipx.data.transform import eval_transform
 from clipx.data.write import write_members
@@ -29,6 +28,7 @@ from clipx.evaluator.retrieval import Repeated, RetrievalSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.zeroshot import ZeroShotSpec
 from clipx.precision import Precision
+from clipx.spec import compose
 
 CPU = torch.device("cpu")
 ALONE = Comm(0, 1, 0, CPU)

@@ -11,7 +11,7 @@ from PIL import Image
 from stand_in import RGB, Told, dataset, embedder
 from torch import Tensor
 
-from clipx.config import compose, from_dict, to_dict
+from clipx.config.saved import from_dict, to_dict
 from clipx.data import Classes, Dataset, DataSpec
 from clipx.data.csv import CsvSpec
 from clipx.data.folder import FolderSpec
@@ -24,7 +24,7 @@ from clipx.evaluator.retrieval import RetrievalSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import robustness
 from clipx.evaluator.zeroshot import ZeroShotSpec
-from clipx.spec import RunSpec
+from clipx.spec import RunSpec, compose
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))
 CLASSES = Classes(("blue", "green", "red"), ("{}",))

@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed import Comm, DistributedSpec
 from clipx.gradcache import forward_backward
 from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics
-from clipx.schedule import Length
 
 SIZE, SAMPLES, LR = 24, 61, 0.5  # samples that no number of ranks shares evenly
 COUNTED = ("infonce", "siglip", "fastclip_v1", "fastclip_v3")  # on two ranks, with the least and the most micro-batches

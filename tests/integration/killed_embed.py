@@ -7,8 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
-from clipx.config import compose
 from clipx.embed import embed
+from clipx.spec import compose
 
 left = int(sys.argv[1])
 replace = Path.replace

@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from support import SMALL, VIT, losses, run, small, torchrun
 
 import clipx.caption  # noqa: F401  # registers its options
-from clipx.config import compose
 from clipx.data import shapes
 from clipx.data.shapes import draw, full_caption, random_scene
 from clipx.errors import ConfigError
 from clipx.model.tokenizer import Tokenizer
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 GRADIENTS = str(Path(__file__).with_name("gradients.py"))

@@ -23,7 +23,6 @@ from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor
 
 from clipx.checkpoint.folder import CheckpointDir
 from clipx.checkpoint.state import load_module, part
-from clipx.config import compose
 from clipx.data.shapes import SHAPES
 from clipx.data.transform import decode, eval_transform
 from clipx.errors import ClipxError
@@ -31,6 +30,7 @@ from clipx.evaluate import load_run
 from clipx.export import export
 from clipx.model.clip import CLIP
 from clipx.model.weights import find
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 CPU = torch.device("cpu")

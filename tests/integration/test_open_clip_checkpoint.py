@@ -18,12 +18,12 @@ from support import VIT, events, run, small
 from torch import Tensor, nn
 
 from clipx.checkpoint.folder import CheckpointDir
-from clipx.config import compose
 from clipx.data.loader import Batch
 from clipx.errors import ClipxError
 from clipx.export import export
 from clipx.model.weights.openclip import spec_of, ties, to_open_clip
 from clipx.model.weights.training import LEARNED_THERE, in_their_order, is_gain_or_bias
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 # What open_clip decays, at a rate at which 1e-5 is a small part of a step.

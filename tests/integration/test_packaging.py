@@ -13,7 +13,7 @@ import pytest
 import yaml
 from support import NEEDED, SMALL, run
 
-from clipx.config import CONF_DIR
+from clipx.config.registry import CONF_DIR
 
 ROOT = Path(__file__).parents[2]
 

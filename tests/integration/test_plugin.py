@@ -11,11 +11,11 @@ import torch
 import yaml
 from support import SMALL, VIT, losses, rows, run, torchrun
 
-from clipx.config import compose, from_dict, to_dict
+from clipx.config.duration import Length
+from clipx.config.saved import from_dict, to_dict
 from clipx.distributed import Comm
 from clipx.errors import ConfigError
-from clipx.schedule import Length
-from clipx.spec import RunSpec
+from clipx.spec import RunSpec, compose
 
 FOLDER = Path(__file__).parent / "plugin"
 README = Path(__file__).parents[2] / "README.md"

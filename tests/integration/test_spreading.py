@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from spreading import trained
 from support import VIT, torchrun
 
-from clipx.config import compose
 from clipx.errors import ConfigError
+from clipx.spec import compose
 
 SCRIPT = str(Path(__file__).with_name("spreading.py"))
 TEN = (

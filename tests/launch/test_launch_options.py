@@ -14,8 +14,9 @@ import pytest
 from launching import LOCAL, QUICK, SLURM, launch
 from support import small
 
-from clipx.config import CONF_DIR, compose
+from clipx.config.registry import CONF_DIR
 from clipx.errors import ClipxError, ConfigError
+from clipx.spec import compose
 from launch import site, snapshot
 from launch.options import LocalSpec, SlurmSpec, Style
 from launch.point import Point, Result, content_of

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipx.config import CONF_DIR, compose
+from clipx.config.registry import CONF_DIR
 from clipx.model import ClipSpec, ImageTowerSpec, TextTowerSpec
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.tokenizer import Tokenizer
+from clipx.spec import compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -17,7 +17,7 @@ from numerics.cases import FP64, ONE
 from open_clip.loss import CoCaLoss  # type: ignore[import-untyped]
 from torch import Tensor
 
-from clipx.config import compose
+from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.errors import CheckpointError, ConfigError
 from clipx.gradcache import forward_backward
@@ -31,7 +31,7 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.model.weights.openclip import config_of, spec_of, ties, to_open_clip
 from clipx.objective.base import Objective
 from clipx.optimizer import DecayRule, decayed
-from clipx.schedule import Length
+from clipx.spec import compose
 
 # ------------------------------------------------------------------------------------------------ open_clip agrees
 

@@ -13,11 +13,11 @@ from open_clip.tokenizer import HFTokenizer  # type: ignore[import-untyped]
 from support import small
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from clipx.config import compose
 from clipx.errors import ConfigError
 from clipx.model import Clean
 from clipx.model.file_tokenizer import FileTokenizer
 from clipx.model.weights import find
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 LENGTH = 12

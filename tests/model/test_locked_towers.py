@@ -10,7 +10,6 @@ from support import VIT, events, small, tensors
 from torch import Tensor, nn
 
 from clipx.checkpoint.state import optimizer_tensors
-from clipx.config import compose
 from clipx.errors import ConfigError
 from clipx.flops import Utilisation
 from clipx.gradcache import forward_backward
@@ -18,6 +17,7 @@ from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.blocks import image_blocks
 from clipx.model.clip import CLIP
 from clipx.model.lock import NORMS, lock, locked_count
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 META = torch.device("meta")

@@ -11,12 +11,12 @@ import torch
 from support import VIT, rows, small, tensors
 from torch import Tensor, nn
 
-from clipx.config import compose
+from clipx.config.duration import Length
 from clipx.errors import CheckpointError, ConfigError
 from clipx.gradcache import forward_backward
 from clipx.model import ImageTowerSpec, Varying
 from clipx.model.vision import ImageTower
-from clipx.schedule import Length
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 DROPS = Varying(patch_dropout=True)

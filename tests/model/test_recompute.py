@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from clipx.bench.training import captions
-from clipx.config import compose
 from clipx.errors import ConfigError
 from clipx.gradcache import forward_backward
 from clipx.model.clip import CLIP
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -13,13 +13,13 @@ from omegaconf import OmegaConf
 from support import NEEDED
 from torch import Tensor, nn
 
-from clipx.config import compose
+from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics, Objective
 from clipx.precision import Precision
-from clipx.schedule import Length
+from clipx.spec import compose
 
 ONE = Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu"))
 FP64 = Precision(torch.float64, None, "cpu")

@@ -15,8 +15,8 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clipx.config import compose
 from clipx.objective.base import Objective
+from clipx.spec import compose
 
 N = 30  # samples of the data set
 B = 6

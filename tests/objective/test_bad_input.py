@@ -10,8 +10,8 @@ import torch
 from numerics.cases import AVERAGES, EACH, SETTINGS, assert_same, build, features, read, score, spec
 from support import VIT, small
 
-from clipx.config import compose
 from clipx.errors import ClipxError, ConfigError
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 N, B = 30, 6

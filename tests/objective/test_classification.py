@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from support import VIT, rows, small, tensors
 from torch import Tensor
 
-from clipx.config import compose
+from clipx.config.duration import Length
 from clipx.data import Classes
 from clipx.data.labels import Labels
 from clipx.data.source import BadSample, Sample
@@ -21,7 +21,7 @@ from clipx.evaluator.base import Embedder
 from clipx.gradcache import forward_backward
 from clipx.objective.classification import ClassificationSpec
 from clipx.objective.head import Classification
-from clipx.schedule import Length
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipx.config import CONF_DIR, compose
+from clipx.config.duration import Length
+from clipx.config.registry import CONF_DIR
 from clipx.distributed import Comm
 from clipx.model.clip import CLIP
 from clipx.objective.base import Objective
 from clipx.optimizer import OptimizerSpec, parameter_groups, set_learning_rate
-from clipx.schedule import Length
+from clipx.spec import compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 OPTIONS = sorted(path.stem for path in (CONF_DIR / "optimizer").glob("*.yaml"))

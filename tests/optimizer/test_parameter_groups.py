@@ -12,12 +12,12 @@ from optimizing import META, OPTIONS, Optimizing
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
-from clipx.config import compose
 from clipx.errors import ConfigError
 from clipx.model.clip import CLIP
 from clipx.objective.base import Objective
 from clipx.optimizer import DecayRule, decayed, parameter_groups, set_learning_rate
 from clipx.optimizer.adamw import AdamWSpec
+from clipx.spec import compose
 
 MODELS = ["vit_b32", "rn50", "convnext_base_w", "tiny"]
 PUBLISHED, CURRENT = DecayRule.published, DecayRule.current

@@ -16,9 +16,9 @@ from support import VIT, small
 
 from clipx.checkpoint.folder import MANIFEST, STATE, WHOLE, CheckpointDir, fault_of, sha256
 from clipx.checkpoint.remote import fetch
-from clipx.config import compose
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.evaluate import evaluate, load_run, main
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 SHARD = "shard.00000-of-00001.safetensors"

@@ -13,7 +13,6 @@ import pytest
 from attack import sample, write_tar
 from support import SMALL, VIT, run
 
-from clipx.config import compose
 from clipx.data.index import IndexSpec, index
 from clipx.data.index import main as index_main
 from clipx.data.prepare import main as prepare_main
@@ -21,6 +20,7 @@ from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.evaluate import main as evaluate_main
 from clipx.export import main as export_main
+from clipx.spec import compose
 from clipx.storage.url import check_secrets, check_url, redacted
 from clipx.train import main as train_main
 from clipx.trainer import Trainer

@@ -10,9 +10,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import clipx.storage.remote.remote
-
 import clipx.checkpoint.run
+import clipx.storage.remote
 from clipx.data.loader import Batch
 from clipx.objective.base import Metrics
 from clipx.train import main

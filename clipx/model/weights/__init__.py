@@ -21,7 +21,7 @@ from torch import Tensor
 
 from clipx.checkpoint.folder import Checkpoint, CheckpointDir
 from clipx.checkpoint.state import load_module, part
-from clipx.config import option_from_dict, to_dict
+from clipx.config.saved import option_from_dict, to_dict
 from clipx.errors import CheckpointError
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clipx.config import to_dict
+from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError
 from clipx.model import ModelSpec
 from clipx.model.weights.clip_config import TRAINING, native_form

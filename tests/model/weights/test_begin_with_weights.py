@@ -16,13 +16,13 @@ from support import small
 from test_open_clip_models import check_features
 from torch import nn
 
-from clipx.config import compose
+from clipx.config.duration import Length
 from clipx.distributed import Comm
 from clipx.errors import CheckpointError
 from clipx.model.weights import CONFIG, Weights, find, load
 from clipx.model.weights.openclip import spec_of
 from clipx.objective.base import Objective
-from clipx.schedule import Length
+from clipx.spec import compose
 from clipx.trainer import Trainer
 
 CPU = torch.device("cpu")

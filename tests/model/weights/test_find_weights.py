@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from support import run, small, torchrun
 from torch import Tensor
 
-from clipx.config import to_dict
+from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP

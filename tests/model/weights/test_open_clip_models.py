@@ -9,13 +9,13 @@ import torch
 from families import CONTEXT, PUBLISHED, SMALL, built, features, published, trained
 from torch import Tensor, nn
 
-from clipx.config import compose
 from clipx.errors import CheckpointError
 from clipx.flops import ForwardFlops
 from clipx.model import ClipSpec, ModelSpec
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.weights.openclip import BESIDE, config_of, from_open_clip, spec_of, ties, to_open_clip
+from clipx.spec import compose
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 TEXTS = ["a photo of a cat", "two dogs", ""]

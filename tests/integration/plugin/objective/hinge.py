@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipx.config import option
+from clipx.config.duration import Length
+from clipx.config.registry import option
 from clipx.distributed import Comm
 from clipx.errors import require
 from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics, Objective
-from clipx.schedule import Length
 
 
 @option("objective")  # its options: /schema/objective/hinge

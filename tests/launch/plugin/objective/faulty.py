@@ -3,11 +3,11 @@
 import os
 from dataclasses import dataclass
 
-from clipx.config import option
+from clipx.config.duration import Length
+from clipx.config.registry import option
 from clipx.distributed import Comm
 from clipx.objective.base import Objective
 from clipx.objective.infonce import InfoNCESpec
-from clipx.schedule import Length
 
 WORD = "first"
 

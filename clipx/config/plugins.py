@@ -1,4 +1,4 @@
-"""Modules beside the YAML files of users' own --config-dir folders, as `clipx.plugins.<group>.<name>`.
+"""Modules beside the YAML files of users' own --config-dir folders, as `clipx.config.plugins.<group>.<name>`.
 
 The folders are in the environment, so that a run's other processes (loader workers, jobs of a sweep) find them too.
 """

@@ -1,0 +1,182 @@
+"""Composes a configuration with Hydra and checks it before it becomes a spec."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep
+from hydra.types import HydraContext
+from hydra.version import VersionBase
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from clipx.config.messages import (
+    LISTS,
+    NOT_COMPOSED,
+    chosen,
+    no_such_key,
+    no_such_option,
+    no_value,
+    one_line,
+    unreadable,
+)
+from clipx.config.registry import CONF_DIR, discover, launchers
+from clipx.errors import ClipxError, ConfigError, placed, require
+from clipx.storage.url import check_environment, check_secrets
+
+if TYPE_CHECKING:
+    pass
+
+
+def quoted(override: str) -> str:
+    """Quotes a pattern of paths, `data.shards=/data/{0000..0123}.tar`: the shell has taken the quotes that were typed,
+    and Hydra's grammar knows braces only as a dictionary."""
+    key, equals, value = override.partition("=")
+    pattern = re.sub(r"\$\{[^}]*\}?", "", value)  # without interpolations
+    several = "," in re.sub(r"\{[^}]*\}", "", pattern)
+    if override.startswith("-") or "{" not in pattern or value[0] in "'\"[{" or several:
+        return override
+    return f"{key}{equals}'{value}'"
+
+
+@contextlib.contextmanager
+def isolated_hydra() -> Iterator[None]:
+    """Hydra on our configuration, whether or not another one is running: it is left as it was."""
+    base, outer = VersionBase.instance().getbase(), GlobalHydra.instance().hydra
+    GlobalHydra.instance().hydra = None
+    try:
+        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            yield
+    finally:
+        VersionBase.instance().version_base = base
+        GlobalHydra.instance().hydra = outer
+
+
+def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
+    """Registers every option, and refuses overrides that Hydra has no words for, or takes for something else."""
+    for typed in overrides:  # before Hydra writes them to a file, as it does in a sweep
+        check_secrets(typed.partition("=")[0], typed.partition("=")[2])
+    launchers()
+    discover(CONF_DIR)
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir={folder} is not a folder: give the folder that holds your groups")
+        discover(folder, own=False)
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        group, value = override.key_or_group, override.value()
+        known = [path.stem for folder in (CONF_DIR, *folders) for path in (folder / group).glob("*.yaml")]
+        if not group:
+            raise ConfigError(unreadable(str(override.input_line)))
+        if override.is_delete() and group in LISTS and value is None:
+            raise ConfigError(f"~{group} is not possible: for none write {group}=[]")
+        if override.is_delete() or not known:
+            continue
+        for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
+            names = choice if isinstance(choice, list) and group in LISTS else [choice]
+            if any(isinstance(name, (NoneType, int, float, list, dict)) for name in names):
+                raise ConfigError(no_such_option(group, str(override.input_line).partition("=")[2], known))
+
+
+def overrides_of(hydra: Any) -> list[str]:
+    """The overrides of a run or a point, `hydra` being Hydra's part of its configuration; ${} in them stays."""
+    return typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task))
+
+
+def as_typed(hydra: Any) -> str:
+    return " ".join(overrides_of(hydra))
+
+
+def checked(cfg: DictConfig, prefix: str = "") -> Any:
+    """The checked spec of a composed configuration, whose keys have `prefix` before them. Raises ConfigError."""
+    try:
+        if missing := OmegaConf.missing_keys(cfg):
+            raise ConfigError(no_value(prefix + min(missing, key=lambda key: (not key.endswith(".kind"), key))))
+        _check_nodes(cfg, prefix)
+        return OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error)) from error
+
+
+def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
+    """Refuses what OmegaConf accepts in a typed node: a key added with `+`, another `kind`, numbers without end.
+
+    Also values that may not be saved, or would be another when the saved configuration is read.
+    """
+    cls = OmegaConf.get_type(cfg)
+    defaults = {f.name: f.default for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
+    for key in map(str, cfg):
+        full, child = f"{prefix}{key}", cfg._get_node(key)
+        if defaults is not None and key not in defaults:
+            raise ConfigError(no_such_key(full, list(defaults)))
+        if isinstance(child, DictConfig) and not child._is_none():
+            _check_nodes(child, f"{full}.")
+            if defaults is None and "." in prefix[:-1]:
+                _check_held(child, full)
+        elif defaults is not None and key == "kind" and cfg[key] != defaults[key]:
+            fix = f"choose an option of the group, {chosen(prefix[:-1])}=…" if prefix else "leave it out"
+            raise ConfigError(f"{full}={cfg[key]} cannot be set: {fix}")
+        elif isinstance(cfg[key], float) and not math.isfinite(cfg[key]):
+            raise ConfigError(f"{full}={cfg[key]} is not a finite number: give one")
+        for text in _texts(cfg[key]):
+            check_secrets(full, text)
+            check_environment(full, text)
+            require("${" not in text, f"{full}={text} holds ${{, which no saved configuration may: leave it out")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a leaf: itself, or those in a list."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, ListConfig):
+        for item in value:
+            yield from _texts(item)
+
+
+def _check_held(held: DictConfig, place: str) -> None:
+    """An option that another one holds under a name, as a mixture does: its errors name the keys where they are."""
+    try:
+        OmegaConf.to_object(held)
+    except ClipxError as error:
+        raise placed(error, place, map(str, held)) from error
+
+
+def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence[str], index: int) -> Any:
+    """The checked spec of point `index` of the sweep that `config` is. For launchers; Hydra's state is left as it was.
+
+    Raises ConfigError.
+    """
+    outer = HydraConfig.instance().cfg
+    try:
+        cfg = context.config_loader.load_sweep_config(config, list(overrides))
+        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra):
+            cfg.hydra.job.id, cfg.hydra.job.num = str(index), index
+            HydraConfig.instance().set_config(cfg)  # for values that refer to it
+            cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir).absolute())
+        HydraConfig.instance().set_config(cfg)
+        hydra = HydraConfig.get()
+        with open_dict(cfg):
+            del cfg["hydra"]
+        return checked(in_its_folder(cfg, hydra))
+    except NOT_COMPOSED as error:
+        raise ConfigError(one_line(error)) from error
+    finally:
+        HydraConfig.instance().cfg = outer
+
+
+def in_its_folder(cfg: DictConfig, hydra: Any) -> DictConfig:
+    """A point of a sweep, `hydra` being Hydra's part of it: it has a run directory of its own, unless one was typed."""
+    if "run_dir" in cfg and not any(str(text).startswith("run_dir=") for text in hydra.overrides.task):
+        cfg.run_dir = hydra.runtime.output_dir
+    return cfg

@@ -1,0 +1,88 @@
+"""Registry of options: `@option(group)` on a spec stores its schema in Hydra's ConfigStore.
+
+Nothing in this package imports torch, so that `--help`, `--cfg job`, tab completion and a mistyped key answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import sys
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, OmegaConf
+
+from clipx.config import plugins
+from clipx.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+__all__ = ["CONF_DIR", "LAUNCH", "MISSING", "PACKAGE", "discover", "launchers", "option", "spec_class"]
+
+PACKAGE = Path(__file__).parents[1]
+# A wheel carries the configuration and the launchers inside the package; in a checkout they are at the top level.
+CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+LAUNCH = "clipx.launch" if (PACKAGE / "launch").is_dir() else "launch"
+
+Spec = TypeVar("Spec")
+
+
+def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
+    """Class decorator: registers a spec under `/schema/<group>/<kind>`, `kind` being the default of its `kind` field.
+
+    The ConfigStore is the only registry: YAML refers to the schema, a saved configuration to the kind.
+    """
+
+    def register(cls: type[Spec]) -> type[Spec]:
+        kind = next(f.default for f in dataclasses.fields(cls) if f.name == "kind")  # type: ignore[arg-type]
+        ConfigStore.instance().store(group=f"schema/{group}" if group else "schema", name=str(kind), node=cls)
+        return cls
+
+    return register
+
+
+def discover(conf_dir: Path, own: bool = True) -> None:
+    """Imports the module of each option under `conf_dir`, so that it registers its schema.
+
+    A group and its package share a name, and so do an option and its module: `conf/objective/infonce.yaml` and
+    `clipx/objective/infonce.py`. Options without a module of their own are in the group's `spec.py`, or in the one
+    module that the group is. In a user's `--config-dir` the module is next to the YAML file.
+    """
+    for path in sorted(conf_dir.glob("*/*.yaml")):
+        group, name = path.parent.name, path.stem
+        if not own and path.with_suffix(".py").is_file():
+            plugins.load(conf_dir.absolute(), group, name)
+        elif own:
+            for module in (group, f"{group}.spec", f"{group}.{name}"):
+                if (PACKAGE / f"{module.replace('.', '/')}.py").is_file():
+                    importlib.import_module(f"clipx.{module}")
+
+
+def launchers() -> None:
+    """Registers the launchers' options. `launch` is the checkout's, whatever else has its name."""
+    if LAUNCH not in sys.modules and LAUNCH == "launch":
+        place = PACKAGE.parent / LAUNCH
+        spec = importlib.util.spec_from_file_location(LAUNCH, place / "__init__.py")
+        assert spec is not None and spec.loader is not None
+        sys.modules[LAUNCH] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[LAUNCH])
+    importlib.import_module(f"{LAUNCH}.options")
+
+
+def spec_class(group: str, kind: Any) -> type[Any]:
+    """Returns the spec class registered for a kind of a group. Raises ConfigError."""
+    options = ConfigStore.instance().repo.get("schema", {}).get(group, {})
+    if f"{kind}.yaml" not in options:
+        known = ", ".join(sorted(name.removesuffix(".yaml") for name in options))
+        raise ConfigError(
+            f"{group}.kind={kind} is not known: known are {known}; a plug-in's folder is given with --config-dir"
+        )
+    node = options[f"{kind}.yaml"].node
+    return typing.cast("type[Any]", OmegaConf.get_type(node))

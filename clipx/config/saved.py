@@ -1,0 +1,87 @@
+"""Saves a spec as YAML and reads it back."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from clipx.config.compose import checked, prepare
+from clipx.config.messages import one_line
+from clipx.config.registry import Spec, spec_class
+from clipx.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+def to_dict(spec: Any) -> dict[str, Any]:
+    """Plain values of a spec, for YAML, JSON and loggers."""
+    return typing.cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.structured(spec), enum_to_str=True))
+
+
+def save(spec: Any, path: Path) -> None:
+    """Writes a spec as YAML that `from_dict` reads back."""
+    path.write_text(yaml.safe_dump(to_dict(spec), sort_keys=False), encoding="utf-8")
+
+
+def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
+    """The inverse of `to_dict`: each group's class is found by its `kind`. Raises ConfigError."""
+    prepare([], [])
+    cfg = OmegaConf.structured(cls)
+    types = typing.get_type_hints(cls)
+    try:
+        for key, value in values.items():
+            if isinstance(value, dict) and "kind" in value:
+                _set(cfg, key, value, key)
+            elif isinstance(value, dict) and _holds_options(types.get(key)):
+                for name, child in value.items():
+                    _set(cfg[key], name, child, key)
+            elif isinstance(value, dict) and dataclasses.is_dataclass(types.get(key)):
+                cfg[key].merge_with(value)
+            elif isinstance(value, list):  # its items may be specs
+                cfg.merge_with({key: value})
+            else:
+                cfg[key] = value
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error)) from error
+    return typing.cast(Spec, checked(cfg))
+
+
+def option_from_dict(group: str, values: dict[str, Any]) -> Any:
+    """One option of a group from its part of a saved configuration. Raises ConfigError."""
+    prepare([], [])
+    holder = OmegaConf.create({group: None})
+    try:
+        _set(holder, group, values, group)
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error)) from error
+    return checked(holder[group])
+
+
+def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:
+    """One option of a group, and the options that it may hold under names, as a mixture does."""
+    cls = spec_class(group, values.get("kind") if isinstance(values, dict) else None)
+    cfg[key] = OmegaConf.structured(cls)
+    held = {name for name, hint in typing.get_type_hints(cls).items() if _holds_options(hint)}
+    for name in held & values.keys():
+        for child, own in (values[name] or {}).items():
+            _set(cfg[key][name], child, own, _group_of(typing.get_type_hints(cls)[name]))
+    cfg[key].merge_with({name: value for name, value in values.items() if name not in held})
+
+
+def _holds_options(hint: Any) -> bool:
+    """Whether a field's type is a dictionary of specs with a kind."""
+    (_, of) = typing.get_args(hint) if typing.get_origin(hint) is dict else (None, None)
+    return dataclasses.is_dataclass(of) and any(f.name == "kind" for f in dataclasses.fields(of))
+
+
+def _group_of(hint: Any) -> str:
+    """Returns the group of the specs in a dictionary: the package `clipx.<group>` that their class is in."""
+    (_, of) = typing.get_args(hint)
+    return str(of.__module__).split(".")[1]
