@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
 from clipx.model.lock import locked_count
-from clipx.precision import told
+from clipx.precision.spec import told
 
 if TYPE_CHECKING:
     from clipx.trainer import Trainer

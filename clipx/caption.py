@@ -18,7 +18,7 @@ from clipx.config.registry import MISSING, option
 from clipx.distributed import DistributedSpec
 from clipx.errors import ConfigError, DataError, require
 from clipx.place import cores
-from clipx.precision import PrecisionSpec
+from clipx.precision.spec import PrecisionSpec
 
 if TYPE_CHECKING:
     from clipx.data.transform import Pixels
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clipx.model.coca import CoCa
     from clipx.model.generate import Bounds, Method
     from clipx.model.tokenizer import Tokenizer
-    from clipx.precision import Precision
+    from clipx.precision.spec import Precision
 
 _PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 Row = dict[str, str | float]

@@ -22,7 +22,7 @@ from clipx.data.index import RETRY_S
 from clipx.distributed import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.evaluator import EvaluatorSpec
-from clipx.precision import PrecisionSpec
+from clipx.precision.spec import PrecisionSpec
 from clipx.storage.local import take
 from clipx.storage.url import check_folder_url
 

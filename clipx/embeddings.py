@@ -32,7 +32,7 @@ from clipx.data.source import Bad, Source
 from clipx.errors import DataError
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
-from clipx.precision import Precision
+from clipx.precision.spec import Precision
 from clipx.storage.local import made, write_whole
 from clipx.storage.remote import Folder, is_local, local_path, persist, refusals_as
 

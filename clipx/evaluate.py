@@ -21,7 +21,7 @@ from clipx.distributed import DistributedSpec
 from clipx.errors import CheckpointError, require
 from clipx.evaluator import EvaluatorSpec, check_set
 from clipx.model import ModelSpec
-from clipx.precision import PrecisionSpec
+from clipx.precision.spec import PrecisionSpec
 from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.spec import RunSpec
 

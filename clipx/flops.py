@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from clipx.config.lazy_torch import torch
 from clipx.model import ModelSpec
-from clipx.precision import Fp32Spec, PrecisionSpec
+from clipx.precision.spec import Fp32Spec, PrecisionSpec
 
 # Dense TFLOP/s by the vendor's data sheets. The first name that is part of a device's own holds.
 _PEAKS = {

@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.errors import ClipxError
-from clipx.lossscale import LossScale
 from clipx.model.batchnorm import frozen_statistics
 from clipx.objective.base import Metrics, Objective
-from clipx.precision import Precision
+from clipx.precision.loss_scaler import LossScale
+from clipx.precision.spec import Precision
 from clipx.rng import TorchRng
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from clipx.data import Classes
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.gradcache import NotFiniteError, forward_backward
-from clipx.lossscale import LossScale
 from clipx.meter import copied, gradient_norms, update_norms
 from clipx.model import Varying
 from clipx.model.blocks import named_blocks
@@ -25,7 +24,8 @@ from clipx.model.weights import find, load
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer import parameter_groups
 from clipx.optimizer.master import MasterWeights
-from clipx.precision import Precision
+from clipx.precision.loss_scaler import LossScale
+from clipx.precision.spec import Precision
 from clipx.rng import TorchRng, seed_all
 from clipx.spec import RunSpec
 from clipx.state import TrainState

@@ -11,7 +11,7 @@ from hydra import compose as hydra_compose
 import clipx.checkpoint
 import clipx.distributed
 import clipx.optimizer
-import clipx.precision  # noqa: F401  # registers its options
+import clipx.precision.spec  # noqa: F401  # registers its options
 from clipx.checkpoint import CheckpointSpec
 from clipx.compile import CompileSpec
 from clipx.config.compose import checked, isolated_hydra, prepare, quoted
@@ -26,7 +26,7 @@ from clipx.logger import LoggerSpec
 from clipx.model import ModelSpec
 from clipx.objective import ObjectiveSpec
 from clipx.optimizer import OptimizerSpec
-from clipx.precision import PrecisionSpec
+from clipx.precision.spec import PrecisionSpec
 from clipx.profiler import ProfilerSpec
 from clipx.resume import Resume
 from clipx.schedule import ScheduleSpec

@@ -39,7 +39,7 @@ from clipx.nonfinite import NonFiniteSteps
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer import set_learning_rate
 from clipx.peers import peers_told
-from clipx.precision import Precision
+from clipx.precision.spec import Precision
 from clipx.profiler import Profiler
 from clipx.report import write_report
 from clipx.resume import Resume

@@ -16,7 +16,7 @@ from clipx.distributed import DistributedSpec
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator import EvaluatorSpec
 from clipx.figure import COLOURS, INK, MUTED, panel, png, titled
-from clipx.precision import PrecisionSpec
+from clipx.precision.spec import PrecisionSpec
 
 if TYPE_CHECKING:
     from clipx.config.lazy_torch import torch

@@ -12,7 +12,7 @@ from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.gradcache import forward_backward
-from clipx.lossscale import LossScale
+from clipx.precision.loss_scaler import LossScale
 from clipx.spec import compose
 
 

@@ -21,7 +21,7 @@ from clipx.data.loader import Batch
 from clipx.errors import ClipxError
 from clipx.gradcache import forward_backward
 from clipx.objective.base import Metrics, Objective
-from clipx.precision import Precision
+from clipx.precision.spec import Precision
 from clipx.trainer import Trainer
 
 

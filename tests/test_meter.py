@@ -18,7 +18,7 @@ from clipx.meter import Meter, tokens_computed
 from clipx.model.text import Packing
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics
-from clipx.precision import AmpBf16Spec, Fp32Spec
+from clipx.precision.spec import AmpBf16Spec, Fp32Spec
 from clipx.trainer import Trainer
 
 

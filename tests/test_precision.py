@@ -17,7 +17,7 @@ from clipx.checkpoint.state import optimizer_tensors
 from clipx.errors import ClipxError, ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
-from clipx.precision import (
+from clipx.precision.spec import (
     AmpBf16Spec,
     AmpFp16Spec,
     Bf16Spec,

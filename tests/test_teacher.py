@@ -27,7 +27,7 @@ from clipx.embed import embed
 from clipx.embeddings import npy_files
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
-from clipx.precision import Precision
+from clipx.precision.spec import Precision
 from clipx.spec import compose
 from clipx.teacher import TeacherPrecision, TeacherSpec
 from clipx.teacher.live import Teacher

@@ -21,7 +21,7 @@ from clipx.errors import DataError
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
-from clipx.precision import Precision
+from clipx.precision.spec import Precision
 
 Metrics = dict[str, float]
 

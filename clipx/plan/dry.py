@@ -23,7 +23,7 @@ from clipx.model import ModelSpec, Varying
 from clipx.model.lock import lock
 from clipx.model.text import Packing
 from clipx.optimizer import Group
-from clipx.precision import Precision
+from clipx.precision.spec import Precision
 
 _COUNTED = 8  # samples whose FLOPs are counted: they are in proportion
 

@@ -17,7 +17,7 @@ from clipx.objective.base import Objective
 from clipx.optimizer import parameter_groups
 from clipx.plan import PlanSpec
 from clipx.plan.dry import DryRun, Towers, state_bytes, stored_bytes
-from clipx.precision import Float8Spec, Fp32Spec, Int8Spec, PrecisionSpec
+from clipx.precision.spec import Float8Spec, Fp32Spec, Int8Spec, PrecisionSpec
 
 _LINE = (512, 1024)  # samples between which a dry run gives what one more takes: so many that gradients hide nothing
 _TILES = 3  # of scores that live at the same time

@@ -16,7 +16,7 @@ from clipx.storage.url import check_path
 if TYPE_CHECKING:
     from clipx.data.source import Source
     from clipx.distributed import Comm
-    from clipx.precision import Precision
+    from clipx.precision.spec import Precision
     from clipx.teacher.live import Teacher
     from clipx.teacher.stored import StoredEmbeddings
 

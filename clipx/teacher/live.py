@@ -16,7 +16,7 @@ from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.weights import Weights, find, load
-from clipx.precision import Precision
+from clipx.precision.spec import Precision
 from clipx.teacher import TeacherPrecision, TeacherSpec
 
 _DTYPES = {TeacherPrecision.fp32: "float32", TeacherPrecision.bf16: "bfloat16", TeacherPrecision.fp16: "float16"}

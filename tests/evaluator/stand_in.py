@@ -17,7 +17,7 @@ from clipx.data.source import Bad, BadSample, Sample
 from clipx.distributed import Comm
 from clipx.evaluator.base import Embedder
 from clipx.model.tokenizer import Tokenizer
-from clipx.precision import Precision
+from clipx.precision.spec import Precision
 
 RGB = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 

@@ -27,7 +27,7 @@ from clipx.evaluator.base import Embedder
 from clipx.evaluator.retrieval import Repeated, RetrievalSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.zeroshot import ZeroShotSpec
-from clipx.precision import Precision
+from clipx.precision.spec import Precision
 from clipx.spec import compose
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from clipx.data.loader import Batch
 from clipx.distributed import Comm
 from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics, Objective
-from clipx.precision import Precision
+from clipx.precision.spec import Precision
 from clipx.spec import compose
 
 ONE = Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu"))

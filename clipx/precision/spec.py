@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import MISSING, option
 from clipx.errors import ConfigError, require
-from clipx.lossscale import LossScaling
+from clipx.precision.loss_scaler import LossScaling
 
 if TYPE_CHECKING:
     from torch import nn

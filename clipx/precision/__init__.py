@@ -1,0 +1,1 @@
+"""Number formats that the towers compute in."""
