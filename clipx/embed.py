@@ -183,8 +183,8 @@ def _check_plan(place: Place, plan: dict[str, Any]) -> None:
 
 def _written(writer: Writer, data: DataSpec, comm: Comm) -> list[Record]:
     """The records of all shards: those that are there already, and the others, which the ranks share."""
-    from clipx.console import terminal
     from clipx.embeddings import finished
+    from clipx.report.console import terminal
 
     total, console = writer.shards(), terminal()
     found: dict[int, Record] = {}
@@ -205,8 +205,8 @@ def _written(writer: Writer, data: DataSpec, comm: Comm) -> list[Record]:
 
 
 def _finish(place: Place, plan: dict[str, Any], records: list[Record], max_bad_share: float) -> None:
-    from clipx.console import terminal
     from clipx.embeddings import MANIFEST, put_json
+    from clipx.report.console import terminal
 
     bad = [item for record in records for item in record["bad"]]
     captions = sum(record["captions"] for record in records)

@@ -27,13 +27,13 @@ from clipx.spec import RunSpec
 
 if TYPE_CHECKING:
     from clipx.checkpoint.folder import Checkpoint
-    from clipx.console import Screen
     from clipx.data.source import Bad
     from clipx.distributed import Comm
     from clipx.evaluator.suite import Suite
     from clipx.evaluator.tables import Evaluated
     from clipx.model.clip import CLIP
     from clipx.model.weights import Weights as Found
+    from clipx.report.console import Screen
 
 
 class Weights(StrEnum):
@@ -90,8 +90,8 @@ def load_run(run_dir: Path) -> RunSpec:
 def evaluate(spec: EvaluateSpec) -> None:
     """Collective. Prints tables; writes JSON, and a picture where there is something to compare."""
     runs, steps = find_runs(spec)  # before torch is loaded: a mistyped path is answered at once
-    from clipx.console import Screen
     from clipx.evaluator.tables import Evaluated
+    from clipx.report.console import Screen
 
     comm = spec.distributed.build()
     screen = Screen(comm.is_main)

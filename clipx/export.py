@@ -66,7 +66,7 @@ def export(spec: ExportSpec) -> None:
     if out.exists() and not (spec.format not in _ENDINGS and out.is_dir() and not any(out.iterdir())):
         raise CheckpointError(f"out={out} is there already: give another name, or remove it")
     from clipx.checkpoint.folder import CheckpointDir
-    from clipx.console import Screen
+    from clipx.report.console import Screen
     from clipx.rundir import RunDir
 
     found = CheckpointDir(RunDir(Path(spec.run)).checkpoints, print).load(spec.step)

@@ -9,7 +9,7 @@ from clipx.spec import RunSpec
 
 def train(spec: RunSpec) -> float | None:
     """Returns the held-out score that a sweeper maximises, where there is one."""
-    from clipx.console import headline
+    from clipx.report.console import headline
     from clipx.trainer import Trainer  # torch is loaded when the configuration is known to be good
 
     trainer = Trainer(spec)

@@ -18,7 +18,6 @@ from clipx.average import WeightAverage
 from clipx.checkpoint.run import Checkpointing
 from clipx.config.duration import Cadence, Duration, Length
 from clipx.config.saved import to_dict
-from clipx.console import Screen
 from clipx.data import Dataset, open_on_all
 from clipx.data.loader import Batch, View, deaths_told, train_loader
 from clipx.data.order import SampleOrder
@@ -41,7 +40,8 @@ from clipx.optimizer import set_learning_rate
 from clipx.peers import peers_told
 from clipx.precision.spec import Precision
 from clipx.profiler import Profiler
-from clipx.report import write_report
+from clipx.report.console import Screen
+from clipx.report.run_report import write_report
 from clipx.resume import Resume
 from clipx.rundir import RunDir, flatten
 from clipx.schedule import LearningRate

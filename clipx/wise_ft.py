@@ -15,15 +15,15 @@ from clipx.data import DataSpec, open_on_all
 from clipx.distributed import DistributedSpec
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator import EvaluatorSpec
-from clipx.figure import COLOURS, INK, MUTED, panel, png, titled
 from clipx.precision.spec import PrecisionSpec
+from clipx.report.figure import COLOURS, INK, MUTED, panel, png, titled
 
 if TYPE_CHECKING:
     from clipx.config.lazy_torch import torch
-    from clipx.console import Screen
     from clipx.distributed import Comm
     from clipx.model import ModelSpec
     from clipx.model.weights import Weights
+    from clipx.report.console import Screen
 
 
 @option("")
@@ -90,8 +90,8 @@ def wise_ft(spec: WiseFtSpec) -> None:
     out = None if spec.out is None else Path(spec.out)
     if out is not None and out.exists():
         raise CheckpointError(f"out={out} is there already: give another name, or remove it")
-    from clipx.console import Screen
     from clipx.model.weights import find
+    from clipx.report.console import Screen
 
     comm = spec.distributed.build()
     try:

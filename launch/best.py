@@ -7,8 +7,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from clipx.console import format_value
 from clipx.errors import ConfigError
+from clipx.report.console import format_value
 from clipx.resume import step_of
 
 from .results import lowest_wins

@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.live import Live
 from rich.table import Table
 
-from clipx.console import terminal
+from clipx.report.console import terminal
 
 from .point import Point, Result
 from .site import SlurmError

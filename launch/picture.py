@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clipx.console import format_value
-from clipx.figure import INK, MUTED, SURFACE, png
+from clipx.report.console import format_value
+from clipx.report.figure import INK, MUTED, SURFACE, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

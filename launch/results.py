@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from clipx.console import clock, format_value, headline, terminal
+from clipx.report.console import clock, format_value, headline, terminal
 from clipx.storage.local import write_whole
 
 from . import picture

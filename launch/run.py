@@ -15,9 +15,9 @@ from clipx.checkpoint.folder import MANIFEST
 from clipx.config.duration import Duration, Length
 from clipx.config.messages import near
 from clipx.config.safe_yaml import read_saved
-from clipx.console import headline
 from clipx.errors import ConfigError
 from clipx.logger import Row
+from clipx.report.console import headline
 from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
 
 from .point import Point

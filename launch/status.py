@@ -12,7 +12,7 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
-from clipx.console import clock, format_value, terminal
+from clipx.report.console import clock, format_value, terminal
 from clipx.resume import step_of
 
 from .run import ENDED, Run, metric_of, value_of

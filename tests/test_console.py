@@ -10,7 +10,7 @@ import sys
 import pytest
 from support import SMALL, run
 
-from clipx.console import clock, format_value
+from clipx.report.console import clock, format_value
 
 COMMAND = (sys.executable, "-m", "clipx.train", *SMALL, "checkpoint=none", "evaluator=[zeroshot,retrieval]")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clipx.report import draw, write_report
+from clipx.report.run_report import draw, write_report
 
 ROWS = [
     {"step": s, "samples": s, "epoch": s, "seconds": s, "train/loss": 5 / s, "train/lr": 1e-3, "train/temperature": 0.07,

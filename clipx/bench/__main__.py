@@ -16,7 +16,7 @@ from clipx.config.registry import CONF_DIR
 def bench(words: Sequence[str], spec: BenchSpec) -> None:
     """`words` are what was typed."""
     from clipx.bench.publish import check, publish
-    from clipx.console import terminal
+    from clipx.report.console import terminal
 
     command = ["python", "-m", "clipx.bench", spec.kind]
     command += [word for word in words if word not in (spec.kind, _named(spec.kind))]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clipx import figure as figures
-from clipx.figure import COLOURS, INK, MUTED, png, titled
+from clipx.report import figure as figures
+from clipx.report.figure import COLOURS, INK, MUTED, png, titled
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,8 +243,8 @@ class IndexSpec:
 
 def index(spec: IndexSpec) -> None:
     """Shard i belongs to part 1 + i mod N: shards of one size or growing ones spread evenly."""
-    from clipx.console import terminal
     from clipx.data.urls import expand
+    from clipx.report.console import terminal
 
     k, n = spec.share
     everything = expand(spec.shards, "shards")

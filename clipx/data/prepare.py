@@ -146,7 +146,7 @@ def _stats(tar: Path) -> Path:
 
 def prepare(spec: PrepareSpec) -> None:
     """Raises ConfigError where `out` holds shards of another source or of other options."""
-    from clipx.console import terminal
+    from clipx.report.console import terminal
 
     raw = open_raw(spec.source, Reading(spec.columns, spec.separator, spec.retry_s))
     shards = raw.shards(spec.samples_per_shard)
@@ -199,9 +199,9 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[Bad]) 
     """What was dropped and why, sizes.json as open_clip reads it, the index and its manifest."""
     from rich.table import Table as RichTable
 
-    from clipx.console import terminal
     from clipx.data.index import IndexSpec, index_shards, overview, write_manifest
     from clipx.data.tar import TXT
+    from clipx.report.console import terminal
 
     tars = [_tar(out, k) for k in range(shards)]
     stats = [json.loads(_stats(tar).read_text()) for tar in tars]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from clipx.console import headline
 from clipx.evaluator.tables import AVERAGE, DROP, OTHERS, Evaluated
-from clipx.figure import COLOURS, INK, MUTED, SURFACE, panel, png, titled
+from clipx.report.console import headline
+from clipx.report.figure import COLOURS, INK, MUTED, SURFACE, panel, png, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

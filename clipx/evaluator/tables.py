@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from clipx.console import format_value, headline
 from clipx.evaluator.suite import Suite
+from clipx.report.console import format_value, headline
 
 DROP = "drop"
 AVERAGE, OTHERS = "average", "average of the others"

@@ -9,10 +9,10 @@ from clipx.plan import PlanSpec
 
 
 def show(spec: PlanSpec) -> None:
-    from clipx.console import terminal
     from clipx.plan import published
     from clipx.plan.estimate import plan
     from clipx.plan.show import as_dict, tables
+    from clipx.report.console import terminal
 
     console = terminal(quiet=spec.json)
 

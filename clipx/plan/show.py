@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from clipx.console import clock
 from clipx.plan.estimate import Plan
+from clipx.report.console import clock
 
 _SHOWN = 1e6  # bytes from which a part has a row
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from support import small
 
 from clipx import lock
-from clipx.console import headline
+from clipx.report.console import headline
 from clipx.trainer import Trainer
 from launch.options import LaunchSpec, LocalSpec
 from launch.point import Point, Result, content_of

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipx.console import format_value, headline
-from clipx.figure import COLOURS, GRID, INK, MUTED, SURFACE, panel, png, titled
 from clipx.logger import Row
+from clipx.report.console import format_value, headline
+from clipx.report.figure import COLOURS, GRID, INK, MUTED, SURFACE, panel, png, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
