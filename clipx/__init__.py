@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clipx.version import __version__
+
 if TYPE_CHECKING:
     from clipx.spec import compose
     from clipx.trainer import Trainer
 
-__version__ = "0.1.0"
-__all__ = ["Trainer", "compose"]
+__all__ = ["Trainer", "__version__", "compose"]
 
 
 def __getattr__(name: str) -> Any:

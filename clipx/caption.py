@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
-from clipx.distributed import DistributedSpec
+from clipx.distributed.launch_env import cores
+from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, DataError, require
-from clipx.place import cores
 from clipx.precision.spec import PrecisionSpec
 
 if TYPE_CHECKING:
     from clipx.data.transform import Pixels
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
     from clipx.model.coca import CoCa
     from clipx.model.generate import Bounds, Method
     from clipx.model.tokenizer import Tokenizer

@@ -18,8 +18,8 @@ from hydra.types import RunMode
 from clipx.config.compose import as_typed, checked, in_its_folder, overrides_of, prepare, quoted
 from clipx.config.messages import NOT_COMPOSED, one_line
 from clipx.config.registry import CONF_DIR
+from clipx.distributed.launch_env import told_rank
 from clipx.errors import ClipxError, ConfigError, Exit, PeerLost, Stopped, require
-from clipx.place import told_rank
 from clipx.storage.url import redacted
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from clipx.config.registry import MISSING, option
 from clipx.config.saved import to_dict
 from clipx.data import Dataset, DataSpec, open_on_all
 from clipx.data.index import RETRY_S
-from clipx.distributed import DistributedSpec
+from clipx.distributed.spec import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.evaluator import EvaluatorSpec
 from clipx.precision.spec import PrecisionSpec
@@ -28,7 +28,7 @@ from clipx.storage.url import check_folder_url
 
 if TYPE_CHECKING:
     from clipx.data.source import Source
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
     from clipx.embeddings import Place, Record, Writer
 
 

@@ -17,7 +17,7 @@ from clipx.config.registry import MISSING, option
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, option_from_dict, to_dict
 from clipx.data import DataSpec, open_on_all
-from clipx.distributed import DistributedSpec
+from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
 from clipx.evaluator import EvaluatorSpec, check_set
 from clipx.model import ModelSpec
@@ -28,7 +28,7 @@ from clipx.spec import RunSpec
 if TYPE_CHECKING:
     from clipx.checkpoint.folder import Checkpoint
     from clipx.data.source import Bad
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
     from clipx.evaluator.suite import Suite
     from clipx.evaluator.tables import Evaluated
     from clipx.model.clip import CLIP

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clipx.data.loader import Batch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError
 from clipx.model.batchnorm import frozen_statistics
 from clipx.objective.base import Metrics, Objective

@@ -13,7 +13,7 @@ from clipx.average import WeightAverage
 from clipx.config.duration import Length
 from clipx.data import Classes
 from clipx.data.loader import Batch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.gradcache import NotFiniteError, forward_backward
 from clipx.meter import copied, gradient_norms, update_norms
 from clipx.model import Varying

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import Locked
 from clipx.storage.local import made
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.model.clip import CLIP
 from clipx.model.text import end_places
 from clipx.objective.base import Metrics

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.lazy_torch import torch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import require
 
 if TYPE_CHECKING:

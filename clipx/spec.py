@@ -9,7 +9,7 @@ from pathlib import Path
 from hydra import compose as hydra_compose
 
 import clipx.checkpoint
-import clipx.distributed
+import clipx.distributed.spec
 import clipx.optimizer
 import clipx.precision.spec  # noqa: F401  # registers its options
 from clipx.checkpoint import CheckpointSpec
@@ -19,7 +19,7 @@ from clipx.config.duration import Duration, Length
 from clipx.config.messages import NOT_COMPOSED, one_line
 from clipx.config.registry import MISSING, option
 from clipx.data import DataSpec
-from clipx.distributed import DistributedSpec
+from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
 from clipx.evaluator import EvaluatorSpec
 from clipx.logger import LoggerSpec

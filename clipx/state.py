@@ -9,7 +9,7 @@ import torch
 from clipx.average import WeightAverage
 from clipx.checkpoint.folder import Checkpoint, Rows
 from clipx.checkpoint.state import Tensors, load_module, load_optimizer, optimizer_tensors, part, prefixed
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
 from clipx.objective.base import Objective

@@ -10,7 +10,7 @@ import threading
 import time
 from types import FrameType
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import Exit
 
 log = logging.getLogger(__name__)

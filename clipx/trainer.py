@@ -22,7 +22,8 @@ from clipx.data import Dataset, open_on_all
 from clipx.data.loader import Batch, View, deaths_told, train_loader
 from clipx.data.order import SampleOrder
 from clipx.data.tally import Tally, check_bad_share
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
+from clipx.distributed.heartbeat import peers_told
 from clipx.errors import CheckpointError, NotSynced, Stopped, require
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
@@ -37,7 +38,6 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.nonfinite import NonFiniteSteps
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer import set_learning_rate
-from clipx.peers import peers_told
 from clipx.precision.spec import Precision
 from clipx.profiler import Profiler
 from clipx.report.console import Screen

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
 from clipx.data import DataSpec, open_on_all
-from clipx.distributed import DistributedSpec
+from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator import EvaluatorSpec
 from clipx.precision.spec import PrecisionSpec
@@ -20,7 +20,7 @@ from clipx.report.figure import COLOURS, INK, MUTED, panel, png, titled
 
 if TYPE_CHECKING:
     from clipx.config.lazy_torch import torch
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
     from clipx.model import ModelSpec
     from clipx.model.weights import Weights
     from clipx.report.console import Screen

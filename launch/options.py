@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from clipx.config.registry import option
-from clipx.distributed import DistributedSpec
+from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 
 from .network import VARIABLES, NetworkSpec

@@ -17,7 +17,7 @@ from clipx.checkpoint import CheckpointSpec
 from clipx.checkpoint.folder import CheckpointDir, Rows
 from clipx.checkpoint.saver import Saver
 from clipx.config.lazy_torch import torch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.spec import RunSpec, compose
 
 # Few samples and few steps of the default run; batches of 32 from 256 images in one process.

@@ -23,7 +23,7 @@ from clipx.config.duration import Length, check_cadence
 from clipx.config.registry import CONF_DIR
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.data import Classes, Dataset
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec, load_run
 from clipx.objective.base import Objective

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from clipx.distributed import Comm, DistributedSpec
+from clipx.distributed.comm import Comm
+from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError
 
 

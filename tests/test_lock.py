@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from clipx import lock as module
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, Exit, Locked
 from clipx.lock import Holder, RunLock
 

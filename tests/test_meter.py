@@ -12,7 +12,7 @@ import torch
 from support import rows, small
 
 from clipx.data.loader import Batch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.flops import ForwardFlops, peak_tflops
 from clipx.meter import Meter, tokens_computed
 from clipx.model.text import Packing

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
+from clipx.distributed.launch_env import Place, cores, expand, find_place, node_name, told_rank
 from clipx.errors import ConfigError
-from clipx.place import Place, cores, expand, find_place, node_name, told_rank
 
 MEETING = {"MASTER_ADDR": "head", "MASTER_PORT": "29500"}
 BY_HAND = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", **MEETING}

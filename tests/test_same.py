@@ -7,7 +7,7 @@ import re
 import pytest
 
 import clipx
-from clipx.same import code_version, digest, numbered, odd_ones
+from clipx.distributed.consistency import code_version, digest, numbered, odd_ones
 
 
 def test_the_code_has_one_version_until_a_source_changes() -> None:

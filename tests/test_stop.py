@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.stop import SIGNALS, Stop
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))

@@ -22,7 +22,7 @@ from clipx.data.loader import Batch, SecondView, View, train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import train_transform
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.embed import embed
 from clipx.embeddings import npy_files
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError

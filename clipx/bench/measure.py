@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 
 # -------------------------------------------------------------------------------------------------------- time
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from clipx.bench import BenchError
 from clipx.config.lazy_torch import dist, torch
-from clipx.distributed import Comm
-from clipx.place import cores
+from clipx.distributed.comm import Comm
+from clipx.distributed.launch_env import cores
 
 T = TypeVar("T")
 U = TypeVar("U")

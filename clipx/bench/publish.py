@@ -17,8 +17,8 @@ from rich.table import Table as RichTable
 
 from clipx.bench import BenchSpec, Findings, Table
 from clipx.config.saved import to_dict
+from clipx.distributed.launch_env import cores
 from clipx.errors import ConfigError, require
-from clipx.place import cores
 
 
 def check(spec: BenchSpec) -> None:

@@ -24,7 +24,7 @@ from clipx.checkpoint import CheckpointSpec
 from clipx.checkpoint.folder import sync
 from clipx.checkpoint.mirror import Mirror
 from clipx.checkpoint.saver import Saver
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.resume import CHECKPOINTS
 
 _BLOCK = (768, 3072)  # of a ViT-B's MLP

@@ -14,9 +14,9 @@ from typing import Any
 
 from clipx.bench import BenchError, BenchSpec, Findings, Table
 from clipx.config.registry import option
+from clipx.distributed.launch_env import cores
 from clipx.errors import require
 from clipx.logger import Row, read_rows
-from clipx.place import cores
 
 _CPU = ("distributed=cpu",)
 _PLAIN = ("checkpoint=none", "evaluator=[]", "logger=[]", "schedule.warmup=1st")

@@ -15,7 +15,7 @@ from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.bench.processes import Place
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.gradcache import forward_backward
 from clipx.spec import compose
 

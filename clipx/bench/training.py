@@ -16,7 +16,7 @@ from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.bench.processes import Place
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.learner import Learner
 from clipx.model import ModelSpec, Varying
 from clipx.model.tokenizer import Tokenizer

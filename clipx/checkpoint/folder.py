@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config.lazy_torch import torch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 from clipx.resume import is_checkpoint, step_folder, step_of
 

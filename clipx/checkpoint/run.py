@@ -18,7 +18,7 @@ from clipx.checkpoint.retention import Saved, kept
 from clipx.checkpoint.saver import Saver
 from clipx.config.duration import Cadence, Length
 from clipx.config.lazy_torch import torch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, StorageError
 from clipx.resume import CHECKPOINTS, Resume, step_folder, step_of
 

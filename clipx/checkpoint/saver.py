@@ -20,7 +20,7 @@ from clipx.checkpoint.folder import STATE, WHOLE, CheckpointDir, complete, fault
 from clipx.checkpoint.retention import Saved, kept
 from clipx.checkpoint.staging import Staging, whole_and_spread
 from clipx.config.lazy_torch import dist, torch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 from clipx.resume import step_folder, step_of
 

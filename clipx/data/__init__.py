@@ -17,7 +17,7 @@ from clipx.errors import require
 if TYPE_CHECKING:
     from clipx.data.order import SampleOrder
     from clipx.data.source import Source
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
 
 PILLOW_LIMIT = 178_956_970  # pixels
 

@@ -13,7 +13,7 @@ from timm.layers import BatchNormAct2d, convert_sync_batchnorm
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, require
 from clipx.model.batchnorm import BATCH_NORM
 

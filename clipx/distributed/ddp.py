@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
-from clipx.distributed import Comm, DistributedSpec
+from clipx.distributed.comm import Comm
+from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 
 if TYPE_CHECKING:

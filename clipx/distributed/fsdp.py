@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
-from clipx.distributed import Comm, DistributedSpec
+from clipx.distributed.comm import Comm
+from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from clipx.data import DataSpec
 from clipx.data.loader import View, eval_loader
 from clipx.data.names import class_embeddings
 from clipx.data.source import Bad, BadSample, Sample, Source
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import DataError
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP

@@ -17,7 +17,7 @@ from clipx.evaluator import EvaluatorSpec
 
 if TYPE_CHECKING:
     from clipx.data.source import Source
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
     from clipx.evaluator.base import Embedded, Embedder, Metrics
 
 _BLOCK = 8192  # images whose scores are computed at a time

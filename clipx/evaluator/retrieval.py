@@ -14,7 +14,7 @@ from clipx.errors import ConfigError
 from clipx.evaluator import EvaluatorSpec
 
 if TYPE_CHECKING:
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
     from clipx.evaluator.base import Embedder, Metrics
 
 _BLOCK = 1024  # rows scored at a time

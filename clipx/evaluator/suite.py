@@ -12,7 +12,7 @@ from clipx.config.saved import to_dict
 from clipx.data import Dataset, DataSpec, open_on_all
 from clipx.data.source import Source
 from clipx.data.tally import check_bad_share
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, ConfigError, DataError, placed
 from clipx.evaluator import EvaluatorSpec
 from clipx.evaluator.base import Embedder, Metrics

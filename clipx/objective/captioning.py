@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics
 from clipx.objective.contrastive import Contrastive, Normaliser
 from clipx.objective.temperature import Temperature

@@ -12,7 +12,7 @@ from clipx.objective import ObjectiveSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
     from clipx.objective.base import Objective
 
 

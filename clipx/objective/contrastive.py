@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import require
 from clipx.objective.base import Metrics, Objective
 from clipx.objective.temperature import Temperature

@@ -10,7 +10,7 @@ from clipx.objective import LearnedTemperatureSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
     from clipx.objective.base import Objective
 
 

@@ -17,7 +17,7 @@ from clipx.errors import ConfigError, require
 from clipx.objective import TiledSpec
 
 if TYPE_CHECKING:
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
     from clipx.objective.base import Objective
     from clipx.objective.table import SampleTable
 

@@ -12,7 +12,7 @@ from clipx.data import Classes
 from clipx.data.labels import Labels
 from clipx.data.names import class_embeddings, read_names, read_templates
 from clipx.data.source import BadSample
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError, require
 from clipx.objective.base import Metrics, Objective
 from clipx.objective.classification import ClassificationSpec, Head

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, Objective
 from clipx.objective.contrastive import contrastive_loss, individual_loss
 from clipx.objective.fcco import Gamma

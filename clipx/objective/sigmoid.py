@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, Objective
 from clipx.objective.contrastive import Pairs, Tile, diagonal, full_precision
 from clipx.objective.temperature import Temperature

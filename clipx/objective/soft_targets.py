@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.objective import contrastive
 from clipx.objective.base import Metrics, Objective
 from clipx.objective.contrastive import Pairs, Tile, diagonal, full_precision, in_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 
 from clipx.config.duration import Length
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
 from clipx.model.blocks import named_blocks

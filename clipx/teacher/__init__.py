@@ -15,7 +15,7 @@ from clipx.storage.url import check_path
 
 if TYPE_CHECKING:
     from clipx.data.source import Source
-    from clipx.distributed import Comm
+    from clipx.distributed.comm import Comm
     from clipx.precision.spec import Precision
     from clipx.teacher.live import Teacher
     from clipx.teacher.stored import StoredEmbeddings

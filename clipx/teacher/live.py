@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clipx.data.loader import Batch, SecondView
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model import ModelSpec
 from clipx.model.clip import CLIP, parameter_count

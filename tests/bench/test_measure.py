@@ -14,7 +14,7 @@ from clipx.bench import BenchError
 from clipx.bench.loss import Point, Row, _check
 from clipx.bench.measure import Collectives, interleaved, peak_memory, ratio, return_freed_memory
 from clipx.bench.processes import Place, Processes
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 
 MIB = 2**20
 

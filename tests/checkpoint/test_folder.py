@@ -14,7 +14,7 @@ import torch
 from writing import ALONE, in_processes, loaded, saver, tensors
 
 from clipx.checkpoint.folder import CheckpointDir, Rows, sha256
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
 FILES = ("tensors.safetensors", "shard.00001-of-00001.safetensors", "state.json", "MANIFEST.json")

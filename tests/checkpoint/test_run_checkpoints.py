@@ -19,7 +19,7 @@ from clipx.checkpoint import CheckpointSpec
 from clipx.checkpoint.folder import CheckpointDir
 from clipx.checkpoint.run import Checkpointing
 from clipx.config.duration import Length
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ConfigError, Exit, NotSynced, StorageError
 from clipx.resume import Resume
 from clipx.trainer import Trainer

@@ -19,7 +19,7 @@ from writing import Told, in_processes, loaded, saver, steps, tensors
 
 from clipx.checkpoint.folder import Rows
 from clipx.checkpoint.saver import Saver
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
 write = os.write

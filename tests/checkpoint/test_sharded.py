@@ -16,7 +16,7 @@ from writing import in_processes, loaded, saver
 
 from clipx.checkpoint.folder import CheckpointDir
 from clipx.checkpoint.state import load_module, load_optimizer, optimizer_tensors, part, prefixed
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
 

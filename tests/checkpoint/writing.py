@@ -14,7 +14,7 @@ import torch.distributed as dist
 from clipx.checkpoint import CheckpointSpec
 from clipx.checkpoint.folder import CheckpointDir
 from clipx.checkpoint.saver import Saver
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))
 

@@ -9,7 +9,7 @@ import torch
 from samples import Numbers
 
 from clipx.data import Dataset, DataSpec, nearest_multiples, open_on_all
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clipx.data import Classes, Dataset
 from clipx.data.loader import View
 from clipx.data.source import Bad, BadSample, Sample
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision

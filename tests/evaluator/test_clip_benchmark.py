@@ -21,7 +21,7 @@ from torch import Tensor
 from clipx.data.benchmark import BenchmarkSpec
 from clipx.data.transform import eval_transform
 from clipx.data.write import write_members
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.evaluator import EvaluatorSpec
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.retrieval import Repeated, RetrievalSpec

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from stand_in import Told, dataset, embedder
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError
 from clipx.evaluator.retrieval import Repeated, RetrievalSpec, ranks, recalls
 

@@ -15,7 +15,7 @@ from clipx.config.saved import from_dict, to_dict
 from clipx.data import Classes, Dataset, DataSpec
 from clipx.data.csv import CsvSpec
 from clipx.data.folder import FolderSpec
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, ConfigError, DataError
 from clipx.evaluator import EvaluatorSpec
 from clipx.evaluator.base import Embedder

@@ -25,7 +25,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
-from clipx.distributed import Comm, DistributedSpec
+from clipx.distributed.comm import Comm
+from clipx.distributed.spec import DistributedSpec
 from clipx.gradcache import forward_backward
 from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from clipx import place, rendezvous
-from clipx.distributed import DistributedSpec
+from clipx.distributed import launch_env as place
+from clipx.distributed import rendezvous
+from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ClipxError
 
 

@@ -17,9 +17,9 @@ from types import FrameType
 import torch
 
 from clipx.cli import cli
+from clipx.distributed.heartbeat import peers_told
 from clipx.errors import DataError, Stopped
 from clipx.lock import RunLock
-from clipx.peers import peers_told
 from clipx.rundir import RunDir
 from clipx.spec import RunSpec
 from clipx.stop import Stop

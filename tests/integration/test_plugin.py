@@ -13,7 +13,7 @@ from support import SMALL, VIT, losses, rows, run, torchrun
 
 from clipx.config.duration import Length
 from clipx.config.saved import from_dict, to_dict
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.spec import RunSpec, compose
 

@@ -23,9 +23,9 @@ from meeting import main as meeting
 from s3server import free_ports
 
 import clipx
+from clipx.distributed.consistency import code_version
+from clipx.distributed.launch_env import cores
 from clipx.errors import Exit
-from clipx.place import cores
-from clipx.same import code_version
 
 SCRIPT = str(Path(__file__).with_name("meeting.py"))
 HOST = socket.gethostname()
@@ -44,7 +44,7 @@ def _no_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Torch takes seconds to import: the processes of most tests are forks of one that has it.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch.distributed", "clipx.distributed", "clipx.rendezvous"])
+FORKS.set_forkserver_preload(["torch.distributed", "clipx.distributed", "clipx.distributed.rendezvous"])
 
 
 class Started:

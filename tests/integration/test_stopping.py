@@ -21,7 +21,7 @@ import torch
 from submitit.helpers import DelayedSubmission
 from support import SMALL
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import Exit
 from clipx.stop import Stop
 

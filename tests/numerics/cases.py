@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics, Objective
 from clipx.precision.spec import Precision

@@ -15,7 +15,7 @@ from clipx.config.duration import Length
 from clipx.data import Classes
 from clipx.data.labels import Labels
 from clipx.data.source import BadSample, Sample
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.evaluator.base import Embedder
 from clipx.gradcache import forward_backward

@@ -11,7 +11,7 @@ from support import save_checkpoint
 
 from clipx.checkpoint.folder import Checkpoint, CheckpointDir, Rows, Stored
 from clipx.checkpoint.staging import Staging
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ClipxError
 from clipx.objective.table import SampleTable, repeated_later
 

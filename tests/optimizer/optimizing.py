@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clipx.config.duration import Length
 from clipx.config.registry import CONF_DIR
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.model.clip import CLIP
 from clipx.objective.base import Objective
 from clipx.optimizer import OptimizerSpec, parameter_groups, set_learning_rate

@@ -17,7 +17,7 @@ from test_open_clip_models import check_features
 from torch import nn
 
 from clipx.config.duration import Length
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 from clipx.model.weights import CONFIG, Weights, find, load
 from clipx.model.weights.openclip import spec_of

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clipx.config.duration import Length
 from clipx.config.registry import option
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.errors import require
 from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics, Objective

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from clipx.config.duration import Length
 from clipx.config.registry import option
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
 from clipx.objective.base import Objective
 from clipx.objective.infonce import InfoNCESpec
 

@@ -13,10 +13,10 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # what torch.distributed has under these names
 
+from clipx.distributed.consistency import digest, listed, numbered, odd_ones, of_ranks
+from clipx.distributed.heartbeat import within
+from clipx.distributed.launch_env import Place, node_name, usable_cores
 from clipx.errors import ConfigError, PeerLost
-from clipx.peers import within
-from clipx.place import Place, node_name, usable_cores
-from clipx.same import digest, listed, numbered, odd_ones, of_ranks
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from clipx.distributed import Comm
+from clipx.distributed.comm import Comm
+from clipx.distributed.launch_env import find_place, node_name
 from clipx.errors import ClipxError, PeerLost
-from clipx.place import find_place, node_name
 
 T = TypeVar("T")
 

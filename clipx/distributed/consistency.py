@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import clipx
+from clipx.version import __version__
 
 _SHOWN = 4  # groups of ranks that differ, or hosts, in one line
 
 
 def code_version() -> str:
     """clipx's version and a hash of its sources: `0.1.0+1f0c9a7d`. A few ms."""
-    root, sources = Path(clipx.__file__).parent, hashlib.sha256()
+    root, sources = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         sources.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return f"{clipx.__version__}+{sources.hexdigest()[:8]}"
+    return f"{__version__}+{sources.hexdigest()[:8]}"
 
 
 def digest(value: Any) -> str:

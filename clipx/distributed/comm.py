@@ -1,0 +1,144 @@
+"""Collectives of a run. Science code calls `comm.gather(x)` and never sees a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from clipx.config.lazy_torch import dist, torch
+from clipx.distributed.consistency import digest, odd_ones
+from clipx.distributed.launch_env import node_name
+from clipx.errors import ClipxError, ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Comm:
+    """The ranks of a run. Every collective is the identity, or a no-op, when there is one rank."""
+
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def gather(self, x_b: torch.Tensor) -> torch.Tensor:
+        """[b, ...] on each rank -> [world·b, ...] on all, in rank order. Carries no gradient."""
+        if self.world == 1:
+            return x_b
+        x_b = x_b.contiguous()
+        out = x_b.new_empty((self.world * x_b.shape[0], *x_b.shape[1:]))
+        dist.all_gather_into_tensor(out, x_b)
+        return out
+
+    def gather_together(self, *parts_bD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`gather` of several [b, D] tensors of one type in one collective. What it returns may be strided views."""
+        if self.world == 1:
+            return parts_bD
+        gathered_BD = self.gather(torch.cat(parts_bD, 1))
+        return tuple(torch.split(gathered_BD, [part.shape[1] for part in parts_bD], 1))
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of `x` over all ranks, as a new tensor."""
+        if self.world == 1:
+            return x
+        out = x.clone()
+        dist.all_reduce(out)
+        return out
+
+    def norm(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The norm of all of them together, 0-dim; of those that are spread over the ranks, of the whole."""
+        from torch.distributed.tensor import DTensor
+
+        spread = [x for x in tensors if isinstance(x, DTensor)]
+        own = [x for x in tensors if not isinstance(x, DTensor)]
+        norms = [torch.nn.utils.get_total_norm(group) for group in (spread, own) if group]
+        whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+        return whole[0] if len(whole) == 1 else torch.linalg.vector_norm(torch.stack(whole))
+
+    def max(self, *values: int) -> tuple[int, ...]:
+        """The largest that any rank has of each, on all ranks. One collective, and a look from the host."""
+        if self.world == 1:
+            return values
+        out = torch.tensor(values, device=self.device)
+        dist.all_reduce(out, dist.ReduceOp.MAX)
+        return tuple(out.tolist())
+
+    def average_gradients(self, module: torch.nn.Module) -> None:
+        """Averages the gradients of a module that data parallelism does not wrap, in one collective."""
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        if self.world == 1 or not grads:
+            return
+        flat = torch.cat([g.reshape(-1) for g in grads])
+        dist.all_reduce(flat)
+        flat /= self.world
+        for grad, mean in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Small Python values from every rank, in rank order, on all ranks."""
+        if self.world == 1:
+            return [value]
+        out: list[Any] = [None] * self.world
+        dist.all_gather_object(out, value)
+        return out
+
+    def from_main(self, value: Any) -> Any:
+        """Rank 0's value, on all ranks."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def on_main(self, call: Callable[[], T]) -> T:
+        """Calls on rank 0 alone; its (small) value, or its ClipxError, is every rank's."""
+        value: T | ClipxError | None = None
+        if self.is_main:
+            try:
+                value = call()
+            except ClipxError as error:
+                if self.world == 1:
+                    raise
+                value = error
+        value = self.from_main(value)
+        if isinstance(value, ClipxError):
+            raise value
+        return cast("T", value)
+
+    def agree(self, **facts: str | dict[str, Any]) -> None:
+        """Raises ConfigError, on all ranks, where a fact is not the same on all: a text, or plain values by key.
+
+        Names the ranks that differ and their hosts. One gather of short hashes.
+        """
+        if self.world == 1:
+            return
+        own = {name: digest(value) for name, value in facts.items()}
+        gathered = self.gather_objects((node_name(), own))
+        hosts = [host for host, _ in gathered]
+        for name, fact in facts.items():
+            if all(digests[name] == own[name] for _, digests in gathered):
+                continue
+            values = [v if isinstance(v, dict) else {name: v} for v in self.gather_objects(fact)]
+            keys = dict.fromkeys(key for value in values for key in value)
+            told = (odd_ones(key, [value.get(key, "none") for value in values], hosts) for key in keys)
+            raise ConfigError(
+                f"{'; '.join(filter(None, told))}: start all ranks by the same command, with the same files and data"
+            )
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
