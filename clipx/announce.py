@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
-from clipx.model.lock import locked_count
+from clipx.model.freeze import locked_count
 from clipx.precision.spec import told
 
 if TYPE_CHECKING:

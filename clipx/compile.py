@@ -100,7 +100,7 @@ class CompileSpec:
         """In place. How many tokens the texts of a batch have is left open, images are compiled for their size."""
         if not self.towers:
             return
-        from clipx.model.recompute import check_compiles
+        from clipx.model.activation_checkpointing import check_compiles
 
         require(bool(blocks), "compile.towers=true has no effect on towers without blocks: leave it out")
         for name, block in blocks.items():

@@ -20,7 +20,7 @@ from clipx.data import DataSpec, open_on_all
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
 from clipx.evaluator import EvaluatorSpec, check_set
-from clipx.model import ModelSpec
+from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
 from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.spec import RunSpec

@@ -138,7 +138,7 @@ def _open_clip(folder: Path, weights: Weights, run: RunSpec, found: Checkpoint) 
 
 def _copy_tokenizer(place: str, folder: Path) -> None:
     """Into the folder, where transformers' AutoTokenizer finds it."""
-    from clipx.model.file_tokenizer import tokenizer_files
+    from clipx.model.hf_tokenizer import tokenizer_files
 
     for name, path in tokenizer_files(place).items():
         if path.is_file():

@@ -16,10 +16,10 @@ from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
 from clipx.gradcache import NotFiniteError, forward_backward
 from clipx.meter import copied, gradient_norms, update_norms
-from clipx.model import Varying
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
-from clipx.model.lock import lock
+from clipx.model.freeze import lock
+from clipx.model.spec import Varying
 from clipx.model.weights import find, load
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer import parameter_groups

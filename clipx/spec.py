@@ -23,7 +23,7 @@ from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
 from clipx.evaluator import EvaluatorSpec
 from clipx.logger import LoggerSpec
-from clipx.model import ModelSpec
+from clipx.model.spec import ModelSpec
 from clipx.objective import ObjectiveSpec
 from clipx.optimizer import OptimizerSpec
 from clipx.precision.spec import PrecisionSpec

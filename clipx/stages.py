@@ -12,7 +12,7 @@ from itertools import pairwise
 from clipx.config.duration import Duration, Length
 from clipx.data import DataSpec, nearest_multiples
 from clipx.errors import CheckpointError, require
-from clipx.model import ModelSpec, Varying
+from clipx.model.spec import ModelSpec, Varying
 from clipx.schedule import LearningRate
 
 # ------------------------------------------------------------------------------------------------ what is asked

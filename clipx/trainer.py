@@ -27,13 +27,13 @@ from clipx.distributed.heartbeat import peers_told
 from clipx.errors import CheckpointError, NotSynced, Stopped, require
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
-from clipx.flops import Utilisation
 from clipx.gradcache import NotFiniteError
 from clipx.learner import Learner
 from clipx.lock import RunLock
 from clipx.logger import Jsonl, Row, Sinks, read_rows
 from clipx.meter import Meter, tokens_computed
 from clipx.model.clip import CLIP
+from clipx.model.flops import Utilisation
 from clipx.model.tokenizer import Tokenizer
 from clipx.nonfinite import NonFiniteSteps
 from clipx.objective.base import Metrics, Objective

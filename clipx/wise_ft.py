@@ -21,7 +21,7 @@ from clipx.report.figure import COLOURS, INK, MUTED, panel, png, titled
 if TYPE_CHECKING:
     from clipx.config.lazy_torch import torch
     from clipx.distributed.comm import Comm
-    from clipx.model import ModelSpec
+    from clipx.model.spec import ModelSpec
     from clipx.model.weights import Weights
     from clipx.report.console import Screen
 

@@ -13,8 +13,8 @@ from support import rows, small
 
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
-from clipx.flops import ForwardFlops, peak_tflops
 from clipx.meter import Meter, tokens_computed
+from clipx.model.flops import ForwardFlops, peak_tflops
 from clipx.model.text import Packing
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics

@@ -15,7 +15,7 @@ from clipx.config.duration import Length
 from clipx.config.saved import from_dict, to_dict
 from clipx.data.loader import Batch
 from clipx.errors import CheckpointError, ConfigError
-from clipx.model import ImageTowerSpec, Varying
+from clipx.model.spec import ImageTowerSpec, Varying
 from clipx.model.vision import ImageTower
 from clipx.spec import RunSpec, compose
 from clipx.stages import StagePlan, check_ranks

@@ -18,7 +18,7 @@ from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
 from clipx.learner import Learner
-from clipx.model import ModelSpec, Varying
+from clipx.model.spec import ModelSpec, Varying
 from clipx.model.tokenizer import Tokenizer
 from clipx.spec import compose
 

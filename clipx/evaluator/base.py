@@ -18,8 +18,8 @@ from clipx.data.names import class_embeddings
 from clipx.data.source import Bad, BadSample, Sample, Source
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
-from clipx.model import ModelSpec
 from clipx.model.clip import CLIP
+from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 

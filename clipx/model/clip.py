@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipx.model import FIXED, ClipSpec, Varying
 from clipx.model.batchnorm import to_dtype
+from clipx.model.spec import FIXED, ClipSpec, Varying
 from clipx.model.text import TextTower
 from clipx.model.vision import ImageTower
 

@@ -17,9 +17,9 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from clipx.errors import require
-from clipx.model import CoCaSpec, TextTowerSpec, Varying
 from clipx.model.clip import CLIP, unit
 from clipx.model.decoder import AttentionPool, CaptionDecoder, Captions
+from clipx.model.spec import CoCaSpec, TextTowerSpec, Varying
 from clipx.model.text import Packing, TextTower, end_places
 from clipx.model.vision import ImageTower
 

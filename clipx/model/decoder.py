@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from clipx.model import DecoderSpec
-from clipx.model.recompute import checkpoint_tower
+from clipx.model.activation_checkpointing import checkpoint_tower
+from clipx.model.spec import DecoderSpec
 from clipx.model.text import Mlp, Packing, TextBlock, end_places, moved
 from clipx.model.tokenizer import Tokenizer
 

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipx.model import Gelu, Pool, TextTowerSpec
-from clipx.model.recompute import checkpoint_tower
+from clipx.model.activation_checkpointing import checkpoint_tower
+from clipx.model.spec import Gelu, Pool, TextTowerSpec
 from clipx.model.tokenizer import Tokenizer
 
 

@@ -17,9 +17,9 @@ from timm.models import VisionTransformer, get_pretrained_cfg
 from torch import Tensor, nn
 
 from clipx.errors import ConfigError, require
-from clipx.model import FIXED, ImageTowerSpec, Projection, Varying
+from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.blocks import image_blocks
-from clipx.model.recompute import checkpoint_tower
+from clipx.model.spec import FIXED, ImageTowerSpec, Projection, Varying
 
 
 class ImageTower(nn.Module):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.flops import DEVICES, peak_tflops
+from clipx.model.flops import DEVICES, peak_tflops
 from clipx.spec import RunSpec
 
 

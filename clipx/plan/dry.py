@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from clipx.model import ModelSpec, Varying
-from clipx.model.lock import lock
+from clipx.model.freeze import lock
+from clipx.model.spec import ModelSpec, Varying
 from clipx.model.text import Packing
 from clipx.optimizer import Group
 from clipx.precision.spec import Precision

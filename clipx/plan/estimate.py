@@ -13,9 +13,9 @@ from clipx.config.duration import Duration, Length
 from clipx.distributed.ddp import Compression, DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
 from clipx.errors import ConfigError, require
-from clipx.flops import ForwardFlops
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP, parameter_count
+from clipx.model.flops import ForwardFlops
 from clipx.plan import PlanSpec
 from clipx.plan.dry import Flops
 from clipx.plan.memory import Memory, Sizes

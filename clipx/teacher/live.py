@@ -13,8 +13,8 @@ from torch import Tensor
 from clipx.data.loader import Batch, SecondView
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ClipxError, ConfigError
-from clipx.model import ModelSpec
 from clipx.model.clip import CLIP, parameter_count
+from clipx.model.spec import ModelSpec
 from clipx.model.weights import Weights, find, load
 from clipx.precision.spec import Precision
 from clipx.teacher import TeacherPrecision, TeacherSpec

@@ -6,8 +6,8 @@ import torch
 from open_clip.coca_model import CoCa as OpenClipCoCa  # type: ignore[import-untyped]
 from torch import Tensor
 
-from clipx.model import CoCaSpec, DecoderSpec, ImageTowerSpec, TextTowerSpec
 from clipx.model.coca import CoCa
+from clipx.model.spec import CoCaSpec, DecoderSpec, ImageTowerSpec, TextTowerSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.weights.openclip import config_of
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clipx.config.registry import CONF_DIR
-from clipx.model import ClipSpec, ImageTowerSpec, TextTowerSpec
 from clipx.model.clip import CLIP, parameter_count
+from clipx.model.spec import ClipSpec, ImageTowerSpec, TextTowerSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.spec import compose
 

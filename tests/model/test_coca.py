@@ -21,12 +21,12 @@ from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.errors import CheckpointError, ConfigError
 from clipx.gradcache import forward_backward
-from clipx.model import CoCaSpec, ModelSpec, Projection
 from clipx.model import decoder as decoding
 from clipx.model.blocks import named_blocks
 from clipx.model.coca import CoCa, with_class_place
 from clipx.model.decoder import Captions
 from clipx.model.layers import layers
+from clipx.model.spec import CoCaSpec, ModelSpec, Projection
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.weights.openclip import config_of, spec_of, ties, to_open_clip
 from clipx.objective.base import Objective

@@ -14,8 +14,8 @@ from support import small
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from clipx.errors import ConfigError
-from clipx.model import Clean
-from clipx.model.file_tokenizer import FileTokenizer
+from clipx.model.hf_tokenizer import FileTokenizer
+from clipx.model.spec import Clean
 from clipx.model.weights import find
 from clipx.spec import compose
 from clipx.trainer import Trainer

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from clipx.checkpoint.state import optimizer_tensors
 from clipx.errors import ConfigError
-from clipx.flops import Utilisation
 from clipx.gradcache import forward_backward
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.blocks import image_blocks
 from clipx.model.clip import CLIP
-from clipx.model.lock import NORMS, lock, locked_count
+from clipx.model.flops import Utilisation
+from clipx.model.freeze import NORMS, lock, locked_count
 from clipx.spec import compose
 from clipx.trainer import Trainer
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clipx.config.duration import Length
 from clipx.errors import CheckpointError, ConfigError
 from clipx.gradcache import forward_backward
-from clipx.model import ImageTowerSpec, Varying
+from clipx.model.spec import ImageTowerSpec, Varying
 from clipx.model.vision import ImageTower
 from clipx.spec import compose
 from clipx.trainer import Trainer

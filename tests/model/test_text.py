@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clipx.model import TextTowerSpec
+from clipx.model.spec import TextTowerSpec
 from clipx.model.text import QuickGELU, TextTower
 from clipx.model.tokenizer import Tokenizer
 

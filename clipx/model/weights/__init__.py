@@ -23,8 +23,8 @@ from clipx.checkpoint.folder import Checkpoint, CheckpointDir
 from clipx.checkpoint.state import load_module, part
 from clipx.config.saved import option_from_dict, to_dict
 from clipx.errors import CheckpointError
-from clipx.model import ModelSpec
 from clipx.model.clip import CLIP
+from clipx.model.spec import ModelSpec
 from clipx.model.weights.compare import check_same
 from clipx.model.weights.files import METADATA, SUFFIXES, read_json, read_tensors
 from clipx.model.weights.openclip import from_open_clip, spec_of, temperature_of

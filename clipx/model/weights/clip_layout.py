@@ -9,7 +9,7 @@ from timm.layers import AttentionPool2d
 from timm.models import ByobNet
 from torch import nn
 
-from clipx.model import ClipSpec, Pool
+from clipx.model.spec import ClipSpec, Pool
 from clipx.model.vision import is_clip_vit
 from clipx.model.weights.ties import Rule, fits
 

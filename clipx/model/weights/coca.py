@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from clipx.errors import CheckpointError
-from clipx.model import CLIP_VOCABULARY, ClipSpec, CoCaSpec, DecoderSpec, TextTowerSpec
+from clipx.model.spec import CLIP_VOCABULARY, ClipSpec, CoCaSpec, DecoderSpec, TextTowerSpec
 from clipx.model.weights import clip_config
 from clipx.model.weights.clip_layout import VIT, blocks, layout_of, text
 from clipx.model.weights.ties import Rule

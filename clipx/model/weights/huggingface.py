@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clipx.errors import CheckpointError
-from clipx.model import ClipSpec, ModelSpec
+from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer, vocabulary
 from clipx.model.weights import Weights
 from clipx.model.weights.openclip import config_of

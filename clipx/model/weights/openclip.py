@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clipx.errors import CheckpointError
-from clipx.model import ModelSpec
+from clipx.model.spec import ModelSpec
 from clipx.model.weights import clip_config, clip_layout, coca
 from clipx.model.weights.ties import Rule, Tie, tied
 

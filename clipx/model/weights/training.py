@@ -18,7 +18,7 @@ from torch import Tensor
 from clipx.checkpoint.folder import Checkpoint
 from clipx.checkpoint.state import part, prefixed
 from clipx.errors import CheckpointError
-from clipx.model import ModelSpec
+from clipx.model.spec import ModelSpec
 from clipx.model.weights import Weights
 from clipx.model.weights.files import unpickled
 from clipx.model.weights.openclip import from_open_clip, ties, to_open_clip

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError, ClipxError, ConfigError
-from clipx.model import ModelSpec
 from clipx.model.clip import CLIP
+from clipx.model.spec import ModelSpec
 from clipx.model.weights import CONFIG, Weights, find, load
 from clipx.model.weights.openclip import from_open_clip, spec_of
 from clipx.storage.local import cache_folder

@@ -10,9 +10,9 @@ from families import CONTEXT, PUBLISHED, SMALL, built, features, published, trai
 from torch import Tensor, nn
 
 from clipx.errors import CheckpointError
-from clipx.flops import ForwardFlops
-from clipx.model import ClipSpec, ModelSpec
 from clipx.model.clip import CLIP
+from clipx.model.flops import ForwardFlops
+from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.weights.openclip import BESIDE, config_of, from_open_clip, spec_of, ties, to_open_clip
 from clipx.spec import compose

@@ -6,10 +6,10 @@ from timm.layers import RmsNorm, RmsNorm2d
 from torch import nn
 
 from clipx.errors import require
-from clipx.model import ImageTowerSpec, ModelSpec, TextTowerSpec
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP
 from clipx.model.layers import layers
+from clipx.model.spec import ImageTowerSpec, ModelSpec, TextTowerSpec
 
 NORMS = (BATCH_NORM, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d)
 

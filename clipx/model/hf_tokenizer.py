@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from clipx.errors import ConfigError, require
-from clipx.model import Clean
+from clipx.model.spec import Clean
 from clipx.model.tokenizer import Tokenizer, check_texts, repaired
 from clipx.storage.hub import HUB, hub_files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clipx.config.lazy_torch import torch
-from clipx.model import ModelSpec
+from clipx.model.spec import ModelSpec
 from clipx.precision.spec import Fp32Spec, PrecisionSpec
 
 # Dense TFLOP/s by the vendor's data sheets. The first name that is part of a device's own holds.
