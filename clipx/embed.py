@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
 from clipx.config.saved import to_dict
-from clipx.data import Dataset, DataSpec, open_on_all
 from clipx.data.index import RETRY_S
+from clipx.data.spec import Dataset, DataSpec, open_on_all
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.evaluator import EvaluatorSpec

@@ -16,7 +16,7 @@ from clipx.cli import cli
 from clipx.config.registry import MISSING, option
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, option_from_dict, to_dict
-from clipx.data import DataSpec, open_on_all
+from clipx.data.spec import DataSpec, open_on_all
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
 from clipx.evaluator import EvaluatorSpec, check_set

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from clipx.average import WeightAverage
 from clipx.config.duration import Length
-from clipx.data import Classes
 from clipx.data.loader import Batch
+from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.gradcache import NotFiniteError, forward_backward
 from clipx.meter import copied, gradient_norms, update_norms

@@ -18,7 +18,7 @@ from clipx.config.compose import checked, isolated_hydra, prepare, quoted
 from clipx.config.duration import Duration, Length
 from clipx.config.messages import NOT_COMPOSED, one_line
 from clipx.config.registry import MISSING, option
-from clipx.data import DataSpec
+from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
 from clipx.evaluator import EvaluatorSpec

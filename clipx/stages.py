@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from clipx.config.duration import Duration, Length
-from clipx.data import DataSpec, nearest_multiples
+from clipx.data.spec import DataSpec, nearest_multiples
 from clipx.errors import CheckpointError, require
 from clipx.model.spec import ModelSpec, Varying
 from clipx.schedule import LearningRate

@@ -18,10 +18,10 @@ from clipx.average import WeightAverage
 from clipx.checkpoint.run import Checkpointing
 from clipx.config.duration import Cadence, Duration, Length
 from clipx.config.saved import to_dict
-from clipx.data import Dataset, open_on_all
+from clipx.data.bad_samples import Tally, check_bad_share
 from clipx.data.loader import Batch, View, deaths_told, train_loader
 from clipx.data.order import SampleOrder
-from clipx.data.tally import Tally, check_bad_share
+from clipx.data.spec import Dataset, open_on_all
 from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import peers_told
 from clipx.errors import CheckpointError, NotSynced, Stopped, require

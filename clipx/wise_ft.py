@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
-from clipx.data import DataSpec, open_on_all
+from clipx.data.spec import DataSpec, open_on_all
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator import EvaluatorSpec

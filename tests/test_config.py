@@ -22,7 +22,7 @@ from clipx.cli import cli
 from clipx.config.duration import Length, check_cadence
 from clipx.config.registry import CONF_DIR
 from clipx.config.saved import from_dict, save, to_dict
-from clipx.data import Classes, Dataset
+from clipx.data.spec import Classes, Dataset
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec, load_run

@@ -21,12 +21,12 @@ import torch
 from PIL import Image
 
 from clipx.bench.processes import Place
-from clipx.data import open_data
 from clipx.data.loader import Batch, View, _Stream, train_loader
 from clipx.data.order import Order
+from clipx.data.shards.urls import expand
 from clipx.data.source import Source
+from clipx.data.spec import open_data
 from clipx.data.transform import _random_box
-from clipx.data.urls import expand
 from clipx.data.webdataset import Shards
 from clipx.model.tokenizer import Tokenizer
 

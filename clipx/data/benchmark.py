@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from clipx.config.registry import option
-from clipx.data import Classes, Dataset, DataSpec
-from clipx.data.cache import Access, check_access
-from clipx.data.names import as_templates, fill
+from clipx.data.class_names import as_templates, fill
+from clipx.data.shards.cache import Access, check_access
 from clipx.data.source import Bad, BadSample, Sample, Source, expect
+from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.data.webdataset import Shards
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.remote import is_local, local_path, read_whole, refusals_as

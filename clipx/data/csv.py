@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config.registry import option
-from clipx.data import Dataset, DataSpec, all_held_out
-from clipx.data.packed import Packed
+from clipx.data.shards.packed import Packed
 from clipx.data.source import Bad, BadSample, Sample, Source, check_share, in_blocks, parse_label, read_image, split
+from clipx.data.spec import Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, DataError, require
 
 Columns = tuple[str, str, str | None]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clipx.config.registry import option
-from clipx.data import Classes, Dataset, DataSpec
+from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample, split
-from clipx.data.write import ensure_shards
+from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.errors import ConfigError
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

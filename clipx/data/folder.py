@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clipx.config.registry import option
-from clipx.data import Classes, Dataset, DataSpec, all_held_out
-from clipx.data.names import fill, read_names, read_templates
-from clipx.data.packed import Packed
+from clipx.data.class_names import fill, read_names, read_templates
+from clipx.data.shards.packed import Packed
 from clipx.data.source import Bad, Sample, Source, check_share, in_blocks, read_image, split
+from clipx.data.spec import Classes, Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, DataError, require
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
+from clipx.data.shards.tar import JSON, TXT, scan
+from clipx.data.shards.write import in_pool
 from clipx.data.source import Bad, alike, caption_weights, check_key, check_share
-from clipx.data.tar import JSON, TXT, scan
-from clipx.data.write import in_pool
 from clipx.errors import DataError, require
 from clipx.storage.local import cache_folder, write_whole
 from clipx.storage.remote import file_system, is_local, persist, read_whole, refusals_as
@@ -243,7 +243,7 @@ class IndexSpec:
 
 def index(spec: IndexSpec) -> None:
     """Shard i belongs to part 1 + i mod N: shards of one size or growing ones spread evenly."""
-    from clipx.data.urls import expand
+    from clipx.data.shards.urls import expand
     from clipx.report.console import terminal
 
     k, n = spec.share

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from clipx.config.messages import near
 from clipx.config.registry import option
-from clipx.data import Classes, Dataset, DataSpec, changed, open_data
 from clipx.data.source import Bad, Sample, Source, expect
+from clipx.data.spec import Classes, Dataset, DataSpec, changed, open_data
 from clipx.errors import ClipxError, ConfigError, placed, require
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
-from clipx.data import Classes, Dataset, DataSpec
+from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample
-from clipx.data.write import ensure_shards
+from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.errors import require
 
 if TYPE_CHECKING:

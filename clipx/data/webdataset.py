@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config.registry import option
-from clipx.data import Dataset, DataSpec, all_held_out
-from clipx.data.cache import Access, File, Span, check_access
 from clipx.data.index import caption_columns, fingerprint, index_shards, load_table
-from clipx.data.remote import expect, fetch
+from clipx.data.shards.cache import Access, File, Span, check_access
+from clipx.data.shards.remote import expect, fetch
+from clipx.data.shards.tar import CLS, IMAGE, JSON, TXT
+from clipx.data.shards.urls import expand
 from clipx.data.source import (
     Bad,
     BadSample,
@@ -34,8 +35,7 @@ from clipx.data.source import (
     parse_label,
     split,
 )
-from clipx.data.tar import CLS, IMAGE, JSON, TXT
-from clipx.data.urls import expand
+from clipx.data.spec import Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.remote import is_local
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import check_cadence
 from clipx.config.registry import MISSING
-from clipx.data import Dataset, DataSpec, changed
+from clipx.data.spec import Dataset, DataSpec, changed
 from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from clipx.data import DataSpec
+from clipx.data.class_names import class_embeddings
 from clipx.data.loader import View, eval_loader
-from clipx.data.names import class_embeddings
 from clipx.data.source import Bad, BadSample, Sample, Source
+from clipx.data.spec import DataSpec
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
 from clipx.model.clip import CLIP

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
-from clipx.data import Dataset
+from clipx.data.spec import Dataset
 from clipx.errors import ConfigError, DataError, require
 from clipx.evaluator import EvaluatorSpec
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
-from clipx.data import Dataset
+from clipx.data.spec import Dataset
 from clipx.errors import ConfigError
 from clipx.evaluator import EvaluatorSpec
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clipx.config.saved import to_dict
-from clipx.data import Dataset, DataSpec, open_on_all
+from clipx.data.bad_samples import check_bad_share
 from clipx.data.source import Source
-from clipx.data.tally import check_bad_share
+from clipx.data.spec import Dataset, DataSpec, open_on_all
 from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, ConfigError, DataError, placed
 from clipx.evaluator import EvaluatorSpec

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
-from clipx.data import Classes, Dataset
-from clipx.data.names import read_names, read_templates
+from clipx.data.class_names import read_names, read_templates
+from clipx.data.spec import Classes, Dataset
 from clipx.errors import ConfigError, DataError, require
 from clipx.evaluator import EvaluatorSpec
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from clipx.objective.temperature import GlobalTemperature
 
 if TYPE_CHECKING:
-    from clipx.data import Classes
     from clipx.data.labels import Labels
+    from clipx.data.spec import Classes
 
 Metrics = dict[str, Tensor]
 """0-dim tensors on the device, by name; read together when logging."""

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipx.data import Classes
+from clipx.data.class_names import class_embeddings, read_names, read_templates
 from clipx.data.labels import Labels
-from clipx.data.names import class_embeddings, read_names, read_templates
 from clipx.data.source import BadSample
+from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError, require
 from clipx.objective.base import Metrics, Objective

@@ -16,11 +16,11 @@ import yaml
 from samples import captions, img2dataset, jpeg, write_tar
 
 from clipx.config.saved import from_dict, save, to_dict
-from clipx.data import open_data
 from clipx.data.index import IndexSpec, index
 from clipx.data.loader import View, eval_loader, train_loader
 from clipx.data.mixture import Mixture
 from clipx.data.source import BadSample, Source
+from clipx.data.spec import open_data
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer

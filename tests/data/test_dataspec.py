@@ -8,7 +8,7 @@ import pytest
 import torch
 from samples import Numbers
 
-from clipx.data import Dataset, DataSpec, nearest_multiples, open_on_all
+from clipx.data.spec import Dataset, DataSpec, nearest_multiples, open_on_all
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 

@@ -10,8 +10,8 @@ import pytest
 from samples import read_all
 from sklearn.datasets import load_digits
 
-from clipx.data import Dataset
 from clipx.data.digits import NAMES, TEMPLATES, DigitsSpec
+from clipx.data.spec import Dataset
 from clipx.data.transform import decode
 from clipx.errors import ConfigError
 

@@ -9,9 +9,9 @@ import pytest
 from samples import Numbers, encode, img2dataset, picture, write_tar
 from support import events, rows, small
 
-from clipx.data import Dataset, DataSpec, open_data
 from clipx.data.filter import Filtered
 from clipx.data.source import BadSample, Sample
+from clipx.data.spec import Dataset, DataSpec, open_data
 from clipx.errors import ConfigError
 from clipx.spec import compose
 from clipx.trainer import Trainer

@@ -13,8 +13,8 @@ from samples import img2dataset, write_tar
 from support import run
 
 from clipx.data.index import Index, IndexSpec, index, index_shards, load_table
-from clipx.data.tar import IMAGE, TXT
-from clipx.data.urls import expand
+from clipx.data.shards.tar import IMAGE, TXT
+from clipx.data.shards.urls import expand
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.spec import compose

@@ -19,10 +19,10 @@ from support import VIT, rows, run, tensors, torchrun
 
 from clipx.config.registry import CONF_DIR
 from clipx.config.saved import from_dict, to_dict
-from clipx.data import Classes
 from clipx.data.loader import View, train_loader
 from clipx.data.mixture import MixedOrder, Mixture, _classes
 from clipx.data.order import Order
+from clipx.data.spec import Classes
 from clipx.errors import CheckpointError, ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
 from clipx.spec import RunSpec, compose

@@ -7,7 +7,7 @@ from pathlib import Path
 import open_clip
 import pytest
 
-from clipx.data.names import read_names, read_templates
+from clipx.data.class_names import read_names, read_templates
 from clipx.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clipx.data.packed import Packed
+from clipx.data.shards.packed import Packed
 
 VALUES: list[Any] = [
     "a",

@@ -25,8 +25,8 @@ from samples import captions, encode, img2dataset, jpeg, picture, read_all, writ
 from support import rows, run
 
 from clipx.data.csv import CsvSpec
-from clipx.data.prepare import PrepareSpec, prepare
-from clipx.data.resize import Resize
+from clipx.data.prepare.prepare import prepare
+from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.source import Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec

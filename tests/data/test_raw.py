@@ -16,9 +16,10 @@ import pytest
 from s3server import FaultyProxy, admin
 from samples import jpeg
 
-from clipx.data import raw
-from clipx.data.prepare import PrepareSpec, prepare
-from clipx.data.raw import Reading, open_raw
+from clipx.data.prepare import raw
+from clipx.data.prepare.prepare import prepare
+from clipx.data.prepare.raw import Reading, open_raw
+from clipx.data.prepare.spec import PrepareSpec
 from clipx.data.source import Sample
 from clipx.errors import ConfigError, DataError, StorageError
 

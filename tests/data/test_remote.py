@@ -20,14 +20,14 @@ from s3server import FaultyProxy, admin, forget_sessions
 from samples import captions, img2dataset, read_all, write_tar
 from support import rows, run
 
-from clipx.data import cache, remote
-from clipx.data.cache import Access, File
 from clipx.data.index import index_shards
 from clipx.data.loader import Batch, View, train_loader
 from clipx.data.order import Order
-from clipx.data.remote import expect, fetch, sequential
+from clipx.data.shards import cache, remote
+from clipx.data.shards.cache import Access, File
+from clipx.data.shards.remote import expect, fetch, sequential
+from clipx.data.shards.tar import TXT
 from clipx.data.source import BadSample, Source
-from clipx.data.tar import TXT
 from clipx.data.webdataset import Shards, WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
@@ -247,7 +247,7 @@ def test_an_outage_ends_in_an_error_that_names_the_url(bucket: str, proxy: Fault
 def test_an_outage_while_indexing_names_the_url(
     bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clipx.data.urls._RETRY_S", 1.0)
+    monkeypatch.setattr("clipx.data.shards.urls._RETRY_S", 1.0)
     proxy.set("down")
     for pattern in ("*.tar", "{00000..00002}.tar"):
         with pytest.raises(DataError, match=rf"^{bucket}/\S+ cannot be read: for"):

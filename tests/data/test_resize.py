@@ -12,8 +12,8 @@ from PIL import Image
 from samples import encode, jpeg, picture
 from sklearn.datasets import load_sample_image
 
-from clipx.data.prepare import PrepareSpec
-from clipx.data.resize import Resize, _factor, fitted, resize, shard_image
+from clipx.data.prepare.resize import _factor, fitted, resize, shard_image
+from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.source import BadSample
 from clipx.data.transform import decode
 

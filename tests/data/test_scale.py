@@ -27,8 +27,8 @@ from clipx.data import webdataset
 from clipx.data.index import Index, load_table
 from clipx.data.loader import View, train_loader
 from clipx.data.order import Order
+from clipx.data.shards.tar import TXT
 from clipx.data.source import Bad, Sample, split
-from clipx.data.tar import TXT
 from clipx.data.webdataset import Shards
 from clipx.model.tokenizer import Tokenizer
 

@@ -22,7 +22,6 @@ import pytest
 from PIL import Image
 from samples import read_all
 
-from clipx.data import Dataset
 from clipx.data.shapes import (
     BACKGROUNDS,
     COLOURS,
@@ -42,6 +41,7 @@ from clipx.data.shapes import (
     make_sample,
     random_scene,
 )
+from clipx.data.spec import Dataset
 from clipx.errors import ConfigError
 
 

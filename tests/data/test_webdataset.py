@@ -20,10 +20,10 @@ from samples import captions, encode, img2dataset, jpeg, picture, read_all, writ
 
 from clipx.data.index import index_shards
 from clipx.data.shapes import make_sample
+from clipx.data.shards.write import ensure_shards
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import Shards, WebDatasetSpec, expand
-from clipx.data.write import ensure_shards
 from clipx.errors import ConfigError, DataError
 from clipx.spec import compose
 

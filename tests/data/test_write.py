@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from samples import jpeg
 
+from clipx.data.shards.write import ensure_shards, in_pool
 from clipx.data.source import Sample
 from clipx.data.webdataset import Shards
-from clipx.data.write import ensure_shards, in_pool
 from clipx.errors import ConfigError, DataError
 from clipx.storage.local import cache_folder, write_whole
 

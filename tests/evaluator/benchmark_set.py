@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clipx.data.write import write_members
+from clipx.data.shards.write import write_members
 
 
 def write_set(

@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from clipx.data.benchmark import BenchmarkSpec
+from clipx.data.shards.write import write_members
 from clipx.data.transform import eval_transform
-from clipx.data.write import write_members
 from clipx.distributed.comm import Comm
 from clipx.evaluator import EvaluatorSpec
 from clipx.evaluator.base import Embedder

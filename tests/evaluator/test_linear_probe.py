@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from stand_in import Colours, embedder
 
-from clipx.data import Classes, Dataset
+from clipx.data.spec import Classes, Dataset
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError
 from clipx.evaluator.linear_probe import LinearProbeSpec, Probe, _every_of_class, search

@@ -12,9 +12,9 @@ from stand_in import RGB, Told, dataset, embedder
 from torch import Tensor
 
 from clipx.config.saved import from_dict, to_dict
-from clipx.data import Classes, Dataset, DataSpec
 from clipx.data.csv import CsvSpec
 from clipx.data.folder import FolderSpec
+from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, ConfigError, DataError
 from clipx.evaluator import EvaluatorSpec

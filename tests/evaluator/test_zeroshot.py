@@ -8,7 +8,7 @@ import pytest
 import torch
 from stand_in import dataset, embedder
 
-from clipx.data import Classes
+from clipx.data.spec import Classes
 from clipx.errors import ConfigError, DataError
 from clipx.evaluator.zeroshot import ZeroShotSpec, first_of_repeated, scores
 

@@ -12,9 +12,9 @@ from support import VIT, rows, small, tensors
 from torch import Tensor
 
 from clipx.config.duration import Length
-from clipx.data import Classes
 from clipx.data.labels import Labels
 from clipx.data.source import BadSample, Sample
+from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.evaluator.base import Embedder

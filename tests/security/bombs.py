@@ -23,8 +23,8 @@ import torch
 from attack import jpeg, member, write_tar
 from PIL import Image
 
+from clipx.data.shards.tar import JSON, TXT, scan
 from clipx.data.source import BadSample
-from clipx.data.tar import JSON, TXT, scan
 from clipx.data.transform import decode, train_transform
 from clipx.data.webdataset import _json
 from clipx.errors import DataError

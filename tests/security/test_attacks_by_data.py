@@ -29,7 +29,8 @@ from support import run
 from clipx.checkpoint import CheckpointSpec
 from clipx.data.csv import CsvSpec
 from clipx.data.index import IndexSpec, index
-from clipx.data.prepare import PrepareSpec, prepare
+from clipx.data.prepare.prepare import prepare
+from clipx.data.prepare.spec import PrepareSpec
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import Shards, WebDatasetSpec

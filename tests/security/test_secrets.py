@@ -15,7 +15,7 @@ from support import SMALL, VIT, run
 
 from clipx.data.index import IndexSpec, index
 from clipx.data.index import main as index_main
-from clipx.data.prepare import main as prepare_main
+from clipx.data.prepare.prepare import main as prepare_main
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.evaluate import main as evaluate_main

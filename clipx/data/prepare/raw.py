@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from clipx.data.csv import Columns, Table, check_columns
-from clipx.data.remote import sequential
+from clipx.data.shards.remote import sequential
+from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_BYTES, MAX_TEXT, Bad, BadSample, Sample, caption_text, parse_label, read_bounded
-from clipx.data.urls import expand
 from clipx.errors import DataError, require
 from clipx.storage.remote import REQUESTS, file_system, is_local, local_path, persist, refusals_as, said
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from clipx.data.remote import sequential
+from clipx.data.shards.remote import sequential
 from clipx.data.source import MAX_BYTES, MAX_TEXT
 
 COLUMNS = {"jpg": 0, "jpeg": 0, "png": 0, "webp": 0, "txt": 1, "json": 2, "cls": 3}  # the only members ever read

@@ -9,73 +9,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
-from clipx.config.registry import MISSING, option
-from clipx.data import PILLOW_LIMIT
-from clipx.data.csv import Columns, is_separator
-from clipx.data.index import RETRY_S
-from clipx.data.raw import Piece, Reading, open_raw
-from clipx.data.resize import Resize, shard_image
+from clipx.data.prepare.raw import Piece, Reading, open_raw
+from clipx.data.prepare.resize import shard_image
+from clipx.data.prepare.spec import PrepareSpec, Resize
+from clipx.data.shards.write import in_pool, write_members
 from clipx.data.source import Bad, BadSample, Sample, alike, caption_text
-from clipx.data.write import in_pool, write_members
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import take, write_whole
-from clipx.storage.url import check_path
 
 _FIX = "make room, or give another folder with out=…"
-
-
-@option("")
-@dataclass(kw_only=True, slots=True)
-class PrepareSpec:
-    kind: str = "prepare"
-    # table (CSV, TSV, Parquet) of paths and captions; Parquet with the images inside, also by URL; folder of name.jpg
-    # and name.txt, or of tables; several by pattern, @list.txt or ::, as data.shards
-    source: str = MISSING
-    out: str = MISSING  # the folder of the shards
-    image_column: str = (
-        "filepath"  # of a table; of Parquet also one of bytes, or of {bytes, path} as Hugging Face has it
-    )
-    caption_column: str = "caption"
-    label_column: str | None = None  # an index or a class name, kept in the json member
-    separator: str | None = None  # as data.separator
-    samples_per_shard: int = 10_000
-    resize: Resize = Resize.no
-    size: int = 256  # pixels
-    only_shrink: bool = True  # images that are smaller stay as they are
-    quality: int = 95  # of the JPEG that a resized image becomes
-    max_pixels: int = 89_000_000  # as data.max_pixels
-    processes: int = 0  # 0: as many as there are cores
-    retry_s: float = RETRY_S  # as data.retry_s
-
-    def __post_init__(self) -> None:
-        require(self.samples_per_shard >= 1, f"samples_per_shard={self.samples_per_shard} must be at least 1")
-        require(self.size >= 1, f"size={self.size} must be at least 1 pixel")
-        require(1 <= self.quality <= 100, f"quality={self.quality} must lie in [1, 100]: 95 is usual")
-        require(1 <= self.max_pixels <= PILLOW_LIMIT, f"max_pixels={self.max_pixels} must lie in [1, {PILLOW_LIMIT}]")
-        check_path("out", self.out)
-        resizing = (self.size, self.only_shrink, self.quality)
-        require(
-            self.resize is not Resize.no or resizing == (256, True, 95),
-            f"size={self.size}, only_shrink={self.only_shrink} and quality={self.quality} say how to resize, and "
-            "resize=no keeps images as they are: choose resize=keep_ratio, or leave them out",
-        )
-        require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0, to try once, or more seconds")
-        require(self.processes >= 0, f"processes={self.processes} is negative: give 0, for all cores, or more")
-        require(
-            self.separator is None or is_separator(self.separator),
-            f"separator={self.separator!r} must be one character, or comma, semicolon, tab or pipe",
-        )
-
-    @property
-    def columns(self) -> Columns:
-        return self.image_column, self.caption_column, self.label_column
 
 
 # ------------------------------------------------------------------------------------------------------ shards
@@ -200,7 +148,7 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[Bad]) 
     from rich.table import Table as RichTable
 
     from clipx.data.index import IndexSpec, index_shards, overview, write_manifest
-    from clipx.data.tar import TXT
+    from clipx.data.shards.tar import TXT
     from clipx.report.console import terminal
 
     tars = [_tar(out, k) for k in range(shards)]
@@ -235,9 +183,3 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[Bad]) 
 
 
 main = cli(prepare, "prepare")
-
-if __name__ == "__main__":
-    # The functions that processes call are then found under their own name, in the module that others import.
-    import clipx.data.prepare
-
-    clipx.data.prepare.main()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from clipx.data.prepare.spec import PrepareSpec, Resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from clipx.data.prepare import PrepareSpec
 
 Size = tuple[int, int]
 """(width, height)"""
@@ -21,16 +20,6 @@ Size = tuple[int, int]
 # quality 95 then costs. At less than a half it is 32 to 42 dB.
 _LEFT_TO_FILTER = 2
 _FACTORS = (8, 4, 2)  # 3/8 and the like have no SIMD, and do not keep the centre of pixels
-
-
-class Resize(StrEnum):
-    """img2dataset's resize_mode."""
-
-    no = "no"  # images are kept as they are, byte for byte
-    border = "border"  # the longer side becomes `size`, and white makes it a square
-    keep_ratio = "keep_ratio"  # the shorter side becomes `size`
-    keep_ratio_largest = "keep_ratio_largest"  # the longer side becomes `size`
-    center_crop = "center_crop"  # the shorter side becomes `size`, and the middle is cut out as a square
 
 
 @dataclass(frozen=True, slots=True)

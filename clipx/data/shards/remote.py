@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from clipx.data.cache import File, Span, from_cache
+from clipx.data.shards.cache import File, Span, from_cache
 from clipx.data.source import BadSample
 from clipx.errors import DataError
 from clipx.storage.remote import BLOCK, REQUESTS, is_local, local_path, read_range, said
