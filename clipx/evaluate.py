@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
 from clipx.config.safe_yaml import read_saved
@@ -22,11 +23,10 @@ from clipx.errors import CheckpointError, require
 from clipx.evaluator import EvaluatorSpec, check_set
 from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
-from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.spec import RunSpec
 
 if TYPE_CHECKING:
-    from clipx.checkpoint.folder import Checkpoint
+    from clipx.checkpoint.format import Checkpoint
     from clipx.data.source import Bad
     from clipx.distributed.comm import Comm
     from clipx.evaluator.suite import Suite
@@ -169,7 +169,7 @@ class Candidate:
 
 
 def _of_runs(spec: EvaluateSpec, runs: Mapping[Path, RunSpec], steps: str | None, comm: Comm) -> Iterator[Candidate]:
-    from clipx.checkpoint.folder import CheckpointDir
+    from clipx.checkpoint.format import CheckpointDir
     from clipx.rundir import RunDir
 
     suites: dict[str, Suite] = {}

@@ -21,7 +21,7 @@ from clipx.evaluate import load_run, part_of
 from clipx.objective.fcco import ConstantSpec, IndividualSpec
 
 if TYPE_CHECKING:
-    from clipx.checkpoint.folder import Checkpoint
+    from clipx.checkpoint.format import Checkpoint
     from clipx.model.weights import Weights
     from clipx.spec import RunSpec
 
@@ -65,7 +65,7 @@ def export(spec: ExportSpec) -> None:
     out = Path(spec.out)
     if out.exists() and not (spec.format not in _ENDINGS and out.is_dir() and not any(out.iterdir())):
         raise CheckpointError(f"out={out} is there already: give another name, or remove it")
-    from clipx.checkpoint.folder import CheckpointDir
+    from clipx.checkpoint.format import CheckpointDir
     from clipx.report.console import Screen
     from clipx.rundir import RunDir
 

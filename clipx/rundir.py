@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clipx.checkpoint.resume import CHECKPOINTS, Resume
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.data.source import Bad
 from clipx.errors import CheckpointError, ConfigError
 from clipx.logger import read_rows
-from clipx.resume import CHECKPOINTS, Resume
 
 if TYPE_CHECKING:
     from clipx.spec import RunSpec

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from hydra import compose as hydra_compose
 
-import clipx.checkpoint
+import clipx.checkpoint.spec
 import clipx.distributed.spec
 import clipx.optimizer
 import clipx.precision.spec  # noqa: F401  # registers its options
-from clipx.checkpoint import CheckpointSpec
+from clipx.checkpoint.resume import Resume
+from clipx.checkpoint.spec import CheckpointSpec
 from clipx.compile import CompileSpec
 from clipx.config.compose import checked, isolated_hydra, prepare, quoted
 from clipx.config.duration import Duration, Length
@@ -28,7 +29,6 @@ from clipx.objective import ObjectiveSpec
 from clipx.optimizer import OptimizerSpec
 from clipx.precision.spec import PrecisionSpec
 from clipx.profiler import ProfilerSpec
-from clipx.resume import Resume
 from clipx.schedule import ScheduleSpec
 from clipx.stages import StageSpec, check_stages
 from clipx.teacher import TeacherSpec

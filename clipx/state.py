@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from clipx.average import WeightAverage
-from clipx.checkpoint.folder import Checkpoint, Rows
+from clipx.checkpoint.format import Checkpoint, Rows
 from clipx.checkpoint.state import Tensors, load_module, load_optimizer, optimizer_tensors, part, prefixed
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError

@@ -15,7 +15,8 @@ import torch
 from clipx.alarm import Alarms
 from clipx.announce import facts
 from clipx.average import WeightAverage
-from clipx.checkpoint.run import Checkpointing
+from clipx.checkpoint.manager import Checkpointing
+from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Cadence, Duration, Length
 from clipx.config.saved import to_dict
 from clipx.data.bad_samples import Tally, check_bad_share
@@ -42,7 +43,6 @@ from clipx.precision.spec import Precision
 from clipx.profiler import Profiler
 from clipx.report.console import Screen
 from clipx.report.run_report import write_report
-from clipx.resume import Resume
 from clipx.rundir import RunDir, flatten
 from clipx.schedule import LearningRate
 from clipx.spec import RunSpec

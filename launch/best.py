@@ -7,9 +7,9 @@ import shlex
 import sys
 from pathlib import Path
 
+from clipx.checkpoint.resume import step_of
 from clipx.errors import ConfigError
 from clipx.report.console import format_value
-from clipx.resume import step_of
 
 from .results import lowest_wins
 from .run import Number, Run, metric_of, value_of

@@ -11,14 +11,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clipx.checkpoint.folder import MANIFEST
+from clipx.checkpoint.format import MANIFEST
+from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.config.duration import Duration, Length
 from clipx.config.messages import near
 from clipx.config.safe_yaml import read_saved
 from clipx.errors import ConfigError
 from clipx.logger import Row
 from clipx.report.console import headline
-from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
 
 from .point import Point
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.config.messages import near
 from clipx.errors import ClipxError, ConfigError
 from clipx.logger import read_rows
-from clipx.resume import CHECKPOINTS
 
 from .point import Point, files_of, read_json
 from .run import Run

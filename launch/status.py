@@ -12,8 +12,8 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
+from clipx.checkpoint.resume import step_of
 from clipx.report.console import clock, format_value, terminal
-from clipx.resume import step_of
 
 from .run import ENDED, Run, metric_of, value_of
 from .runs import runs_in

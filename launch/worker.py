@@ -13,11 +13,11 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
+from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.cli import report
 from clipx.config import plugins
 from clipx.config.registry import discover
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
-from clipx.resume import CHECKPOINTS
 from clipx.spec import RunSpec
 
 from .point import Point, Result

@@ -13,9 +13,9 @@ from typing import Any
 import forks
 from s3server import free_ports
 
-from clipx.checkpoint import CheckpointSpec
-from clipx.checkpoint.folder import CheckpointDir, Rows
-from clipx.checkpoint.saver import Saver
+from clipx.checkpoint.async_writer import Saver
+from clipx.checkpoint.format import CheckpointDir, Rows
+from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
 from clipx.spec import RunSpec, compose

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support import small
 
+from clipx.checkpoint.resume import Resume
 from clipx.errors import CheckpointError, ConfigError
-from clipx.resume import Resume
 from clipx.trainer import Trainer
 
 FOUR = ("checkpoint.every=1st", "checkpoint.keep_last=9")

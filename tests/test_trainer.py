@@ -14,9 +14,9 @@ import pytest
 import torch
 from support import SMALL, events, rows, small, tensors
 
-from clipx.checkpoint.folder import sha256
+from clipx.checkpoint.format import sha256
+from clipx.checkpoint.resume import step_of
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
-from clipx.resume import step_of
 from clipx.spec import compose
 from clipx.trainer import Trainer
 

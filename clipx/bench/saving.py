@@ -20,12 +20,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from clipx.bench.measure import synchronize
 from clipx.bench.processes import Place
-from clipx.checkpoint import CheckpointSpec
-from clipx.checkpoint.folder import sync
-from clipx.checkpoint.mirror import Mirror
-from clipx.checkpoint.saver import Saver
+from clipx.checkpoint.async_writer import Saver
+from clipx.checkpoint.format import sync
+from clipx.checkpoint.resume import CHECKPOINTS
+from clipx.checkpoint.spec import CheckpointSpec
+from clipx.checkpoint.uploader import Mirror
 from clipx.distributed.comm import Comm
-from clipx.resume import CHECKPOINTS
 
 _BLOCK = (768, 3072)  # of a ViT-B's MLP
 _WORK = 512  # the side of the matrices that the training thread multiplies meanwhile

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from clipx.checkpoint.folder import ROWS, Rows, write_file
+from clipx.checkpoint.format import ROWS, Rows, write_file
 from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import TypeVar
 
-from clipx.checkpoint.folder import Stored, rows_of
+from clipx.checkpoint.format import Stored, rows_of
 from clipx.checkpoint.staging import local, own_rows
 from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError

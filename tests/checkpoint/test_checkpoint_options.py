@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clipx.checkpoint import CheckpointSpec
+from clipx.checkpoint.spec import CheckpointSpec
 from clipx.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from writing import ALONE, in_processes, loaded, saver, tensors
 
-from clipx.checkpoint.folder import CheckpointDir, Rows, sha256
+from clipx.checkpoint.format import CheckpointDir, Rows, sha256
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 

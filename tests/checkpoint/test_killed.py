@@ -16,7 +16,7 @@ import pytest
 import torch
 from writing import loaded, saver, steps, tensors
 
-from clipx.checkpoint.folder import Rows
+from clipx.checkpoint.format import Rows
 
 CALLS = ("mkdir", "open", "write", "fsync", "close", "rename", "unlink", "rmdir")  # all that change a file system
 fork = multiprocessing.get_context("fork")

@@ -20,10 +20,10 @@ from fsspec.implementations.local import LocalFileSystem
 from s3server import FaultyProxy, admin
 from uploading import Events, same, save, steps, until, upload
 
-from clipx.checkpoint.folder import MANIFEST, WHOLE
-from clipx.checkpoint.mirror import Mirror
-from clipx.checkpoint.remote import newest
+from clipx.checkpoint.downloader import newest
+from clipx.checkpoint.format import MANIFEST, WHOLE
 from clipx.checkpoint.retention import kept
+from clipx.checkpoint.uploader import Mirror
 from clipx.storage.remote import Folder
 
 
@@ -160,7 +160,7 @@ def test_uploads_in_parts_that_nobody_ends_are_ended(
         begin(key)
     upload(run_dir, f"{own_bucket}/one", save(run_dir, 10))
     assert begun() == ["one/checkpoints/step-00000020/x", "one2/checkpoints/y"], "the other may be under way"
-    monkeypatch.setattr("clipx.checkpoint.mirror._ORPHAN_S", 0.0)
+    monkeypatch.setattr("clipx.checkpoint.uploader._ORPHAN_S", 0.0)
     upload(run_dir, f"{own_bucket}/one", save(run_dir, 30))
     assert begun() == ["one2/checkpoints/y"], "of another run"
 
@@ -311,7 +311,7 @@ def test_a_checkpoint_saved_again_while_it_is_sent_is_not_mixed(
 UPLOAD = """
 import sys, time
 from pathlib import Path
-from clipx.checkpoint.mirror import Mirror
+from clipx.checkpoint.uploader import Mirror
 mirror = Mirror(Path(sys.argv[1]), sys.argv[2], lambda kind, **facts: print(kind, facts, flush=True))
 print("begun", flush=True)
 exec(sys.argv[3])

@@ -16,8 +16,8 @@ import pytest
 from s3server import FaultyProxy, admin
 from uploading import same, save, upload
 
-from clipx.checkpoint.folder import MANIFEST, STATE, WHOLE, fault_of
-from clipx.checkpoint.remote import check_writable, fetch, fetch_history, newest, remote_checkpoints
+from clipx.checkpoint.downloader import check_writable, fetch, fetch_history, newest, remote_checkpoints
+from clipx.checkpoint.format import MANIFEST, STATE, WHOLE, fault_of
 from clipx.errors import CheckpointError, ConfigError, StorageError
 from clipx.storage.remote import Folder
 from clipx.storage.url import check_folder_url
@@ -119,7 +119,7 @@ def test_a_full_disk_while_fetching_is_no_damage(run_dir: Path, near: str, tmp_p
     code = f"""
 import resource, signal
 from pathlib import Path
-from clipx.checkpoint.remote import newest
+from clipx.checkpoint.downloader import newest
 from clipx.errors import CheckpointError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))

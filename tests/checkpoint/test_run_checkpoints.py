@@ -15,13 +15,13 @@ import torch
 from s3server import FaultyProxy
 from support import SMALL, VIT, events, losses, rows, small, tensors, untimed_rows
 
-from clipx.checkpoint import CheckpointSpec
-from clipx.checkpoint.folder import CheckpointDir
-from clipx.checkpoint.run import Checkpointing
+from clipx.checkpoint.format import CheckpointDir
+from clipx.checkpoint.manager import Checkpointing
+from clipx.checkpoint.resume import Resume
+from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ConfigError, Exit, NotSynced, StorageError
-from clipx.resume import Resume
 from clipx.trainer import Trainer
 
 EVERY_STEP = (*VIT, "duration=6st", "checkpoint.every=1st")
@@ -78,7 +78,7 @@ def test_a_metric_that_no_evaluator_gives_is_refused(tmp_path: Path) -> None:
 
 def test_by_the_clock_it_is_due_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("clipx.checkpoint.run.time.monotonic", lambda: now)
+    monkeypatch.setattr("clipx.checkpoint.manager.time.monotonic", lambda: now)
     comm = Comm(0, 1, 0, torch.device("cpu"))
     checkpoints = Checkpointing(tmp_path, CheckpointSpec(every="2min"), Length(100, 10), comm, lambda *_, **__: None)
     assert not checkpoints.due(0, 10)
@@ -178,7 +178,7 @@ def test_an_outage_at_the_start_is_no_new_run(
 ) -> None:
     """What is at the URL is unknown: with a checkpoint here the run goes on from that, else it ends."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("clipx.checkpoint.run.RETRY_S", 1.0)
+    monkeypatch.setattr("clipx.checkpoint.manager.RETRY_S", 1.0)
     overrides = (*EVERY_STEP, f"checkpoint.remote={own_bucket}")
     Trainer(small(Path("run"), *overrides)).fit()
     comm = Comm(0, 1, 0, torch.device("cpu"))

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from writing import Told, in_processes, loaded, saver, steps, tensors
 
-from clipx.checkpoint.folder import Rows
-from clipx.checkpoint.saver import Saver
+from clipx.checkpoint.async_writer import Saver
+from clipx.checkpoint.format import Rows
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 

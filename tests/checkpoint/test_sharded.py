@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from writing import in_processes, loaded, saver
 
-from clipx.checkpoint.folder import CheckpointDir
+from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.state import load_module, load_optimizer, optimizer_tensors, part, prefixed
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError

@@ -9,9 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from clipx.checkpoint.folder import STATE, WHOLE, complete, write_file
-from clipx.checkpoint.mirror import Mirror
-from clipx.checkpoint.remote import remote_checkpoints
+from clipx.checkpoint.downloader import remote_checkpoints
+from clipx.checkpoint.format import STATE, WHOLE, complete, write_file
+from clipx.checkpoint.uploader import Mirror
 
 
 def save(run_dir: Path, step: int, content: bytes = b"weights", shards: int = 2, keep: bool = False) -> Path:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from clipx.checkpoint import CheckpointSpec
-from clipx.checkpoint.folder import CheckpointDir
-from clipx.checkpoint.saver import Saver
+from clipx.checkpoint.async_writer import Saver
+from clipx.checkpoint.format import CheckpointDir
+from clipx.checkpoint.spec import CheckpointSpec
 from clipx.distributed.comm import Comm
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))

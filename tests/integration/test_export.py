@@ -21,7 +21,7 @@ from support import VIT, run, small
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor
 
-from clipx.checkpoint.folder import CheckpointDir
+from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.state import load_module, part
 from clipx.data.shapes import SHAPES
 from clipx.data.transform import decode, eval_transform

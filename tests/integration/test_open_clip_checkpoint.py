@@ -17,7 +17,7 @@ from open_clip.loss import SigLipLoss
 from support import VIT, events, run, small
 from torch import Tensor, nn
 
-from clipx.checkpoint.folder import CheckpointDir
+from clipx.checkpoint.format import CheckpointDir
 from clipx.data.loader import Batch
 from clipx.errors import ClipxError
 from clipx.export import export

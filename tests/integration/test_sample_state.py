@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import SMALL, VIT, losses, run, small, tensors, torchrun
 
-from clipx.checkpoint.folder import CheckpointDir
+from clipx.checkpoint.format import CheckpointDir
 from clipx.errors import CheckpointError
 from clipx.trainer import Trainer
 

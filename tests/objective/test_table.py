@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import save_checkpoint
 
-from clipx.checkpoint.folder import Checkpoint, CheckpointDir, Rows, Stored
+from clipx.checkpoint.format import Checkpoint, CheckpointDir, Rows, Stored
 from clipx.checkpoint.staging import Staging
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ClipxError

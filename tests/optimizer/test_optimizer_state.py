@@ -13,7 +13,7 @@ from optimizing import OPTIONS, Optimizing
 from support import SMALL, run, save_checkpoint, small
 from torch import Tensor
 
-from clipx.checkpoint.folder import CheckpointDir
+from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.state import load_optimizer, optimizer_tensors, part, prefixed
 from clipx.errors import CheckpointError
 from clipx.trainer import Trainer

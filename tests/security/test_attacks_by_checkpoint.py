@@ -14,8 +14,8 @@ import yaml
 from attack import Flag
 from support import VIT, small
 
-from clipx.checkpoint.folder import MANIFEST, STATE, WHOLE, CheckpointDir, fault_of, sha256
-from clipx.checkpoint.remote import fetch
+from clipx.checkpoint.downloader import fetch
+from clipx.checkpoint.format import MANIFEST, STATE, WHOLE, CheckpointDir, fault_of, sha256
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.evaluate import evaluate, load_run, main
 from clipx.spec import compose

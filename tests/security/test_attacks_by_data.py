@@ -26,7 +26,8 @@ import pytest
 from attack import Flag, jpeg, member, sample, write_tar
 from support import run
 
-from clipx.checkpoint import CheckpointSpec
+from clipx.checkpoint.resume import Resume
+from clipx.checkpoint.spec import CheckpointSpec
 from clipx.data.csv import CsvSpec
 from clipx.data.index import IndexSpec, index
 from clipx.data.prepare.prepare import prepare
@@ -35,7 +36,6 @@ from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import Shards, WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError, DataError
-from clipx.resume import Resume
 from clipx.rundir import RunDir
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from attempt import Attempt, send
 from s3server import FaultyProxy
 
-from clipx.checkpoint.folder import fault_of
+from clipx.checkpoint.format import fault_of
 from clipx.errors import Exit
 from clipx.stop import SIGNALS
 

@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
-from clipx.checkpoint.folder import Checkpoint, CheckpointDir
+from clipx.checkpoint.format import Checkpoint, CheckpointDir
+from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.checkpoint.state import load_module, part
 from clipx.config.saved import option_from_dict, to_dict
 from clipx.errors import CheckpointError
@@ -29,7 +30,6 @@ from clipx.model.weights.compare import check_same
 from clipx.model.weights.files import METADATA, SUFFIXES, read_json, read_tensors
 from clipx.model.weights.openclip import from_open_clip, spec_of, temperature_of
 from clipx.model.weights.remote import fetched, fetched_checkpoint, fetched_folder, files_at
-from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.remote import is_local, local_path
 from clipx.storage.url import check_url

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from clipx.checkpoint.remote import RETRY_S, fetch, remote_checkpoints
+from clipx.checkpoint.downloader import RETRY_S, fetch, remote_checkpoints
+from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint
 from clipx.errors import CheckpointError
-from clipx.resume import CHECKPOINTS, is_checkpoint
 from clipx.storage.local import cache_folder
 from clipx.storage.remote import download, file_system, persist, refusals_as
 

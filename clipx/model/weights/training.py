@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipx.checkpoint.folder import Checkpoint
+from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import part, prefixed
 from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec

@@ -18,9 +18,9 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 
-from clipx.checkpoint.folder import MANIFEST, fault_of, sync
+from clipx.checkpoint.format import MANIFEST, fault_of, sync
+from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.errors import CheckpointError, ConfigError, require
-from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.storage.remote import Folder, download, persist, read_whole, refusals_as, said
 
 HISTORY = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # what a run needs to go on elsewhere

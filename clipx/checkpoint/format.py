@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clipx.checkpoint.resume import is_checkpoint, step_folder, step_of
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
-from clipx.resume import is_checkpoint, step_folder, step_of
 
 WHOLE, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
 ROWS = "rows"  # in a shard's metadata: by name, the number of the first row it holds

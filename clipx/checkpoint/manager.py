@@ -11,19 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.checkpoint.folder import STATE, Checkpoint, CheckpointDir, Rows, fault_of
-from clipx.checkpoint.mirror import Mirror
-from clipx.checkpoint.remote import RETRY_S, check_writable, fetch, fetch_history, newest, remote_checkpoints
+from clipx.checkpoint.async_writer import Saver
+from clipx.checkpoint.downloader import RETRY_S, check_writable, fetch, fetch_history, newest, remote_checkpoints
+from clipx.checkpoint.format import STATE, Checkpoint, CheckpointDir, Rows, fault_of
+from clipx.checkpoint.resume import CHECKPOINTS, Resume, step_folder, step_of
 from clipx.checkpoint.retention import Saved, kept
-from clipx.checkpoint.saver import Saver
+from clipx.checkpoint.uploader import Mirror
 from clipx.config.duration import Cadence, Length
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, StorageError
-from clipx.resume import CHECKPOINTS, Resume, step_folder, step_of
 
 if TYPE_CHECKING:
-    from clipx.checkpoint import CheckpointSpec
+    from clipx.checkpoint.spec import CheckpointSpec
 
 log = logging.getLogger(__name__)
 

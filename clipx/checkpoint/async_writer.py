@@ -16,17 +16,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clipx.checkpoint.folder import STATE, WHOLE, CheckpointDir, complete, fault_of, write_file
+from clipx.checkpoint.format import STATE, WHOLE, CheckpointDir, complete, fault_of, write_file
+from clipx.checkpoint.resume import step_folder, step_of
 from clipx.checkpoint.retention import Saved, kept
 from clipx.checkpoint.staging import Staging, whole_and_spread
 from clipx.config.lazy_torch import dist, torch
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
-from clipx.resume import step_folder, step_of
 
 if TYPE_CHECKING:
-    from clipx.checkpoint import CheckpointSpec
-    from clipx.checkpoint.folder import Rows
+    from clipx.checkpoint.format import Rows
+    from clipx.checkpoint.spec import CheckpointSpec
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clipx.checkpoint.folder import MANIFEST, STATE
-from clipx.checkpoint.remote import HISTORY, by_folder
+from clipx.checkpoint.downloader import HISTORY, by_folder
+from clipx.checkpoint.format import MANIFEST, STATE
+from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.checkpoint.retention import Saved
-from clipx.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.storage.remote import Folder, Stopped, pauses, said
 
 log = logging.getLogger(__name__)
