@@ -21,7 +21,7 @@ from clipx.data.index import RETRY_S
 from clipx.data.spec import Dataset, DataSpec, open_on_all
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import DataError, require
-from clipx.evaluator import EvaluatorSpec
+from clipx.evaluator.spec import EvaluatorSpec
 from clipx.precision.spec import PrecisionSpec
 from clipx.storage.local import take
 from clipx.storage.url import check_folder_url

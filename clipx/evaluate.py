@@ -20,7 +20,7 @@ from clipx.config.saved import from_dict, option_from_dict, to_dict
 from clipx.data.spec import DataSpec, open_on_all
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
-from clipx.evaluator import EvaluatorSpec, check_set
+from clipx.evaluator.spec import EvaluatorSpec, check_set
 from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
 from clipx.spec import RunSpec

@@ -22,7 +22,7 @@ from clipx.config.registry import MISSING, option
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
-from clipx.evaluator import EvaluatorSpec
+from clipx.evaluator.spec import EvaluatorSpec
 from clipx.logger import LoggerSpec
 from clipx.model.spec import ModelSpec
 from clipx.objective import ObjectiveSpec

@@ -14,7 +14,7 @@ from clipx.config.registry import MISSING, option
 from clipx.data.spec import DataSpec, open_on_all
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, ConfigError, require
-from clipx.evaluator import EvaluatorSpec
+from clipx.evaluator.spec import EvaluatorSpec
 from clipx.precision.spec import PrecisionSpec
 from clipx.report.figure import COLOURS, INK, MUTED, panel, png, titled
 

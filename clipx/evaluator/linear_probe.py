@@ -13,7 +13,7 @@ from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError, DataError, require
-from clipx.evaluator import EvaluatorSpec
+from clipx.evaluator.spec import EvaluatorSpec
 
 if TYPE_CHECKING:
     from clipx.data.source import Source

@@ -11,7 +11,7 @@ from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError
-from clipx.evaluator import EvaluatorSpec
+from clipx.evaluator.spec import EvaluatorSpec
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm

@@ -14,8 +14,8 @@ from clipx.data.source import Source
 from clipx.data.spec import Dataset, DataSpec, open_on_all
 from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, ConfigError, DataError, placed
-from clipx.evaluator import EvaluatorSpec
 from clipx.evaluator.base import Embedder, Metrics
+from clipx.evaluator.spec import EvaluatorSpec
 
 
 @dataclass(frozen=True, slots=True)

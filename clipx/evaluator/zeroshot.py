@@ -11,7 +11,7 @@ from clipx.config.registry import option
 from clipx.data.class_names import read_names, read_templates
 from clipx.data.spec import Classes, Dataset
 from clipx.errors import ConfigError, DataError, require
-from clipx.evaluator import EvaluatorSpec
+from clipx.evaluator.spec import EvaluatorSpec
 
 if TYPE_CHECKING:
     from clipx.evaluator.base import Embedder, Metrics

@@ -22,9 +22,9 @@ from clipx.data.benchmark import BenchmarkSpec
 from clipx.data.shards.write import write_members
 from clipx.data.transform import eval_transform
 from clipx.distributed.comm import Comm
-from clipx.evaluator import EvaluatorSpec
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.retrieval import Repeated, RetrievalSpec
+from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.zeroshot import ZeroShotSpec
 from clipx.precision.spec import Precision

@@ -17,10 +17,10 @@ from clipx.data.folder import FolderSpec
 from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, ConfigError, DataError
-from clipx.evaluator import EvaluatorSpec
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.linear_probe import LinearProbeSpec
 from clipx.evaluator.retrieval import RetrievalSpec
+from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import robustness
 from clipx.evaluator.zeroshot import ZeroShotSpec
