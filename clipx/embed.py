@@ -87,7 +87,7 @@ def embed(spec: EmbedSpec) -> None:
 
 
 def _data_of(run: str) -> DataSpec:
-    from clipx.evaluate import load_run
+    from clipx.run.load import load_run
 
     require(
         (Path(run) / "config.yaml").is_file(), f"run={run} is no run directory, whose data could be taken: give data=…"

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
-from clipx.config.safe_yaml import read_saved
-from clipx.config.saved import from_dict, option_from_dict, to_dict
+from clipx.config.saved import option_from_dict, to_dict
 from clipx.data.spec import DataSpec, open_on_all
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
 from clipx.evaluator.spec import EvaluatorSpec, check_set
 from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
+from clipx.run.load import _CONFIG, Weights, load_run, part_of
 from clipx.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -36,15 +35,8 @@ if TYPE_CHECKING:
     from clipx.report.console import Screen
 
 
-class Weights(StrEnum):
-    auto = "auto"  # the moving average where the run kept one, as it evaluates itself
-    trained = "trained"
-    average = "average"
-
-
 ALL = "all"  # as a step: each checkpoint
 _NAMED = 10  # bad samples
-_CONFIG = "config.yaml"  # in a run directory
 _MODELS = ("open_clip_config.json", "config.json")  # a folder with one of these is a model, whatever else is in it
 
 
@@ -77,14 +69,6 @@ class EvaluateSpec:
                 not self.evaluator or any(e.own for e in self.evaluator.values()),
                 f"data={self.data.kind} has no effect on evaluators of their sets alone: leave out own=false",
             )
-
-
-def load_run(run_dir: Path) -> RunSpec:
-    """The configuration that a run directory was trained with. Raises CheckpointError where it holds none."""
-    path = run_dir / _CONFIG
-    if not path.is_file():
-        raise CheckpointError(f"run={run_dir} holds no run (no config.yaml): check the path")
-    return from_dict(RunSpec, read_saved(path))
 
 
 def evaluate(spec: EvaluateSpec) -> None:
@@ -170,7 +154,7 @@ class Candidate:
 
 def _of_runs(spec: EvaluateSpec, runs: Mapping[Path, RunSpec], steps: str | None, comm: Comm) -> Iterator[Candidate]:
     from clipx.checkpoint.format import CheckpointDir
-    from clipx.rundir import RunDir
+    from clipx.run.directory import RunDir
 
     suites: dict[str, Suite] = {}
     for path, run in runs.items():
@@ -199,14 +183,6 @@ def _suite(spec: EvaluateSpec, run: RunSpec, comm: Comm, suites: dict[str, Suite
         own = open_on_all(run.data, comm) if spec.data is None and any(e.own for e in evaluators.values()) else None
         suites[key] = Suite.open(evaluators, None if spec.data is None and own is None else data, own, comm)
     return suites[key]
-
-
-def part_of(found: Checkpoint, chosen: Weights, run: str) -> str:
-    """The part of a run's checkpoint that the weights are in. Raises CheckpointError where that has none such."""
-    averaged = any(name.startswith("average/") for name in found.tensors)
-    if chosen is Weights.average and not averaged:
-        raise CheckpointError(f"weights=average: run={run} kept none (optimizer.ema_decay=null): choose trained")
-    return "average" if averaged and chosen is not Weights.trained else "model"
 
 
 def _fill(found: Checkpoint, spec: EvaluateSpec, model: CLIP) -> None:

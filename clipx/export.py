@@ -16,9 +16,9 @@ from uuid import uuid4
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
 from clipx.errors import CheckpointError, require
-from clipx.evaluate import Weights as Chosen
-from clipx.evaluate import load_run, part_of
 from clipx.objective.fcco import ConstantSpec, IndividualSpec
+from clipx.run.load import Weights as Chosen
+from clipx.run.load import load_run, part_of
 
 if TYPE_CHECKING:
     from clipx.checkpoint.format import Checkpoint
@@ -67,7 +67,7 @@ def export(spec: ExportSpec) -> None:
         raise CheckpointError(f"out={out} is there already: give another name, or remove it")
     from clipx.checkpoint.format import CheckpointDir
     from clipx.report.console import Screen
-    from clipx.rundir import RunDir
+    from clipx.run.directory import RunDir
 
     found = CheckpointDir(RunDir(Path(spec.run)).checkpoints, print).load(spec.step)
     if found is None:

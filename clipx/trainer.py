@@ -30,7 +30,6 @@ from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
 from clipx.gradcache import NotFiniteError
 from clipx.learner import Learner
-from clipx.lock import RunLock
 from clipx.logger import Jsonl, Row, Sinks, read_rows
 from clipx.meter import Meter, tokens_computed
 from clipx.model.clip import CLIP
@@ -43,15 +42,16 @@ from clipx.precision.spec import Precision
 from clipx.profiler import Profiler
 from clipx.report.console import Screen
 from clipx.report.run_report import write_report
-from clipx.rundir import RunDir, flatten
+from clipx.run.directory import RunDir, flatten
+from clipx.run.lock import RunLock
+from clipx.run.signals import Stop
+from clipx.run.watchdog import Watchdog
 from clipx.schedule import LearningRate
 from clipx.spec import RunSpec
 from clipx.stages import StagePlan, check_ranks
-from clipx.stop import Stop
 from clipx.takeover import take_over
 from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredEmbeddings
-from clipx.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 

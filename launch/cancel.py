@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clipx.errors import ClipxError, Exit
-from clipx.lock import Holder, holder_of
+from clipx.run.lock import Holder, holder_of
 
 from .point import Result
 from .run import ENDED, Run, State

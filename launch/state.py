@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from clipx.lock import LOCK, Holder, holder_of
+from clipx.run.lock import LOCK, Holder, holder_of
 
 from .point import Result
 from .run import Run, State

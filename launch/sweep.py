@@ -18,8 +18,8 @@ from clipx.config import plugins
 from clipx.config.compose import compose_point
 from clipx.config.saved import to_dict
 from clipx.errors import ClipxError, ConfigError, require
-from clipx.lock import Holder
-from clipx.rundir import RunDir
+from clipx.run.directory import RunDir
+from clipx.run.lock import Holder
 from clipx.spec import RunSpec
 
 from .options import LaunchSpec, LocalSpec

@@ -89,7 +89,7 @@ def _spec(point: Point) -> RunSpec:
 
 
 def _mark_when_stopped(point: Point, rank: int) -> None:
-    """Has `clipx.stop.Stop` leave the file after the save, which it does by calling what was there before it.
+    """Has `clipx.run.signals.Stop` leave the file after the save, which it does by calling what was there before it.
 
     A signal before training began, or in a process that was forked, comes here at once.
     """

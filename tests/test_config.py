@@ -25,9 +25,10 @@ from clipx.config.saved import from_dict, save, to_dict
 from clipx.data.spec import Classes, Dataset
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
-from clipx.evaluate import EvaluateSpec, load_run
+from clipx.evaluate import EvaluateSpec
 from clipx.objective.base import Objective
 from clipx.optimizer import parameter_groups
+from clipx.run.load import load_run
 from clipx.spec import RunSpec, compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from clipx import lock as module
 from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, Exit, Locked
-from clipx.lock import Holder, RunLock
+from clipx.run import lock as module
+from clipx.run.lock import Holder, RunLock
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 
@@ -29,7 +29,7 @@ import sys, time
 from pathlib import Path
 from clipx.distributed import Comm
 from clipx.errors import ClipxError
-from clipx.lock import RunLock
+from clipx.run.lock import RunLock
 
 print("ready", flush=True)
 for line in sys.stdin:

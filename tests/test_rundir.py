@@ -11,7 +11,7 @@ from support import small
 
 from clipx.data.source import Bad
 from clipx.errors import CheckpointError, ConfigError
-from clipx.rundir import RunDir, flatten
+from clipx.run.directory import RunDir, flatten
 from clipx.trainer import Trainer
 
 

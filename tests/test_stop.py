@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clipx.distributed.comm import Comm
-from clipx.stop import SIGNALS, Stop
+from clipx.run.signals import SIGNALS, Stop
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 

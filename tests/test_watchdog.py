@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from clipx.errors import Exit
-from clipx.watchdog import Watchdog
+from clipx.run.watchdog import Watchdog
 
 SCRIPT = """
 import ctypes, sys, time
 from pathlib import Path
-import clipx.watchdog
-from clipx.watchdog import Watchdog
+import clipx.run.watchdog
+from clipx.run.watchdog import Watchdog
 
-clipx.watchdog._LEAVE_S = 1.0
+clipx.run.watchdog._LEAVE_S = 1.0
 
 def waits_for_a_file():
     time.sleep(60)

@@ -117,9 +117,9 @@ class LoaderSpec(BenchSpec):
     def _of_a_run(self, run_dir: str, say: Callable[[str], None]) -> Findings:
         from clipx.bench.pipelines import rate_of_run
         from clipx.bench.processes import Processes
-        from clipx.evaluate import load_run
         from clipx.logger import read_rows
-        from clipx.rundir import RunDir
+        from clipx.run.directory import RunDir
+        from clipx.run.load import load_run
 
         spec = load_run(Path(run_dir))
         say(f"the loader of {run_dir}: {spec.data.workers} workers, without training beside it")

@@ -270,7 +270,7 @@ CONTESTANTS: Mapping[str, Callable[..., float]] = {
 
 def rate_of_run(place: Place, run_dir: str, count: int) -> float:
     """Samples a second that the loader of a run makes for one rank, with nothing beside it."""
-    from clipx.evaluate import load_run
+    from clipx.run.load import load_run
 
     _begin(place)
     spec = load_run(Path(run_dir))

@@ -111,7 +111,7 @@ def counted(place: Place, overrides: Sequence[Sequence[str]], folder: str) -> li
     """What one step of each run moves, by the operators of its process group. A real trainer takes it, on one of
     several ranks."""
     from clipx.bench.measure import Collectives
-    from clipx.stop import Stop
+    from clipx.run.signals import Stop
     from clipx.trainer import Trainer
 
     place.join()

@@ -19,11 +19,11 @@ import torch
 from clipx.cli import cli
 from clipx.distributed.heartbeat import peers_told
 from clipx.errors import DataError, Stopped
-from clipx.lock import RunLock
-from clipx.rundir import RunDir
+from clipx.run.directory import RunDir
+from clipx.run.lock import RunLock
+from clipx.run.signals import Stop
+from clipx.run.watchdog import Watchdog
 from clipx.spec import RunSpec
-from clipx.stop import Stop
-from clipx.watchdog import Watchdog
 
 
 class Loop:

@@ -26,10 +26,10 @@ from clipx.checkpoint.state import load_module, part
 from clipx.data.shapes import SHAPES
 from clipx.data.transform import decode, eval_transform
 from clipx.errors import ClipxError
-from clipx.evaluate import load_run
 from clipx.export import export
 from clipx.model.clip import CLIP
 from clipx.model.weights import find
+from clipx.run.load import load_run
 from clipx.spec import compose
 from clipx.trainer import Trainer
 

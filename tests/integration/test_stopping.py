@@ -23,7 +23,7 @@ from support import SMALL
 
 from clipx.distributed.comm import Comm
 from clipx.errors import Exit
-from clipx.stop import Stop
+from clipx.run.signals import Stop
 
 SCRIPT = str(Path(__file__).with_name("stopping.py"))
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

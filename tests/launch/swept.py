@@ -11,8 +11,8 @@ from pathlib import Path
 
 from support import small
 
-from clipx import lock
 from clipx.report.console import headline
+from clipx.run import lock
 from clipx.trainer import Trainer
 from launch.options import LaunchSpec, LocalSpec
 from launch.point import Point, Result, content_of

@@ -14,7 +14,7 @@ import pytest
 from support import small
 from swept import launched_by, locked_by, process, states, sweep_of
 
-from clipx.lock import LOCK, Holder
+from clipx.run.lock import LOCK, Holder
 from clipx.trainer import Trainer
 from launch import status
 from launch.cli import main

@@ -17,7 +17,8 @@ from support import VIT, small
 from clipx.checkpoint.downloader import fetch
 from clipx.checkpoint.format import MANIFEST, STATE, WHOLE, CheckpointDir, fault_of, sha256
 from clipx.errors import CheckpointError, ClipxError, ConfigError
-from clipx.evaluate import evaluate, load_run, main
+from clipx.evaluate import evaluate, main
+from clipx.run.load import load_run
 from clipx.spec import compose
 from clipx.trainer import Trainer
 

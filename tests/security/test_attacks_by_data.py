@@ -36,7 +36,7 @@ from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import Shards, WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError, DataError
-from clipx.rundir import RunDir
+from clipx.run.directory import RunDir
 
 
 @pytest.fixture

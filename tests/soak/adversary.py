@@ -16,7 +16,7 @@ from s3server import FaultyProxy
 
 from clipx.checkpoint.format import fault_of
 from clipx.errors import Exit
-from clipx.stop import SIGNALS
+from clipx.run.signals import SIGNALS
 
 START_S = 10.0  # to the first step, more or less
 FILE_LIMIT = 2 << 20  # bytes: the tensors have 5 MB, everything else of a run stays below
