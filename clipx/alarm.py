@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from clipx.logger import Row
 from clipx.objective.base import Objective
-from clipx.objective.temperature import GlobalTemperature
+from clipx.objective.losses.temperature import GlobalTemperature
 
 AT_LIMIT_STEPS = 1000  # steps at its limit before a temperature is told of
 LARGE_LOG_U = 20.0  # of log u: negatives e^20 times as near as the positives, on average over an interval

@@ -118,7 +118,7 @@ class CompileSpec:
         if not self.objective:
             yield
             return
-        from clipx.objective import contrastive
+        from clipx.objective.losses import contrastive
 
         own = contrastive.tile_lse, contrastive.tile_softmax
         contrastive.tile_lse, contrastive.tile_softmax = (

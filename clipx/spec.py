@@ -25,7 +25,7 @@ from clipx.errors import ConfigError, require
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.logger import LoggerSpec
 from clipx.model.spec import ModelSpec
-from clipx.objective import ObjectiveSpec
+from clipx.objective.spec import ObjectiveSpec
 from clipx.optimizer import OptimizerSpec
 from clipx.precision.spec import PrecisionSpec
 from clipx.profiler import ProfilerSpec

@@ -13,7 +13,7 @@ from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
 from clipx.objective.base import Objective
-from clipx.objective.table import SampleTable
+from clipx.objective.losses.sample_state import SampleTable
 from clipx.optimizer.master import MasterWeights
 from clipx.rng import rng_state, seed_all, set_rng_state
 

@@ -8,7 +8,7 @@ import torch
 
 from clipx.alarm import AT_LIMIT_STEPS, Alarms
 from clipx.objective.base import Objective
-from clipx.objective.temperature import GlobalTemperature
+from clipx.objective.losses.temperature import GlobalTemperature
 
 
 class Scored(Objective):

@@ -17,7 +17,7 @@ from clipx.compile import Backend, CompileSpec
 from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
-from clipx.objective import contrastive
+from clipx.objective.losses import contrastive
 from clipx.spec import compose
 from clipx.trainer import Trainer
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from clipx.objective.temperature import GlobalTemperature
+from clipx.objective.losses.temperature import GlobalTemperature
 
 if TYPE_CHECKING:
     from clipx.data.labels import Labels

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.objective import ObjectiveSpec
+from clipx.objective.spec import ObjectiveSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -65,7 +65,7 @@ class ClassificationSpec(ObjectiveSpec):
 
     def build(self, comm: Comm, length: Length) -> Objective:
         """Without its head, which `prepare` makes when the classes are known."""
-        from clipx.objective.head import Classification
-        from clipx.objective.temperature import GlobalTemperature
+        from clipx.objective.losses.classification import Classification
+        from clipx.objective.losses.temperature import GlobalTemperature
 
         return Classification(self, comm, GlobalTemperature(self.init_temperature, self.max_scale))

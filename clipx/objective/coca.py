@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.objective import LearnedTemperatureSpec
+from clipx.objective.spec import LearnedTemperatureSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -42,9 +42,9 @@ class CoCaSpec(LearnedTemperatureSpec):
         return True
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.captioning import Captioning
-        from clipx.objective.contrastive import in_batch
-        from clipx.objective.temperature import GlobalTemperature
+        from clipx.objective.losses.captioning import Captioning
+        from clipx.objective.losses.contrastive import in_batch
+        from clipx.objective.losses.temperature import GlobalTemperature
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
         weights = self.contrastive_weight, self.caption_weight

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.objective import LearnedTemperatureSpec
+from clipx.objective.spec import LearnedTemperatureSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -43,8 +43,8 @@ class DistillationSpec(LearnedTemperatureSpec):
         return True
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.soft_targets import Distillation
-        from clipx.objective.temperature import GlobalTemperature
+        from clipx.objective.losses.distillation import Distillation
+        from clipx.objective.losses.temperature import GlobalTemperature
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
         weights = self.contrastive_weight, self.distill_weight

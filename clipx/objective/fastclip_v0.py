@@ -30,8 +30,8 @@ class FastCLIPv0Spec(FCCOSpec):
         check_temperature("init_temperature", self.init_temperature, 1 / self.max_scale)
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.moving_average import GlobalFCCO, contrast_alone
-        from clipx.objective.temperature import GlobalTemperature
+        from clipx.objective.losses.fcco import GlobalFCCO, contrast_alone
+        from clipx.objective.losses.temperature import GlobalTemperature
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
         return GlobalFCCO(*self.parts(comm, length), temperature, contrast_alone)

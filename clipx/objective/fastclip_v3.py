@@ -39,8 +39,8 @@ class FastCLIPv3Spec(FCCOSpec):
             check_rho(self.rho, samples, batch)
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.moving_average import GlobalFCCO, robust, robust_official
-        from clipx.objective.temperature import GlobalTemperature
+        from clipx.objective.losses.fcco import GlobalFCCO, robust, robust_official
+        from clipx.objective.losses.temperature import GlobalTemperature
 
         self.check(length.batch, length.epoch)
         temperature = GlobalTemperature(self.init_temperature, 1 / self.min_temperature, slow=True)

@@ -6,7 +6,6 @@ This module imports no torch: it is read at composition. What computes is in `mo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -14,15 +13,13 @@ from typing import TYPE_CHECKING
 from clipx.config.duration import Duration, Length
 from clipx.config.registry import MISSING
 from clipx.errors import ConfigError, require
-from clipx.objective import TiledSpec
+from clipx.objective.losses.fcco import Gamma, GlobalFCCO, IndividualFCCO, times_tau
+from clipx.objective.spec import TiledSpec
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
     from clipx.objective.base import Objective
-    from clipx.objective.table import SampleTable
-
-Gamma = Callable[[int], float]
-"""Samples seen before a step -> γ of that step."""
+    from clipx.objective.losses.sample_state import SampleTable
 
 
 class GammaSchedule(StrEnum):
@@ -100,7 +97,7 @@ class FCCOSpec(TiledSpec):
 
     def parts(self, comm: Comm, length: Length, more_columns: int = 0) -> tuple[Comm, SampleTable, Gamma, float, int]:
         """What every one of these objectives is built of; the table has log u of both sides, and more."""
-        from clipx.objective.table import SampleTable
+        from clipx.objective.losses.sample_state import SampleTable
 
         table = SampleTable(comm, length.epoch, 2 + more_columns)
         return comm, table, self.gamma.build(length), self.eps, self.tile_size(comm, length)
@@ -117,8 +114,7 @@ class ConstantSpec(FCCOSpec):
         check_temperature("temperature", self.temperature, 0.01)
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.moving_average import GlobalFCCO, times_tau
-        from clipx.objective.temperature import ConstantTemperature
+        from clipx.objective.losses.temperature import ConstantTemperature
 
         return GlobalFCCO(*self.parts(comm, length), ConstantTemperature(self.temperature), times_tau)
 
@@ -152,8 +148,7 @@ class IndividualSpec(FCCOSpec):
             check_rho(self.rho, samples, batch)
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.moving_average import IndividualFCCO
-        from clipx.objective.temperature import SampleTemperature
+        from clipx.objective.losses.temperature import SampleTemperature
 
         self.check(length.batch, length.epoch)
         temperature = SampleTemperature(

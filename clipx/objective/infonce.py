@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
-from clipx.objective import LearnedTemperatureSpec
+from clipx.objective.spec import LearnedTemperatureSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -22,8 +22,8 @@ class InfoNCESpec(LearnedTemperatureSpec):
     kind: str = "infonce"
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.contrastive import Contrastive, in_batch
-        from clipx.objective.temperature import GlobalTemperature
+        from clipx.objective.losses.contrastive import Contrastive, in_batch
+        from clipx.objective.losses.temperature import GlobalTemperature
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
         return Contrastive(comm, temperature, in_batch, self.tile_size(comm, length))

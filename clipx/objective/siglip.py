@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
-from clipx.objective import LearnedTemperatureSpec
+from clipx.objective.spec import LearnedTemperatureSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -24,8 +24,8 @@ class SigLIPSpec(LearnedTemperatureSpec):
     init_bias: float = -10.0  # β: starts near the log odds of a right pair
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.sigmoid import Sigmoid
-        from clipx.objective.temperature import GlobalTemperature
+        from clipx.objective.losses.sigmoid import Sigmoid
+        from clipx.objective.losses.temperature import GlobalTemperature
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
         return Sigmoid(comm, temperature, self.init_bias, self.tile_size(comm, length))

@@ -12,8 +12,8 @@ from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
-from clipx.objective import TiledSpec
 from clipx.objective.base import Objective
+from clipx.objective.spec import TiledSpec
 from clipx.optimizer import parameter_groups
 from clipx.plan import PlanSpec
 from clipx.plan.dry import DryRun, Towers, state_bytes, stored_bytes

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
-from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics, Objective
+from clipx.objective.spec import ObjectiveSpec
 from clipx.precision.spec import Precision
 from clipx.spec import compose
 

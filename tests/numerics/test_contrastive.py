@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
-from clipx.objective.contrastive import contrastive_loss, in_batch
+from clipx.objective.losses.contrastive import contrastive_loss, in_batch
 
 COMM = Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu"))
 

@@ -20,7 +20,7 @@ from clipx.errors import ConfigError
 from clipx.evaluator.base import Embedder
 from clipx.gradcache import forward_backward
 from clipx.objective.classification import ClassificationSpec
-from clipx.objective.head import Classification
+from clipx.objective.losses.classification import Classification
 from clipx.spec import compose
 from clipx.trainer import Trainer
 

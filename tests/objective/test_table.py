@@ -13,7 +13,7 @@ from clipx.checkpoint.format import Checkpoint, CheckpointDir, Rows, Stored
 from clipx.checkpoint.staging import Staging
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ClipxError
-from clipx.objective.table import SampleTable, repeated_later
+from clipx.objective.losses.sample_state import SampleTable, repeated_later
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

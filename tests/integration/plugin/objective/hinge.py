@@ -9,8 +9,8 @@ from clipx.config.duration import Length
 from clipx.config.registry import option
 from clipx.distributed.comm import Comm
 from clipx.errors import require
-from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics, Objective
+from clipx.objective.spec import ObjectiveSpec
 
 
 @option("objective")  # its options: /schema/objective/hinge

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, Objective
-from clipx.objective.contrastive import contrastive_loss, individual_loss
-from clipx.objective.fcco import Gamma
-from clipx.objective.table import SampleTable, repeated_later
-from clipx.objective.temperature import SampleTemperature, Temperature
+from clipx.objective.losses.contrastive import contrastive_loss, individual_loss
+from clipx.objective.losses.sample_state import SampleTable, repeated_later
+from clipx.objective.losses.temperature import SampleTemperature, Temperature
+
+if TYPE_CHECKING:
+    from clipx.distributed.comm import Comm
+    from clipx.objective.base import Objective
+    from clipx.objective.losses.sample_state import SampleTable
+
 
 Combine = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(½mean log(ε+u), α, ½mean log u) -> the loss; all 0-dim, α with this rank's share of the gradient."""
@@ -182,3 +188,9 @@ def scale_gradient(x: Tensor, factor: float) -> Tensor:
 
 def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
+
+
+Gamma = Callable[[int], float]
+
+
+"""Samples seen before a step -> γ of that step."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from clipx.distributed.comm import Comm
 from clipx.errors import require
 from clipx.objective.base import Metrics, Objective
-from clipx.objective.temperature import Temperature
+from clipx.objective.losses.temperature import Temperature
 
 Normaliser = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """(ℓ_b2, pos_b2, B) -> (a_b2, loss_b2); column 0 is the image's row, 1 the text's. The loss is a sample's own."""

@@ -16,7 +16,7 @@ from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError, require
 from clipx.objective.base import Metrics, Objective
 from clipx.objective.classification import ClassificationSpec, Head
-from clipx.objective.temperature import Temperature
+from clipx.objective.losses.temperature import Temperature
 
 
 class Classification(Objective):

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
-from clipx.objective import contrastive
 from clipx.objective.base import Metrics, Objective
-from clipx.objective.contrastive import Pairs, Tile, diagonal, full_precision, in_batch
-from clipx.objective.temperature import Temperature
+from clipx.objective.losses import contrastive
+from clipx.objective.losses.contrastive import Pairs, Tile, diagonal, full_precision, in_batch
+from clipx.objective.losses.temperature import Temperature
 
 Weights = tuple[float, float]
 """Of the contrastive loss, and of distillation."""

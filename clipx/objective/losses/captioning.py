@@ -6,8 +6,8 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics
-from clipx.objective.contrastive import Contrastive, Normaliser
-from clipx.objective.temperature import Temperature
+from clipx.objective.losses.contrastive import Contrastive, Normaliser
+from clipx.objective.losses.temperature import Temperature
 
 
 class Captioning(Contrastive):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, Objective
-from clipx.objective.contrastive import Pairs, Tile, diagonal, full_precision
-from clipx.objective.temperature import Temperature
+from clipx.objective.losses.contrastive import Pairs, Tile, diagonal, full_precision
+from clipx.objective.losses.temperature import Temperature
 
 
 class Sigmoid(Objective):
