@@ -22,7 +22,7 @@ from clipx.model.freeze import lock
 from clipx.model.spec import Varying
 from clipx.model.weights import find, load
 from clipx.objective.base import Metrics, Objective
-from clipx.optimizer import parameter_groups
+from clipx.optimizer.groups import parameter_groups
 from clipx.optimizer.master import MasterWeights
 from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision

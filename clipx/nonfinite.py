@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from clipx.errors import ClipxError
-from clipx.optimizer import NonFinite, OptimizerSpec
+from clipx.optimizer.spec import NonFinite, OptimizerSpec
 
 _ADVICE = "lower optimizer.lr, lengthen schedule.warmup, or set optimizer.clip_norm=1"
 _MADE = "the step was not made, and the last checkpoint is from before"

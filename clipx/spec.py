@@ -10,7 +10,7 @@ from hydra import compose as hydra_compose
 
 import clipx.checkpoint.spec
 import clipx.distributed.spec
-import clipx.optimizer
+import clipx.optimizer.spec
 import clipx.precision.spec  # noqa: F401  # registers its options
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
@@ -26,7 +26,7 @@ from clipx.evaluator.spec import EvaluatorSpec
 from clipx.logger import LoggerSpec
 from clipx.model.spec import ModelSpec
 from clipx.objective.spec import ObjectiveSpec
-from clipx.optimizer import OptimizerSpec
+from clipx.optimizer.spec import OptimizerSpec
 from clipx.precision.spec import PrecisionSpec
 from clipx.profiler import ProfilerSpec
 from clipx.schedule import ScheduleSpec

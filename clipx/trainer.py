@@ -37,7 +37,7 @@ from clipx.model.flops import Utilisation
 from clipx.model.tokenizer import Tokenizer
 from clipx.nonfinite import NonFiniteSteps
 from clipx.objective.base import Metrics, Objective
-from clipx.optimizer import set_learning_rate
+from clipx.optimizer.groups import set_learning_rate
 from clipx.precision.spec import Precision
 from clipx.profiler import Profiler
 from clipx.report.console import Screen

@@ -27,7 +27,7 @@ from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec
 from clipx.objective.base import Objective
-from clipx.optimizer import parameter_groups
+from clipx.optimizer.groups import parameter_groups
 from clipx.run.load import load_run
 from clipx.spec import RunSpec, compose
 

@@ -15,7 +15,7 @@ import clipx.plan.__main__  # noqa: F401  # registers its options
 from clipx.errors import ConfigError
 from clipx.model.clip import parameter_count
 from clipx.model.tokenizer import Tokenizer
-from clipx.optimizer import parameter_groups
+from clipx.optimizer.groups import parameter_groups
 from clipx.plan import PlanSpec, published
 from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan

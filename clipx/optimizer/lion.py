@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
-from clipx.optimizer import Group, OptimizerSpec, check_betas
+from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.optimizer import Group, OptimizerSpec, check_betas
+from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.optimizer import Group, OptimizerSpec
+from clipx.optimizer.spec import Group, OptimizerSpec
 
 
 @option("optimizer")

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from clipx.model.freeze import lock
 from clipx.model.spec import ModelSpec, Varying
 from clipx.model.text import Packing
-from clipx.optimizer import Group
+from clipx.optimizer.spec import Group
 from clipx.precision.spec import Precision
 
 _COUNTED = 8  # samples whose FLOPs are counted: they are in proportion

@@ -14,7 +14,7 @@ from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
 from clipx.objective.base import Objective
 from clipx.objective.spec import TiledSpec
-from clipx.optimizer import parameter_groups
+from clipx.optimizer.groups import parameter_groups
 from clipx.plan import PlanSpec
 from clipx.plan.dry import DryRun, Towers, state_bytes, stored_bytes
 from clipx.precision.spec import Float8Spec, Fp32Spec, Int8Spec, PrecisionSpec

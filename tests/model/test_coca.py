@@ -30,7 +30,8 @@ from clipx.model.spec import CoCaSpec, ModelSpec, Projection
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.weights.openclip import config_of, spec_of, ties, to_open_clip
 from clipx.objective.base import Objective
-from clipx.optimizer import DecayRule, decayed
+from clipx.optimizer.groups import decayed
+from clipx.optimizer.spec import DecayRule
 from clipx.spec import compose
 
 # ------------------------------------------------------------------------------------------------ open_clip agrees

@@ -13,7 +13,8 @@ from clipx.config.registry import CONF_DIR
 from clipx.distributed.comm import Comm
 from clipx.model.clip import CLIP
 from clipx.objective.base import Objective
-from clipx.optimizer import OptimizerSpec, parameter_groups, set_learning_rate
+from clipx.optimizer.groups import parameter_groups, set_learning_rate
+from clipx.optimizer.spec import OptimizerSpec
 from clipx.spec import compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")

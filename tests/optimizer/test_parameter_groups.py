@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from clipx.errors import ConfigError
 from clipx.model.clip import CLIP
 from clipx.objective.base import Objective
-from clipx.optimizer import DecayRule, decayed, parameter_groups, set_learning_rate
 from clipx.optimizer.adamw import AdamWSpec
+from clipx.optimizer.groups import decayed, parameter_groups, set_learning_rate
+from clipx.optimizer.spec import DecayRule
 from clipx.spec import compose
 
 MODELS = ["vit_b32", "rn50", "convnext_base_w", "tiny"]

@@ -24,8 +24,8 @@ from clipx.model.weights.files import unpickled
 from clipx.model.weights.openclip import from_open_clip, ties, to_open_clip
 from clipx.model.weights.remote import fetched
 from clipx.model.weights.ties import Tie
-from clipx.optimizer import OptimizerSpec
 from clipx.optimizer.adamw import AdamWSpec
+from clipx.optimizer.spec import OptimizerSpec
 from clipx.storage.remote import is_local, local_path
 
 LEARNED = (Tie("temperature.log_scale", "logit_scale"), Tie("bias", "logit_bias"))

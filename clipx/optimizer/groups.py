@@ -1,0 +1,96 @@
+"""Parameter groups: learning-rate scales and weight decay by tower, layer and pattern."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from clipx.config.lazy_torch import torch
+from clipx.errors import ConfigError, require
+from clipx.optimizer.spec import DecayRule, Group, Named, OptimizerSpec
+
+if TYPE_CHECKING:
+    from clipx.model.clip import CLIP
+    from clipx.objective.base import Objective
+
+
+def parameter_groups(model: CLIP, objective: Objective, spec: OptimizerSpec) -> list[Group]:
+    """As few groups as there are ways to treat a parameter: fused and foreach kernels are launched for each.
+
+    A group has `params` (pairs of name and parameter), `weight_decay` and `lr_scale`, a multiple of the scheduled rate.
+    The objective's own parameters are one group without decay, with `constant_lr`: their rate, or None for the model's.
+    Raises ConfigError.
+    """
+    decay, keep = decayed(model, spec.decay_rule, spec.no_decay)
+    scales = _lr_scales([*decay, *keep], model, spec)
+    apart, options = spec.special(model, decay.keys())
+    merged: dict[tuple[tuple[str, object], ...], list[tuple[str, torch.nn.Parameter]]] = {}
+    for part, rate in ((decay, spec.weight_decay), (keep, 0.0)):
+        for name, parameter in part.items():
+            treated = {"weight_decay": rate, "lr_scale": scales[name], **(options if name in apart else {})}
+            merged.setdefault(tuple(treated.items()), []).append((f"model.{name}", parameter))
+    groups: list[Group] = [{"params": named, **dict(treated)} for treated, named in merged.items()]
+    own = [(f"objective.{name}", p) for name, p in objective.named_parameters() if p.requires_grad]
+    if own:
+        groups.append({"params": own, "weight_decay": 0.0, "lr_scale": 1.0, "constant_lr": objective.constant_lr})
+    return groups
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Gives each group its multiple of the scheduled rate `lr`, or its own constant one where it has one."""
+    for group in optimizer.param_groups:
+        constant = group.get("constant_lr")
+        group["lr"] = lr * group["lr_scale"] if constant is None else constant
+
+
+def decayed(model: CLIP, rule: DecayRule, no_decay: Sequence[str] = ()) -> tuple[Named, Named]:
+    """(parameters that decay, parameters that do not), by name in the model. ConfigError for an idle pattern."""
+    exempt = model.class_tokens() | _matched(no_decay, [name for name, _ in model.named_parameters()])
+    if rule is DecayRule.current:
+        exempt |= model.positional_embeddings()
+    decay: Named = {}
+    keep: Named = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (keep if parameter.ndim <= 1 or name in exempt else decay)[name] = parameter
+    return decay, keep
+
+
+def _matched(patterns: Sequence[str], names: Sequence[str]) -> set[str]:
+    """The names that one of the patterns fits."""
+    matched: set[str] = set()
+    for pattern in patterns:
+        found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not found:
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+            raise ConfigError(
+                f"optimizer.no_decay=[{pattern}] matches no parameter of the model: correct it, or leave it out; "
+                f"near it are {', '.join(near)}"
+            )
+        matched.update(found)
+    return matched
+
+
+def _lr_scales(names: Iterable[str], model: CLIP, spec: OptimizerSpec) -> dict[str, float]:
+    """The share of the scheduled rate at which each parameter learns."""
+    scales = {
+        name: spec.image_lr_scale
+        if name.startswith("image.")
+        else spec.text_lr_scale
+        if name.startswith("text.")
+        else 1.0
+        for name in names
+    }
+    if spec.layer_decay == 1:
+        return scales
+    from clipx.optimizer.layers import blocks_above
+
+    above = blocks_above(model, f"optimizer.layer_decay={spec.layer_decay}")
+    require(
+        any(above[name] for name in scales),
+        f"optimizer.layer_decay={spec.layer_decay} has no effect where only a tower's highest block learns: leave it "
+        "out, or lock less",
+    )
+    return {name: scale * spec.layer_decay ** above[name] for name, scale in scales.items()}
