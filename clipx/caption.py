@@ -185,7 +185,7 @@ class Captioner:
     def load(cls, spec: CaptionSpec, comm: Comm, precision: Precision) -> Captioner:
         """Raises ConfigError where `spec.run` does not caption."""
         from clipx.model.coca import CoCa
-        from clipx.model.weights import find, load
+        from clipx.weights.load import find, load
 
         found = find(spec.run)
         if found.spec is None or not found.spec.captions:

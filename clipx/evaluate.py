@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from clipx.evaluator.suite import Suite
     from clipx.evaluator.tables import Evaluated
     from clipx.model.clip import CLIP
-    from clipx.model.weights import Weights as Found
     from clipx.report.console import Screen
+    from clipx.weights.load import Weights as Found
 
 
 ALL = "all"  # as a step: each checkpoint
@@ -195,7 +195,7 @@ def _fill(found: Checkpoint, spec: EvaluateSpec, model: CLIP) -> None:
 def _of_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[Candidate]:
     """Of a file or a model's folder, or of each file in a folder."""
     from clipx.evaluator.suite import Suite
-    from clipx.model.weights import find, load
+    from clipx.weights.load import find, load
 
     suite: Suite | None = None  # opened when the first weights are found, for data takes longer
     precision: PrecisionSpec = spec.precision or option_from_dict("precision", {"kind": "fp32"})
@@ -225,7 +225,7 @@ def _load(load: Callable[[CLIP, Found], object], weights: Found, model: CLIP) ->
 
 def _files(place: str) -> list[str]:
     """The files of weights in a folder that is no model's by itself, or else the place."""
-    from clipx.model.weights.files import SUFFIXES
+    from clipx.weights.files import SUFFIXES
 
     folder = Path(place)
     if not folder.is_dir() or any((folder / name).is_file() for name in _MODELS):

@@ -22,8 +22,8 @@ from clipx.run.load import load_run, part_of
 
 if TYPE_CHECKING:
     from clipx.checkpoint.format import Checkpoint
-    from clipx.model.weights import Weights
     from clipx.spec import RunSpec
+    from clipx.weights.load import Weights
 
 
 class Format(StrEnum):
@@ -87,7 +87,7 @@ def export(spec: ExportSpec) -> None:
 def _weights(spec: ExportSpec, run: RunSpec, found: Checkpoint, chosen: str) -> tuple[Weights, list[str]]:
     """The weights with the temperature that belongs to them, and what should be known of it."""
     from clipx.checkpoint.state import part
-    from clipx.model.weights import Weights, learned
+    from clipx.weights.load import Weights, learned
 
     log_scale, bias = learned(found)
     notes: list[str] = []
@@ -116,8 +116,8 @@ def _temperature(run: RunSpec) -> tuple[float, str]:
 def _open_clip(folder: Path, weights: Weights, run: RunSpec, found: Checkpoint) -> list[str]:
     from safetensors.torch import save_file
 
-    from clipx.model.weights.openclip import config_of
-    from clipx.model.weights.training import state_dict
+    from clipx.weights.open_clip import config_of
+    from clipx.weights.open_clip_checkpoint import state_dict
 
     image = run.model.image
     model = config_of(run.model)
@@ -149,20 +149,20 @@ def _copy_tokenizer(place: str, folder: Path) -> None:
 
 
 def _hf(folder: Path, weights: Weights, run: RunSpec, found: Checkpoint) -> list[str]:
-    from clipx.model.weights.huggingface import write
+    from clipx.weights.huggingface import write
 
     return write(folder, weights)
 
 
 def _safetensors(file: Path, weights: Weights, run: RunSpec, found: Checkpoint) -> list[str]:
-    from clipx.model.weights import write
+    from clipx.weights.load import write
 
     write(file, weights, found.step)
     return []
 
 
 def _open_clip_checkpoint(file: Path, weights: Weights, run: RunSpec, found: Checkpoint) -> list[str]:
-    from clipx.model.weights.training import write
+    from clipx.weights.open_clip_checkpoint import write
 
     return write(file, weights, run.name, run.optimizer, found)
 

@@ -20,7 +20,6 @@ from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.freeze import lock
 from clipx.model.spec import Varying
-from clipx.model.weights import find, load
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer.groups import parameter_groups
 from clipx.optimizer.master import MasterWeights
@@ -30,6 +29,7 @@ from clipx.rng import TorchRng, seed_all
 from clipx.spec import RunSpec
 from clipx.state import TrainState
 from clipx.teacher.live import Teacher
+from clipx.weights.load import find, load
 
 _TEXTS = 256  # embedded at a time
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.learner import Learner
-from clipx.model.weights.training import Training, read
 from clipx.optimizer.adamw import AdamWSpec
 from clipx.stages import StagePlan
+from clipx.weights.open_clip_checkpoint import Training, read
 
 
 def take_over(place: str, learner: Learner, plan: StagePlan, epoch_samples: int) -> tuple[int, list[str]]:

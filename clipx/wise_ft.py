@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from clipx.config.lazy_torch import torch
     from clipx.distributed.comm import Comm
     from clipx.model.spec import ModelSpec
-    from clipx.model.weights import Weights
     from clipx.report.console import Screen
+    from clipx.weights.load import Weights
 
 
 @option("")
@@ -90,8 +90,8 @@ def wise_ft(spec: WiseFtSpec) -> None:
     out = None if spec.out is None else Path(spec.out)
     if out is not None and out.exists():
         raise CheckpointError(f"out={out} is there already: give another name, or remove it")
-    from clipx.model.weights import find
     from clipx.report.console import Screen
+    from clipx.weights.load import find
 
     comm = spec.distributed.build()
     try:
@@ -116,7 +116,7 @@ def wise_ft(spec: WiseFtSpec) -> None:
 def mixed(zero: Weights, fine: Weights, alpha: float) -> Weights:
     """(1 - alpha) · zero + alpha · fine, BatchNorm's averages too; at 0 and 1 exactly one of them. Counts: fine's."""
     from clipx.config.lazy_torch import torch
-    from clipx.model.weights import Weights
+    from clipx.weights.load import Weights
 
     def between(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if not b.is_floating_point():
@@ -139,7 +139,7 @@ def _between(zero: float | None, fine: float | None, alpha: float) -> float | No
 
 def check_mixable(zero: Weights, fine: Weights) -> None:
     """Raises ConfigError unless both are one architecture, to the last option that has a part in what it computes."""
-    from clipx.model.weights.compare import check_same
+    from clipx.weights.compare import check_same
 
     between = f"zero={zero.place} and fine={fine.place} are not one architecture"
     try:
@@ -169,7 +169,7 @@ def _curve(spec: WiseFtSpec, zero: Weights, fine: Weights, comm: Comm) -> Iterat
     from clipx.evaluator.base import Embedder
     from clipx.evaluator.suite import Suite
     from clipx.model.blocks import named_blocks
-    from clipx.model.weights import load
+    from clipx.weights.load import load
 
     model_spec = _spec(fine)
     sets = (spec.data, spec.reference)
@@ -211,7 +211,7 @@ def _show(screen: Screen, spec: WiseFtSpec, points: Sequence[Point], chosen: Poi
 
 def _write(out: Path, spec: WiseFtSpec, points: Sequence[Point], chosen: Point, weights: Weights) -> None:
     """The folder is whole or not there."""
-    from clipx.model.weights import write
+    from clipx.weights.load import write
 
     place = out.with_name(f".{out.name}.{os.getpid()}")
     place.mkdir(parents=True)

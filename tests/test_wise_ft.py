@@ -14,9 +14,9 @@ from PIL import Image
 from support import VIT, rows, run, small
 
 from clipx.errors import ConfigError
-from clipx.model.weights import Weights, find, load
 from clipx.spec import compose
 from clipx.trainer import Trainer
+from clipx.weights.load import Weights, find, load
 from clipx.wise_ft import check_mixable, mixed
 
 WISE = (sys.executable, "-m", "clipx.wise_ft")

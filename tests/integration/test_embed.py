@@ -18,8 +18,8 @@ from clipx.data.transform import decode, eval_transform
 from clipx.embed import embed, main
 from clipx.embeddings import caption_hash, npy_files
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, Exit
-from clipx.model.weights import find, load
 from clipx.spec import compose
+from clipx.weights.load import find, load
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
 KILLED = str(Path(__file__).with_name("killed_embed.py"))

@@ -28,10 +28,10 @@ from clipx.data.transform import decode, eval_transform
 from clipx.errors import ClipxError
 from clipx.export import export
 from clipx.model.clip import CLIP
-from clipx.model.weights import find
 from clipx.run.load import load_run
 from clipx.spec import compose
 from clipx.trainer import Trainer
+from clipx.weights.load import find
 
 CPU = torch.device("cpu")
 EXPORT = (sys.executable, "-m", "clipx.export")

@@ -21,10 +21,10 @@ from clipx.checkpoint.format import CheckpointDir
 from clipx.data.loader import Batch
 from clipx.errors import ClipxError
 from clipx.export import export
-from clipx.model.weights.openclip import spec_of, ties, to_open_clip
-from clipx.model.weights.training import LEARNED_THERE, in_their_order, is_gain_or_bias
 from clipx.spec import compose
 from clipx.trainer import Trainer
+from clipx.weights.open_clip import spec_of, ties, to_open_clip
+from clipx.weights.open_clip_checkpoint import LEARNED_THERE, in_their_order, is_gain_or_bias
 
 # What open_clip decays, at a rate at which 1e-5 is a small part of a step.
 SAME = ("optimizer.decay_rule=published", "optimizer.lr=1e-3", "checkpoint.every=2st", "data.samples=64")

@@ -9,7 +9,7 @@ from torch import Tensor
 from clipx.model.coca import CoCa
 from clipx.model.spec import CoCaSpec, DecoderSpec, ImageTowerSpec, TextTowerSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.weights.openclip import config_of
+from clipx.weights.open_clip import config_of
 
 CPU = torch.device("cpu")
 LENGTH = 12

@@ -28,11 +28,11 @@ from clipx.model.decoder import Captions
 from clipx.model.layers import layers
 from clipx.model.spec import CoCaSpec, ModelSpec, Projection
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.weights.openclip import config_of, spec_of, ties, to_open_clip
 from clipx.objective.base import Objective
 from clipx.optimizer.groups import decayed
 from clipx.optimizer.spec import DecayRule
 from clipx.spec import compose
+from clipx.weights.open_clip import config_of, spec_of, ties, to_open_clip
 
 # ------------------------------------------------------------------------------------------------ open_clip agrees
 

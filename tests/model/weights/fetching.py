@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from clipx.model.weights.remote import fetched
+from clipx.weights.download import fetched
 
 path = fetched(sys.argv[1])
 print(path, path.stat().st_mtime_ns)

@@ -19,11 +19,11 @@ from torch import nn
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
-from clipx.model.weights import CONFIG, Weights, find, load
-from clipx.model.weights.openclip import spec_of
 from clipx.objective.base import Objective
 from clipx.spec import compose
 from clipx.trainer import Trainer
+from clipx.weights.load import CONFIG, Weights, find, load
+from clipx.weights.open_clip import spec_of
 
 CPU = torch.device("cpu")
 VIT = SMALL["vit"]

@@ -22,10 +22,10 @@ from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
-from clipx.model.weights import CONFIG, Weights, find, load
-from clipx.model.weights.openclip import from_open_clip, spec_of
 from clipx.storage.local import cache_folder
 from clipx.trainer import Trainer
+from clipx.weights.load import CONFIG, Weights, find, load
+from clipx.weights.open_clip import from_open_clip, spec_of
 
 CPU = torch.device("cpu")
 State = dict[str, Tensor]
@@ -192,7 +192,7 @@ def test_a_repository_of_the_hub_is_read_from_its_cache_and_named_when_it_cannot
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code = (
         "from clipx.errors import DataError\n"
-        "from clipx.model.weights import find\n"
+        "from clipx.weights.load import find\n"
         "found = find('hf-hub:org/vit')\n"
         "print(found.spec.name, found.spec.image.size, len(found.model))\n"
         "try:\n    find('hf-hub:org/none')\n"

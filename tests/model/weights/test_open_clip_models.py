@@ -14,8 +14,8 @@ from clipx.model.clip import CLIP
 from clipx.model.flops import ForwardFlops
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.weights.openclip import BESIDE, config_of, from_open_clip, spec_of, ties, to_open_clip
 from clipx.spec import compose
+from clipx.weights.open_clip import BESIDE, config_of, from_open_clip, spec_of, ties, to_open_clip
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 TEXTS = ["a photo of a cat", "two dogs", ""]

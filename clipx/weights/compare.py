@@ -10,7 +10,7 @@ import torch
 from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec
-from clipx.model.weights.clip_config import TRAINING, native_form
+from clipx.weights.clip_config import TRAINING, native_form
 
 _ASIDE = {"name", "weights", "patch_dropout", "patch_dropout_schedule", "patch_dropout_end", "patch_dropout_final"}
 _TRAINED = {"checkpointing", "packed", "lock", "lock_norms"}

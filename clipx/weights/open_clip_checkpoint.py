@@ -19,14 +19,14 @@ from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import part, prefixed
 from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec
-from clipx.model.weights import Weights
-from clipx.model.weights.files import unpickled
-from clipx.model.weights.openclip import from_open_clip, ties, to_open_clip
-from clipx.model.weights.remote import fetched
-from clipx.model.weights.ties import Tie
 from clipx.optimizer.adamw import AdamWSpec
 from clipx.optimizer.spec import OptimizerSpec
 from clipx.storage.remote import is_local, local_path
+from clipx.weights.download import fetched
+from clipx.weights.files import unpickled
+from clipx.weights.key_mapping import Tie
+from clipx.weights.load import Weights
+from clipx.weights.open_clip import from_open_clip, ties, to_open_clip
 
 LEARNED = (Tie("temperature.log_scale", "logit_scale"), Tie("bias", "logit_bias"))
 """What an objective learns here is its model's there."""

@@ -17,10 +17,10 @@ from torch import Tensor
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer, vocabulary
-from clipx.model.weights import Weights
-from clipx.model.weights.openclip import config_of
-from clipx.model.weights.ties import Rule
-from clipx.model.weights.training import state_dict
+from clipx.weights.key_mapping import Rule
+from clipx.weights.load import Weights
+from clipx.weights.open_clip import config_of
+from clipx.weights.open_clip_checkpoint import state_dict
 
 _BLOCK = {
     "ln_1.*": "layer_norm1.*",

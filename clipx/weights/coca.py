@@ -10,9 +10,9 @@ import torch
 
 from clipx.errors import CheckpointError
 from clipx.model.spec import CLIP_VOCABULARY, ClipSpec, CoCaSpec, DecoderSpec, TextTowerSpec
-from clipx.model.weights import clip_config
-from clipx.model.weights.clip_layout import VIT, blocks, layout_of, text
-from clipx.model.weights.ties import Rule
+from clipx.weights import clip_config
+from clipx.weights.clip_layout import VIT, blocks, layout_of, text
+from clipx.weights.key_mapping import Rule
 
 _POOL = "visual.attn_pool."
 _MLP_RATIO = 4.0  # of open_clip's decoders

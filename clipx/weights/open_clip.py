@@ -16,8 +16,8 @@ from torch import Tensor
 
 from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec
-from clipx.model.weights import clip_config, clip_layout, coca
-from clipx.model.weights.ties import Rule, Tie, tied
+from clipx.weights import clip_config, clip_layout, coca
+from clipx.weights.key_mapping import Rule, Tie, tied
 
 BESIDE = ("logit_scale", "logit_bias", "input_resolution", "context_length", "vocab_size")
 """What lies with a model and is not of it here: the objective has the temperature, OpenAI's files three numbers."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from clipx.errors import CheckpointError
 from clipx.model.spec import CLIP_VOCABULARY, Clean, ClipSpec, Gelu, ImageTowerSpec, Pool, Projection, TextTowerSpec
-from clipx.model.weights.clip_layout import RESNET, VIT, is_custom, layout_of
+from clipx.weights.clip_layout import RESNET, VIT, is_custom, layout_of
 
 TRAINING = {"drop_path_rate", "drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate"}
 """Options of timm's that say how a tower is trained, and not what it is."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from clipx.model.spec import ClipSpec, Pool
 from clipx.model.vision import is_clip_vit
-from clipx.model.weights.ties import Rule, fits
+from clipx.weights.key_mapping import Rule, fits
 
 _BLOCK = {
     "norm1.*": "ln_1.*",

@@ -26,13 +26,13 @@ from clipx.config.saved import option_from_dict, to_dict
 from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
-from clipx.model.weights.compare import check_same
-from clipx.model.weights.files import METADATA, SUFFIXES, read_json, read_tensors
-from clipx.model.weights.openclip import from_open_clip, spec_of, temperature_of
-from clipx.model.weights.remote import fetched, fetched_checkpoint, fetched_folder, files_at
 from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.remote import is_local, local_path
 from clipx.storage.url import check_url
+from clipx.weights.compare import check_same
+from clipx.weights.download import fetched, fetched_checkpoint, fetched_folder, files_at
+from clipx.weights.files import METADATA, SUFFIXES, read_json, read_tensors
+from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
 
 CONFIG = "open_clip_config.json"
 # In the order in which open_clip looks for them in a folder.
