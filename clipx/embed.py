@@ -29,7 +29,7 @@ from clipx.storage.url import check_folder_url
 if TYPE_CHECKING:
     from clipx.data.source import Source
     from clipx.distributed.comm import Comm
-    from clipx.embeddings import Place, Record, Writer
+    from clipx.teacher.embedding_store import Place, Record, Writer
 
 
 class Split(StrEnum):
@@ -97,7 +97,7 @@ def _data_of(run: str) -> DataSpec:
 
 def _embed(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
     from clipx.data.loader import View
-    from clipx.embeddings import VERSION, Place, Writer
+    from clipx.teacher.embedding_store import VERSION, Place, Writer
     from clipx.teacher.live import frozen, weights_digest
 
     precision = spec.precision.build(comm.device)
@@ -167,7 +167,7 @@ def _locked(place: Place, comm: Comm) -> Iterator[None]:
 
 
 def _check_plan(place: Place, plan: dict[str, Any]) -> None:
-    from clipx.embeddings import PLAN, put_json
+    from clipx.teacher.embedding_store import PLAN, put_json
 
     text = place.text(PLAN)
     if text is None:
@@ -183,8 +183,8 @@ def _check_plan(place: Place, plan: dict[str, Any]) -> None:
 
 def _written(writer: Writer, data: DataSpec, comm: Comm) -> list[Record]:
     """The records of all shards: those that are there already, and the others, which the ranks share."""
-    from clipx.embeddings import finished
     from clipx.report.console import terminal
+    from clipx.teacher.embedding_store import finished
 
     total, console = writer.shards(), terminal()
     found: dict[int, Record] = {}
@@ -205,8 +205,8 @@ def _written(writer: Writer, data: DataSpec, comm: Comm) -> list[Record]:
 
 
 def _finish(place: Place, plan: dict[str, Any], records: list[Record], max_bad_share: float) -> None:
-    from clipx.embeddings import MANIFEST, put_json
     from clipx.report.console import terminal
+    from clipx.teacher.embedding_store import MANIFEST, put_json
 
     bad = [item for record in records for item in record["bad"]]
     captions = sum(record["captions"] for record in records)

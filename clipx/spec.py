@@ -31,7 +31,7 @@ from clipx.precision.spec import PrecisionSpec
 from clipx.profiler import ProfilerSpec
 from clipx.schedule import ScheduleSpec
 from clipx.stages import StageSpec, check_stages
-from clipx.teacher import TeacherSpec
+from clipx.teacher.spec import TeacherSpec
 
 
 @option("")

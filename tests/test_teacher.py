@@ -24,13 +24,13 @@ from clipx.data.source import BadSample, Source
 from clipx.data.transform import train_transform
 from clipx.distributed.comm import Comm
 from clipx.embed import embed
-from clipx.embeddings import npy_files
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.spec import compose
-from clipx.teacher import TeacherPrecision, TeacherSpec
+from clipx.teacher.embedding_store import npy_files
 from clipx.teacher.live import Teacher
+from clipx.teacher.spec import TeacherPrecision, TeacherSpec
 from clipx.teacher.stored import StoredEmbeddings
 from clipx.trainer import Trainer
 

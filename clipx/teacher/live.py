@@ -16,7 +16,7 @@ from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.spec import ModelSpec
 from clipx.precision.spec import Precision
-from clipx.teacher import TeacherPrecision, TeacherSpec
+from clipx.teacher.spec import TeacherPrecision, TeacherSpec
 from clipx.weights.load import Weights, find, load
 
 _DTYPES = {TeacherPrecision.fp32: "float32", TeacherPrecision.bf16: "bfloat16", TeacherPrecision.fp16: "float16"}

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from clipx.data.source import BadSample, Sample, Source
-from clipx.embeddings import MANIFEST, PLAN, VERSION, caption_hash, npy_files
 from clipx.errors import ConfigError, DataError
+from clipx.teacher.embedding_store import MANIFEST, PLAN, VERSION, caption_hash, npy_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
