@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from clipx.version import __version__
 
 if TYPE_CHECKING:
-    from clipx.spec import compose
-    from clipx.trainer import Trainer
+    from clipx.trainer.spec import compose
+    from clipx.trainer.trainer import Trainer
 
 __all__ = ["Trainer", "__version__", "compose"]
 
@@ -21,11 +21,11 @@ __all__ = ["Trainer", "__version__", "compose"]
 def __getattr__(name: str) -> Any:
     """Loads torch only for those who ask for the trainer."""
     if name == "Trainer":
-        from clipx.trainer import Trainer
+        from clipx.trainer.trainer import Trainer
 
         return Trainer
     if name == "compose":
-        from clipx.spec import compose
+        from clipx.trainer.spec import compose
 
         return compose
     raise AttributeError(f"module 'clipx' has no attribute {name!r}")

@@ -22,7 +22,7 @@ from clipx.evaluator.spec import EvaluatorSpec, check_set
 from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
 from clipx.run.load import _CONFIG, Weights, load_run, part_of
-from clipx.spec import RunSpec
+from clipx.trainer.spec import RunSpec
 
 if TYPE_CHECKING:
     from clipx.checkpoint.format import Checkpoint

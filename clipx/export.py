@@ -22,7 +22,7 @@ from clipx.run.load import load_run, part_of
 
 if TYPE_CHECKING:
     from clipx.checkpoint.format import Checkpoint
-    from clipx.spec import RunSpec
+    from clipx.trainer.spec import RunSpec
     from clipx.weights.load import Weights
 
 

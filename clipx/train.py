@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from clipx.cli import cli
 from clipx.errors import NotSynced, Stopped
-from clipx.spec import RunSpec
+from clipx.trainer.spec import RunSpec
 
 
 def train(spec: RunSpec) -> float | None:
     """Returns the held-out score that a sweeper maximises, where there is one."""
     from clipx.report.console import headline
-    from clipx.trainer import Trainer  # torch is loaded when the configuration is known to be good
+    from clipx.trainer.trainer import Trainer  # torch is loaded when the configuration is known to be good
 
     trainer = Trainer(spec)
     try:

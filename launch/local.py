@@ -20,8 +20,8 @@ from hydra.types import HydraContext
 
 from clipx.config.compose import checked
 from clipx.errors import ConfigError, Exit, Stopped
-from clipx.spec import RunSpec
 from clipx.storage.local import made
+from clipx.trainer.spec import RunSpec
 
 from . import snapshot
 from .following import Board, told

@@ -22,8 +22,8 @@ from typing import Any
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.errors import Exit
-from clipx.spec import RunSpec
 from clipx.storage.local import made, write_whole
+from clipx.trainer.spec import RunSpec
 
 _FIX = "make room, or choose another folder by hydra.sweep.dir"
 _PLACE = ("name", "run_dir", "resume")  # where a run is and how it starts, not what it is

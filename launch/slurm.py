@@ -22,8 +22,8 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from clipx.config.compose import checked
 from clipx.errors import require
-from clipx.spec import RunSpec
 from clipx.storage.local import made
+from clipx.trainer.spec import RunSpec
 
 from . import site, snapshot
 from .batch import parameters, script, whole

@@ -20,7 +20,7 @@ from clipx.config.saved import to_dict
 from clipx.errors import ClipxError, ConfigError, require
 from clipx.run.directory import RunDir
 from clipx.run.lock import Holder
-from clipx.spec import RunSpec
+from clipx.trainer.spec import RunSpec
 
 from .options import LaunchSpec, LocalSpec
 from .point import Point, Result, content_of, files_of, read_json, write_json

@@ -13,7 +13,7 @@ from hydra.types import HydraContext
 from clipx.config import plugins
 from clipx.config.compose import checked
 from clipx.errors import require
-from clipx.spec import RunSpec
+from clipx.trainer.spec import RunSpec
 
 from .batch import SIGNALS, exports
 from .options import TorchrunSpec

@@ -18,7 +18,7 @@ from clipx.cli import report
 from clipx.config import plugins
 from clipx.config.registry import discover
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
-from clipx.spec import RunSpec
+from clipx.trainer.spec import RunSpec
 
 from .point import Point, Result
 

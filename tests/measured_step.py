@@ -11,9 +11,9 @@ from clipx.bench.training import captions
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
-from clipx.gradcache import forward_backward
 from clipx.precision.loss_scaler import LossScale
-from clipx.spec import compose
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
 
 
 def main(samples: int, overrides: list[str]) -> None:

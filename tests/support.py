@@ -18,7 +18,7 @@ from clipx.checkpoint.format import CheckpointDir, Rows
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
-from clipx.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec, compose
 
 # Few samples and few steps of the default run; batches of 32 from 256 images in one process.
 SMALL = (

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from clipx.alarm import AT_LIMIT_STEPS, Alarms
 from clipx.objective.base import Objective
 from clipx.objective.losses.temperature import GlobalTemperature
+from clipx.trainer.monitors import AT_LIMIT_STEPS, Alarms
 
 
 class Scored(Objective):

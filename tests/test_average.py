@@ -11,7 +11,7 @@ from support import run, small
 
 from clipx.checkpoint.state import part
 from clipx.errors import ConfigError
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 DECAY = 0.9
 EMA = (f"optimizer.ema_decay={DECAY}", "checkpoint.every=2st", "duration=4st", "checkpoint.keep_last=9")

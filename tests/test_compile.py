@@ -11,15 +11,15 @@ from support import VIT, small
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from clipx.announce import facts
 from clipx.bench.training import captions
-from clipx.compile import Backend, CompileSpec
 from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.objective.losses import contrastive
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.compile import Backend, CompileSpec
+from clipx.trainer.spec import compose
+from clipx.trainer.summary import facts
+from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
 DEEP = (

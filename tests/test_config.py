@@ -29,7 +29,7 @@ from clipx.evaluate import EvaluateSpec
 from clipx.objective.base import Objective
 from clipx.optimizer.groups import parameter_groups
 from clipx.run.load import load_run
-from clipx.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec, compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 LENGTH = Length(10_000, 100, 100_000)

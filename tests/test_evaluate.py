@@ -17,7 +17,7 @@ from support import SMALL, rows, run, torchrun
 
 from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 TRAIN = (sys.executable, "-m", "clipx.train", *SMALL, "checkpoint.every=2st", "evaluator=[zeroshot,retrieval]")
 EVALUATE = (sys.executable, "-m", "clipx.evaluate")

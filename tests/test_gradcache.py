@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from clipx.checkpoint.state import optimizer_tensors
 from clipx.data.loader import Batch
 from clipx.errors import ClipxError
-from clipx.gradcache import forward_backward
 from clipx.objective.base import Metrics, Objective
 from clipx.precision.spec import Precision
-from clipx.trainer import Trainer
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.trainer import Trainer
 
 
 def trainer(run_dir: Path, *overrides: str) -> Trainer:

@@ -13,8 +13,8 @@ from support import SMALL, small
 
 from clipx.errors import ConfigError
 from clipx.logger import Jsonl, Sinks, read_rows
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 
 def row(step: int) -> dict[str, float]:

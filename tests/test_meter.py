@@ -13,13 +13,13 @@ from support import rows, small
 
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
-from clipx.meter import Meter, tokens_computed
 from clipx.model.flops import ForwardFlops, peak_tflops
 from clipx.model.text import Packing
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics
 from clipx.precision.spec import AmpBf16Spec, Fp32Spec
-from clipx.trainer import Trainer
+from clipx.trainer.metrics import Meter, tokens_computed
+from clipx.trainer.trainer import Trainer
 
 
 def test_an_interval_gives_means_and_starts_anew() -> None:

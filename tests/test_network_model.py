@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support import NEEDED
 
-from clipx.bench.alphabeta import Cluster, Link, Measured, fitted, one_node
-from clipx.bench.predict import Machine, Model, step
-from clipx.bench.traffic import _EXTRA, FAMILIES, Sizes, of_step, sharded
 from clipx.config.registry import CONF_DIR
-from clipx.spec import compose
+from clipx.plan.alpha_beta import Cluster, Link, Measured, fitted, one_node
+from clipx.plan.step_time import Machine, Model, step
+from clipx.plan.traffic import _EXTRA, FAMILIES, Sizes, of_step, sharded
+from clipx.trainer.spec import compose
 
 FAST, SLOW = Link(3e-6, 300e9), Link(10e-6, 40e9)
 MACHINE = Machine(8, FAST, SLOW, 400e12, 30e12)

@@ -10,7 +10,7 @@ import torch
 from support import events, rows, small, torchrun
 
 from clipx.errors import ClipxError, ConfigError
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 
 def poisoned(trainer: Trainer, *steps: int) -> Trainer:

@@ -16,11 +16,12 @@ from clipx.errors import ConfigError
 from clipx.model.clip import parameter_count
 from clipx.model.tokenizer import Tokenizer
 from clipx.optimizer.groups import parameter_groups
-from clipx.plan import PlanSpec, published
+from clipx.plan import published
 from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan
 from clipx.plan.memory import Sizes
-from clipx.spec import RunSpec, compose
+from clipx.plan.spec import PlanSpec
+from clipx.trainer.spec import RunSpec, compose
 
 LAION = ("data=laion400m", "data.shards=unread.tar", "precision=amp_bf16")
 # Half a gigabyte of activations in 32 samples, so that what else a process does is small beside them.

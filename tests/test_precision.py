@@ -12,7 +12,6 @@ from numerics.cases import read
 from support import VIT, events, small, tensors, untimed_rows
 from torch import Tensor, nn
 
-from clipx.announce import facts
 from clipx.checkpoint.state import optimizer_tensors
 from clipx.errors import ClipxError, ConfigError
 from clipx.model.blocks import named_blocks
@@ -29,8 +28,9 @@ from clipx.precision.spec import (
     Precision,
     PrecisionSpec,
 )
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.summary import facts
+from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
 

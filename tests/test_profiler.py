@@ -11,8 +11,8 @@ import pytest
 from support import SMALL, VIT, events, small, torchrun
 
 from clipx.errors import ConfigError
-from clipx.profiler import ProfilerSpec, breakdown, union
-from clipx.trainer import Trainer
+from clipx.trainer.profiler import ProfilerSpec, breakdown, union
+from clipx.trainer.trainer import Trainer
 
 PARTS = ("computation_ms", "communication_ms", "overlap_ms", "other_ms")
 

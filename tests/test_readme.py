@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clipx.config.registry import CONF_DIR
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

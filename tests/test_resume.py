@@ -10,7 +10,7 @@ from support import small
 
 from clipx.checkpoint.resume import Resume
 from clipx.errors import CheckpointError, ConfigError
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 FOUR = ("checkpoint.every=1st", "checkpoint.keep_last=9")
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from clipx.rng import rng_state, set_rng_state
+from clipx.trainer.rng import rng_state, set_rng_state
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from support import small
 from clipx.data.source import Bad
 from clipx.errors import CheckpointError, ConfigError
 from clipx.run.directory import RunDir, flatten
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 
 def claimed(rundir: RunDir, *overrides: str) -> list[str]:

@@ -14,8 +14,8 @@ from support import small
 from clipx.config.duration import Cadence, Duration, Length, check_cadence
 from clipx.errors import ConfigError
 from clipx.schedule import ConstantCooldownSpec, ConstantSpec, CosineSpec, ScheduleSpec
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 EPOCH, BATCH = 6400, 64  # 100 steps an epoch
 

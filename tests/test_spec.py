@@ -7,7 +7,7 @@ import re
 import pytest
 
 from clipx.errors import ConfigError
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 WANDB = "logger=[wandb]"
 

@@ -17,9 +17,9 @@ from clipx.data.loader import Batch
 from clipx.errors import CheckpointError, ConfigError
 from clipx.model.spec import ImageTowerSpec, Varying
 from clipx.model.vision import ImageTower
-from clipx.spec import RunSpec, compose
-from clipx.stages import StagePlan, check_ranks
-from clipx.trainer import Trainer
+from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.stages import StagePlan, check_ranks
+from clipx.trainer.trainer import Trainer
 
 
 def plan(stages: str, *overrides: str, total: int = 1000, epoch: int = 500) -> StagePlan:

@@ -27,12 +27,12 @@ from clipx.embed import embed
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
-from clipx.spec import compose
 from clipx.teacher.embedding_store import npy_files
 from clipx.teacher.live import Teacher
 from clipx.teacher.spec import TeacherPrecision, TeacherSpec
 from clipx.teacher.stored import StoredEmbeddings
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))
 FP32, FP64 = (Precision(dtype, None, "cpu") for dtype in (torch.float32, torch.float64))

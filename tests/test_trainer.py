@@ -17,8 +17,8 @@ from support import SMALL, events, rows, small, tensors
 from clipx.checkpoint.format import sha256
 from clipx.checkpoint.resume import step_of
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 # Twenty steps of 32 in epochs of 250 samples: steps 7.8, 15.6, … are ends of epochs. Dropout draws random numbers.
 TWENTY = (

@@ -14,8 +14,8 @@ from PIL import Image
 from support import VIT, rows, run, small
 
 from clipx.errors import ConfigError
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 from clipx.weights.load import Weights, find, load
 from clipx.wise_ft import check_mixable, mixed
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from clipx.bench import BenchSpec
+from clipx.bench.spec import BenchSpec
 from clipx.bench.step import gathered
 from clipx.cli import cli
 from clipx.config.registry import CONF_DIR

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clipx.bench import BenchError, BenchSpec, Findings, Table
+from clipx.bench.spec import BenchError, BenchSpec, Findings, Table
 from clipx.config.registry import option
 from clipx.errors import require
 

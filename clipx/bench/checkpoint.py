@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.bench import BenchSpec, Findings, Table
+from clipx.bench.spec import BenchSpec, Findings, Table
 from clipx.config.registry import option
 from clipx.errors import require
 

@@ -41,7 +41,7 @@ def model_sizes(name: str) -> tuple[int, int, int, int]:
     model of clipx's. Nothing of it is allocated."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from clipx.spec import compose
+    from clipx.trainer.spec import compose
 
     spec, meta = compose(f"model={name}").model, torch.device("meta")
     model = spec.build(meta, torch.float32)

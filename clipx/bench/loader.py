@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clipx.bench import BenchSpec, Findings, Table
+from clipx.bench.spec import BenchSpec, Findings, Table
 from clipx.config.registry import option
 from clipx.errors import require
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from clipx.bench import BenchError, BenchSpec, Findings, Table
+from clipx.bench.spec import BenchError, BenchSpec, Findings, Table
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 if TYPE_CHECKING:
     from clipx.bench.race import Lap

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from clipx.bench import BenchError, BenchSpec, Findings, Table
+from clipx.bench.spec import BenchError, BenchSpec, Findings, Table
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 if TYPE_CHECKING:
-    from clipx.bench.alphabeta import Link, Measured
-    from clipx.bench.predict import Machine, Model, Step
     from clipx.bench.processes import Processes
-    from clipx.bench.traffic import Kinds
+    from clipx.plan.alpha_beta import Link, Measured
+    from clipx.plan.step_time import Machine, Model, Step
+    from clipx.plan.traffic import Kinds
 
 _MIB = 2**20
 # A run that two processes make a few steps of: its traffic is counted.
@@ -80,8 +80,8 @@ class NetworkSpec(BenchSpec):
 
     def run(self, say: Callable[[str], None]) -> Findings:
         from clipx.bench.links import model_sizes
-        from clipx.bench.predict import Model
         from clipx.bench.processes import Processes
+        from clipx.plan.step_time import Model
 
         processes = Processes("cpu", self.threads)
         say("counting what a step moves, on 2 processes")
@@ -121,8 +121,8 @@ class NetworkSpec(BenchSpec):
 
     def machine(self) -> Machine:
         """The assumed one."""
-        from clipx.bench.alphabeta import Link
-        from clipx.bench.predict import Machine
+        from clipx.plan.alpha_beta import Link
+        from clipx.plan.step_time import Machine
 
         return Machine(
             self.gpus_per_node,
@@ -141,7 +141,8 @@ def _moved(spec: NetworkSpec, processes: Processes) -> dict[str, Any]:
     for each way in which objectives communicate. Raises BenchError where they differ."""
     import torch
 
-    from clipx.bench.traffic import FAMILIES, Sizes, counted, of_step
+    from clipx.bench.traffic import counted
+    from clipx.plan.traffic import FAMILIES, Sizes, of_step
 
     names = list(dict.fromkeys([spec.objective, *FAMILIES]))
     typed = [[*_RUN, f"objective={name}", *_for_few_samples(name)] for name in names]
@@ -175,7 +176,7 @@ def _bytes(kinds: Kinds) -> dict[str, int]:
 
 def _measured(spec: NetworkSpec, processes: Processes, ranks: int) -> list[Measured]:
     from clipx.bench import links
-    from clipx.bench.alphabeta import Measured
+    from clipx.plan.alpha_beta import Measured
 
     found = processes.run(links.times, sorted(set(spec.sizes)), spec.repeats, ranks=ranks)
     slowest = {key: [max(times) for times in zip(*(own[key] for own in found), strict=True)] for key in found[0]}
@@ -198,7 +199,7 @@ class Check:
 
 def _fitted(measured: Sequence[Measured], fit_to: Sequence[int]) -> tuple[dict[str, Link], list[Check]]:
     """A link for each kind of collective, and how it does: gloo's kinds differ in what they do beside sending."""
-    from clipx.bench.alphabeta import fitted, one_node
+    from clipx.plan.alpha_beta import fitted, one_node
 
     kinds = dict.fromkeys(m.kind for m in measured)
     links = {kind: fitted([m for m in measured if m.kind == kind and m.size in fit_to]) for kind in kinds}
@@ -225,7 +226,7 @@ class Predicted:
 
 
 def _steps(spec: NetworkSpec, model: Model, b: Callable[[int], int]) -> list[Predicted]:
-    from clipx.bench.predict import step
+    from clipx.plan.step_time import step
 
     kind, machine = compose(f"objective={spec.objective}").objective.kind, spec.machine()
     plain = [step(model, machine, kind, gpus, b(gpus)) for gpus in sorted(set(spec.gpus))]

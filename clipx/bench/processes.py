@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from clipx.bench import BenchError
+from clipx.bench.spec import BenchError
 from clipx.config.lazy_torch import dist, torch
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import cores

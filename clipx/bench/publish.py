@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from clipx.bench import BenchSpec, Findings, Table
+from clipx.bench.spec import BenchSpec, Findings, Table
 from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import cores
 from clipx.errors import ConfigError, require

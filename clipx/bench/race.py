@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from clipx.bench.contestants import contestant, features
+from clipx.bench.baselines import contestant, features
 from clipx.bench.measure import Collectives, interleaved, peak_memory, return_freed_memory
 from clipx.bench.processes import Place
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from clipx.bench import BenchError, BenchSpec, Findings, Table
+from clipx.bench.spec import BenchError, BenchSpec, Findings, Table
 from clipx.config.registry import option
 from clipx.distributed.launch_env import cores
 from clipx.errors import require

@@ -12,12 +12,12 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from clipx.bench import BenchSpec, Findings, Table
+from clipx.bench.spec import BenchSpec, Findings, Table
 from clipx.config.compose import quoted
 from clipx.config.messages import one_line
 from clipx.config.registry import option
 from clipx.errors import ConfigError, require
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 _MODEL = "model=vit_b32"  # where none is named
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipx.bench.contestants import SAMPLES
+from clipx.bench.baselines import SAMPLES
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.bench.processes import Place
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
-from clipx.gradcache import forward_backward
-from clipx.spec import compose
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
 
 _VOCABULARY = 8192
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from clipx.bench import BenchError, BenchSpec, Findings, Table
+from clipx.bench.spec import BenchError, BenchSpec, Findings, Table
 from clipx.config.registry import option
 from clipx.errors import require
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from clipx.bench.contestants import SAMPLES
+from clipx.bench.baselines import SAMPLES
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.bench.processes import Place
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
-from clipx.learner import Learner
 from clipx.model.spec import ModelSpec, Varying
 from clipx.model.tokenizer import Tokenizer
-from clipx.spec import compose
+from clipx.trainer.learner import Learner
+from clipx.trainer.spec import compose
 
 MEDIAN, SPREAD = 12, 0.6  # tokens of a caption without start and end; deviation of their logarithm
 

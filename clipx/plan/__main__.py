@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from clipx.cli import cli
-from clipx.plan import PlanSpec
+from clipx.plan.spec import PlanSpec
 
 
 def show(spec: PlanSpec) -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from clipx.bench.alphabeta import Link
-from clipx.bench.predict import Machine, Model, Step, step
-from clipx.bench.traffic import Sizes as TrafficSizes
-from clipx.bench.traffic import Traffic, of_step, sharded
 from clipx.config.duration import Duration, Length
 from clipx.distributed.ddp import Compression, DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
@@ -16,9 +12,13 @@ from clipx.errors import ConfigError, require
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.flops import ForwardFlops
-from clipx.plan import PlanSpec
+from clipx.plan.alpha_beta import Link
 from clipx.plan.dry import Flops
 from clipx.plan.memory import Memory, Sizes
+from clipx.plan.spec import PlanSpec
+from clipx.plan.step_time import Machine, Model, Step, step
+from clipx.plan.traffic import Sizes as TrafficSizes
+from clipx.plan.traffic import Traffic, of_step, sharded
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from clipx.model.clip import parameter_count
 from clipx.objective.base import Objective
 from clipx.objective.spec import TiledSpec
 from clipx.optimizer.groups import parameter_groups
-from clipx.plan import PlanSpec
 from clipx.plan.dry import DryRun, Towers, state_bytes, stored_bytes
+from clipx.plan.spec import PlanSpec
 from clipx.precision.spec import Float8Spec, Fp32Spec, Int8Spec, PrecisionSpec
 
 _LINE = (512, 1024)  # samples between which a dry run gives what one more takes: so many that gradients hide nothing

@@ -12,10 +12,10 @@ from typing import Any
 
 from rich.table import Table
 
-from clipx.plan import PlanSpec
 from clipx.plan import show as shown
 from clipx.plan.estimate import Plan, plan
-from clipx.spec import RunSpec, compose
+from clipx.plan.spec import PlanSpec
+from clipx.trainer.spec import RunSpec, compose
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from clipx.errors import CheckpointError, ConfigError
 from clipx.logger import read_rows
 
 if TYPE_CHECKING:
-    from clipx.spec import RunSpec
+    from clipx.trainer.spec import RunSpec
 
 # What a run that goes on may change. The first that names a key, or a part above it, holds; the rest is told.
 _SILENT = (  # where things lie, how they are told, how fast they come

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict
 from clipx.errors import CheckpointError
-from clipx.spec import RunSpec
+from clipx.trainer.spec import RunSpec
 
 if TYPE_CHECKING:
     from clipx.checkpoint.format import Checkpoint

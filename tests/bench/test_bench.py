@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support import run
 
-from clipx.bench import BenchSpec
+from clipx.bench.spec import BenchSpec
 from clipx.config.registry import CONF_DIR
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 BENCH = (sys.executable, "-m", "clipx.bench")
 NAMES = sorted(path.stem for path in (CONF_DIR / "bench").glob("*.yaml"))

@@ -9,7 +9,7 @@ from clipx.bench.processes import Place
 from clipx.bench.step import StepSpec, gathered
 from clipx.bench.training import memory, times
 from clipx.errors import ConfigError
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 
 def spec(*words: str) -> StepSpec:

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn
 
-from clipx.bench import BenchError
 from clipx.bench.loss import Point, Row, _check
 from clipx.bench.measure import Collectives, interleaved, peak_memory, ratio, return_freed_memory
 from clipx.bench.processes import Place, Processes
+from clipx.bench.spec import BenchError
 from clipx.distributed.comm import Comm
 
 MIB = 2**20

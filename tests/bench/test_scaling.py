@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from support import SMALL, VIT
 
-from clipx.bench import BenchError, network
+from clipx.bench import network
 from clipx.bench.network import NetworkSpec
 from clipx.bench.processes import Processes
 from clipx.bench.scaling import Launcher, Mode, ScalingSpec, read
+from clipx.bench.spec import BenchError
 from clipx.errors import ConfigError
 
 TRAIN = [word for word in (*SMALL, *VIT) if not word.startswith(("duration", "log_every", "data.batch_size"))]

@@ -22,7 +22,7 @@ from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ConfigError, Exit, NotSynced, StorageError
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 EVERY_STEP = (*VIT, "duration=6st", "checkpoint.every=1st")
 

@@ -24,7 +24,7 @@ from clipx.data.spec import open_data
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
-from clipx.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec, compose
 
 WEIGHTS = {"txt": 0.2, "json.caption": 0.3, "json.recaption": 0.5}
 BOTH = "{txt:0.3,json.recaption:0.7}"

@@ -11,7 +11,7 @@ from support import SMALL, rows, run
 
 from clipx.data.folder import FolderSpec
 from clipx.errors import ConfigError, DataError
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 
 def folders(place: Path, **images: int) -> Path:

@@ -14,7 +14,7 @@ from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.errors import ConfigError, DataError
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 
 def spec(path: Path | str | None, **options: Any) -> CsvSpec:

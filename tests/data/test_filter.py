@@ -13,8 +13,8 @@ from clipx.data.filter import Filtered
 from clipx.data.source import BadSample, Sample
 from clipx.data.spec import Dataset, DataSpec, open_data
 from clipx.errors import ConfigError
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 
 def reason(source: Filtered, index: int) -> str | None:

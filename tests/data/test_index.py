@@ -17,7 +17,7 @@ from clipx.data.shards.tar import IMAGE, TXT
 from clipx.data.shards.urls import expand
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 SIZES = [3, 0, 5, 1, 4]
 

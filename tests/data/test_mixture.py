@@ -25,8 +25,8 @@ from clipx.data.order import Order
 from clipx.data.spec import Classes
 from clipx.errors import CheckpointError, ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
-from clipx.spec import RunSpec, compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.trainer import Trainer
 
 SIZES = ([7, 0, 5], [30], [1], [4, 4, 9])
 NAMES = ("a", "b", "c", "d")

@@ -17,8 +17,8 @@ from support import small
 from clipx.data.loader import View, train_loader
 from clipx.data.order import Order
 from clipx.model.tokenizer import Tokenizer
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 SIZES = [
     [1],

@@ -25,7 +25,7 @@ from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import Shards, WebDatasetSpec, expand
 from clipx.errors import ConfigError, DataError
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 
 def spec(shards: Path | str | None, **options: Any) -> WebDatasetSpec:

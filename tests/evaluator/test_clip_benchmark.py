@@ -28,7 +28,7 @@ from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.zeroshot import ZeroShotSpec
 from clipx.precision.spec import Precision
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 CPU = torch.device("cpu")
 ALONE = Comm(0, 1, 0, CPU)

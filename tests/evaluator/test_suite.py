@@ -24,7 +24,7 @@ from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import robustness
 from clipx.evaluator.zeroshot import ZeroShotSpec
-from clipx.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec, compose
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))
 CLASSES = Classes(("blue", "green", "red"), ("{}",))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from clipx.checkpoint.state import optimizer_tensors
 from clipx.errors import ClipxError
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 V3 = (*VIT, "precision=fp64", "checkpoint=none", "objective=fastclip_v3", "objective.rho=2")
 

@@ -15,7 +15,7 @@ from spreading import FP64, trained
 from support import small
 from torch.nn.parallel import DistributedDataParallel
 
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 
 def sent(run_dir: Path, overrides: list[str]) -> dict[str, torch.Tensor]:

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from support import VIT, small
 
-from clipx.gradcache import forward_backward
-from clipx.trainer import Trainer
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.trainer import Trainer
 
 out, micro_batches, overrides = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or VIT
 t = Trainer(

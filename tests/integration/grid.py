@@ -27,9 +27,9 @@ from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec
-from clipx.gradcache import forward_backward
 from clipx.objective.base import Metrics
 from clipx.objective.spec import ObjectiveSpec
+from clipx.trainer.gradcache import forward_backward
 
 SIZE, SAMPLES, LR = 24, 61, 0.5  # samples that no number of ranks shares evenly
 COUNTED = ("infonce", "siglip", "fastclip_v1", "fastclip_v3")  # on two ranks, with the least and the most micro-batches

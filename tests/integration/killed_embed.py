@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from clipx.embed import embed
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 left = int(sys.argv[1])
 replace = Path.replace

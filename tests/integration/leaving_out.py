@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from support import VIT, small
 
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 folder, policy = Path(sys.argv[1]), sys.argv[2]
 options = (*VIT, "precision=fp64", "objective=fastclip_v3", "objective.rho=2", "checkpoint.every=1st")

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from support import VIT, small, tensors, untimed_rows
 
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 OBJECTIVES = (
     *("infonce", "dcl", "siglip", "sogclr", "isogclr"),

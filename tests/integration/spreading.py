@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from support import small
 from torch.distributed.tensor import DTensor
 
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 FP64 = ("precision=fp64", "optimizer.clip_norm=0.5", "optimizer.ema_decay=0.9")
 

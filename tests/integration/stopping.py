@@ -23,7 +23,7 @@ from clipx.run.directory import RunDir
 from clipx.run.lock import RunLock
 from clipx.run.signals import Stop
 from clipx.run.watchdog import Watchdog
-from clipx.spec import RunSpec
+from clipx.trainer.spec import RunSpec
 
 
 class Loop:

@@ -23,8 +23,8 @@ from clipx.data import shapes
 from clipx.data.shapes import draw, full_caption, random_scene
 from clipx.errors import ConfigError
 from clipx.model.tokenizer import Tokenizer
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 GRADIENTS = str(Path(__file__).with_name("gradients.py"))
 COCA = (

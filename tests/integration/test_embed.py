@@ -17,8 +17,8 @@ from support import SMALL, VIT, run, torchrun
 from clipx.data.transform import decode, eval_transform
 from clipx.embed import embed, main
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, Exit
-from clipx.spec import compose
 from clipx.teacher.embedding_store import caption_hash, npy_files
+from clipx.trainer.spec import compose
 from clipx.weights.load import find, load
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")

@@ -29,8 +29,8 @@ from clipx.errors import ClipxError
 from clipx.export import export
 from clipx.model.clip import CLIP
 from clipx.run.load import load_run
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 from clipx.weights.load import find
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from spreading import trained
 from support import VIT, small, torchrun
 
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 SCRIPT = str(Path(__file__).with_name("finetuning.py"))
 NARROW = (*VIT, "model.embed_dim=16", "model.text.width=16", "model.text.heads=2")

@@ -21,8 +21,8 @@ from clipx.checkpoint.format import CheckpointDir
 from clipx.data.loader import Batch
 from clipx.errors import ClipxError
 from clipx.export import export
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 from clipx.weights.open_clip import spec_of, ties, to_open_clip
 from clipx.weights.open_clip_checkpoint import LEARNED_THERE, in_their_order, is_gain_or_bias
 

@@ -15,7 +15,7 @@ from clipx.config.duration import Length
 from clipx.config.saved import from_dict, to_dict
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
-from clipx.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec, compose
 
 FOLDER = Path(__file__).parent / "plugin"
 README = Path(__file__).parents[2] / "README.md"

@@ -12,7 +12,7 @@ from support import SMALL, VIT, losses, run, small, tensors, torchrun
 
 from clipx.checkpoint.format import CheckpointDir
 from clipx.errors import CheckpointError
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 # Three epochs of 75 samples in six steps of 36, so that samples return and γ falls; ρ below log(75 - 1).
 SIX = (*VIT, "data.samples=75", "data.batch_size=36", "duration=6st", "checkpoint.every=1st", "checkpoint.keep_last=9")

@@ -13,7 +13,7 @@ from spreading import trained
 from support import VIT, torchrun
 
 from clipx.errors import ConfigError
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 SCRIPT = str(Path(__file__).with_name("spreading.py"))
 TEN = (

@@ -13,7 +13,7 @@ from support import small
 
 from clipx.report.console import headline
 from clipx.run import lock
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 from launch.options import LaunchSpec, LocalSpec
 from launch.point import Point, Result, content_of
 from launch.run import Run

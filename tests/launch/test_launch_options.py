@@ -16,7 +16,7 @@ from support import small
 
 from clipx.config.registry import CONF_DIR
 from clipx.errors import ClipxError, ConfigError
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 from launch import site, snapshot
 from launch.options import LocalSpec, SlurmSpec, Style
 from launch.point import Point, Result, content_of

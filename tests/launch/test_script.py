@@ -13,7 +13,7 @@ from s3server import free_ports
 from support import SMALL, VIT, small
 
 from clipx.errors import ConfigError
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 from launch import snapshot
 from launch.batch import script, whole
 from launch.network import VARIABLES, AsyncErrors, Debug, NetworkSpec

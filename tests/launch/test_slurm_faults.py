@@ -21,7 +21,7 @@ from slurm_cluster import Kind, Unavailable
 from support import SMALL, VIT, small, tensors
 from swept import states, sweep_of
 
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 from launch import site
 from launch import slurm as launcher
 from launch.options import SlurmSpec

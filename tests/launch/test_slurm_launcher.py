@@ -26,7 +26,7 @@ from launching import (
 )
 from support import SMALL, VIT, small, tensors
 
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 from launch import site, slurm
 from launch.options import SlurmSpec
 from launch.point import Point, content_of

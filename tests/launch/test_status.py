@@ -15,7 +15,7 @@ from support import small
 from swept import launched_by, locked_by, process, states, sweep_of
 
 from clipx.run.lock import LOCK, Holder
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 from launch import status
 from launch.cli import main
 from launch.point import Result

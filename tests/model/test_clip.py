@@ -15,7 +15,7 @@ from clipx.config.registry import CONF_DIR
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.spec import ClipSpec, ImageTowerSpec, TextTowerSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.errors import CheckpointError, ConfigError
-from clipx.gradcache import forward_backward
 from clipx.model import decoder as decoding
 from clipx.model.blocks import named_blocks
 from clipx.model.coca import CoCa, with_class_place
@@ -31,7 +30,8 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Objective
 from clipx.optimizer.groups import decayed
 from clipx.optimizer.spec import DecayRule
-from clipx.spec import compose
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
 from clipx.weights.open_clip import config_of, spec_of, ties, to_open_clip
 
 # ------------------------------------------------------------------------------------------------ open_clip agrees

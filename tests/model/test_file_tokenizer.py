@@ -16,8 +16,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from clipx.errors import ConfigError
 from clipx.model.hf_tokenizer import FileTokenizer
 from clipx.model.spec import Clean
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 from clipx.weights.load import find
 
 LENGTH = 12

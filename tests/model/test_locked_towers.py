@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from clipx.checkpoint.state import optimizer_tensors
 from clipx.errors import ConfigError
-from clipx.gradcache import forward_backward
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.blocks import image_blocks
 from clipx.model.clip import CLIP
 from clipx.model.flops import Utilisation
 from clipx.model.freeze import NORMS, lock, locked_count
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 META = torch.device("meta")
 # Little of everything that a lock has to go with.

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from clipx.config.duration import Length
 from clipx.errors import CheckpointError, ConfigError
-from clipx.gradcache import forward_backward
 from clipx.model.spec import ImageTowerSpec, Varying
 from clipx.model.vision import ImageTower
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 DROPS = Varying(patch_dropout=True)
 SMALL_VIT = {"patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3}  # 16 patches of 32 pixels

@@ -16,10 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clipx.bench.training import captions
 from clipx.errors import ConfigError
-from clipx.gradcache import forward_backward
 from clipx.model.clip import CLIP
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
 DROPOUT = "+model.image.options={patch_size:16,embed_dim:64,depth:4,num_heads:2,drop_path_rate:0.3,proj_drop_rate:0.2}"

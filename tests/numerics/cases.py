@@ -19,7 +19,7 @@ from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, Objective
 from clipx.objective.spec import ObjectiveSpec
 from clipx.precision.spec import Precision
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 ONE = Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu"))
 FP64 = Precision(torch.float64, None, "cpu")

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clipx.config.duration import Length
 from clipx.errors import ConfigError
 from clipx.objective.base import Objective
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 B, WIDTH = 6, 9  # of the teacher, unlike the student's
 SETTINGS = ("objective.init_temperature=0.2", "objective.contrastive_weight=0.7", "objective.distill_weight=1.9")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipx.objective.base import Objective
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 N = 30  # samples of the data set
 B = 6

@@ -11,8 +11,8 @@ from numerics.cases import AVERAGES, EACH, SETTINGS, assert_same, build, feature
 from support import VIT, small
 
 from clipx.errors import ClipxError, ConfigError
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 N, B = 30, 6
 every_average = pytest.mark.parametrize("name", AVERAGES)

@@ -18,11 +18,11 @@ from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.evaluator.base import Embedder
-from clipx.gradcache import forward_backward
 from clipx.objective.classification import ClassificationSpec
 from clipx.objective.losses.classification import Classification
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))
 NARROW = (*VIT, "model.embed_dim=16", "model.text.width=16", "model.text.heads=2")

@@ -16,7 +16,7 @@ from torch import Tensor
 from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.state import load_optimizer, optimizer_tensors, part, prefixed
 from clipx.errors import CheckpointError
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 RATES = [1e-3, 3e-3, 2e-3, 1e-3, 5e-4, 1e-4]
 

@@ -18,7 +18,7 @@ from clipx.objective.base import Objective
 from clipx.optimizer.adamw import AdamWSpec
 from clipx.optimizer.groups import decayed, parameter_groups, set_learning_rate
 from clipx.optimizer.spec import DecayRule
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 MODELS = ["vit_b32", "rn50", "convnext_base_w", "tiny"]
 PUBLISHED, CURRENT = DecayRule.published, DecayRule.current

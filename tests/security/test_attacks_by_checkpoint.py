@@ -19,8 +19,8 @@ from clipx.checkpoint.format import MANIFEST, STATE, WHOLE, CheckpointDir, fault
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.evaluate import evaluate, main
 from clipx.run.load import load_run
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 SHARD = "shard.00000-of-00001.safetensors"
 SECRET = "s3cr3t-of-the-victim-0123456789"

@@ -20,10 +20,10 @@ from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.evaluate import main as evaluate_main
 from clipx.export import main as export_main
-from clipx.spec import compose
 from clipx.storage.url import check_secrets, check_url, redacted
 from clipx.train import main as train_main
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 
 SECRET = "S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr"  # 40 characters, as both services' keys have
 KEYS = {"WANDB_API_KEY": SECRET.lower(), "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": f"{SECRET}+token"}

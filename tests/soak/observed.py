@@ -15,7 +15,7 @@ import clipx.storage.remote
 from clipx.data.loader import Batch
 from clipx.objective.base import Metrics
 from clipx.train import main
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 
 Step = Callable[[Trainer, Batch], Metrics]
 

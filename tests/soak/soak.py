@@ -36,8 +36,8 @@ from attempt import BATCH, SAMPLES, Attempt, Note, Notes, Unexpected
 from s3server import KEY, SECRET, VENV, FaultyProxy, admin, free_ports, install, serving
 from support import tensors, untimed_rows
 
-from clipx import rng
 from clipx.errors import Exit
+from clipx.trainer import rng
 
 WORLDS = (1, 2, 3)
 CLOSE = 1e-5  # of other orders of summation, in 64 bits; their size is 1e-12 after 240 steps

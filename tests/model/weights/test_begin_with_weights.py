@@ -20,8 +20,8 @@ from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 from clipx.objective.base import Objective
-from clipx.spec import compose
-from clipx.trainer import Trainer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
 from clipx.weights.load import CONFIG, Weights, find, load
 from clipx.weights.open_clip import spec_of
 

@@ -23,7 +23,7 @@ from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.storage.local import cache_folder
-from clipx.trainer import Trainer
+from clipx.trainer.trainer import Trainer
 from clipx.weights.load import CONFIG, Weights, find, load
 from clipx.weights.open_clip import from_open_clip, spec_of
 

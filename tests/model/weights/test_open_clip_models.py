@@ -14,7 +14,7 @@ from clipx.model.clip import CLIP
 from clipx.model.flops import ForwardFlops
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 from clipx.weights.open_clip import BESIDE, config_of, from_open_clip, spec_of, ties, to_open_clip
 
 META, CPU = torch.device("meta"), torch.device("cpu")

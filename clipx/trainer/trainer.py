@@ -12,9 +12,6 @@ from typing import Any
 
 import torch
 
-from clipx.alarm import Alarms
-from clipx.announce import facts
-from clipx.average import WeightAverage
 from clipx.checkpoint.manager import Checkpointing
 from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Cadence, Duration, Length
@@ -28,18 +25,13 @@ from clipx.distributed.heartbeat import peers_told
 from clipx.errors import CheckpointError, NotSynced, Stopped, require
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
-from clipx.gradcache import NotFiniteError
-from clipx.learner import Learner
 from clipx.logger import Jsonl, Row, Sinks, read_rows
-from clipx.meter import Meter, tokens_computed
 from clipx.model.clip import CLIP
 from clipx.model.flops import Utilisation
 from clipx.model.tokenizer import Tokenizer
-from clipx.nonfinite import NonFiniteSteps
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer.groups import set_learning_rate
 from clipx.precision.spec import Precision
-from clipx.profiler import Profiler
 from clipx.report.console import Screen
 from clipx.report.run_report import write_report
 from clipx.run.directory import RunDir, flatten
@@ -47,11 +39,19 @@ from clipx.run.lock import RunLock
 from clipx.run.signals import Stop
 from clipx.run.watchdog import Watchdog
 from clipx.schedule import LearningRate
-from clipx.spec import RunSpec
-from clipx.stages import StagePlan, check_ranks
-from clipx.takeover import take_over
 from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredEmbeddings
+from clipx.trainer.ema import WeightAverage
+from clipx.trainer.from_open_clip import take_over
+from clipx.trainer.gradcache import NotFiniteError
+from clipx.trainer.learner import Learner
+from clipx.trainer.metrics import Meter, tokens_computed
+from clipx.trainer.monitors import Alarms
+from clipx.trainer.nonfinite import NonFiniteSteps
+from clipx.trainer.profiler import Profiler
+from clipx.trainer.spec import RunSpec
+from clipx.trainer.stages import StagePlan, check_ranks
+from clipx.trainer.summary import facts
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from clipx.bench.measure import Collectives
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
-from clipx.spec import compose
+from clipx.trainer.spec import compose
 
 SAMPLES = 2_723_840  # of CC3M: the size of a per-sample state
 

@@ -14,7 +14,6 @@ import clipx.optimizer.spec
 import clipx.precision.spec  # noqa: F401  # registers its options
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.compile import CompileSpec
 from clipx.config.compose import checked, isolated_hydra, prepare, quoted
 from clipx.config.duration import Duration, Length
 from clipx.config.messages import NOT_COMPOSED, one_line
@@ -28,10 +27,11 @@ from clipx.model.spec import ModelSpec
 from clipx.objective.spec import ObjectiveSpec
 from clipx.optimizer.spec import OptimizerSpec
 from clipx.precision.spec import PrecisionSpec
-from clipx.profiler import ProfilerSpec
 from clipx.schedule import ScheduleSpec
-from clipx.stages import StageSpec, check_stages
 from clipx.teacher.spec import TeacherSpec
+from clipx.trainer.compile import CompileSpec
+from clipx.trainer.profiler import ProfilerSpec
+from clipx.trainer.stages import StageSpec, check_stages
 
 
 @option("")

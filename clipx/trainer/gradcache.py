@@ -23,7 +23,7 @@ from clipx.model.batchnorm import frozen_statistics
 from clipx.objective.base import Metrics, Objective
 from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision
-from clipx.rng import TorchRng
+from clipx.trainer.rng import TorchRng
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

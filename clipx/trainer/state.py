@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from clipx.average import WeightAverage
 from clipx.checkpoint.format import Checkpoint, Rows
 from clipx.checkpoint.state import Tensors, load_module, load_optimizer, optimizer_tensors, part, prefixed
 from clipx.distributed.comm import Comm
@@ -15,7 +14,8 @@ from clipx.model.clip import CLIP
 from clipx.objective.base import Objective
 from clipx.objective.losses.sample_state import SampleTable
 from clipx.optimizer.master import MasterWeights
-from clipx.rng import rng_state, seed_all, set_rng_state
+from clipx.trainer.ema import WeightAverage
+from clipx.trainer.rng import rng_state, seed_all, set_rng_state
 
 
 @dataclass(frozen=True, slots=True)

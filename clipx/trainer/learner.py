@@ -9,13 +9,10 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from clipx.average import WeightAverage
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
-from clipx.gradcache import NotFiniteError, forward_backward
-from clipx.meter import copied, gradient_norms, update_norms
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.freeze import lock
@@ -25,10 +22,13 @@ from clipx.optimizer.groups import parameter_groups
 from clipx.optimizer.master import MasterWeights
 from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision
-from clipx.rng import TorchRng, seed_all
-from clipx.spec import RunSpec
-from clipx.state import TrainState
 from clipx.teacher.live import Teacher
+from clipx.trainer.ema import WeightAverage
+from clipx.trainer.gradcache import NotFiniteError, forward_backward
+from clipx.trainer.metrics import copied, gradient_norms, update_norms
+from clipx.trainer.rng import TorchRng, seed_all
+from clipx.trainer.spec import RunSpec
+from clipx.trainer.state import TrainState
 from clipx.weights.load import find, load
 
 _TEXTS = 256  # embedded at a time

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipx.bench.alphabeta import Cluster, Link
-from clipx.bench.traffic import Kinds, Sizes, of_step, sharded
+from clipx.plan.alpha_beta import Cluster, Link
+from clipx.plan.traffic import Kinds, Sizes, of_step, sharded
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from clipx.model.freeze import locked_count
 from clipx.precision.spec import told
 
 if TYPE_CHECKING:
-    from clipx.trainer import Trainer
+    from clipx.trainer.trainer import Trainer
 
 
 def facts(trainer: Trainer) -> dict[str, str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from clipx.errors import CheckpointError, ConfigError, require
-from clipx.learner import Learner
 from clipx.optimizer.adamw import AdamWSpec
-from clipx.stages import StagePlan
+from clipx.trainer.learner import Learner
+from clipx.trainer.stages import StagePlan
 from clipx.weights.open_clip_checkpoint import Training, read
 
 
