@@ -19,7 +19,9 @@ from tempfile import TemporaryDirectory
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Not the modules that are run as __main__, which would be there twice. torch's optimizers import its compiler.
-CONTEXT.set_forkserver_preload(["torch.distributed", "torch._dynamo", "clipx.trainer", "clipx.distributed.rendezvous"])
+CONTEXT.set_forkserver_preload(
+    ["torch.distributed", "torch._dynamo", "clipx.trainer.trainer", "clipx.distributed.rendezvous"]
+)
 _PATIENCE = 15  # seconds that ranks have to end by themselves when one has failed
 
 

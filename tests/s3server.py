@@ -273,7 +273,7 @@ def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProx
         "AWS_ENDPOINT_URL": proxy.endpoint,
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("clipx.storage._DELAY_S", (0.05, 0.5))
+    monkeypatch.setattr("clipx.storage.remote._DELAY_S", (0.05, 0.5))
     forget_sessions()
     yield proxy
     proxy.close()
@@ -283,7 +283,7 @@ def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProx
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a storage that hangs: it is waited for a second. Where it answers, a busy machine may take longer."""
-    monkeypatch.setattr("clipx.storage._READ_S", 1)
+    monkeypatch.setattr("clipx.storage.remote._READ_S", 1)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from clipx.config.messages import (
     one_line,
     unreadable,
 )
-from clipx.config.registry import CONF_DIR, discover, launchers
+from clipx.config.registry import CONF_DIR, discover, discover_installed
 from clipx.errors import ClipxError, ConfigError, placed, require
 from clipx.storage.url import check_environment, check_secrets
 
@@ -68,7 +68,7 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     """Registers every option, and refuses overrides that Hydra has no words for, or takes for something else."""
     for typed in overrides:  # before Hydra writes them to a file, as it does in a sweep
         check_secrets(typed.partition("=")[0], typed.partition("=")[2])
-    launchers()
+    discover_installed()
     discover(CONF_DIR)
     for folder in folders:
         if not folder.is_dir():

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
-import sys
+import importlib.metadata
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +23,11 @@ if TYPE_CHECKING:
     pass
 
 
-__all__ = ["CONF_DIR", "LAUNCH", "MISSING", "PACKAGE", "discover", "launchers", "option", "spec_class"]
+__all__ = ["CONF_DIR", "MISSING", "PACKAGE", "discover", "discover_installed", "option", "spec_class"]
 
 PACKAGE = Path(__file__).parents[1]
-# A wheel carries the configuration and the launchers inside the package; in a checkout they are at the top level.
+# A wheel carries the configuration inside the package; in a checkout it is at the top level.
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
-LAUNCH = "clipx.launch" if (PACKAGE / "launch").is_dir() else "launch"
 
 Spec = TypeVar("Spec")
 
@@ -48,6 +46,15 @@ def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
     return register
 
 
+def discover_installed() -> None:
+    """Imports the modules that installed packages name under the entry point `clipx.options`, as clipx_launch does.
+
+    They register their options: so a package extends clipx, and nothing in clipx names it.
+    """
+    for entry in importlib.metadata.entry_points(group="clipx.options"):
+        entry.load()
+
+
 def discover(conf_dir: Path, own: bool = True) -> None:
     """Imports the module of each option under `conf_dir`, so that it registers its schema.
 
@@ -63,17 +70,6 @@ def discover(conf_dir: Path, own: bool = True) -> None:
             for module in (group, f"{group}.spec", f"{group}.{name}"):
                 if (PACKAGE / f"{module.replace('.', '/')}.py").is_file():
                     importlib.import_module(f"clipx.{module}")
-
-
-def launchers() -> None:
-    """Registers the launchers' options. `launch` is the checkout's, whatever else has its name."""
-    if LAUNCH not in sys.modules and LAUNCH == "launch":
-        place = PACKAGE.parent / LAUNCH
-        spec = importlib.util.spec_from_file_location(LAUNCH, place / "__init__.py")
-        assert spec is not None and spec.loader is not None
-        sys.modules[LAUNCH] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[LAUNCH])
-    importlib.import_module(f"{LAUNCH}.options")
 
 
 def spec_class(group: str, kind: Any) -> type[Any]:

@@ -210,8 +210,8 @@ def test_an_upload_that_stops_in_the_middle_of_a_file_is_begun_again(
     tmp_path: Path,
     mode: str,
 ) -> None:
-    monkeypatch.setattr("clipx.storage._PART", 5 << 20)
-    monkeypatch.setattr("clipx.storage._STALL_S", 1.5)
+    monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
+    monkeypatch.setattr("clipx.storage.remote._STALL_S", 1.5)
     folder, events = save(run_dir, 10, os.urandom(11 << 20), shards=0), Events()
     proxy.set("slow", 0.02)  # for each 64 KiB
     with closing(Mirror(run_dir, own_bucket, events)) as mirror:

@@ -45,8 +45,8 @@ def test_what_is_fetched_is_what_was_saved(run_dir: Path, url: str, tmp_path: Pa
 def test_a_large_file_goes_in_parts_and_comes_in_blocks(
     run_dir: Path, own_bucket: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clipx.storage._PART", 5 << 20)
-    monkeypatch.setattr("clipx.storage.BLOCK", 3 << 20)
+    monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
+    monkeypatch.setattr("clipx.storage.remote.BLOCK", 3 << 20)
     folder = save(run_dir, 10, os.urandom(12 << 20), shards=1)
     upload(run_dir, own_bucket)
     tag = admin(endpoint).info(f"{own_bucket}/checkpoints/step-00000010/{WHOLE}")["ETag"]

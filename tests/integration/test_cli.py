@@ -19,7 +19,7 @@ SCRIPT = str(Path(sys.executable).with_name("clipx-train"))
 HEAVY = (
     *("torch", "torchvision", "timm", "transformers", "numpy", "PIL", "pyarrow", "fsspec", "s3fs", "safetensors"),
     *("tokenizers", "matplotlib", "rich", "tensorboard", "wandb", "sklearn", "submitit", "asyncio"),
-    *("clipx.trainer", "clipx.checkpoint.format", "clipx.checkpoint.async_writer", "clipx.checkpoint.state"),
+    *("clipx.trainer.trainer", "clipx.checkpoint.format", "clipx.checkpoint.async_writer", "clipx.checkpoint.state"),
 )
 
 

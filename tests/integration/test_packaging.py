@@ -46,12 +46,13 @@ def test_the_wheel_holds_the_package_its_configuration_and_its_merges(wheel: Pat
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name.split("/")[0] for name in names} == {
         "clipx",
+        "clipx_launch",
         "hydra_plugins",
         wheel.name.rsplit("-", 3)[0] + ".dist-info",
     }
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "clipx").rglob("*.py")}
-    launch = {f"clipx/{path.relative_to(ROOT)}" for path in (ROOT / "launch").rglob("*.py")}
-    assert modules | launch | {"hydra_plugins/clipx_launcher.py"} <= names
+    launch = {str(path.relative_to(ROOT / "launch")) for path in (ROOT / "launch").rglob("*.py")}
+    assert modules | launch <= names
     conf = {f"clipx/conf/{path.relative_to(CONF_DIR)}" for path in CONF_DIR.rglob("*.yaml")}
     assert conf <= names
     assert "clipx/model/bpe_simple_vocab_16e6.txt.gz" in names
@@ -64,7 +65,8 @@ def test_the_wheel_holds_the_package_its_configuration_and_its_merges(wheel: Pat
 def test_every_option_composes_from_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     code = """
 import clipx, json, sys
-from clipx.config import CONF_DIR, compose
+from clipx import compose
+from clipx.config.registry import CONF_DIR
 needed = json.loads(sys.argv[1])
 print(clipx.__file__, CONF_DIR)
 count = 0
@@ -96,8 +98,8 @@ def test_the_installed_wheel_launches_sweeps(installed: Path, tmp_path: Path) ->
     outside(installed, tmp_path, *sweep, f"hydra.sweep.dir={tmp_path}/local")
     assert '"finished"' in (tmp_path / "local/0/.launch/result.json").read_text()
     (code,) = (tmp_path / "local/.launch/code").iterdir()
-    assert [path.name for path in code.iterdir()] == ["clipx"]
-    assert "finished" in outside(installed, tmp_path, "-m", "clipx.sweep", "status", "local")
+    assert sorted(path.name for path in code.iterdir()) == ["clipx", "clipx_launch"]
+    assert "finished" in outside(installed, tmp_path, "-m", "clipx_launch", "status", "local")
 
 
 def test_the_installed_wheel_submits_jobs(slurm: Path, installed: Path, tmp_path: Path) -> None:
@@ -105,4 +107,4 @@ def test_the_installed_wheel_submits_jobs(slurm: Path, installed: Path, tmp_path
     sweep = ("-m", "clipx.train", "-m", "hydra/launcher=clipx_slurm", *options, *SMALL, "checkpoint=none")
     outside(installed, tmp_path, *sweep, f"hydra.sweep.dir={tmp_path}/slurm")
     assert '"finished"' in (tmp_path / "slurm/0/.launch/result.json").read_text()
-    assert "python -u -m clipx.launch.worker" in (tmp_path / "slurm/0/.launch/script.sh").read_text()
+    assert "python -u -m clipx_launch.worker" in (tmp_path / "slurm/0/.launch/script.sh").read_text()

@@ -44,7 +44,7 @@ def _no_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Torch takes seconds to import: the processes of most tests are forks of one that has it.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch.distributed", "clipx.distributed", "clipx.distributed.rendezvous"])
+FORKS.set_forkserver_preload(["torch.distributed", "clipx.distributed.spec", "clipx.distributed.rendezvous"])
 
 
 class Started:

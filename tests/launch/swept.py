@@ -14,11 +14,11 @@ from support import small
 from clipx.report.console import headline
 from clipx.run import lock
 from clipx.trainer.trainer import Trainer
-from launch.options import LaunchSpec, LocalSpec
-from launch.point import Point, Result, content_of
-from launch.run import Run
-from launch.runs import sweep_runs
-from launch.sweep import Planned, Sweep
+from clipx_launch.commands.run import Run
+from clipx_launch.commands.runs import sweep_runs
+from clipx_launch.options import LaunchSpec, LocalSpec
+from clipx_launch.point import Point, Result, content_of
+from clipx_launch.sweep import Planned, Sweep
 
 QUICK = ("duration=4st", "evaluator=[retrieval]", "checkpoint=none")
 

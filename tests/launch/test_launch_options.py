@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,11 @@ from support import small
 from clipx.config.registry import CONF_DIR
 from clipx.errors import ClipxError, ConfigError
 from clipx.trainer.spec import compose
-from launch import site, snapshot
-from launch.options import LocalSpec, SlurmSpec, Style
-from launch.point import Point, Result, content_of
-from launch.site import check_site
-from launch.slurm import Array, inherited, script
+from clipx_launch import cluster, snapshot
+from clipx_launch.cluster import check_site
+from clipx_launch.options import LocalSpec, SlurmSpec, Style
+from clipx_launch.point import Point, Result, content_of
+from clipx_launch.slurm import Array, inherited, script
 
 CPU = {"gpus_per_node": 0}
 
@@ -189,9 +187,7 @@ def test_what_cannot_be_launched_is_one_line(
     assert not list(tmp_path.rglob("result.json"))
 
 
-def test_another_file_named_launch_is_not_taken_for_the_launchers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_file_named_launch_does_not_hide_the_launchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "launch.py").write_text("raise RuntimeError('not mine')")
     monkeypatch.chdir(tmp_path)
     assert "seed: 3" in launch("--cfg", "job", "seed=3", PYTHONPATH=str(CONF_DIR.parent)).stdout
@@ -200,17 +196,6 @@ def test_another_file_named_launch_is_not_taken_for_the_launchers(
 def test_a_launcher_without_a_sweep_is_an_error() -> None:
     done = launch("hydra/launcher=clipx_local", *QUICK, check=False)
     assert (done.returncode, done.stderr) == (2, "error: hydra/launcher=clipx_local has no effect without -m: add -m\n")
-
-
-@pytest.mark.parametrize("name", ["status", "logs", "cancel", "resume", "best", "results"])
-def test_each_command_is_a_module_of_a_checkout(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [name, "/no/sweep"])
-    monkeypatch.delitem(sys.modules, f"launch.{name}", raising=False)  # or runpy warns
-    with pytest.raises(SystemExit) as left:
-        runpy.run_module(f"launch.{name}", run_name="__main__")
-    assert (left.value.code, capsys.readouterr().err) == (2, "error: /no/sweep is not there: check the path\n")
 
 
 # --------------------------------------------------------------------------------------------------------- files
@@ -242,10 +227,10 @@ def test_a_snapshot_is_named_by_its_content_and_holds_what_runs(tmp_path: Path) 
     assert code.parent == tmp_path
     env = {**os.environ, **first}
     found = subprocess.run(
-        ["python3", "-c", "import json, clipx, launch; print(json.dumps([clipx.__file__, launch.__file__]))"],
+        ["python3", "-c", "import json, clipx, clipx_launch; print(json.dumps([clipx.__file__, clipx_launch.__file__]))"],
         env=env, cwd=CONF_DIR.parent, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert json.loads(found.stdout) == [f"{code}/clipx/__init__.py", f"{code}/launch/__init__.py"]
+    assert json.loads(found.stdout) == [f"{code}/clipx/__init__.py", f"{code}/clipx_launch/__init__.py"]
     assert (code / "conf/train.yaml").read_bytes() == (CONF_DIR / "train.yaml").read_bytes()
     assert not list(code.rglob("__pycache__"))
 
@@ -279,9 +264,9 @@ def test_what_a_cluster_does_not_have_is_one_line(options: dict[str, object], me
     ("text", "minutes"), [("infinite", None), ("1-00:00:00", 1440), ("2:30:00", 150), ("30:00", 30)]
 )
 def test_slurms_own_times(text: str, minutes: int | None) -> None:
-    assert site._minutes(text) == minutes
+    assert cluster._minutes(text) == minutes
 
 
 def test_a_command_that_does_not_answer_is_one_line() -> None:
     with pytest.raises(ClipxError, match="squeue-of-nobody does not answer"):
-        site.told("squeue-of-nobody")
+        cluster.told("squeue-of-nobody")

@@ -1,4 +1,4 @@
-"""`python -m launch.script`: scripts that are started by hand, and the network's settings in them."""
+"""`python -m clipx_launch.print_script`: scripts that are started by hand, and the network's settings in them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from support import SMALL, VIT, small
 
 from clipx.errors import ConfigError
 from clipx.trainer.trainer import Trainer
-from launch import snapshot
-from launch.batch import script, whole
-from launch.network import VARIABLES, AsyncErrors, Debug, NetworkSpec
-from launch.options import LocalSpec, SlurmSpec, Style, TorchrunSpec
-from launch.script import main, translated
-from launch.slurm import Array
+from clipx_launch import snapshot
+from clipx_launch.network import VARIABLES, AsyncErrors, Debug, NetworkSpec
+from clipx_launch.options import LocalSpec, SlurmSpec, Style, TorchrunSpec
+from clipx_launch.print_script import main, translated
+from clipx_launch.sbatch_script import script, whole
+from clipx_launch.slurm import Array
 
 TWO = ("nodes=2", "network.interface=lo")
 RUN = (*SMALL, *VIT, "checkpoint=none", "distributed=cpu")

@@ -22,9 +22,9 @@ from support import SMALL, VIT, small, tensors
 from swept import states, sweep_of
 
 from clipx.trainer.trainer import Trainer
-from launch import site
-from launch import slurm as launcher
-from launch.options import SlurmSpec
+from clipx_launch import cluster
+from clipx_launch import slurm as launcher
+from clipx_launch.options import SlurmSpec
 
 pytestmark = pytest.mark.slow
 STEPS = 40
@@ -34,7 +34,7 @@ SLOW = ("--config-dir", str(Path(__file__).parent / "plugin"), *SLURM, *RUN, "ob
 
 
 @contextmanager
-def cluster(kind: Kind) -> Iterator[Path]:
+def started(kind: Kind) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: the path of a socket has 107 characters at most
     try:
         yield slurm_cluster.start(folder, kind)
@@ -47,7 +47,7 @@ def cluster(kind: Kind) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def accounted_conf(slurm_conf: Path) -> Iterator[Path]:
-    with cluster(Kind.accounted) as conf:
+    with started(Kind.accounted) as conf:
         yield conf
 
 
@@ -59,7 +59,7 @@ def accounted(accounted_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cgroup(slurm_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with cluster(Kind.cgroup) as conf:
+    with started(Kind.cgroup) as conf:
         monkeypatch.setenv("SLURM_CONF", str(conf))
         yield
 
@@ -175,11 +175,11 @@ def test_how_an_old_job_ended_the_accounting_knows_when_the_controller_has_forgo
     launcher.start(sweep_of(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
     (job,) = said(tmp_path, "sweep")["jobs"]
     told("scontrol", "release", f"{job}_0")
-    until(lambda: f"{job}_0" not in site.queue(), 30, "point 0 does not end")
+    until(lambda: f"{job}_0" not in cluster.queue(), 30, "point 0 does not end")
     told("scancel", job)
     expected = {"0": ("failed", f"its job {job}_0 is failed"), "1": ("cancelled", f"its job {job}_1 is cancelled")}
     assert states(tmp_path) == expected
     known = ("scontrol", "show", "job", job)
     until(lambda: subprocess.run(known, capture_output=True, check=False).returncode, 90, f"job {job} is not forgotten")
     assert states(tmp_path) == expected
-    assert site.ends({"999999"}) == {}
+    assert cluster.ends({"999999"}) == {}

@@ -27,10 +27,10 @@ from launching import (
 from support import SMALL, VIT, small, tensors
 
 from clipx.trainer.trainer import Trainer
-from launch import site, slurm
-from launch.options import SlurmSpec
-from launch.point import Point, content_of
-from launch.sweep import Planned, Sweep
+from clipx_launch import cluster, slurm
+from clipx_launch.options import SlurmSpec
+from clipx_launch.point import Point, content_of
+from clipx_launch.sweep import Planned, Sweep
 
 pytestmark = pytest.mark.usefixtures("slurm")
 PLUGIN = Path(__file__).parent / "plugin"
@@ -172,7 +172,7 @@ def test_a_waited_for_job_that_is_cancelled_before_it_starts_is_noticed(tmp_path
 def test_a_sweep_beyond_the_clusters_arrays_is_several_that_keep_to_its_parallelism(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site, "max_array_size", lambda: 2)
+    monkeypatch.setattr(cluster, "max_array_size", lambda: 2)
     sweep = Sweep(tmp_path, {seed: [f"seed={seed}"] for seed in range(5)})
     for seed in range(5):
         spec = small(tmp_path / f"{seed}", f"seed={seed}")

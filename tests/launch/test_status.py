@@ -16,10 +16,10 @@ from swept import launched_by, locked_by, process, states, sweep_of
 
 from clipx.run.lock import LOCK, Holder
 from clipx.trainer.trainer import Trainer
-from launch import status
-from launch.cli import main
-from launch.point import Result
-from launch.runs import runs_in, sweep_runs
+from clipx_launch.__main__ import main
+from clipx_launch.commands import status
+from clipx_launch.commands.runs import runs_in, sweep_runs
+from clipx_launch.point import Result
 
 
 def run_with(folder: Path, age: float, *events: dict[str, object]) -> None:
@@ -189,9 +189,7 @@ def test_what_cannot_be_shown_is_one_line(
 
 def test_the_command_starts_without_torch(tmp_path: Path) -> None:
     run_with(tmp_path, 5, START)
-    code = (
-        f"import sys; from launch.cli import main; main(['status', {str(tmp_path)!r}]); print('torch' in sys.modules)"
-    )
+    code = f"import sys; from clipx_launch.__main__ import main; main(['status', {str(tmp_path)!r}]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.endswith("False\n")
     assert "running" in done.stdout

@@ -11,11 +11,11 @@ import pytest
 from launching import logs, rows, said, shown, told
 from swept import launched_by, locked_by, only, process, states, sweep_of, trained
 
-from launch import site, slurm
-from launch.cli import main
-from launch.options import LocalSpec, SlurmSpec
-from launch.point import Result
-from launch.sweep import Sweep
+from clipx_launch import cluster, slurm
+from clipx_launch.__main__ import main
+from clipx_launch.options import LocalSpec, SlurmSpec
+from clipx_launch.point import Result
+from clipx_launch.sweep import Sweep
 
 # ------------------------------------------------------------------------------------------------- this machine
 
@@ -157,7 +157,7 @@ def test_queued_points_wait_are_cancelled_one_by_one_and_are_resumed_alone(
     printed = capsys.readouterr().out
     assert f"{submitted}: 2 of 2 points submitted" in printed
     for verb in ("status", "logs", "cancel"):
-        assert f"  {verb:7} python -m clipx.sweep {verb} {submitted}\n" in printed
+        assert f"  {verb:7} python -m clipx_launch {verb} {submitted}\n" in printed
     first, again = said(submitted, "sweep")["jobs"]
     assert [point["job"] for point in said(submitted, "sweep")["points"]] == [first, again, again]
     assert [states(submitted)[name][0] for name in "012"] == ["waiting"] * 3
@@ -188,7 +188,7 @@ def test_a_job_that_is_gone_is_what_slurm_says_of_it_and_lost_where_that_is_noth
 
 @pytest.mark.parametrize(("text", "tasks"), [("", []), ("3", [3]), ("0,2-4%2", [0, 2, 3, 4]), ("1-2", [1, 2])])
 def test_tasks_that_slurm_has_not_told_apart(text: str, tasks: list[int]) -> None:
-    assert site._tasks(text) == tasks
+    assert cluster._tasks(text) == tasks
 
 
 def test_a_point_that_saved_and_waits_again_is_requeued(submitted: Path) -> None:

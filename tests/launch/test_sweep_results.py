@@ -15,11 +15,11 @@ import pytest
 from matplotlib.image import imread
 from swept import locked_by, process, sweep_of, trained
 
-from launch import logs
-from launch.cli import main
-from launch.picture import Line, apart, draw, log_spaced, typed_axis
-from launch.point import Result
-from launch.runs import varied
+from clipx_launch.__main__ import main
+from clipx_launch.commands import logs
+from clipx_launch.commands.parallel_coordinates import Line, apart, draw, log_spaced, typed_axis
+from clipx_launch.commands.runs import varied
+from clipx_launch.point import Result
 
 TYPED = (
     ["optimizer.lr=1e-4", "seed=0"],

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clipx.errors import ClipxError, Exit
 from clipx.run.lock import Holder, holder_of
-
-from .point import Result
-from .run import ENDED, Run, State
-from .runs import picked, sweep_runs
-from .site import told
-from .state import at_work, keeper_of
+from clipx_launch.cluster import told
+from clipx_launch.commands.run import ENDED, Run, State
+from clipx_launch.commands.runs import picked, sweep_runs
+from clipx_launch.commands.state import at_work, keeper_of
+from clipx_launch.point import Result
 
 
 def cancel(folder: Path, names: Sequence[str]) -> None:
@@ -80,9 +78,3 @@ def _cancel_process(run: Run) -> str | None:
 
 def _unlike(keepers: Iterator[Holder]) -> list[Holder]:
     return list(dict.fromkeys(keepers))
-
-
-if __name__ == "__main__":
-    from .cli import command
-
-    sys.exit(command("cancel"))

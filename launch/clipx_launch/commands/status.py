@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,8 @@ from rich.table import Table
 
 from clipx.checkpoint.resume import step_of
 from clipx.report.console import clock, format_value, terminal
-
-from .run import ENDED, Run, metric_of, value_of
-from .runs import runs_in
+from clipx_launch.commands.run import ENDED, Run, metric_of, value_of
+from clipx_launch.commands.runs import runs_in
 
 _LOOK_S = 3.0  # as often as SLURM may be asked
 
@@ -110,9 +108,3 @@ def _metric(run: Run, metric: str) -> str:
 
 def _age(seconds: float) -> str:
     return f"{clock(seconds)} ago"
-
-
-if __name__ == "__main__":
-    from .cli import command
-
-    sys.exit(command("status"))

@@ -1,4 +1,4 @@
-"""`python -m launch.script [sbatch | torchrun] [KEY=VALUE …] -- [OVERRIDE …]`: the script of a run, to start by hand.
+"""`clipx-sweep script [sbatch | torchrun] [KEY=VALUE …] -- [OVERRIDE …]`: the script of a run, to start by hand.
 
 sbatch     for `sbatch` on a cluster; the default. All of clipx_slurm's keys: nodes=2 tasks_per_node=8 partition=gpu
 torchrun   for each of several hosts without SLURM. clipx_torchrun's keys: nodes=2 tasks_per_node=8 host=node1
@@ -59,7 +59,3 @@ def translated(words: Sequence[str]) -> list[str]:
             keys.append(f"+hydra.launcher.{word[1:]}" if word.startswith("+") else f"hydra.launcher.{word}")
     printing = ["hydra.launcher.submit=false"] if kind == "sbatch" else []
     return ["-m", *overrides, f"hydra/launcher={launcher}", *keys, *printing]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

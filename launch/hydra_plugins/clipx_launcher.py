@@ -1,6 +1,6 @@
 """Where Hydra looks for launchers: `hydra/launcher=clipx_slurm` and its like. A namespace package: no __init__.
 
-Light, for every Hydra program on this machine imports it. What the launchers do is in clipx's `launch`.
+Light, because every Hydra program on this machine imports it. What the launchers do is in `clipx_launch`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class _ClipxLauncher(Launcher):
     """Its options are read, and checked, in the configuration that it is set up with."""
 
-    _module = ""  # of `launch`
+    _module = ""  # of clipx_launch
 
     def __init__(self, **_: Any) -> None: ...
 
@@ -32,16 +32,13 @@ class _ClipxLauncher(Launcher):
         folder = Path(config.hydra.sweep.dir)
         made(folder, f"the sweep's folder {folder}", "choose by hydra.sweep.dir")  # which Hydra makes without a word
         self._context, self._config = copy(hydra_context), config
-        # `launch` composes each point, and lists all that cannot be. The sweeper need not do so before, to give up at
-        # the first one.
+        # clipx_launch composes each point and lists all that cannot be composed. The sweeper would stop at the first.
         unread = copy(hydra_context.config_loader)
         unread.load_sweep_config = lambda master_config, sweep_overrides: master_config  # type: ignore[method-assign]
         hydra_context.config_loader = unread
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from clipx.config.registry import LAUNCH
-
-        module = importlib.import_module(f"{LAUNCH}.{self._module}")
+        module = importlib.import_module(f"clipx_launch.{self._module}")
         found: Sequence[JobReturn] = module.launch(self._context, self._config, job_overrides, initial_job_idx)
         return found
 

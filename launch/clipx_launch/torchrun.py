@@ -14,10 +14,9 @@ from clipx.config import plugins
 from clipx.config.compose import checked
 from clipx.errors import require
 from clipx.trainer.spec import RunSpec
-
-from .batch import SIGNALS, exports
-from .options import TorchrunSpec
-from .sweep import Overrides, Planned, Sweep
+from clipx_launch.options import TorchrunSpec
+from clipx_launch.sbatch_script import SIGNALS, exports
+from clipx_launch.sweep import Overrides, Planned, Sweep
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,11 @@ from typing import Any
 from clipx.config.registry import discover
 from clipx.config.saved import from_dict
 from clipx.errors import ClipxError
-
-from .cancel import states
-from .options import LocalSpec, SlurmSpec
-from .run import AGAIN, Run
-from .runs import sweep_runs
-from .sweep import Sweep
+from clipx_launch.commands.cancel import states
+from clipx_launch.commands.run import AGAIN, Run
+from clipx_launch.commands.runs import sweep_runs
+from clipx_launch.options import LocalSpec, SlurmSpec
+from clipx_launch.sweep import Sweep
 
 
 def resume(folder: Path) -> None:
@@ -56,17 +54,11 @@ def _start(folder: Path, launch: dict[str, Any], runs: Sequence[Run]) -> None:
     with contextlib.chdir(launch["cwd"]):
         sweep = Sweep.kept(folder, [run.point for run in runs if run.point is not None])
         if settings["kind"] == "slurm":
-            from . import slurm
+            from clipx_launch import slurm
 
             slurm.start(sweep, replace(from_dict(SlurmSpec, settings), wait=False))
             return
-        from . import local
+        from clipx_launch import local
 
         for returned in local.start(sweep, from_dict(LocalSpec, settings)):
             _ = returned.return_value  # raises what the point failed of
-
-
-if __name__ == "__main__":
-    from .cli import command
-
-    sys.exit(command("resume"))

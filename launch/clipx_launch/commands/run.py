@@ -19,8 +19,7 @@ from clipx.config.safe_yaml import read_saved
 from clipx.errors import ConfigError
 from clipx.logger import Row
 from clipx.report.console import headline
-
-from .point import Point
+from clipx_launch.point import Point
 
 
 class State(StrEnum):

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from clipx.run.lock import LOCK, Holder, holder_of
-
-from .point import Result
-from .run import Run, State
-from .site import SlurmError, ends, told
+from clipx_launch.cluster import SlurmError, ends, told
+from clipx_launch.commands.run import Run, State
+from clipx_launch.point import Result
 
 _SILENT_S = 600.0  # nothing written for so long, a run that has not ended is called silent
 _PENDING = {"PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "STOPPED"}

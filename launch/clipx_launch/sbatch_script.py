@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from clipx.errors import Exit
-
-from . import snapshot
-from .options import SlurmSpec, Style
-from .point import files_of
+from clipx_launch import snapshot
+from clipx_launch.options import SlurmSpec, Style
+from clipx_launch.point import files_of
 
 _SCRIPT = """\
 # What a point is and does is in its folder's .launch.

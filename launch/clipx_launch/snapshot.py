@@ -13,8 +13,7 @@ from clipx.config.registry import CONF_DIR, PACKAGE
 from clipx.storage.local import made
 
 _HERE = Path(__file__).parent
-# All that a wheel holds; in a wheel the package holds the others.
-_FOLDERS = [PACKAGE] if CONF_DIR.parent == PACKAGE else [PACKAGE, CONF_DIR, _HERE]
+_FOLDERS = [PACKAGE, _HERE, *([] if CONF_DIR.parent == PACKAGE else [CONF_DIR])]  # a wheel's package holds conf/
 MODULE = f"{__package__}.worker"
 
 
@@ -23,12 +22,13 @@ def environment(folder: Path | None) -> dict[str, str]:
 
     Without a folder nothing is copied, and they find what is there when they start.
     """
-    code, own = PACKAGE.parent, [Path(place) for place in plugins.__path__ if Path(place).is_dir()]
+    code = os.pathsep.join(dict.fromkeys(str(package.parent) for package in (PACKAGE, _HERE)))
+    own = [Path(place) for place in plugins.__path__ if Path(place).is_dir()]
     if folder is not None:
-        code = _copied(_FOLDERS, folder)
+        code = str(_copied(_FOLDERS, folder))
         own = [_copied([place], folder) / place.name for place in own]
     # Safe path: the folder that a job starts in may be the checkout, and would come first.
-    return {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1", "CLIPX_PLUGINS": os.pathsep.join(map(str, own))}
+    return {"PYTHONPATH": code, "PYTHONSAFEPATH": "1", "CLIPX_PLUGINS": os.pathsep.join(map(str, own))}
 
 
 def _copied(folders: list[Path], to: Path) -> Path:

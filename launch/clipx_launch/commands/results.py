@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,10 +10,9 @@ from rich.table import Table
 
 from clipx.report.console import clock, format_value, headline, terminal
 from clipx.storage.local import write_whole
-
-from . import picture
-from .run import Run, metric_of, value_of
-from .runs import sweep_runs
+from clipx_launch.commands import parallel_coordinates
+from clipx_launch.commands.run import Run, metric_of, value_of
+from clipx_launch.commands.runs import sweep_runs
 
 Cell = str | int | float | None
 _FIX = "make room, or copy the sweep where you can write"
@@ -32,9 +30,12 @@ def write(folder: Path, metric: str | None, lowest: bool) -> None:
     write_whole(folder / "results.csv", lambda path: _csv(Path(path), rows), _FIX)
     write_whole(folder / "results.parquet", lambda path: _parquet(path, rows), _FIX)
     names = ["results.csv", "results.parquet"]
-    lines = [picture.Line(run.typed, number.value if (number := value_of(run, metric)) else None) for run in runs]
+    lines = [
+        parallel_coordinates.Line(run.typed, number.value if (number := value_of(run, metric)) else None)
+        for run in runs
+    ]
     if any(line.values for line in lines):
-        drawn = picture.draw(folder.absolute().name, metric, lines, lowest_wins(metric, lowest))
+        drawn = parallel_coordinates.draw(folder.absolute().name, metric, lines, lowest_wins(metric, lowest))
         write_whole(folder / "results.png", lambda path: Path(path).write_bytes(drawn), _FIX)
         names.append("results.png")
     terminal().print(_short(runs, metric))
@@ -62,7 +63,7 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, Cell]]:
 def _columns(typed: Sequence[dict[str, str]]) -> list[dict[str, Cell]]:
     """Overrides as cells: a column is of numbers where all of it is."""
     keys = list({key: None for values in typed for key in values})
-    columns = {key: picture.numbers([values.get(key) for values in typed]) for key in keys}
+    columns = {key: parallel_coordinates.numbers([values.get(key) for values in typed]) for key in keys}
     return [{key: columns[key][i] for key in keys} for i in range(len(typed))]
 
 
@@ -96,9 +97,3 @@ def _short(runs: Sequence[Run], metric: str) -> Table:
             clock(run.seconds),
         )
     return table
-
-
-if __name__ == "__main__":
-    from .cli import command
-
-    sys.exit(command("results"))

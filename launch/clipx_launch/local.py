@@ -22,13 +22,12 @@ from clipx.config.compose import checked
 from clipx.errors import ConfigError, Exit, Stopped
 from clipx.storage.local import made
 from clipx.trainer.spec import RunSpec
-
-from . import snapshot
-from .following import Board, told
-from .options import LocalSpec
-from .point import Result, files_of
-from .slurm import inherited
-from .sweep import Overrides, Planned, Sweep
+from clipx_launch import snapshot
+from clipx_launch.options import LocalSpec
+from clipx_launch.point import Result, files_of
+from clipx_launch.progress import Board, told
+from clipx_launch.slurm import inherited
+from clipx_launch.sweep import Overrides, Planned, Sweep
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

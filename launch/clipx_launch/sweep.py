@@ -21,9 +21,8 @@ from clipx.errors import ClipxError, ConfigError, require
 from clipx.run.directory import RunDir
 from clipx.run.lock import Holder
 from clipx.trainer.spec import RunSpec
-
-from .options import LaunchSpec, LocalSpec
-from .point import Point, Result, content_of, files_of, read_json, write_json
+from clipx_launch.options import LaunchSpec, LocalSpec
+from clipx_launch.point import Point, Result, content_of, files_of, read_json, write_json
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -185,7 +184,7 @@ def _again(point: Point) -> Planned:
 
 
 def launch_of(spec: LaunchSpec) -> dict[str, Any]:
-    """What `clipx.sweep resume` needs to launch points again as this process does, and who looks after them."""
+    """What `clipx-sweep resume` needs to launch points again as this process does, and who looks after them."""
     waits = dataclasses.asdict(_me()) if isinstance(spec, LocalSpec) else None  # with SLURM the job does
     return {
         "settings": to_dict(spec),

@@ -1,7 +1,4 @@
-"""The commands that look after sweeps: `python -m clipx.sweep …`, installed as `clipx-sweep`.
-
-In a checkout each is a module as well: `python -m launch.status …`.
-"""
+"""`clipx-sweep COMMAND …`, also `python -m clipx_launch COMMAND …`: the commands that look after sweeps."""
 
 from __future__ import annotations
 
@@ -15,11 +12,6 @@ from clipx.cli import report
 from clipx.errors import ClipxError, ConfigError, Exit
 
 
-def command(name: str) -> int:
-    """`main` of one command, whose words follow in sys.argv."""
-    return main([name, *sys.argv[1:]])
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: {self.prog} --help shows what there is")
@@ -29,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code; an error is one line."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["script"]:  # whose words are Hydra's
-        from .script import main as script
+        from clipx_launch.print_script import main as script
 
         return script(words[1:])
     try:
@@ -79,28 +71,32 @@ def _of_sweep(commands: argparse._SubParsersAction[_Parser], name: str, text: st
 def _run(asked: argparse.Namespace) -> None:
     match asked.command:
         case "status":
-            from . import status
+            from clipx_launch.commands import status
 
             status.show(asked.folders, asked.watch, asked.json)
         case "logs":
-            from . import logs
+            from clipx_launch.commands import logs
 
             if asked.lines < 0:
                 raise ConfigError(f"--lines={asked.lines} must be 0 (all) or more")
             logs.show(asked.sweep, asked.points, asked.rank, asked.lines, asked.follow)
         case "cancel":
-            from .cancel import cancel
+            from clipx_launch.commands.cancel import cancel
 
             cancel(asked.sweep, asked.points)
         case "resume":
-            from .resume import resume
+            from clipx_launch.commands.resume import resume
 
             resume(asked.sweep)
         case "best":
-            from .best import best
+            from clipx_launch.commands.best import best
 
             best(asked.sweep, asked.metric, asked.lowest, asked.json)
         case _:
-            from . import results
+            from clipx_launch.commands import results
 
             results.write(asked.sweep, asked.metric, asked.lowest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

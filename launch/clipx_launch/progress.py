@@ -10,10 +10,9 @@ from rich.live import Live
 from rich.table import Table
 
 from clipx.report.console import terminal
-
-from .point import Point, Result
-from .site import SlurmError
-from .sweep import Sweep
+from clipx_launch.cluster import SlurmError
+from clipx_launch.point import Point, Result
+from clipx_launch.sweep import Sweep
 
 _OVER = {
     *("GONE", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 from clipx.errors import ConfigError
-
-from .point import files_of
-from .run import ENDED, Run, State
-from .runs import picked, sweep_runs
+from clipx_launch.commands.run import ENDED, Run, State
+from clipx_launch.commands.runs import picked, sweep_runs
+from clipx_launch.point import files_of
 
 _LOOK_S = 1.0
 
@@ -96,9 +94,3 @@ def _since(path: Path, at: int) -> tuple[str, int]:
         file.seek(at)
         found = file.read()
     return found.decode("utf-8", errors="replace"), at + len(found)
-
-
-if __name__ == "__main__":
-    from .cli import command
-
-    sys.exit(command("logs"))

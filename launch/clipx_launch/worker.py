@@ -1,4 +1,4 @@
-"""`python -m launch.worker [--requeue] POINT`: one process of a point, from what its folder says. Composes nothing.
+"""`python -m clipx_launch.worker [--requeue] POINT`: one process of a point, as its folder describes it.
 
 With --requeue, as in a job of SLURM, rank 0 leaves the file `requeue` when a signal stopped the run and it has saved.
 """
@@ -19,8 +19,7 @@ from clipx.config import plugins
 from clipx.config.registry import discover
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
 from clipx.trainer.spec import RunSpec
-
-from .point import Point, Result
+from clipx_launch.point import Point, Result
 
 # By SLURM's --signal, and by preemption with a GraceTime, in which the script has to put the job back. SIGTERM comes
 # with the end of a job as well, by scancel or by SLURM's own requeueing: then the script is over, and does nothing.

@@ -10,8 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from clipx.errors import ClipxError, require
-
-from .options import SlurmSpec
+from clipx_launch.options import SlurmSpec
 
 USUAL_ARRAY = 1001  # SLURM's default of MaxArraySize
 _NOT_OVER = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")  # of a job that is gone: the accounting missed its end

@@ -10,8 +10,7 @@ from typing import Any
 from clipx.config.registry import option
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
-
-from .network import VARIABLES, NetworkSpec
+from clipx_launch.network import VARIABLES, NetworkSpec
 
 _HOURS = re.compile(r"(\d+)(m|h|d)")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from pathlib import Path
 
 from clipx.checkpoint.resume import step_of
 from clipx.errors import ConfigError
 from clipx.report.console import format_value
-
-from .results import lowest_wins
-from .run import Number, Run, metric_of, value_of
-from .runs import sweep_runs
+from clipx_launch.commands.results import lowest_wins
+from clipx_launch.commands.run import Number, Run, metric_of, value_of
+from clipx_launch.commands.runs import sweep_runs
 
 
 def best(folder: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
@@ -58,9 +56,3 @@ def _told(found: dict[str, object], run: Run, number: Number) -> str:
     }
     wide = max(map(len, lines))
     return "\n".join(f"{name:{wide}}  {text}" for name, text in lines.items())
-
-
-if __name__ == "__main__":
-    from .cli import command
-
-    sys.exit(command("best"))

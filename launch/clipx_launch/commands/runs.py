@@ -13,10 +13,9 @@ from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.config.messages import near
 from clipx.errors import ClipxError, ConfigError
 from clipx.logger import read_rows
-
-from .point import Point, files_of, read_json
-from .run import Run
-from .state import jobs_of, state_of
+from clipx_launch.commands.run import Run
+from clipx_launch.commands.state import jobs_of, state_of
+from clipx_launch.point import Point, files_of, read_json
 
 
 def sweep_runs(folder: Path) -> list[Run]:

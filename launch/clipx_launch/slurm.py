@@ -24,13 +24,12 @@ from clipx.config.compose import checked
 from clipx.errors import require
 from clipx.storage.local import made
 from clipx.trainer.spec import RunSpec
-
-from . import site, snapshot
-from .batch import parameters, script, whole
-from .following import follow
-from .options import SlurmSpec
-from .point import files_of
-from .sweep import Overrides, Planned, Sweep, submitted
+from clipx_launch import cluster, snapshot
+from clipx_launch.options import SlurmSpec
+from clipx_launch.point import files_of
+from clipx_launch.progress import follow
+from clipx_launch.sbatch_script import parameters, script, whole
+from clipx_launch.sweep import Overrides, Planned, Sweep, submitted
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -65,7 +64,7 @@ def start(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:
         spec.check(run.distributed)
         run.data.check_ranks(spec.world)
 
-    sweep.check(rule, dict if spec.dry_run else site.queue)
+    sweep.check(rule, dict if spec.dry_run else cluster.queue)
     if spec.dry_run:
         code = snapshot.environment(None) | ({"PYTHONPATH": "<a copy of the code>"} if spec.snapshot else {})
         print(Array(sweep.folder, spec, len(sweep.left)).text(script([p.point.folder for p in sweep.left], spec, code)))
@@ -73,7 +72,7 @@ def start(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:
     if not spec.submit:
         _print(sweep, spec)
         return sweep.returns(ended=False)
-    site.check_site(spec)
+    cluster.check_site(spec)
     if sweep.left:
         _submit(sweep, spec)
     _tell(sweep)
@@ -97,9 +96,9 @@ def _print(sweep: Sweep, spec: SlurmSpec) -> None:
     """The script of all points, on stdout. SLURM is not asked anything: this may be another machine."""
     require(bool(sweep.left), f"all points of {sweep.folder} are finished or in the queue: there is nothing to submit")
     require(
-        len(sweep.left) <= site.USUAL_ARRAY,
-        f"{len(sweep.left)} points are more than a job array's {site.USUAL_ARRAY}: launch them without submit=false, "
-        "or fewer at a time",
+        len(sweep.left) <= cluster.USUAL_ARRAY,
+        f"{len(sweep.left)} points are more than a job array's {cluster.USUAL_ARRAY}: launch them without "
+        "submit=false, or fewer at a time",
     )
     text = whole(spec, [planned.point.folder for planned in sweep.left], sweep.folder, _made(sweep, spec))
     written = files_of(sweep.folder) / "script.sh"
@@ -123,7 +122,7 @@ def _link(written: Path, points: list[Planned]) -> None:
 def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
     """All of it or nothing: where SLURM refuses one array, those before it are cancelled."""
     code = _made(sweep, spec)
-    most = site.max_array_size()
+    most = cluster.max_array_size()
     points = sweep.left
     jobs: list[str] = []
     for start in range(0, len(points), most):
@@ -134,9 +133,9 @@ def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
             jobs.append(_submit_array(sweep.folder, part, spec, code, after))
         except (FailedJobError, FailedSubmissionError) as error:
             if jobs:
-                site.told("scancel", *jobs)
+                cluster.told("scancel", *jobs)
             said = re.findall(r"sbatch: (?:error: )?(.+)", str(error)) or [" ".join(str(error).split())]
-            raise site.SlurmError(f"sbatch refused the job, and nothing is submitted: {' '.join(said)}") from error
+            raise cluster.SlurmError(f"sbatch refused the job, and nothing is submitted: {' '.join(said)}") from error
     sweep.keep(spec)
 
 
@@ -199,11 +198,11 @@ def _tell(sweep: Sweep) -> None:
     for job in jobs:
         print(f"  job     {job}")
     for verb in ("status", "logs", *(["cancel"] if jobs else [])):
-        print(f"  {verb:7} python -m clipx.sweep {verb} {shlex.quote(str(sweep.folder))}", flush=True)
+        print(f"  {verb:7} python -m clipx_launch {verb} {shlex.quote(str(sweep.folder))}", flush=True)
 
 
 def _states(ids: Collection[str]) -> dict[str, str]:
     """Of jobs that wait or run, and of those that did, how SLURM says they ended."""
-    waiting = site.queue()
+    waiting = cluster.queue()
     gone = [name for name in ids if name not in waiting]
-    return waiting | dict.fromkeys(gone, "GONE") | site.ends(gone)
+    return waiting | dict.fromkeys(gone, "GONE") | cluster.ends(gone)
