@@ -1,6 +1,6 @@
 """Options of the objectives that keep a moving average of each sample's normaliser (FCCO): γ and ε.
 
-This module imports no torch: it is read at composition. What computes is in `moving_average.py`.
+This module imports no torch: it is read at composition. What computes is in `losses/fcco.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from clipx.config.duration import Duration, Length
 from clipx.config.registry import MISSING
 from clipx.errors import ConfigError, require
-from clipx.objective.losses.fcco import Gamma, GlobalFCCO, IndividualFCCO, times_tau
 from clipx.objective.spec import TiledSpec
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
     from clipx.objective.base import Objective
+    from clipx.objective.losses.fcco import Gamma
     from clipx.objective.losses.sample_state import SampleTable
 
 
@@ -114,6 +114,7 @@ class ConstantSpec(FCCOSpec):
         check_temperature("temperature", self.temperature, 0.01)
 
     def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.losses.fcco import GlobalFCCO, times_tau
         from clipx.objective.losses.temperature import ConstantTemperature
 
         return GlobalFCCO(*self.parts(comm, length), ConstantTemperature(self.temperature), times_tau)
@@ -148,6 +149,7 @@ class IndividualSpec(FCCOSpec):
             check_rho(self.rho, samples, batch)
 
     def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.losses.fcco import IndividualFCCO
         from clipx.objective.losses.temperature import SampleTemperature
 
         self.check(length.batch, length.epoch)

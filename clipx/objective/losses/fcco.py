@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,11 +19,8 @@ from clipx.objective.losses.contrastive import contrastive_loss, individual_loss
 from clipx.objective.losses.sample_state import SampleTable, repeated_later
 from clipx.objective.losses.temperature import SampleTemperature, Temperature
 
-if TYPE_CHECKING:
-    from clipx.distributed.comm import Comm
-    from clipx.objective.base import Objective
-    from clipx.objective.losses.sample_state import SampleTable
-
+Gamma = Callable[[int], float]
+"""Samples seen before a step -> γ of that step."""
 
 Combine = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(½mean log(ε+u), α, ½mean log u) -> the loss; all 0-dim, α with this rank's share of the gradient."""
@@ -188,9 +184,3 @@ def scale_gradient(x: Tensor, factor: float) -> Tensor:
 
 def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
-
-
-Gamma = Callable[[int], float]
-
-
-"""Samples seen before a step -> γ of that step."""
