@@ -186,10 +186,10 @@ def _suite(spec: EvaluateSpec, run: RunSpec, comm: Comm, suites: dict[str, Suite
 
 
 def _fill(found: Checkpoint, spec: EvaluateSpec, model: CLIP) -> None:
-    from clipx.checkpoint.state import load_module, part
+    from clipx.checkpoint.state import load_module, select_prefix
 
     chosen = part_of(found, spec.weights, spec.run)
-    load_module(model, part(chosen, found.tensors), chosen)
+    load_module(model, select_prefix(chosen, found.tensors), chosen)
 
 
 def _of_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[Candidate]:

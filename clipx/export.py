@@ -86,7 +86,7 @@ def export(spec: ExportSpec) -> None:
 
 def _weights(spec: ExportSpec, run: RunSpec, found: Checkpoint, chosen: str) -> tuple[Weights, list[str]]:
     """The weights with the temperature that belongs to them, and what should be known of it."""
-    from clipx.checkpoint.state import part
+    from clipx.checkpoint.state import select_prefix
     from clipx.weights.load import Weights, learned
 
     log_scale, bias = learned(found)
@@ -95,7 +95,7 @@ def _weights(spec: ExportSpec, run: RunSpec, found: Checkpoint, chosen: str) -> 
         tau, told = _temperature(run)
         notes = [f"logit_scale is {1 / tau:.4g}: {told}"]
         log_scale = -math.log(tau)
-    tensors = dict(part(chosen, found.tensors))
+    tensors = dict(select_prefix(chosen, found.tensors))
     return Weights(spec.run, tensors, run.model, log_scale, bias), notes
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import forks
 from s3server import free_ports
 
-from clipx.checkpoint.async_writer import Saver
-from clipx.checkpoint.format import CheckpointDir, Rows
+from clipx.checkpoint.async_writer import AsyncWriter
+from clipx.checkpoint.format import CheckpointDir, RankRows
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
@@ -117,10 +117,12 @@ def tensors(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
     return dict(found.tensors)
 
 
-def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, torch.Tensor | Rows], keep_last: int = 3) -> None:
+def save_checkpoint(
+    folder: Path, step: int, tensors: Mapping[str, torch.Tensor | RankRows], keep_last: int = 3
+) -> None:
     """By one process; on disk when it returns."""
     alone = Comm(0, 1, 0, torch.device("cpu"))
-    saver = Saver(folder, CheckpointSpec(keep_last=keep_last), alone, lambda kind, **facts: None)
+    saver = AsyncWriter(folder, CheckpointSpec(keep_last=keep_last), alone, lambda kind, **facts: None)
     saver.save(step, tensors, {})
     saver.wait()
     saver.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import run, small
 
-from clipx.checkpoint.state import part
+from clipx.checkpoint.state import select_prefix
 from clipx.errors import ConfigError
 from clipx.trainer.trainer import Trainer
 
@@ -103,4 +103,4 @@ def test_a_decay_out_of_range_is_refused(tmp_path: Path, decay: str) -> None:
 def test_nothing_is_kept_of_it_where_it_is_off(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "run"))
     trainer.close()
-    assert not part("average", trainer.learner.state.capture())
+    assert not select_prefix("average", trainer.learner.state.capture())

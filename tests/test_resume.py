@@ -28,7 +28,7 @@ FOUR = ("checkpoint.every=1st", "checkpoint.keep_last=9")
         ("s3://bucket/outputs/mine", Resume(True, True, url="s3://bucket/outputs/mine")),
         ("s3://bucket/mine/checkpoints/step-00000030/", Resume(True, True, 30, url="s3://bucket/mine")),
         ("step-00000030", Resume(True, True, run_dir="step-00000030")),
-        ("logs/theirs/checkpoints/epoch_3.pt", Resume(False, training="logs/theirs/checkpoints/epoch_3.pt")),
+        ("logs/theirs/checkpoints/epoch_3.pt", Resume(False, open_clip="logs/theirs/checkpoints/epoch_3.pt")),
     ],
 )
 def test_it_is_read_as_it_is_meant(text: str, meaning: Resume) -> None:

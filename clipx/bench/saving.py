@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from clipx.bench.measure import synchronize
 from clipx.bench.processes import Place
-from clipx.checkpoint.async_writer import Saver
+from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.format import sync
 from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.checkpoint.uploader import Mirror
+from clipx.checkpoint.uploader import Uploader
 from clipx.distributed.comm import Comm
 
 _BLOCK = (768, 3072)  # of a ViT-B's MLP
@@ -50,7 +50,7 @@ def race(place: Place, folder: str, parameters: int, repeats: int, seed: int) ->
     tensors = state(parameters, comm.device, seed)
     root = Path(folder)
     root.mkdir(parents=True)
-    saver = Saver(root / "clipx", CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
+    saver = AsyncWriter(root / "clipx", CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
     saver.reserve(tensors)  # as a run does after its first step; it is done when its first turn comes
     contestants: dict[str, Callable[[Path], Wait]] = {
         "torch_save": lambda path: _torch_save(tensors, path),
@@ -129,14 +129,14 @@ def outage(place: Place, folder: str, steps: int, seed: int) -> dict[str, list[f
     comm = place.join()
     work = _work(comm, seed)
     root = Path(folder)
-    saver = Saver(root / CHECKPOINTS, CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
+    saver = AsyncWriter(root / CHECKPOINTS, CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
     saver.save(1, state(1_000_000, comm.device, seed), {})
     saver.wait()
     saver.close()
     times: dict[str, list[float]] = {"alone": [], "outage": []}
 
-    def start() -> Mirror:
-        return Mirror(root, "s3://nobody/answers", lambda kind, **facts: None)
+    def start() -> Uploader:
+        return Uploader(root, "s3://nobody/answers", lambda kind, **facts: None)
 
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         os.environ |= {
@@ -160,7 +160,7 @@ def outage(place: Place, folder: str, steps: int, seed: int) -> dict[str, list[f
 # ------------------------------------------------------------------------------------------------- contestants
 
 
-def _clipx(saver: Saver, tensors: dict[str, Tensor]) -> Wait:
+def _clipx(saver: AsyncWriter, tensors: dict[str, Tensor]) -> Wait:
     saver.save(1, tensors, {})
     return saver.wait
 

@@ -16,23 +16,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clipx.checkpoint.format import STATE, WHOLE, CheckpointDir, complete, fault_of, write_file
+from clipx.checkpoint.format import STATE, TENSORS, CheckpointDir, commit, find_damage, write_file
 from clipx.checkpoint.resume import step_folder, step_of
-from clipx.checkpoint.retention import Saved, kept
-from clipx.checkpoint.staging import Staging, whole_and_spread
+from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
+from clipx.checkpoint.staging import StagingBuffer, split_sharded
 from clipx.config.lazy_torch import dist, torch
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from clipx.checkpoint.format import Rows
+    from clipx.checkpoint.format import RankRows
     from clipx.checkpoint.spec import CheckpointSpec
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_PATIENCE = timedelta(minutes=30)  # of a rank that has written its part, with the slowest one
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota, limit
+_GATHER_TIMEOUT = timedelta(minutes=30)  # of a rank that has written its part, with the slowest one
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota, limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class _Job:
 
     step: int
     state: bytes | None  # on rank 0
-    saved: Saved
+    saved: CheckpointInfo
     spread: bool  # whether this rank has rows to write
     fault: _Fault | None
     began: float
     stalls: dict[str, float]  # s: what it has cost the training
 
 
-class Saver:
+class AsyncWriter:
     """Saves one run's checkpoints under `path`, which all ranks must see.
 
     Made, used and closed by all ranks at the same points. `event(kind, **facts)` is told on rank 0 of what was saved,
@@ -78,34 +78,34 @@ class Saver:
         self._uploaded, self._written = uploaded, written
         self._dir = CheckpointDir(path, self._tell)
         pinned = comm.device.type == "cuda"
-        self._whole, self._shard = Staging(pinned), Staging(pinned)
+        self._replicated, self._sharded = StagingBuffer(pinned), StagingBuffer(pinned)
         self._threads = ThreadPoolExecutor(1, "checkpoint")
         # Of their own: the training's collectives go on meanwhile, in an order that nothing else may enter.
-        self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if comm.world > 1 else None
+        self._group: Any = dist.new_group(backend="gloo", timeout=_GATHER_TIMEOUT) if comm.world > 1 else None
         self._pending: Future[_Fault | None] | None = None
         self._reserved: Future[None] | None = None
         self._failed = 0  # in a row
         self._fault: _Fault | None = None  # of the last save
-        self._known: dict[Path, Saved] = {}  # checkpoints that were written here, or verified
+        self._known: dict[Path, CheckpointInfo] = {}  # checkpoints that were written here, or verified
         self._token: int = comm.from_main(os.getpid())
         if comm.is_main:
             with suppress(OSError):  # where nothing can be removed, nothing can be written either, which is told
-                self._dir.clear_stumps()
+                self._dir.remove_incomplete()
         comm.barrier()
 
-    def reserve(self, tensors: Mapping[str, torch.Tensor | Rows]) -> None:
+    def reserve(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
         """Makes the memory for such tensors beside the training, so that the first save costs no more than the next.
 
         To be called once the optimizer has its state: after the first step.
         """
-        whole, spread = whole_and_spread(tensors, self._comm.is_main)
+        whole, spread = split_sharded(tensors, self._comm.is_main)
         sizes = sum(x.nbytes for x in whole.values()), sum(x.tensor.nbytes for x in spread.values())
         self._reserved = self._threads.submit(self._reserve, *sizes)
 
     def save(
         self,
         step: int,
-        tensors: Mapping[str, torch.Tensor | Rows],
+        tensors: Mapping[str, torch.Tensor | RankRows],
         state: dict[str, Any],
         *,
         keep: bool = False,
@@ -113,7 +113,7 @@ class Saver:
     ) -> None:
         """Begins a checkpoint of this moment: when it returns, the state may change. Collective.
 
-        Each rank gives its tensors: rank 0's are written, and each rank's rows of `Rows` and of DTensors that are
+        Each rank gives its tensors: rank 0's are written, and each rank's rows of `RankRows` and of DTensors that are
         spread by rows. `state`, plain values, is rank 0's. `keep`: for ever. `score`: the highest is kept.
 
         A save that is still being written is waited for. One that fails is told of and the run goes on; after
@@ -123,7 +123,7 @@ class Saver:
         began = time.perf_counter()
         self._settle()
         waited = time.perf_counter()
-        job = _Job(step, None, Saved(step, keep, score), False, None, began, {})
+        job = _Job(step, None, CheckpointInfo(step, keep, score), False, None, began, {})
         if self._comm.is_main:
             job.state = json.dumps({"keep": keep, "score": score, "state": state}).encode()
         self._stage(job, tensors)
@@ -158,17 +158,17 @@ class Saver:
                 f"({self._fault.reason}): {_FIX}"
             )
 
-    def _stage(self, job: _Job, tensors: Mapping[str, torch.Tensor | Rows]) -> None:
+    def _stage(self, job: _Job, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
         if self._reserved is not None:
             self._reserved.result()
             self._reserved = None
-        whole, spread = whole_and_spread(tensors, self._comm.is_main)
+        whole, spread = split_sharded(tensors, self._comm.is_main)
         job.spread = bool(spread)
         try:
             if self._comm.is_main:
-                self._whole.fill(whole)
+                self._replicated.fill(whole)
             if spread:
-                self._shard.fill(spread)
+                self._sharded.fill(spread)
             if self._comm.device.type == "cuda":
                 torch.cuda.current_stream(self._comm.device).synchronize()
         except (OSError, MemoryError, RuntimeError) as error:  # no memory for it; the other ranks hear of it in _write
@@ -178,8 +178,8 @@ class Saver:
 
     def _reserve(self, whole: int, spread: int) -> None:
         with suppress(OSError, MemoryError, RuntimeError):  # a save meets it again, and says so
-            self._whole.reserve(whole)
-            self._shard.reserve(spread)
+            self._replicated.reserve(whole)
+            self._sharded.reserve(spread)
 
     def _write(self, job: _Job) -> _Fault | None:
         """Writes a checkpoint, in a second attempt too where room could be made. Every rank returns the same."""
@@ -195,8 +195,8 @@ class Saver:
     def _attempt(self, job: _Job) -> tuple[_Fault | None, int]:
         """What went wrong, and the bytes that all ranks had to write."""
         temporary = self._dir.path / f"tmp.{step_folder(job.step)}.{self._token}"
-        size = len(job.state or b"") + (self._whole.size if self._comm.is_main else 0)
-        size += self._shard.size if job.spread else 0
+        size = len(job.state or b"") + (self._replicated.size if self._comm.is_main else 0)
+        size += self._sharded.size if job.spread else 0
         mine: Any = job.fault or self._caught(lambda: self._write_own(temporary, job))
         everyone = self._exchange((mine, size))
         total = sum(size for _, size in everyone)
@@ -215,9 +215,9 @@ class Saver:
         hashes = {}
         if job.spread:
             name = f"shard.{self._comm.rank + 1:05d}-of-{self._comm.world:05d}.safetensors"
-            hashes[name] = self._shard.write(temporary / name)
+            hashes[name] = self._sharded.write(temporary / name)
         if job.state is not None:
-            hashes[WHOLE] = self._whole.write(temporary / WHOLE)
+            hashes[TENSORS] = self._replicated.write(temporary / TENSORS)
             hashes[STATE] = write_file(temporary / STATE, [job.state])
         return hashes
 
@@ -226,7 +226,7 @@ class Saver:
         if unseen:
             raise FileNotFoundError(f"{unseen[0]} is not there on rank 0: put run_dir where all nodes see it")
         final = self._dir.path / step_folder(job.step)
-        complete(temporary, final, hashes)
+        commit(temporary, final, hashes)
         self._known[final] = job.saved
 
     def _finish(self, job: _Job, fault: _Fault | None, size: int) -> None:
@@ -234,7 +234,7 @@ class Saver:
         final = self._dir.path / step_folder(job.step)
         if fault is None:
             seconds = time.perf_counter() - job.began
-            self._say("checkpoint_saved", step=job.step, bytes=size, seconds=seconds, **job.stalls)
+            self._emit("checkpoint_saved", step=job.step, bytes=size, seconds=seconds, **job.stalls)
             if self._written is not None:
                 self._written(final)
             self.prune()
@@ -245,7 +245,7 @@ class Saver:
             "the checkpoint of step %d could not be written (%s): it needs %s bytes, %s are free",
             *(job.step, fault.reason, f"{size:,}", f"{free:,}"),
         )
-        self._say("checkpoint_failed", step=job.step, message=fault.reason, needed_bytes=size, free_bytes=free)
+        self._emit("checkpoint_failed", step=job.step, message=fault.reason, needed_bytes=size, free_bytes=free)
 
     def _exchange(self, value: T) -> list[T]:
         """Every rank's value, in rank order."""
@@ -262,7 +262,7 @@ class Saver:
         try:
             return call()
         except OSError as error:
-            return self._named(str(error), error.errno in _FULL)
+            return self._named(str(error), error.errno in _DISK_FULL)
 
     def _named(self, reason: str, full: bool = False) -> _Fault:
         return _Fault(f"rank {self._comm.rank}: {reason}" if self._comm.world > 1 else reason, full)
@@ -280,7 +280,7 @@ class Saver:
 
     def _prune(self, keep_last: int, needed: int | None = None) -> None:
         good = self._good(keep_last)
-        stay = kept(list(good.values()), keep_last, self._spec.delete_previous)
+        stay = steps_to_keep(list(good.values()), keep_last, self._spec.delete_previous)
         for folder in sorted((f for f, saved in good.items() if saved.step not in stay), key=step_of):
             if needed is not None and self._free() >= needed:
                 return
@@ -290,25 +290,25 @@ class Saver:
                 log.warning("the checkpoint %s cannot be removed: %s", folder, error)
             self._known.pop(folder, None)
 
-    def _good(self, keep_last: int) -> dict[Path, Saved]:
+    def _good(self, keep_last: int) -> dict[Path, CheckpointInfo]:
         """All checkpoints, the newest first. None is deleted on account of a damaged one: of those that an earlier
         process wrote, the newest are verified once, as many as are to be kept.
         """
-        good: dict[Path, Saved] = {}
+        good: dict[Path, CheckpointInfo] = {}
         for folder in self._dir.folders():
             if folder not in self._known:
-                fault = fault_of(folder) if len(good) < keep_last else None
+                fault = find_damage(folder) if len(good) < keep_last else None
                 try:
-                    self._known[folder] = Saved.read(step_of(folder), (folder / STATE).read_bytes())
+                    self._known[folder] = CheckpointInfo.read(step_of(folder), (folder / STATE).read_bytes())
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     fault = fault or f"{STATE} cannot be read: {error}"
                 if fault is not None:
                     self._known.pop(folder, None)
-                    self._dir.set_aside(folder, fault)
+                    self._dir.mark_corrupt(folder, fault)
                     continue
             saved = self._known[folder]
             uploaded = None if self._uploaded is None else self._uploaded(folder)
-            good[folder] = Saved(saved.step, saved.keep, saved.score, uploaded)
+            good[folder] = CheckpointInfo(saved.step, saved.keep, saved.score, uploaded)
         return good
 
     def _free(self) -> int:
@@ -318,9 +318,9 @@ class Saver:
 
     def _tell(self, message: str) -> None:
         log.warning(message)
-        self._say("checkpoint_damaged", message=message)
+        self._emit("checkpoint_damaged", message=message)
 
-    def _say(self, kind: str, **facts: Any) -> None:
+    def _emit(self, kind: str, **facts: Any) -> None:
         with suppress(OSError):  # where the disk is full, it is so for events too
             self._event(kind, **facts)
 

@@ -18,12 +18,12 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 
-from clipx.checkpoint.format import MANIFEST, fault_of, sync
+from clipx.checkpoint.format import MANIFEST, find_damage, sync
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.storage.remote import Folder, download, persist, read_whole, refusals_as, said
 
-HISTORY = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # what a run needs to go on elsewhere
+HISTORY_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # needed to resume elsewhere
 RETRY_S = 120.0  # that a storage is waited for
 
 
@@ -48,7 +48,7 @@ def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, st
     root = url.rstrip("/")
     with _looking(url):
         files = persist(url, retry_s, partial(Folder(root).files, CHECKPOINTS))
-    whole = [name for name, names in by_folder(files).items() if MANIFEST in names]
+    whole = [name for name, names in group_by_checkpoint(files).items() if MANIFEST in names]
     found = [(step_of(Path(name)), f"{root}/{CHECKPOINTS}/{name}") for name in whole]
     return sorted(found, reverse=True)
 
@@ -67,7 +67,7 @@ def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
     try:
         temporary.mkdir(parents=True)
         _download(url, temporary, retry_s)
-        if fault := fault_of(temporary):
+        if fault := find_damage(temporary):
             raise _Damaged(f"checkpoint {url} is damaged: {fault}")
         for path in (*temporary.iterdir(), temporary):
             sync(path)
@@ -82,10 +82,12 @@ def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
     return final
 
 
-def newest(url: str, into: Path, tell: Callable[[str], None], retry_s: float = RETRY_S, after: int = -1) -> Path | None:
+def fetch_newest(
+    url: str, into: Path, report: Callable[[str], None], retry_s: float = RETRY_S, after: int = -1
+) -> Path | None:
     """Fetches a run's newest checkpoint of a later step than `after` whose hashes hold; None where there is none.
 
-    Each damaged one is told of and passed over. Raises CheckpointError where all are damaged and there is none `after`
+    Each damaged one is reported and skipped. Raises CheckpointError where all are damaged and there is none `after`
     which to go on, StorageError where the storage cannot be reached: what it holds may be newer than anything here.
     """
     places = [place for step, place in remote_checkpoints(url, retry_s) if step > after]
@@ -93,7 +95,7 @@ def newest(url: str, into: Path, tell: Callable[[str], None], retry_s: float = R
         try:
             return fetch(place, into, retry_s)
         except _Damaged as error:
-            tell(f"{error}: falling back to the one before")
+            report(f"{error}: falling back to the one before")
     if places and after < 0:
         raise CheckpointError(f"all checkpoints at {url} are damaged: restore one, or start a new run")
     return None
@@ -105,7 +107,7 @@ def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
     Else the next upload would put this machine's short ones in their place. Raises as `remote_checkpoints`.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    for name in HISTORY:
+    for name in HISTORY_FILES:
         path = run_dir / name
         if not path.exists():
             with suppress(FileNotFoundError), _looking(url):
@@ -147,7 +149,7 @@ def _looking(url: str) -> AbstractContextManager[None]:
     return refusals_as(lambda said: CheckpointError(f"{url} cannot be read ({said}): {advice}"), FileNotFoundError)
 
 
-def by_folder(files: Iterable[str]) -> dict[str, list[str]]:
+def group_by_checkpoint(files: Iterable[str]) -> dict[str, list[str]]:
     """The files of each checkpoint, from names such as checkpoints/step-00000010/state.json."""
     found: dict[str, list[str]] = {}
     for name in files:

@@ -31,14 +31,14 @@ from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
-WHOLE, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
+TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
 ROWS = "rows"  # in a shard's metadata: by name, the number of the first row it holds
-_ALWAYS = (WHOLE, STATE)  # in every checkpoint
+_REQUIRED = (TENSORS, STATE)  # in every checkpoint
 _CHUNK = 16 << 20  # bytes: of 1 MiB, writing took twice as long
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RankRows:
     """A rank's part of a tensor that is spread over the ranks: the rows from number `start` on."""
 
     tensor: torch.Tensor
@@ -55,14 +55,14 @@ class _Piece:
     file: Any  # an open safetensors file
 
 
-class Stored(Mapping[str, "torch.Tensor"]):
+class CheckpointTensors(Mapping[str, "torch.Tensor"]):
     """The tensors of a checkpoint by name, read when asked for; whole, whichever ranks wrote their rows."""
 
     def __init__(self, folder: Path, pieces: dict[str, list[_Piece]], prefix: str = "") -> None:
         self._folder, self._pieces, self._prefix = folder, pieces, prefix
 
     @classmethod
-    def open(cls, folder: Path, files: list[str]) -> Stored:
+    def open(cls, folder: Path, files: list[str]) -> CheckpointTensors:
         """Reads the headers. Raises CheckpointError where a file is not what it should be."""
         from safetensors import SafetensorError
 
@@ -121,13 +121,13 @@ class Stored(Mapping[str, "torch.Tensor"]):
             return self[name][:0]
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def parted(self) -> set[str]:
+    def sharded_names(self) -> set[str]:
         """The names of those that were saved by rows."""
         return {name for name in self if any(piece.spread for piece in self._pieces[self._prefix + name])}
 
-    def part(self, prefix: str) -> Stored:
+    def select_prefix(self, prefix: str) -> CheckpointTensors:
         """The tensors under a prefix, without it."""
-        return Stored(self._folder, self._pieces, f"{self._prefix}{prefix}/")
+        return CheckpointTensors(self._folder, self._pieces, f"{self._prefix}{prefix}/")
 
 
 def _opened(path: Path) -> Any:
@@ -136,9 +136,9 @@ def _opened(path: Path) -> Any:
     return safe_open(path, "pt")
 
 
-def rows_of(tensors: Mapping[str, torch.Tensor], name: str, start: int, stop: int) -> torch.Tensor:
+def slice_rows(tensors: Mapping[str, torch.Tensor], name: str, start: int, stop: int) -> torch.Tensor:
     """The rows [start, stop) of a tensor; of a stored one no others are read."""
-    return tensors.rows(name, start, stop) if isinstance(tensors, Stored) else tensors[name][start:stop]
+    return tensors.rows(name, start, stop) if isinstance(tensors, CheckpointTensors) else tensors[name][start:stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +152,18 @@ class Checkpoint:
     keep: bool = False  # stays for ever
     score: float | None = None  # the higher, the better
 
-    def parted(self) -> set[str]:
+    def sharded_names(self) -> set[str]:
         """The names of what was saved by rows."""
-        return self.tensors.parted() if isinstance(self.tensors, Stored) else set()
+        return self.tensors.sharded_names() if isinstance(self.tensors, CheckpointTensors) else set()
 
-    def read_rows(self, name: str, rows: Rows) -> None:
+    def read_rows(self, name: str, rows: RankRows) -> None:
         """Fills `rows.tensor` with the rows of a tensor from number `rows.start` on, whichever ranks wrote them.
 
         Raises CheckpointError where some are missing, or of another shape.
         """
         if not len(rows.tensor):
             return
-        found = rows_of(self.tensors, name, rows.start, rows.start + len(rows.tensor))
+        found = slice_rows(self.tensors, name, rows.start, rows.start + len(rows.tensor))
         if found.shape != rows.tensor.shape:
             raise CheckpointError(
                 f"the rows of {name} in {self.folder} are of shape {list(found.shape[1:])}, not "
@@ -174,10 +174,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDir:
-    """The checkpoints of one run. `tell` is told of each damaged one, on rank 0."""
+    """The checkpoints of one run. `report` is called with a line on each damaged one, on rank 0."""
 
     path: Path
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     alone: Comm = field(default_factory=lambda: Comm(0, 1, 0, torch.device("cpu")), init=False, repr=False)
 
     def folders(self) -> list[Path]:
@@ -199,24 +199,24 @@ class CheckpointDir:
         asked = None if step is None else [self.path / step_folder(step)]
         folders: list[Path] = comm.from_main(asked or (self.folders() if comm.is_main else None))
         for folder in folders:
-            fault = next(filter(None, comm.gather_objects(fault_of(folder, comm.rank, comm.world))), None)
+            fault = next(filter(None, comm.gather_objects(find_damage(folder, comm.rank, comm.world))), None)
             if fault is None:
                 return read(folder)
             if step is not None:
                 raise CheckpointError(f"checkpoint {folder} cannot be used: {fault}; there are {self._steps()}")
-            comm.on_main(lambda folder=folder, fault=fault: self.set_aside(folder, fault))  # type: ignore[misc]
+            comm.on_main(lambda folder=folder, fault=fault: self.mark_corrupt(folder, fault))  # type: ignore[misc]
         if folders:
             raise CheckpointError(f"all checkpoints in {self.path} are damaged: restore one, or start a new run")
         return None
 
-    def set_aside(self, folder: Path, fault: str) -> None:
+    def mark_corrupt(self, folder: Path, fault: str) -> None:
         """Tells of a damaged checkpoint, and renames it where that is allowed."""
-        self.tell(f"checkpoint {folder} is damaged ({fault}): falling back to the one before")
+        self.report(f"checkpoint {folder} is damaged ({fault}): falling back to the one before")
         names = (f"{folder.name}.corrupt{number or ''}" for number in range(1000))
         with suppress(OSError, StopIteration):
             folder.rename(next(p for p in map(folder.with_name, names) if not p.exists()))
 
-    def clear_stumps(self) -> None:
+    def remove_incomplete(self) -> None:
         """Removes what a save that was cut short left behind. Only the process that saves here may call it."""
         for stump in self.path.glob("tmp.step-*") if self.path.is_dir() else ():
             final = self.path / stump.name.split(".")[1]
@@ -234,7 +234,7 @@ class CheckpointDir:
         return ", ".join(str(step_of(p)) for p in self.folders()) or "none"
 
 
-def fault_of(folder: Path, rank: int = 0, world: int = 1) -> str | None:
+def find_damage(folder: Path, rank: int = 0, world: int = 1) -> str | None:
     """Why a checkpoint cannot be trusted, or None. Of several ranks each hashes its share of the files."""
     if not folder.is_dir():
         return "it is not there"
@@ -243,7 +243,7 @@ def fault_of(folder: Path, rank: int = 0, world: int = 1) -> str | None:
         for name in manifest:
             if not re.fullmatch(r"\w[\w.-]*", name):
                 return f"{MANIFEST} names {name}, which is no file of it"
-        for name in sorted(manifest.keys() | set(_ALWAYS))[rank::world]:
+        for name in sorted(manifest.keys() | set(_REQUIRED))[rank::world]:
             if not stat.S_ISREG((folder / name).lstat().st_mode):  # a link may lead out of it, a pipe never ends
                 return f"{name} is no plain file"
             if sha256(folder / name) != manifest[name]:
@@ -265,7 +265,7 @@ def read(folder: Path) -> Checkpoint:
     Raises CheckpointError where a file is as it was written, and yet not what it should be.
     """
     files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    tensors = Stored.open(folder, sorted(name for name in files if name.endswith(".safetensors")))
+    tensors = CheckpointTensors.open(folder, sorted(name for name in files if name.endswith(".safetensors")))
     try:
         saved = json.loads((folder / STATE).read_text(encoding="utf-8"))
         return Checkpoint(step_of(folder), tensors, saved["state"], folder, saved["keep"], saved["score"])
@@ -276,7 +276,7 @@ def read(folder: Path) -> Checkpoint:
 # ----------------------------------------------------------------------------------------------------- writing
 
 
-def complete(temporary: Path, final: Path, hashes: dict[str, str]) -> None:
+def commit(temporary: Path, final: Path, hashes: dict[str, str]) -> None:
     """Makes a checkpoint of a folder whose files are on disk: the manifest, then the name. Raises OSError."""
     write_file(temporary / MANIFEST, [json.dumps(dict(sorted(hashes.items())), indent=1).encode()])
     sync(temporary)

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.checkpoint.async_writer import Saver
-from clipx.checkpoint.downloader import RETRY_S, check_writable, fetch, fetch_history, newest, remote_checkpoints
-from clipx.checkpoint.format import STATE, Checkpoint, CheckpointDir, Rows, fault_of
+from clipx.checkpoint.async_writer import AsyncWriter
+from clipx.checkpoint.downloader import RETRY_S, check_writable, fetch, fetch_history, fetch_newest, remote_checkpoints
+from clipx.checkpoint.format import STATE, Checkpoint, CheckpointDir, RankRows, find_damage
 from clipx.checkpoint.resume import CHECKPOINTS, Resume, step_folder, step_of
-from clipx.checkpoint.retention import Saved, kept
-from clipx.checkpoint.uploader import Mirror
+from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
+from clipx.checkpoint.uploader import Uploader
 from clipx.config.duration import Cadence, Length
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Checkpointing:
+class CheckpointManager:
     """The checkpoints in `run_dir`, and their copies at `url`. Used by all ranks at the same points.
 
     `event(kind, **facts)` is told of what happens to them. After `find`, `open` makes it ready to save.
@@ -42,8 +42,8 @@ class Checkpointing:
         self._keep = Cadence.parse(spec.keep_every, "checkpoint.keep_every", length)
         self._dir = CheckpointDir(run_dir / CHECKPOINTS, self._damaged)
         self.url = None if spec.remote is None else _own_url(spec.remote, run_dir)
-        self._saver: Saver | None = None
-        self._mirror: Mirror | None = None  # on rank 0
+        self._writer: AsyncWriter | None = None
+        self._uploader: Uploader | None = None  # on rank 0
         self._reached = True  # whether the storage answered when it was looked at for checkpoints; on rank 0
         self._last_time = time.monotonic()  # of the last save, or the start
         self._last_samples = 0
@@ -51,7 +51,7 @@ class Checkpointing:
         self._back_to: int | None = None  # the step that the run was told to go back to
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """Whether anything is ever saved."""
         return self._spec.every != "none"
 
@@ -68,7 +68,7 @@ class Checkpointing:
             self._comm.on_main(lambda: self._fetch(resume, source))
 
     def _fetch(self, resume: Resume, source: str) -> None:
-        if not resume.wanted:
+        if not resume.enabled:
             if remote_checkpoints(source, RETRY_S):
                 raise CheckpointError(
                     f"{source} already holds a run: continue it with resume=auto, or give this one another name="
@@ -78,7 +78,7 @@ class Checkpointing:
         try:
             fetch_history(source, self._run_dir, RETRY_S)
             if resume.step is None:
-                newest(source, self._dir.path, self._damaged, RETRY_S, after=here)
+                fetch_newest(source, self._dir.path, self._damaged, RETRY_S, after=here)
             elif not (self._dir.path / step_folder(resume.step)).exists():
                 there = dict(remote_checkpoints(source, RETRY_S))
                 if resume.step in there:
@@ -92,19 +92,19 @@ class Checkpointing:
     def _newest_here(self) -> int:
         """The step of the newest checkpoint whose hashes hold, -1 where there is none."""
         for folder in self._dir.folders():
-            if (fault := fault_of(folder)) is None:
+            if (fault := find_damage(folder)) is None:
                 return step_of(folder)
-            self._dir.set_aside(folder, fault)
+            self._dir.mark_corrupt(folder, fault)
         return -1
 
     def find(self, resume: Resume) -> Checkpoint | None:
         """The checkpoint to go on from. Collective. Raises CheckpointError where there is none and must be one."""
-        if not resume.wanted:
+        if not resume.enabled:
             return None
-        self._comm.on_main(self._dir.clear_stumps)
+        self._comm.on_main(self._dir.remove_incomplete)
         found = self._dir.load_on_all(self._comm, resume.step)
         if found is None:
-            if resume.needed:
+            if resume.required:
                 raise CheckpointError(f"{self._run_dir} holds no checkpoint to go on from: start it with resume=none")
             return None
         _check_state(found)
@@ -124,36 +124,38 @@ class Checkpointing:
 
     def load(self) -> Checkpoint | None:
         """The newest checkpoint, once it is on disk. Collective."""
-        if self._saver is not None:
+        if self._writer is not None:
             with suppress(CheckpointError):  # the one before is there
-                self._saver.wait()
+                self._writer.wait()
         return self._dir.load_on_all(self._comm)
 
     # -------------------------------------------------------------------------------------------------- saving
 
     def open(self) -> None:
         """Collective."""
-        if not self.on:
+        if not self.enabled:
             return
         if self.url is not None:
-            self._comm.on_main(partial(self._open_mirror, self.url))
-        uploaded = None if self._mirror is None else self._mirror.uploaded
-        written = None if self._mirror is None else self._mirror.put
-        self._saver = Saver(self._dir.path, self._spec, self._comm, self._event, uploaded=uploaded, written=written)
+            self._comm.on_main(partial(self._open_uploader, self.url))
+        uploaded = None if self._uploader is None else self._uploader.uploaded
+        on_commit = None if self._uploader is None else self._uploader.put
+        self._writer = AsyncWriter(
+            self._dir.path, self._spec, self._comm, self._event, uploaded=uploaded, written=on_commit
+        )
 
-    def _open_mirror(self, url: str) -> None:
+    def _open_uploader(self, url: str) -> None:
         """Raises ConfigError where the URL can never be written. An outage is waited for beside the training."""
         try:
             if self._reached:
                 check_writable(url, RETRY_S)
         except StorageError as error:
             self._warn("remote_not_reached", f"{error}; training goes on, and uploads are tried again")
-        self._mirror = Mirror(self._run_dir, url, self._event, self._stay_there, self._back_to)
+        self._uploader = Uploader(self._run_dir, url, self._event, self._stay_there, self._back_to)
 
-    def reserve(self, tensors: Mapping[str, torch.Tensor | Rows]) -> None:
+    def reserve(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
         """Makes the memory for `save` beside the training: called once, when the optimizer has its state."""
-        if self._saver is not None:
-            self._saver.reserve(tensors)
+        if self._writer is not None:
+            self._writer.reserve(tensors)
 
     def due(self, before: int, after: int) -> bool:
         """Whether a checkpoint is due in the samples (before, after]. Collective where it goes by the clock."""
@@ -166,7 +168,7 @@ class Checkpointing:
     def at_end(self) -> bool:
         return self._cadence.at_end
 
-    def better(self, numbers: Mapping[str, float]) -> bool:
+    def is_new_best(self, numbers: Mapping[str, float]) -> bool:
         """Whether what was just evaluated is the best so far, by the metric `checkpoint.best`. Collective."""
         name = self._spec.best
         if name is None or not numbers:
@@ -176,18 +178,18 @@ class Checkpointing:
     def save(
         self,
         step: int,
-        tensors: Mapping[str, torch.Tensor | Rows],
+        tensors: Mapping[str, torch.Tensor | RankRows],
         state: dict[str, Any],
         numbers: Mapping[str, float],
     ) -> None:
         """Begins a checkpoint of this moment, of which `numbers` were evaluated. Collective."""
-        assert self._saver is not None
+        assert self._writer is not None
         samples = int(state["samples_seen"])
         score = numbers.get(self._spec.best) if self._spec.best is not None else None
         if score is not None and self._is_better(score):
             self._best = score
         state["best"] = self._best
-        self._saver.save(step, tensors, state, keep=self._keep.due(self._last_samples, samples), score=score)
+        self._writer.save(step, tensors, state, keep=self._keep.due(self._last_samples, samples), score=score)
         self._last_samples, self._last_time = samples, time.monotonic()
 
     def _is_better(self, score: float) -> bool:
@@ -195,27 +197,27 @@ class Checkpointing:
 
     def metrics(self) -> dict[str, float]:
         """For the log; on rank 0."""
-        return {} if self._mirror is None else {"checkpoint/remote_lag_s": self._mirror.lag_s}
+        return {} if self._uploader is None else {"checkpoint/remote_lag_s": self._uploader.lag_s}
 
     def wait(self) -> None:
         """Until everything is on disk. Collective. Raises CheckpointError where the last save failed."""
-        if self._saver is not None:
-            self._saver.wait()
+        if self._writer is not None:
+            self._writer.wait()
 
-    def synced(self) -> bool:
+    def wait_for_uploads(self) -> bool:
         """Whether everything is at `url`, for which rank 0 waits up to `checkpoint.sync_timeout_s`."""
-        return self._mirror is None or self._mirror.finish(self._spec.sync_timeout_s)
+        return self._uploader is None or self._uploader.finish(self._spec.sync_timeout_s)
 
     def close(self) -> None:
         """Lets a save that is under way end; an upload that is not done is given up."""
-        if self._saver is not None:
-            self._saver.close()
-        if self._mirror is not None:
-            self._mirror.close()
+        if self._writer is not None:
+            self._writer.close()
+        if self._uploader is not None:
+            self._uploader.close()
 
-    def _stay_there(self, saved: Sequence[Saved]) -> set[int]:
+    def _stay_there(self, saved: Sequence[CheckpointInfo]) -> set[int]:
         """The policy of the URL: that of the disk, whatever is deleted there."""
-        return kept(saved, self._spec.keep_last)
+        return steps_to_keep(saved, self._spec.keep_last)
 
     def _damaged(self, message: str) -> None:
         self._warn("checkpoint_damaged", message)

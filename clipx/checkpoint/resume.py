@@ -16,12 +16,12 @@ CHECKPOINTS = "checkpoints"  # the folder of a run directory, and of its remote 
 class Resume:
     """Where a run goes on from. `run_dir` and `url` are None where it goes on in its own run directory."""
 
-    wanted: bool  # false: a new run
-    needed: bool = False  # whether it is an error that there is nothing to go on from
+    enabled: bool  # false: a new run
+    required: bool = False  # whether it is an error that there is nothing to go on from
     step: int | None = None  # of the checkpoint; None: the newest
     run_dir: str | None = None
     url: str | None = None
-    training: str | None = None  # a checkpoint of open_clip's trainer, from which a new run goes on
+    open_clip: str | None = None  # a checkpoint of open_clip's trainer, from which a new run goes on
 
     @classmethod
     def parse(cls, text: str) -> Resume:
@@ -41,7 +41,7 @@ class Resume:
             return cls(True, True, int(number))
         check_url("resume", text)
         if text.endswith(".pt"):
-            return cls(False, training=text)
+            return cls(False, open_clip=text)
         place, step = text.rstrip("/"), None
         folder = Path(place)
         if is_checkpoint(folder.name) and folder.parent.name == CHECKPOINTS:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class CheckpointInfo:
     """What the policy knows of a checkpoint."""
 
     step: int
@@ -18,13 +18,13 @@ class Saved:
     uploaded: bool | None = None  # None: nothing is uploaded anywhere
 
     @classmethod
-    def read(cls, step: int, content: bytes) -> Saved:
+    def read(cls, step: int, content: bytes) -> CheckpointInfo:
         """From a state.json. Raises ValueError, KeyError or TypeError where it is none."""
         state = json.loads(content)
         return cls(step, bool(state["keep"]), state["score"])
 
 
-def kept(saved: Sequence[Saved], keep_last: int, only_newest: bool = False) -> set[int]:
+def steps_to_keep(saved: Sequence[CheckpointInfo], keep_last: int, only_newest: bool = False) -> set[int]:
     """The steps that stay: the `keep_last` newest, those that are kept for ever, the one with the highest score, and
     whatever is not uploaded yet. With `only_newest`, the newest and whatever is not uploaded.
     """

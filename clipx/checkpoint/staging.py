@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from clipx.checkpoint.format import ROWS, Rows, write_file
+from clipx.checkpoint.format import ROWS, RankRows, write_file
 from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError
 
@@ -43,7 +43,7 @@ _DTYPES = {  # of safetensors, by torch's names
 _BLOCK = 8 << 20
 
 
-class Staging:
+class StagingBuffer:
     """A file's worth of memory, page-locked where `pinned`. Made on first use, and again when more is needed."""
 
     def __init__(self, pinned: bool) -> None:
@@ -64,10 +64,10 @@ class Staging:
             if not self._pinned:  # page-locked memory is there already
                 ctypes.memset(buffer.data_ptr(), 0, size)
 
-    def fill(self, tensors: Mapping[str, torch.Tensor | Rows]) -> None:
+    def fill(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
         """Copies the tensors. From a GPU they are on their way when this returns: synchronize before writing."""
         # The largest items first, so that each begins at a multiple of its size.
-        parts = {name: value if isinstance(value, Rows) else Rows(value, 0) for name, value in tensors.items()}
+        parts = {name: value if isinstance(value, RankRows) else RankRows(value, 0) for name, value in tensors.items()}
         order = sorted(parts, key=lambda name: (-parts[name].tensor.element_size(), name))
         header: dict[str, Any] = {}
         end = 0
@@ -75,7 +75,7 @@ class Staging:
             tensor = parts[name].tensor
             begin, end = end, end + tensor.nbytes
             header[name] = {"dtype": _dtype(name, tensor), "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        starts = {name: value.start for name, value in tensors.items() if isinstance(value, Rows)}
+        starts = {name: value.start for name, value in tensors.items() if isinstance(value, RankRows)}
         metadata = {"format": "pt", ROWS: json.dumps(starts)} if starts else {"format": "pt"}
         self._header = _encoded({"__metadata__": metadata, **header})
         buffer = self._room(end)
@@ -133,7 +133,7 @@ def _dtype(name: str, tensor: torch.Tensor) -> str:
 # -------------------------------------------------------------------------------- what is spread over the ranks
 
 
-def own_rows(tensor: torch.Tensor, name: str) -> Rows | None:
+def rank_rows(tensor: torch.Tensor, name: str) -> RankRows | None:
     """This rank's part of a DTensor that is spread by rows, as FSDP2 does it. None of one that all ranks have alike.
 
     Raises CheckpointError for other placements.
@@ -153,7 +153,7 @@ def own_rows(tensor: torch.Tensor, name: str) -> Rows | None:
             "one dimension of the mesh, as by fully_shard"
         )
     rank, ranks = mesh.get_local_rank(dim), mesh.size(dim)
-    return Rows(tensor.to_local(), min(rank * -(-len(tensor) // ranks), len(tensor)))
+    return RankRows(tensor.to_local(), min(rank * -(-len(tensor) // ranks), len(tensor)))
 
 
 def is_first_copy(tensor: torch.Tensor) -> bool:
@@ -167,19 +167,19 @@ def is_first_copy(tensor: torch.Tensor) -> bool:
     )
 
 
-def whole_and_spread(
-    tensors: Mapping[str, torch.Tensor | Rows], is_main: bool
-) -> tuple[dict[str, torch.Tensor], dict[str, Rows]]:
+def split_sharded(
+    tensors: Mapping[str, torch.Tensor | RankRows], is_main: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, RankRows]]:
     """What this process writes: rank 0 what all have alike, each rank its own rows of the others."""
     whole: dict[str, torch.Tensor] = {}
-    spread: dict[str, Rows] = {}
+    spread: dict[str, RankRows] = {}
     for name, value in tensors.items():
-        if isinstance(value, Rows):
-            rows: Rows | None = value
+        if isinstance(value, RankRows):
+            rows: RankRows | None = value
         else:
-            rows = own_rows(value, name)
+            rows = rank_rows(value, name)
             if rows is None and is_main:
-                whole[name] = local(value)
+                whole[name] = local_tensor(value)
             if not is_first_copy(value):
                 continue
         if rows is not None and len(rows.tensor):
@@ -187,7 +187,7 @@ def whole_and_spread(
     return whole, spread
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a tensor, in the same memory."""
     from torch.distributed.tensor import DTensor
 

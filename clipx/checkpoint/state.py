@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import TypeVar
 
-from clipx.checkpoint.format import Stored, rows_of
-from clipx.checkpoint.staging import local, own_rows
+from clipx.checkpoint.format import CheckpointTensors, slice_rows
+from clipx.checkpoint.staging import local_tensor, rank_rows
 from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError
 
@@ -15,14 +15,14 @@ V = TypeVar("V")
 Tensors = Mapping[str, "torch.Tensor"]
 
 
-def prefixed(prefix: str, tensors: Mapping[str, V]) -> dict[str, V]:
+def add_prefix(prefix: str, tensors: Mapping[str, V]) -> dict[str, V]:
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def part(prefix: str, tensors: Tensors) -> Tensors:
-    """The tensors under a prefix, without it. Stored ones are not read yet."""
-    if isinstance(tensors, Stored):
-        return tensors.part(prefix)
+def select_prefix(prefix: str, tensors: Tensors) -> Tensors:
+    """The tensors under a prefix, without it. CheckpointTensors are not read yet."""
+    if isinstance(tensors, CheckpointTensors):
+        return tensors.select_prefix(prefix)
     return {name[len(prefix) + 1 :]: t for name, t in tensors.items() if name.startswith(f"{prefix}/")}
 
 
@@ -50,15 +50,15 @@ def load_module(module: torch.nn.Module, tensors: Tensors, what: str) -> None:
 
 def _fill(target: torch.Tensor, tensors: Tensors, name: str) -> None:
     """Copies a saved tensor of the same shape into `target`, or this rank's rows of it."""
-    rows = own_rows(target, name)
+    rows = rank_rows(target, name)
     if rows is None:
-        local(target).copy_(tensors[name])
+        local_tensor(target).copy_(tensors[name])
     elif len(rows.tensor):
-        rows.tensor.copy_(rows_of(tensors, name, rows.start, rows.start + len(rows.tensor)))
+        rows.tensor.copy_(slice_rows(tensors, name, rows.start, rows.start + len(rows.tensor)))
 
 
 def _shape(tensors: Tensors, name: str) -> list[int]:
-    return tensors.shape(name) if isinstance(tensors, Stored) else list(tensors[name].shape)
+    return tensors.shape(name) if isinstance(tensors, CheckpointTensors) else list(tensors[name].shape)
 
 
 def _some(names: list[str]) -> str:

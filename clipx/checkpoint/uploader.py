@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clipx.checkpoint.downloader import HISTORY, by_folder
+from clipx.checkpoint.downloader import HISTORY_FILES, group_by_checkpoint
 from clipx.checkpoint.format import MANIFEST, STATE
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
-from clipx.checkpoint.retention import Saved
+from clipx.checkpoint.retention import CheckpointInfo
 from clipx.storage.remote import Folder, Stopped, pauses, said
 
 log = logging.getLogger(__name__)
 
-Keep = Callable[[Sequence[Saved]], Collection[int]]
-"""The policy: of these checkpoints -> the steps that stay, as `retention.kept` says."""
+Keep = Callable[[Sequence[CheckpointInfo]], Collection[int]]
+"""The policy: of these checkpoints -> the steps that stay, as `retention.steps_to_keep` says."""
 
-_SMALL = (*HISTORY, "report.html", "report.png")
+_SMALL = (*HISTORY_FILES, "report.html", "report.png")
 _LEFT = "MANIFEST.left.json"
 _PAUSES = (1.0, 300.0)  # between tries to upload: the second, and at most
 _TRIES = 3  # of a request: of thousands of parts some fail on a storage that works
@@ -53,7 +53,7 @@ class _Job:
             return None
 
 
-class Mirror:
+class Uploader:
     """Copies a run directory's checkpoints to a URL, the newest first, in one thread; on rank 0.
 
     What lies in the directory when it is made is uploaded too, where it is not there. While the storage fails it tries
@@ -85,9 +85,9 @@ class Mirror:
         self._finishing = False
         self._files_due = False
         self._sent: dict[str, tuple[int, int]] = {}  # small files: time and size
-        self._saved: dict[str, Saved] = {}  # of checkpoints at the URL
+        self._saved: dict[str, CheckpointInfo] = {}  # of checkpoints at the URL
         self._told = -_TOLD_EVERY
-        self._thread = threading.Thread(target=self._run, daemon=True, name="clipx-mirror")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="clipx-uploader")
         self._thread.start()
 
     # From here to `close`: for the training, none of which waits for the storage except `finish`.
@@ -246,7 +246,9 @@ class Mirror:
         if self._keep is None or all(step_of(Path(name)) < step for name in self._done):
             return True
         there = {one.step: one for one in self._saved_there(self._found())}
-        return step in self._keep(list({**there, step: Saved.read(step, (folder / STATE).read_bytes())}.values()))
+        return step in self._keep(
+            list({**there, step: CheckpointInfo.read(step, (folder / STATE).read_bytes())}.values())
+        )
 
     def _tidy(self, just: Path) -> None:
         """Removes what the policy does not keep, and what was begun long ago and never ended."""
@@ -270,17 +272,17 @@ class Mirror:
 
     def _found(self) -> dict[str, list[str]]:
         """The files of each checkpoint at the URL, whether it counts or not."""
-        return by_folder(self._remote.files(CHECKPOINTS))
+        return group_by_checkpoint(self._remote.files(CHECKPOINTS))
 
-    def _saved_there(self, found: dict[str, list[str]]) -> list[Saved]:
+    def _saved_there(self, found: dict[str, list[str]]) -> list[CheckpointInfo]:
         """What the policy knows of each checkpoint that counts. One that cannot be read stays."""
         names = [name for name, files in found.items() if MANIFEST in files]
         for name in [name for name in names if name not in self._saved]:
             step = step_of(Path(name))
             try:
-                self._saved[name] = Saved.read(step, self._remote.read(f"{CHECKPOINTS}/{name}/{STATE}"))
+                self._saved[name] = CheckpointInfo.read(step, self._remote.read(f"{CHECKPOINTS}/{name}/{STATE}"))
             except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
-                self._saved[name] = Saved(step, keep=True)
+                self._saved[name] = CheckpointInfo(step, keep=True)
         return [self._saved[name] for name in names]
 
     def _is_old(self, name: str, files: list[str]) -> bool:

@@ -70,9 +70,9 @@ class RunDir:
         resume = Resume.parse(spec.resume)
         # A run that ended before its first line of metrics left nothing that could be lost or continued.
         exists = self.config.is_file() and (self.checkpoints.is_dir() or bool(read_rows(self.metrics)))
-        if resume.needed and not exists:
+        if resume.required and not exists:
             raise CheckpointError(f"resume={spec.resume}: {self.path} holds no run: check the name, or resume=none")
-        if exists and not resume.wanted:
+        if exists and not resume.enabled:
             raise CheckpointError(
                 f"{self.path} already holds a run: continue it with resume=auto, or give this one another name="
             )

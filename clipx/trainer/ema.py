@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor
 
-from clipx.checkpoint.staging import local
+from clipx.checkpoint.staging import local_tensor
 from clipx.checkpoint.state import Tensors, load_module
 from clipx.model.clip import CLIP
 
@@ -48,4 +48,4 @@ class WeightAverage:
 
 def _tensors(model: CLIP) -> list[Tensor]:
     """This rank's."""
-    return [local(tensor) for tensor in model.state_dict().values()]
+    return [local_tensor(tensor) for tensor in model.state_dict().values()]

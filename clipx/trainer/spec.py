@@ -71,7 +71,7 @@ class RunSpec:
             require(bool(text), f"{key}= is empty: give a value, or leave it out")
         require(0 <= self.seed < 2**63, f"seed={self.seed} must lie in [0, 2^63): give 0 or more")
         require(
-            Resume.parse(self.resume).training is None or self.model.weights is None,
+            Resume.parse(self.resume).open_clip is None or self.model.weights is None,
             f"model.weights={self.model.weights} has no effect with resume={self.resume}, which has weights of its "
             "own: leave one of them out",
         )
@@ -105,11 +105,11 @@ class RunSpec:
         )
         self.model.check_fits(self.duration, Length(0, self.data.batch_size))
         require(
-            self.objective.reads_text or self.model.text.whole,
+            self.objective.reads_text or self.model.text.frozen,
             f"objective={self.objective.kind} gives the text tower no gradient: add model.text.lock=all, and "
             "weights to begin with by model.weights=…",
         )
-        self.model.check_locks(
+        self.model.check_freezing(
             self.objective.has_head or self.model.captions,
             {"image": self.optimizer.image_lr_scale, "text": self.optimizer.text_lr_scale},
         )
@@ -118,9 +118,9 @@ class RunSpec:
             self.objective.check(batch, self.data.published)
         self.teacher.check(self.objective.kind, self.objective.taught, self.data.kind, self.data.indexed)
         self.distributed.check_micro_batches(self.data.micro_batches)
-        self.distributed.check_optimizer(self.optimizer.kind)
-        self.precision.check(self.optimizer.ema_decay, self.distributed.kind)
-        self.compile.check(self.objective.kind, self.optimizer.kind)
+        self.distributed.check_optimizer(self.optimizer.kind, self.optimizer.kind == "muon")
+        self.precision.check(self.optimizer.ema_decay, self.distributed.shards_parameters)
+        self.compile.check(self.objective, self.optimizer)
         best = self.checkpoint.best
         numbers = [f"eval/{name}/" for name, evaluator in self.evaluator.items() if evaluator.every != "none"]
         numbers += ["eval/head/"] if numbers and self.objective.has_head else []

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from clipx.checkpoint.format import Checkpoint, Rows
-from clipx.checkpoint.state import Tensors, load_module, load_optimizer, optimizer_tensors, part, prefixed
+from clipx.checkpoint.format import Checkpoint, RankRows
+from clipx.checkpoint.state import Tensors, add_prefix, load_module, load_optimizer, optimizer_tensors, select_prefix
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
@@ -27,16 +27,16 @@ class TrainState:
     comm: Comm
     masters: MasterWeights | None = None  # `model` is their master
 
-    def capture(self) -> dict[str, torch.Tensor | Rows]:
-        """The live tensors by name, not copies of them; `Rows` are this rank's part of what the ranks keep together."""
+    def capture(self) -> dict[str, torch.Tensor | RankRows]:
+        """The live tensors by name, not copies; `RankRows` are this rank's part of what is sharded over the ranks."""
         rng = rng_state(self.comm.device)
         return {
-            **prefixed("model", self.model.state_dict()),
-            **(prefixed("average", self.average.state()) if self.average else {}),
-            **prefixed("objective", self.objective.state_dict()),
-            **prefixed("optimizer", optimizer_tensors(self.optimizer)),
-            **{f"table/{name}": Rows(table.rows, table.start) for name, table in self._tables().items()},
-            "rng": Rows(rng[None], self.comm.rank),
+            **add_prefix("model", self.model.state_dict()),
+            **(add_prefix("average", self.average.state()) if self.average else {}),
+            **add_prefix("objective", self.objective.state_dict()),
+            **add_prefix("optimizer", optimizer_tensors(self.optimizer)),
+            **{f"table/{name}": RankRows(table.rows, table.start) for name, table in self._tables().items()},
+            "rng": RankRows(rng[None], self.comm.rank),
         }
 
     def restore(self, found: Checkpoint, seed: int) -> list[str]:
@@ -50,9 +50,9 @@ class TrainState:
 
     def restore_learned(self, tensors: Tensors) -> None:
         """Weights, the objective's parameters and the optimizer's state. Raises CheckpointError."""
-        load_module(self.model, part("model", tensors), "model")
-        load_module(self.objective, part("objective", tensors), "objective")
-        load_optimizer(self.optimizer, part("optimizer", tensors))
+        load_module(self.model, select_prefix("model", tensors), "model")
+        load_module(self.objective, select_prefix("objective", tensors), "objective")
+        load_optimizer(self.optimizer, select_prefix("optimizer", tensors))
         if self.masters is not None:
             self.masters.give_weights()
 
@@ -62,7 +62,7 @@ class TrainState:
 
     def _restore_tables(self, found: Checkpoint) -> None:
         own = {f"table/{name}": table for name, table in self._tables().items()}
-        saved = {name for name in found.parted() if name.startswith("table/")}
+        saved = {name for name in found.sharded_names() if name.startswith("table/")}
         if strange := own.keys() ^ saved:
             names = ", ".join(sorted(name.removeprefix("table/") for name in strange))
             raise CheckpointError(
@@ -70,10 +70,10 @@ class TrainState:
                 "with the objective that wrote it"
             )
         for name, table in own.items():
-            found.read_rows(name, Rows(table.rows, table.start))
+            found.read_rows(name, RankRows(table.rows, table.start))
 
     def _restore_average(self, found: Checkpoint) -> list[str]:
-        saved = part("average", found.tensors)
+        saved = select_prefix("average", found.tensors)
         if self.average is None:
             return ["the checkpoint's average of the weights is left: optimizer.ema_decay=null"] if saved else []
         if not saved:
@@ -85,7 +85,7 @@ class TrainState:
         world = found.state["world"]
         if world == self.comm.world:
             mine = rng_state(self.comm.device)[None]
-            found.read_rows("rng", Rows(mine, self.comm.rank))
+            found.read_rows("rng", RankRows(mine, self.comm.rank))
             set_rng_state(mine[0], self.comm.device)
             return []
         seed_all(seed + self.comm.rank)

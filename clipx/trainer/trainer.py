@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from clipx.checkpoint.manager import Checkpointing
+from clipx.checkpoint.manager import CheckpointManager
 from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Cadence, Duration, Length
 from clipx.config.saved import to_dict
@@ -78,7 +78,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     learning_rate: LearningRate
     rundir: RunDir
-    checkpoints: Checkpointing
+    checkpoints: CheckpointManager
     resumed: bool
     begun: list[str]  # of the weights that the run began with
     notes: list[str]  # what is not as it was when the run last ran
@@ -156,12 +156,14 @@ class Trainer:
         self._overdue: list[str] = []  # evaluators that the run stopped before
         try:
             self.lock = self._open.enter_context(RunLock(self.rundir.path, comm, self.rundir.event))
-            self.checkpoints = Checkpointing(self.rundir.path, spec.checkpoint, self.length, comm, self.rundir.event)
+            self.checkpoints = CheckpointManager(
+                self.rundir.path, spec.checkpoint, self.length, comm, self.rundir.event
+            )
             self._open.callback(self.checkpoints.close)
             self.checkpoints.fetch(resume)
             self.notes = comm.on_main(lambda: self.rundir.claim(spec))
             self.resumed = self._resume(resume)
-            self.begun = [] if self.resumed else self._begin(resume.training)
+            self.begun = [] if self.resumed else self._begin(resume.open_clip)
             spec.profiler.check_fits(self.steps_total)
             self.profiler = Profiler(spec.profiler, self.rundir.path / "profile", comm)
             self._open.callback(self.profiler.close)
@@ -256,7 +258,7 @@ class Trainer:
                 self._loop(screen)
                 final = self._finish(screen)
                 comm.barrier()
-                if not self.checkpoints.synced():
+                if not self.checkpoints.wait_for_uploads():
                     raise NotSynced(
                         f"the run is finished, but not all of it is at {self.checkpoints.url} after checkpoint."
                         f"sync_timeout_s={spec.checkpoint.sync_timeout_s:g}: nothing here is lost; once the storage is "
@@ -322,13 +324,13 @@ class Trainer:
             numbers = self._evaluate()
             screen.evaluation(self.steps_done, numbers)
         due = self.checkpoints.due(before, self.samples_seen)
-        if self.checkpoints.better(numbers) or due:
+        if self.checkpoints.is_new_best(numbers) or due:
             with self.meter.phase("checkpoint"):
                 self._save(numbers)
 
     def _stop(self, signal: str) -> None:
         """Saves and raises Stopped."""
-        on = self.checkpoints.on
+        on = self.checkpoints.enabled
         if on:
             self._save({})
             self.checkpoints.wait()
@@ -338,7 +340,7 @@ class Trainer:
         try:
             self.stop.after_save(self.comm)
         finally:
-            self.checkpoints.synced()
+            self.checkpoints.wait_for_uploads()
         saved = f"saved; go on with resume={self.rundir.path}" if on else "not saved, for checkpoint.every=none"
         raise Stopped(f"{signal}: stopped after step {self.steps_done:,} of {self.steps_total:,}, {saved}")
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from clipx.checkpoint.format import Checkpoint, CheckpointDir
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
-from clipx.checkpoint.state import load_module, part
+from clipx.checkpoint.state import load_module, select_prefix
 from clipx.config.saved import option_from_dict, to_dict
 from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
@@ -120,13 +120,13 @@ def _of_run(place: str, folder: CheckpointDir, step: int | None) -> Weights:
     if found is None:
         raise CheckpointError(f"model.weights={place} holds no checkpoint: check the path")
     spec: ModelSpec = option_from_dict("model", found.state["config"]["model"])
-    tensors = part("average", found.tensors) or part("model", found.tensors)
+    tensors = select_prefix("average", found.tensors) or select_prefix("model", found.tensors)
     return Weights(place, tensors, spec, *learned(found))
 
 
 def learned(found: Checkpoint) -> tuple[float | None, float | None]:
     """(log α, bias) that the objective of a run had learned for all pairs; None where it learns none."""
-    objective = part("objective", found.tensors)
+    objective = select_prefix("objective", found.tensors)
     scale, bias = objective.get("temperature.log_scale"), objective.get("bias")
     return None if scale is None else scale.item(), None if bias is None else bias.item()
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clipx.checkpoint.format import Checkpoint
-from clipx.checkpoint.state import part, prefixed
+from clipx.checkpoint.state import add_prefix, select_prefix
 from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec
 from clipx.optimizer.adamw import AdamWSpec
@@ -94,7 +94,7 @@ def write(file: Path, weights: Weights, name: str, optimizer: OptimizerSpec, fou
     tensors = state_dict(weights)
     parameters = in_their_order([*LEARNED_THERE, *(tie.theirs for tie in _parameter_ties(weights.spec))])
     parameters = [parameter for parameter in parameters if parameter in tensors]
-    states = _their_states(weights.spec, part("optimizer", found.tensors))
+    states = _their_states(weights.spec, select_prefix("optimizer", found.tensors))
     if missing := [p for p in parameters if p not in states and p not in LEARNED_THERE]:
         raise CheckpointError(
             f"{len(missing)} of {len(parameters)} parameters were not trained ({missing[0]} and others), and open_clip "
@@ -207,9 +207,9 @@ def read(place: str, spec: ModelSpec, learned: Collection[str]) -> Training:
     }
     numbers = {f"{name}/{key}": v.reshape(()) for name, tie in beside.items() for key, v in states[tie.theirs].items()}
     tensors = {
-        **prefixed("model", model),
-        **prefixed("objective", {name: named[tie.theirs].reshape(()) for name, tie in beside.items()}),
-        **prefixed("optimizer", {**optimizer, **{f"objective.{key}": value for key, value in numbers.items()}}),
+        **add_prefix("model", model),
+        **add_prefix("objective", {name: named[tie.theirs].reshape(()) for name, tie in beside.items()}),
+        **add_prefix("optimizer", {**optimizer, **{f"objective.{key}": value for key, value in numbers.items()}}),
     }
     return Training(saved["epoch"], int(max(state["step"] for state in states.values())), tensors, options)
 

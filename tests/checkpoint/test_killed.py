@@ -16,7 +16,7 @@ import pytest
 import torch
 from writing import loaded, saver, steps, tensors
 
-from clipx.checkpoint.format import Rows
+from clipx.checkpoint.format import RankRows
 
 CALLS = ("mkdir", "open", "write", "fsync", "close", "rename", "unlink", "rmdir")  # all that change a file system
 fork = multiprocessing.get_context("fork")
@@ -33,8 +33,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def state(step: int, value: float) -> dict[str, torch.Tensor | Rows]:
-    return {**tensors(step), "value": torch.tensor(value), "rows": Rows(torch.full((3, 2), value), 0)}
+def state(step: int, value: float) -> dict[str, torch.Tensor | RankRows]:
+    return {**tensors(step), "value": torch.tensor(value), "rows": RankRows(torch.full((3, 2), value), 0)}
 
 
 def save(path: Path, step: int, value: float) -> None:

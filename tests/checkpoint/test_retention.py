@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 from writing import Told, loaded, saver, steps, tensors
 
-from clipx.checkpoint.retention import Saved, kept
+from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
 
-FIVE = [Saved(1), Saved(2, keep=True), Saved(3, score=0.9), Saved(4, score=0.5), Saved(5)]
+FIVE = [
+    CheckpointInfo(1),
+    CheckpointInfo(2, keep=True),
+    CheckpointInfo(3, score=0.9),
+    CheckpointInfo(4, score=0.5),
+    CheckpointInfo(5),
+]
 UPLOADED = [
-    Saved(1, uploaded=True),
-    Saved(2, keep=True, uploaded=True),
-    Saved(3, uploaded=False),
-    Saved(4, uploaded=True),
+    CheckpointInfo(1, uploaded=True),
+    CheckpointInfo(2, keep=True, uploaded=True),
+    CheckpointInfo(3, uploaded=False),
+    CheckpointInfo(4, uploaded=True),
 ]
 
 
@@ -27,17 +33,32 @@ UPLOADED = [
         (FIVE, 2, False, {2, 3, 4, 5}),
         (FIVE, 9, False, {1, 2, 3, 4, 5}),
         (list(reversed(FIVE)), 1, False, {2, 3, 5}),
-        ([Saved(1, score=1.0), Saved(2, score=1.0), Saved(3)], 1, False, {2, 3}),  # of equals the newer
-        ([Saved(1, score=math.nan), Saved(2, score=-1.0), Saved(3, score=math.inf), Saved(4)], 1, False, {2, 4}),
+        (
+            [CheckpointInfo(1, score=1.0), CheckpointInfo(2, score=1.0), CheckpointInfo(3)],
+            1,
+            False,
+            {2, 3},
+        ),  # of equals the newer
+        (
+            [
+                CheckpointInfo(1, score=math.nan),
+                CheckpointInfo(2, score=-1.0),
+                CheckpointInfo(3, score=math.inf),
+                CheckpointInfo(4),
+            ],
+            1,
+            False,
+            {2, 4},
+        ),
         (UPLOADED, 1, False, {2, 3, 4}),
         (UPLOADED, 1, True, {3, 4}),
         (UPLOADED, 3, True, {3, 4}),
-        ([Saved(1, uploaded=True), Saved(2, uploaded=False)], 1, True, {2}),
+        ([CheckpointInfo(1, uploaded=True), CheckpointInfo(2, uploaded=False)], 1, True, {2}),
         (FIVE, 1, True, {1, 2, 3, 4, 5}),  # nothing is uploaded
     ],
 )
-def test_the_policy(saved: list[Saved], keep_last: int, only_newest: bool, stay: set[int]) -> None:
-    assert kept(saved, keep_last, only_newest) == stay
+def test_the_policy(saved: list[CheckpointInfo], keep_last: int, only_newest: bool, stay: set[int]) -> None:
+    assert steps_to_keep(saved, keep_last, only_newest) == stay
 
 
 def test_a_saver_keeps_the_newest_the_marked_and_the_best(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from writing import in_processes, loaded, saver
 
 from clipx.checkpoint.format import CheckpointDir
-from clipx.checkpoint.state import load_module, load_optimizer, optimizer_tensors, part, prefixed
+from clipx.checkpoint.state import add_prefix, load_module, load_optimizer, optimizer_tensors, select_prefix
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
@@ -38,7 +38,7 @@ def built(comm: Comm, seed: int, mesh: tuple[int, ...] = ()) -> tuple[nn.Module,
 
 
 def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {**prefixed("model", model.state_dict()), **prefixed("optimizer", optimizer_tensors(optimizer))}
+    return {**add_prefix("model", model.state_dict()), **add_prefix("optimizer", optimizer_tensors(optimizer))}
 
 
 def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -59,8 +59,8 @@ def _load(comm: Comm, path: Path, again: Path) -> dict[str, Any]:
     model, optimizer = built(comm, 1)
     found = CheckpointDir(path, pytest.fail).load_on_all(comm)
     assert found is not None
-    load_module(model, part("model", found.tensors), "model")
-    load_optimizer(optimizer, part("optimizer", found.tensors))
+    load_module(model, select_prefix("model", found.tensors), "model")
+    load_optimizer(optimizer, select_prefix("optimizer", found.tensors))
     run = saver(again, comm=comm)
     run.save(1, state(model, optimizer), {})
     run.wait()
@@ -100,7 +100,7 @@ def test_what_is_sharded_is_refused_by_a_model_of_another_shape(tmp_path: Path) 
     with pytest.raises(
         CheckpointError, match=r"other shape 0.bias \[7\] against \[8\], 0.weight \[7, 5\] against \[8, 5\]"
     ):
-        load_module(model, part("model", found.tensors), "model")
+        load_module(model, select_prefix("model", found.tensors), "model")
 
 
 def _other_placements(comm: Comm, path: Path) -> list[str]:

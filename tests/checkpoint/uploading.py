@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from clipx.checkpoint.downloader import remote_checkpoints
-from clipx.checkpoint.format import STATE, WHOLE, complete, write_file
-from clipx.checkpoint.uploader import Mirror
+from clipx.checkpoint.format import STATE, TENSORS, commit, write_file
+from clipx.checkpoint.uploader import Uploader
 
 
 def save(run_dir: Path, step: int, content: bytes = b"weights", shards: int = 2, keep: bool = False) -> Path:
@@ -21,9 +21,9 @@ def save(run_dir: Path, step: int, content: bytes = b"weights", shards: int = 2,
     temporary.mkdir(parents=True)
     contents = {f"shard.{k:05d}-of-{shards:05d}.safetensors": content * (k + 1) for k in range(shards)}
     state = json.dumps({"keep": keep, "score": None, "state": {"step": step}}).encode()
-    contents |= {WHOLE: content + str(step).encode(), STATE: state}
+    contents |= {TENSORS: content + str(step).encode(), STATE: state}
     hashes = {name: write_file(temporary / name, [content]) for name, content in contents.items()}
-    complete(temporary, final, hashes)
+    commit(temporary, final, hashes)
     return final
 
 
@@ -52,13 +52,13 @@ def same(one: Path, other: Path) -> bool:
 
 
 def upload(run_dir: Path, url: str, *folders: Path, **options: Any) -> Events:
-    """All of a run directory, by a mirror that ends."""
+    """All of a run directory, by an uploader that ends."""
     events = Events()
-    with closing(Mirror(run_dir, url, events, **options)) as mirror:
+    with closing(Uploader(run_dir, url, events, **options)) as uploader:
         for folder in folders:
-            mirror.put(folder)
-        assert mirror.finish(120), events
-        assert mirror.lag_s == 0
+            uploader.put(folder)
+        assert uploader.finish(120), events
+        assert uploader.lag_s == 0
     return events
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from clipx.checkpoint.async_writer import Saver
+from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.distributed.comm import Comm
@@ -29,8 +29,8 @@ class Told(list[tuple[str, dict[str, Any]]]):
         return [facts for one, facts in self if one == kind]
 
 
-def saver(path: Path, told: Told | None = None, comm: Comm = ALONE, hooks: Any = None, **options: Any) -> Saver:
-    return Saver(path, CheckpointSpec(**options), comm, Told() if told is None else told, **(hooks or {}))
+def saver(path: Path, told: Told | None = None, comm: Comm = ALONE, hooks: Any = None, **options: Any) -> AsyncWriter:
+    return AsyncWriter(path, CheckpointSpec(**options), comm, Told() if told is None else told, **(hooks or {}))
 
 
 def tensors(step: int, size: int = 1000) -> dict[str, torch.Tensor]:

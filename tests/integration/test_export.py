@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor
 
 from clipx.checkpoint.format import CheckpointDir
-from clipx.checkpoint.state import load_module, part
+from clipx.checkpoint.state import load_module, select_prefix
 from clipx.data.shapes import SHAPES
 from clipx.data.transform import decode, eval_transform
 from clipx.errors import ClipxError
@@ -67,7 +67,7 @@ def trained(run_dir: Path, which: str = "model") -> CLIP:
     found = CheckpointDir(run_dir / "checkpoints", print).load()
     assert found is not None
     model = load_run(run_dir).model.build(CPU, torch.float32).eval()
-    load_module(model, part(which, found.tensors), which)
+    load_module(model, select_prefix(which, found.tensors), which)
     return model
 
 
@@ -110,7 +110,7 @@ def test_open_clip_loads_it_and_embeds_the_same(runs: dict[str, Path], tmp_path:
 def objective(run_dir: Path) -> Mapping[str, Tensor]:
     found = CheckpointDir(run_dir / "checkpoints", print).load()
     assert found is not None
-    return part("objective", found.tensors)
+    return select_prefix("objective", found.tensors)
 
 
 @pytest.mark.parametrize(

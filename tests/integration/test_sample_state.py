@@ -36,7 +36,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, objective: s
     assert losses(elastic) == pytest.approx(losses(straight), abs=1e-9)
     expected, found = tensors(straight, 6), tensors(elastic, 6)
     saved = CheckpointDir(elastic / "checkpoints", print).load(6)
-    assert saved is not None and saved.parted(), "each sample's rows are in the checkpoint"
+    assert saved is not None and saved.sharded_names(), "each sample's rows are in the checkpoint"
     for name in (name for name in expected if not name.startswith("rng")):
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
 

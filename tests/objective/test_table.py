@@ -9,8 +9,8 @@ import pytest
 import torch
 from support import save_checkpoint
 
-from clipx.checkpoint.format import Checkpoint, CheckpointDir, Rows, Stored
-from clipx.checkpoint.staging import Staging
+from clipx.checkpoint.format import Checkpoint, CheckpointDir, CheckpointTensors, RankRows
+from clipx.checkpoint.staging import StagingBuffer
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ClipxError
 from clipx.objective.losses.sample_state import SampleTable, repeated_later
@@ -74,15 +74,15 @@ def test_a_number_out_of_range_is_named_with_the_range(number: int) -> None:
 def written(folder: Path, samples: int, world: int, lost: int | None = None) -> Checkpoint:
     """A checkpoint whose rows as many ranks wrote, of which one's may be lost; row i is [i, -i]."""
     folder.mkdir()
-    staging, files = Staging(pinned=False), []
+    staging, files = StagingBuffer(pinned=False), []
     for k in range(world):
         table = SampleTable(rank(k, world), samples, 2)
         table.rows.copy_(torch.arange(table.start, table.stop)[:, None] * torch.tensor([1, -1]))
         if len(table.rows) and k != lost:
             files.append(f"shard.{k + 1:05d}-of-{world:05d}.safetensors")
-            staging.fill({"table": Rows(table.rows, table.start)})
+            staging.fill({"table": RankRows(table.rows, table.start)})
             staging.write(folder / files[-1])
-    return Checkpoint(1, Stored.open(folder, files), {}, folder)
+    return Checkpoint(1, CheckpointTensors.open(folder, files), {}, folder)
 
 
 @pytest.mark.parametrize("samples", [1, 10, 64])
@@ -91,11 +91,11 @@ def test_rows_go_to_their_new_owners_on_another_number_of_ranks(
     tmp_path: Path, samples: int, before: int, after: int
 ) -> None:
     checkpoint = written(tmp_path / "step", samples, before)
-    assert checkpoint.parted() == {"table"}
+    assert checkpoint.sharded_names() == {"table"}
     assert checkpoint.tensors["table"][:, 0].tolist() == list(range(samples))
     for k in range(after):
         table = SampleTable(rank(k, after), samples, 2)
-        checkpoint.read_rows("table", Rows(table.rows, table.start))
+        checkpoint.read_rows("table", RankRows(table.rows, table.start))
         assert table.rows[:, 0].tolist() == list(range(table.start, table.stop))
         assert torch.equal(table.rows[:, 1], -table.rows[:, 0])
 
@@ -103,19 +103,19 @@ def test_rows_go_to_their_new_owners_on_another_number_of_ranks(
 def test_rows_that_are_gone_are_an_error_that_names_them(tmp_path: Path) -> None:
     checkpoint = written(tmp_path / "step", 10, 2, lost=1)
     with pytest.raises(CheckpointError, match="lacks rows 5 to 10 of table"):
-        checkpoint.read_rows("table", Rows(torch.zeros(10, 2), 0))
+        checkpoint.read_rows("table", RankRows(torch.zeros(10, 2), 0))
 
 
 def test_rows_of_another_width_are_an_error(tmp_path: Path) -> None:
     checkpoint = written(tmp_path / "step", 10, 2)
     with pytest.raises(CheckpointError, match=r"the rows of table in .* are of shape \[2\], not \[1\]"):
-        checkpoint.read_rows("table", Rows(torch.zeros(10, 1), 0))
+        checkpoint.read_rows("table", RankRows(torch.zeros(10, 1), 0))
 
 
 def test_a_part_of_the_rows_is_read(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 1, {"table": Rows(torch.arange(8.0).view(4, 2), 0)})
+    save_checkpoint(tmp_path, 1, {"table": RankRows(torch.arange(8.0).view(4, 2), 0)})
     found = CheckpointDir(tmp_path, pytest.fail).load()
     assert found is not None
     rows = torch.ones(2, 2)
-    found.read_rows("table", Rows(rows, 1))
+    found.read_rows("table", RankRows(rows, 1))
     assert rows.tolist() == [[2, 3], [4, 5]]

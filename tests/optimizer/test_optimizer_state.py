@@ -14,7 +14,7 @@ from support import SMALL, run, save_checkpoint, small
 from torch import Tensor
 
 from clipx.checkpoint.format import CheckpointDir
-from clipx.checkpoint.state import load_optimizer, optimizer_tensors, part, prefixed
+from clipx.checkpoint.state import add_prefix, load_optimizer, optimizer_tensors, select_prefix
 from clipx.errors import CheckpointError
 from clipx.trainer.trainer import Trainer
 
@@ -31,14 +31,14 @@ def saved_and_read(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor
 
 def checkpointed(source: Optimizing, target: Optimizing, folder: Path) -> None:
     """What the trainer does: weights and optimizer of one into the other, fresh, one."""
-    tensors = {**prefixed("weights", source.weights())}
-    tensors |= prefixed("optimizer", optimizer_tensors(source.optimizer))
+    tensors = {**add_prefix("weights", source.weights())}
+    tensors |= add_prefix("optimizer", optimizer_tensors(source.optimizer))
     tensors = saved_and_read(tensors, folder)
-    weights = part("weights", tensors)
+    weights = select_prefix("weights", tensors)
     with torch.no_grad():
         for name, p in target.named():
             p.copy_(weights[name])
-    load_optimizer(target.optimizer, part("optimizer", tensors))
+    load_optimizer(target.optimizer, select_prefix("optimizer", tensors))
 
 
 def assert_same(a: Optimizing, b: Optimizing) -> None:

@@ -15,7 +15,7 @@ from attack import Flag
 from support import VIT, small
 
 from clipx.checkpoint.downloader import fetch
-from clipx.checkpoint.format import MANIFEST, STATE, WHOLE, CheckpointDir, fault_of, sha256
+from clipx.checkpoint.format import MANIFEST, STATE, TENSORS, CheckpointDir, find_damage, sha256
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.evaluate import evaluate, main
 from clipx.run.load import load_run
@@ -98,7 +98,7 @@ def test_the_payloads_would_run_where_they_are_unpickled(flag: Flag, tmp_path: P
     assert flag.is_made_by(load, f"{tmp_path}/saved.pt")
 
 
-@pytest.mark.parametrize("name", [WHOLE, SHARD])
+@pytest.mark.parametrize("name", [TENSORS, SHARD])
 @pytest.mark.parametrize("kind", PICKLES)
 def test_a_pickle_in_the_place_of_tensors_is_refused(theirs: Path, flag: Flag, name: str, kind: str) -> None:
     (folder(theirs) / name).write_bytes(PICKLES[kind](flag))
@@ -110,9 +110,9 @@ def test_a_pickle_in_the_place_of_tensors_is_refused(theirs: Path, flag: Flag, n
 
 @ENTRANCES
 def test_it_is_refused_at_every_entrance(theirs: Path, flag: Flag, enter: Callable[[Path], None]) -> None:
-    (folder(theirs) / WHOLE).write_bytes(flag.saved())
+    (folder(theirs) / TENSORS).write_bytes(flag.saved())
     sign(folder(theirs))
-    with pytest.raises(CheckpointError, match=f"{WHOLE} is not a file of tensors"):
+    with pytest.raises(CheckpointError, match=f"{TENSORS} is not a file of tensors"):
         enter(theirs)
     assert flag.absent
 
@@ -133,7 +133,7 @@ def test_files_of_other_formats_beside_the_tensors_are_not_looked_at(
 def test_by_the_command_it_is_one_line(
     theirs: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (folder(theirs) / WHOLE).write_bytes(flag.saved())
+    (folder(theirs) / TENSORS).write_bytes(flag.saved())
     sign(folder(theirs))
     monkeypatch.setattr("sys.argv", ["clipx-evaluate", f"run={theirs}", "evaluator=[retrieval]"])
     with pytest.raises(SystemExit) as ended:
@@ -297,7 +297,7 @@ def test_a_model_is_not_made_from_a_file_that_the_configuration_names(theirs: Pa
 def test_a_manifest_that_names_another_folders_file_is_refused(theirs: Path, tmp_path: Path, name: str) -> None:
     manifest = json.loads((folder(theirs) / MANIFEST).read_text())
     (folder(theirs) / MANIFEST).write_text(json.dumps({**manifest, name: "0" * 64}))
-    assert "which is no file of it" in str(fault_of(folder(theirs)))
+    assert "which is no file of it" in str(find_damage(folder(theirs)))
     with pytest.raises(CheckpointError, match="which is no file of it"):
         fetch(f"file://{folder(theirs)}", tmp_path / "a" / "b" / "checkpoints")
     assert not [p for p in (tmp_path / "a").rglob("*") if p.is_file()]
@@ -308,23 +308,23 @@ def link(path: Path, outside: Path) -> None:
     path.symlink_to(outside)
 
 
-@pytest.mark.parametrize("name", [WHOLE, STATE])
+@pytest.mark.parametrize("name", [TENSORS, STATE])
 def test_a_link_that_leads_out_of_the_folder_is_refused(theirs: Path, tmp_path: Path, name: str) -> None:
     link(folder(theirs) / name, tmp_path / "outside")
-    assert fault_of(folder(theirs)) == f"{name} is no plain file"
+    assert find_damage(folder(theirs)) == f"{name} is no plain file"
     with pytest.raises(CheckpointError, match="all checkpoints in .* are damaged"):
         resumed(theirs)
 
 
 def test_a_named_pipe_is_not_waited_for(theirs: Path) -> None:
-    (folder(theirs) / WHOLE).unlink()
-    os.mkfifo(folder(theirs) / WHOLE)
-    assert fault_of(folder(theirs)) == f"{WHOLE} is no plain file"
+    (folder(theirs) / TENSORS).unlink()
+    os.mkfifo(folder(theirs) / TENSORS)
+    assert find_damage(folder(theirs)) == f"{TENSORS} is no plain file"
 
 
 @pytest.mark.parametrize("content", ["[" * 200_000, "[]", "7", '{"tensors.safetensors": {}}', "\x00"])
 def test_a_manifest_of_another_form_is_a_damaged_checkpoint(theirs: Path, tmp_path: Path, content: str) -> None:
     (folder(theirs) / MANIFEST).write_text(content)
-    assert fault_of(folder(theirs))
+    assert find_damage(folder(theirs))
     with pytest.raises(ClipxError, match="is damaged"):
         fetch(f"file://{folder(theirs)}", tmp_path / "fetched")

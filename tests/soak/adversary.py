@@ -14,7 +14,7 @@ from pathlib import Path
 from attempt import Attempt, send
 from s3server import FaultyProxy
 
-from clipx.checkpoint.format import fault_of
+from clipx.checkpoint.format import find_damage
 from clipx.errors import Exit
 from clipx.run.signals import SIGNALS
 
@@ -45,7 +45,7 @@ class Scene:
 
     def here(self) -> list[Path]:
         """The checkpoints on disk that are whole, the newest first."""
-        found = (path for path in (self.run_dir / "checkpoints").glob("step-????????") if fault_of(path) is None)
+        found = (path for path in (self.run_dir / "checkpoints").glob("step-????????") if find_damage(path) is None)
         return sorted(found, reverse=True)
 
     def allow(self, *codes: int) -> None:

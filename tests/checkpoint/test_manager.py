@@ -16,7 +16,7 @@ from s3server import FaultyProxy
 from support import SMALL, VIT, events, losses, rows, small, tensors, untimed_rows
 
 from clipx.checkpoint.format import CheckpointDir
-from clipx.checkpoint.manager import Checkpointing
+from clipx.checkpoint.manager import CheckpointManager
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.duration import Length
@@ -80,7 +80,9 @@ def test_by_the_clock_it_is_due_when_the_time_is_over(tmp_path: Path, monkeypatc
     now = 1000.0
     monkeypatch.setattr("clipx.checkpoint.manager.time.monotonic", lambda: now)
     comm = Comm(0, 1, 0, torch.device("cpu"))
-    checkpoints = Checkpointing(tmp_path, CheckpointSpec(every="2min"), Length(100, 10), comm, lambda *_, **__: None)
+    checkpoints = CheckpointManager(
+        tmp_path, CheckpointSpec(every="2min"), Length(100, 10), comm, lambda *_, **__: None
+    )
     assert not checkpoints.due(0, 10)
     now += 119
     assert not checkpoints.due(10, 20)
@@ -185,7 +187,7 @@ def test_an_outage_at_the_start_is_no_new_run(
     told: list[str] = []
     spec = small(Path("run"), *overrides).checkpoint
     proxy.set("down")
-    here = Checkpointing(Path("run"), spec, Length(256, 32), comm, lambda kind, **_: told.append(kind))
+    here = CheckpointManager(Path("run"), spec, Length(256, 32), comm, lambda kind, **_: told.append(kind))
     here.fetch(Resume.parse("auto"))
     assert told == ["remote_not_reached"]
     found = here.find(Resume.parse("auto"))

@@ -16,8 +16,8 @@ import pytest
 from s3server import FaultyProxy, admin
 from uploading import same, save, upload
 
-from clipx.checkpoint.downloader import check_writable, fetch, fetch_history, newest, remote_checkpoints
-from clipx.checkpoint.format import MANIFEST, STATE, WHOLE, fault_of
+from clipx.checkpoint.downloader import check_writable, fetch, fetch_history, fetch_newest, remote_checkpoints
+from clipx.checkpoint.format import MANIFEST, STATE, TENSORS, find_damage
 from clipx.errors import CheckpointError, ConfigError, StorageError
 from clipx.storage.remote import Folder
 from clipx.storage.url import check_folder_url
@@ -35,9 +35,9 @@ def test_what_is_fetched_is_what_was_saved(run_dir: Path, url: str, tmp_path: Pa
     other = tmp_path / "other"
     fetch_history(url, other)
     assert (other / "metrics.jsonl").read_text() == "of metrics.jsonl\n"
-    found = newest(url, other / "checkpoints", pytest.fail)
+    found = fetch_newest(url, other / "checkpoints", pytest.fail)
     assert found == other / "checkpoints" / "step-00000020"
-    assert same(found, folders[1]) and fault_of(found) is None
+    assert same(found, folders[1]) and find_damage(found) is None
     assert same(fetch(remote_checkpoints(url)[1][1], other / "checkpoints"), folders[0])
     assert sorted(p.name for p in (other / "checkpoints").iterdir()) == ["step-00000010", "step-00000020"]
 
@@ -49,15 +49,15 @@ def test_a_large_file_goes_in_parts_and_comes_in_blocks(
     monkeypatch.setattr("clipx.storage.remote.BLOCK", 3 << 20)
     folder = save(run_dir, 10, os.urandom(12 << 20), shards=1)
     upload(run_dir, own_bucket)
-    tag = admin(endpoint).info(f"{own_bucket}/checkpoints/step-00000010/{WHOLE}")["ETag"]
+    tag = admin(endpoint).info(f"{own_bucket}/checkpoints/step-00000010/{TENSORS}")["ETag"]
     assert tag.strip('"').endswith("-3"), "three parts"
-    found = newest(own_bucket, tmp_path / "other", pytest.fail)
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, folder)
 
 
 def test_a_run_that_is_not_there_is_none(url: str, tmp_path: Path) -> None:
     assert remote_checkpoints(url) == []
-    assert newest(url, tmp_path, pytest.fail) is None
+    assert fetch_newest(url, tmp_path, pytest.fail) is None
     fetch_history(url, tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -65,7 +65,7 @@ def test_a_run_that_is_not_there_is_none(url: str, tmp_path: Path) -> None:
 def test_what_is_here_is_not_fetched_again(run_dir: Path, near: str) -> None:
     folder = save(run_dir, 10)
     upload(run_dir, near)
-    assert newest(near, folder.parent, pytest.fail, after=10) is None
+    assert fetch_newest(near, folder.parent, pytest.fail, after=10) is None
     with pytest.raises(CheckpointError, match="step-00000010 is there already"):
         fetch(f"{near}/checkpoints/step-00000010", folder.parent)
     fetch_history(near, run_dir)
@@ -87,8 +87,8 @@ def _name(name: str, path: Path) -> None:
 
 
 DAMAGE = {
-    f"the hash of {WHOLE} does not match": _flip,
-    f"{WHOLE} is missing": Path.unlink,
+    f"the hash of {TENSORS} does not match": _flip,
+    f"{TENSORS} is missing": Path.unlink,
     f"{MANIFEST} cannot be read": lambda path: (path.parent / MANIFEST).write_text('{"tensors'),
     f"{MANIFEST} names '../../stolen', which is no file of it": functools.partial(_name, "../../stolen"),
     f"{MANIFEST} names '/etc/passwd', which is no file of it": functools.partial(_name, "/etc/passwd"),
@@ -101,17 +101,17 @@ DAMAGE = {
 def test_a_damaged_checkpoint_is_told_of_and_passed_over(run_dir: Path, near: str, tmp_path: Path, fault: str) -> None:
     upload(run_dir, near, save(run_dir, 10), save(run_dir, 20))
     far, into, told = tmp_path / "far" / "checkpoints", tmp_path / "a" / "b" / "checkpoints", list[str]()
-    DAMAGE[fault](far / "step-00000020" / WHOLE)
-    assert newest(near, into, told.append) == into / "step-00000010"
+    DAMAGE[fault](far / "step-00000020" / TENSORS)
+    assert fetch_newest(near, into, told.append) == into / "step-00000010"
     (line,) = told
     assert f"checkpoint {near}/checkpoints/step-00000020 is damaged: {fault}" in line
     assert line.endswith(": falling back to the one before")
     assert [path.name for path in into.iterdir()] == ["step-00000010"]
     assert not list(tmp_path.rglob("stolen"))
-    DAMAGE[fault](far / "step-00000010" / WHOLE)
+    DAMAGE[fault](far / "step-00000010" / TENSORS)
     with pytest.raises(CheckpointError, match="^all checkpoints at .* are damaged: restore one, or start a new run"):
-        newest(near, tmp_path / "c", told.append)
-    assert newest(near, tmp_path / "c", told.append, after=5) is None, "there is one to go on from"
+        fetch_newest(near, tmp_path / "c", told.append)
+    assert fetch_newest(near, tmp_path / "c", told.append, after=5) is None, "there is one to go on from"
 
 
 def test_a_full_disk_while_fetching_is_no_damage(run_dir: Path, near: str, tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ def test_a_full_disk_while_fetching_is_no_damage(run_dir: Path, near: str, tmp_p
     code = f"""
 import resource, signal
 from pathlib import Path
-from clipx.checkpoint.downloader import newest
+from clipx.checkpoint.downloader import fetch_newest
 from clipx.errors import CheckpointError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:
-    newest({near!r}, Path({str(tmp_path / "into")!r}), print)
+    fetch_newest({near!r}, Path({str(tmp_path / "into")!r}), print)
 except CheckpointError as error:
     print(error)
 """
@@ -149,7 +149,7 @@ def test_a_storage_that_comes_back_in_time_gives_the_checkpoint(
     proxy.set("down")
     later(1.5, functools.partial(proxy.set, "cut", 150_000))
     later(3, functools.partial(proxy.set, "some", 3))
-    found = newest(own_bucket, tmp_path / "other", pytest.fail, retry_s=20)
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail, retry_s=20)
     assert found is not None and same(found, folder)
 
 
@@ -160,7 +160,7 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
 ) -> None:
     proxy.set(mode)
     for call in (
-        functools.partial(newest, own_bucket, tmp_path, print),
+        functools.partial(fetch_newest, own_bucket, tmp_path, print),
         functools.partial(fetch_history, own_bucket, tmp_path),
     ):
         with pytest.raises(StorageError, match=rf"^{own_bucket}\S* cannot be read: for \d+ s the storage failed"):

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from writing import Told, in_processes, loaded, saver, steps, tensors
 
-from clipx.checkpoint.async_writer import Saver
-from clipx.checkpoint.format import Rows
+from clipx.checkpoint.async_writer import AsyncWriter
+from clipx.checkpoint.format import RankRows
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
@@ -78,7 +78,7 @@ def test_closing_lets_a_save_end(tmp_path: Path, gate: threading.Event) -> None:
 def test_in_the_background_or_not_the_same_bytes_are_written(tmp_path: Path) -> None:
     for background in (True, False):
         run = saver(tmp_path / str(background), background=background)
-        run.save(1, {**tensors(1), "rows": Rows(torch.arange(6.0).view(3, 2), 0)}, {"samples_seen": 1})
+        run.save(1, {**tensors(1), "rows": RankRows(torch.arange(6.0).view(3, 2), 0)}, {"samples_seen": 1})
         assert background or steps(tmp_path / "False") == [1], "on disk when the call returns"
         run.close()
     manifests = [(tmp_path / str(b) / "step-00000001" / "MANIFEST.json").read_bytes() for b in (True, False)]
@@ -91,8 +91,8 @@ def test_memory_is_taken_once(tmp_path: Path) -> None:
     places = set()
     for step in (1, 2, 3):
         run.save(step, tensors(step), {})
-        assert run._whole._buffer is not None
-        places.add(run._whole._buffer.data_ptr())
+        assert run._replicated._buffer is not None
+        places.add(run._replicated._buffer.data_ptr())
     assert len(places) == 1
     run.save(4, tensors(4, size=5000), {})  # an optimizer's state grows with its first step
     run.save(5, tensors(5), {})
@@ -103,14 +103,14 @@ def test_memory_is_taken_once(tmp_path: Path) -> None:
 
 def test_memory_is_made_before_the_first_save(tmp_path: Path) -> None:
     run = saver(tmp_path)
-    state = {**tensors(1), "rows": Rows(torch.ones(5, 2), 0)}
+    state = {**tensors(1), "rows": RankRows(torch.ones(5, 2), 0)}
     run.reserve(state)
     assert run._reserved is not None
     run._reserved.result()
-    assert run._whole._buffer is not None and run._shard._buffer is not None
-    places = [run._whole._buffer.data_ptr(), run._shard._buffer.data_ptr()]
+    assert run._replicated._buffer is not None and run._sharded._buffer is not None
+    places = [run._replicated._buffer.data_ptr(), run._sharded._buffer.data_ptr()]
     run.save(1, state, {})
-    assert [run._whole._buffer.data_ptr(), run._shard._buffer.data_ptr()] == places
+    assert [run._replicated._buffer.data_ptr(), run._sharded._buffer.data_ptr()] == places
     run.close()
     assert loaded(tmp_path)["rows"].eq(1).all()
 
@@ -156,7 +156,7 @@ def test_from_a_gpu_what_is_saved_is_the_moment_of_the_call(tmp_path: Path, gate
     expected = {"x": x.cpu(), "strided": strided.cpu(), "rng": torch.get_rng_state()}
     run = saver(tmp_path, comm=Comm(0, 1, 0, device))
     run.save(1, {"x": x, "strided": strided, "rng": torch.get_rng_state()}, {})
-    assert run._whole._buffer is not None and run._whole._buffer.is_pinned()
+    assert run._replicated._buffer is not None and run._replicated._buffer.is_pinned()
     x.fill_(0)
     strided.fill_(0)
     torch.cuda.synchronize()
@@ -275,7 +275,7 @@ def _one_rank_fails(comm: Comm, path: Path) -> tuple[list[str], Told]:
 
     def save(step: int) -> None:
         rows = torch.full((25_000, 1), float(step))
-        run.save(step, {**tensors(step), "rows": Rows(rows, 25_000 * comm.rank)}, {})
+        run.save(step, {**tensors(step), "rows": RankRows(rows, 25_000 * comm.rank)}, {})
 
     def caught(call: object, *args: int) -> None:
         try:
@@ -317,7 +317,7 @@ def _one_rank_dies(comm: Comm, path: Path) -> float:
     run = saver(path, None, comm)
     if comm.rank == 1:
         os.write = lambda fd, data: os._exit(9)  # type: ignore[assignment]
-    run.save(1, tensors(1) | {"rows": Rows(torch.ones(2, 2), 2 * comm.rank)}, {})  # type: ignore[arg-type]
+    run.save(1, tensors(1) | {"rows": RankRows(torch.ones(2, 2), 2 * comm.rank)}, {})  # type: ignore[arg-type]
     start = time.monotonic()
     with pytest.raises(CheckpointError, match="the ranks lost each other while a checkpoint was written"):
         run.wait()
@@ -332,4 +332,4 @@ def test_a_rank_that_dies_while_it_writes_leaves_no_checkpoint_and_nobody_waitin
 
 
 def test_a_saver_of_one_rank_needs_no_process_group(tmp_path: Path) -> None:
-    assert isinstance(saver(tmp_path), Saver)
+    assert isinstance(saver(tmp_path), AsyncWriter)

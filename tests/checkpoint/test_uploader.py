@@ -20,10 +20,10 @@ from fsspec.implementations.local import LocalFileSystem
 from s3server import FaultyProxy, admin
 from uploading import Events, same, save, steps, until, upload
 
-from clipx.checkpoint.downloader import newest
-from clipx.checkpoint.format import MANIFEST, WHOLE
-from clipx.checkpoint.retention import kept
-from clipx.checkpoint.uploader import Mirror
+from clipx.checkpoint.downloader import fetch_newest
+from clipx.checkpoint.format import MANIFEST, TENSORS
+from clipx.checkpoint.retention import steps_to_keep
+from clipx.checkpoint.uploader import Uploader
 from clipx.storage.remote import Folder
 
 
@@ -32,7 +32,7 @@ def test_a_step_that_is_saved_again_replaces_the_one_before(run_dir: Path, url: 
     upload(run_dir, url, save(run_dir, 10, shards=3))
     folder = save(run_dir, 10, b"other", shards=1)
     upload(run_dir, url, folder)
-    found = newest(url, tmp_path / "other", pytest.fail)
+    found = fetch_newest(url, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, folder)
     assert sorted(Folder(url).files("checkpoints")) == [
         f"checkpoints/step-00000010/{p.name}" for p in sorted(folder.iterdir())
@@ -42,14 +42,14 @@ def test_a_step_that_is_saved_again_replaces_the_one_before(run_dir: Path, url: 
 def test_a_step_that_is_half_replaced_does_not_count(run_dir: Path, near: str, tmp_path: Path) -> None:
     upload(run_dir, near, save(run_dir, 10), save(run_dir, 20))
     far, events = tmp_path / "far" / "checkpoints" / "step-00000020", Events()
-    (far / WHOLE).unlink()
-    (far / WHOLE).mkdir()  # no file can be written there
-    with closing(Mirror(run_dir, near, events)) as mirror:
-        mirror.put(save(run_dir, 20, b"other"))
+    (far / TENSORS).unlink()
+    (far / TENSORS).mkdir()  # no file can be written there
+    with closing(Uploader(run_dir, near, events)) as uploader:
+        uploader.put(save(run_dir, 20, b"other"))
         events.wait_for("upload_failed")
         assert steps(near) == [10]
-        (far / WHOLE).rmdir()
-        assert mirror.finish(10)
+        (far / TENSORS).rmdir()
+        assert uploader.finish(10)
     assert steps(near) == [20, 10]
 
 
@@ -57,19 +57,19 @@ def test_a_restarted_run_uploads_what_is_missing_only(run_dir: Path, near: str) 
     upload(run_dir, near, save(run_dir, 10))
     save(run_dir, 20)
     events = Events()
-    with closing(Mirror(run_dir, near, events)) as mirror:
-        assert mirror.finish(10)
+    with closing(Uploader(run_dir, near, events)) as uploader:
+        assert uploader.finish(10)
         assert events.of("uploaded") == ["step-00000020"]
-        assert all(mirror.uploaded(run_dir / "checkpoints" / f"step-000000{k}0") for k in (1, 2))
+        assert all(uploader.uploaded(run_dir / "checkpoints" / f"step-000000{k}0") for k in (1, 2))
 
 
 def test_the_small_files_are_those_of_the_end(run_dir: Path, near: str, tmp_path: Path) -> None:
-    with closing(Mirror(run_dir, near, Events())) as mirror:
-        mirror.put(save(run_dir, 10))
-        until(lambda: mirror.uploaded(run_dir / "checkpoints" / "step-00000010"))
+    with closing(Uploader(run_dir, near, Events())) as uploader:
+        uploader.put(save(run_dir, 10))
+        until(lambda: uploader.uploaded(run_dir / "checkpoints" / "step-00000010"))
         (run_dir / "metrics.jsonl").write_text("more\n")
         (run_dir / "report.html").write_text("the report")
-        assert mirror.finish(10)
+        assert uploader.finish(10)
     assert (tmp_path / "far" / "metrics.jsonl").read_text() == "more\n"
     assert (tmp_path / "far" / "report.html").read_text() == "the report"
 
@@ -79,13 +79,13 @@ def test_the_small_files_are_those_of_the_end(run_dir: Path, near: str, tmp_path
 
 @pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
 def test_the_url_keeps_what_the_policy_keeps(run_dir: Path, url: str) -> None:
-    with closing(Mirror(run_dir, url, Events(), keep=functools.partial(kept, keep_last=2))) as mirror:
+    with closing(Uploader(run_dir, url, Events(), keep=functools.partial(steps_to_keep, keep_last=2))) as uploader:
         for step in (10, 20, 30, 40):
             folder = save(run_dir, step, shards=1, keep=step == 10)
-            mirror.put(folder)
-            until(functools.partial(mirror.uploaded, folder))
+            uploader.put(folder)
+            until(functools.partial(uploader.uploaded, folder))
             shutil.rmtree(run_dir / "checkpoints")  # a machine that is lost is no reason to delete anything
-        assert mirror.finish(10)
+        assert uploader.finish(10)
     assert steps(url) == [40, 30, 10]
     assert {name.split("/")[1] for name in Folder(url).files("checkpoints")} == {f"step-000000{k}0" for k in (1, 3, 4)}
 
@@ -93,22 +93,22 @@ def test_the_url_keeps_what_the_policy_keeps(run_dir: Path, url: str) -> None:
 def test_another_process_knows_the_policy_of_what_is_there(run_dir: Path, near: str) -> None:
     upload(run_dir, near, save(run_dir, 10, keep=True), save(run_dir, 20), save(run_dir, 30))
     shutil.rmtree(run_dir / "checkpoints")
-    upload(run_dir, near, save(run_dir, 40), keep=functools.partial(kept, keep_last=1))
+    upload(run_dir, near, save(run_dir, 40), keep=functools.partial(steps_to_keep, keep_last=1))
     assert steps(near) == [40, 10]
 
 
 def test_after_an_outage_only_what_stays_is_sent(run_dir: Path, near: str, tmp_path: Path) -> None:
     (tmp_path / "far").write_text("in the way")
     events = Events()
-    with closing(Mirror(run_dir, near, events, keep=functools.partial(kept, keep_last=2))) as mirror:
+    with closing(Uploader(run_dir, near, events, keep=functools.partial(steps_to_keep, keep_last=2))) as uploader:
         folders = [save(run_dir, step) for step in (10, 20, 30, 40)]
         for folder in folders:
-            mirror.put(folder)
+            uploader.put(folder)
         events.wait_for("upload_failed")
-        assert not any(map(mirror.uploaded, folders))
+        assert not any(map(uploader.uploaded, folders))
         (tmp_path / "far").unlink()
-        assert mirror.finish(10)
-        assert all(map(mirror.uploaded, folders)), "the others may be deleted here too"
+        assert uploader.finish(10)
+        assert all(map(uploader.uploaded, folders)), "the others may be deleted here too"
     assert events.of("uploaded") == ["step-00000040", "step-00000030"]
     assert sorted(events.of("upload_skipped")) == ["step-00000010", "step-00000020"]
 
@@ -141,7 +141,7 @@ def test_a_run_that_goes_back_makes_the_later_ones_count_no_more(run_dir: Path, 
     a_day_ago(tmp_path / "far" / "checkpoints" / "step-00000030")
     upload(run_dir, near, save(run_dir, 20, b"another future"))
     assert steps(near) == [20, 15, 10]
-    assert (tmp_path / "far" / "checkpoints" / "step-00000030" / WHOLE).is_file(), "it is no orphan"
+    assert (tmp_path / "far" / "checkpoints" / "step-00000030" / TENSORS).is_file(), "it is no orphan"
 
 
 def test_uploads_in_parts_that_nobody_ends_are_ended(
@@ -176,26 +176,26 @@ def test_an_outage_delays_uploads_and_nothing_else(
     run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str, amount: int
 ) -> None:
     events = Events()
-    with closing(Mirror(run_dir, own_bucket, events)) as mirror:
-        mirror.put(save(run_dir, 10))
-        until(lambda: mirror.uploaded(run_dir / "checkpoints" / "step-00000010"))
+    with closing(Uploader(run_dir, own_bucket, events)) as uploader:
+        uploader.put(save(run_dir, 10))
+        until(lambda: uploader.uploaded(run_dir / "checkpoints" / "step-00000010"))
         proxy.set(mode, amount)
         folder = save(run_dir, 20)
         start = time.monotonic()
-        mirror.put(folder)
-        assert mirror.lag_s <= time.monotonic() - start
+        uploader.put(folder)
+        assert uploader.lag_s <= time.monotonic() - start
         assert time.monotonic() - start < 1, "it does not wait for the storage"
         if mode != "some":
             events.wait_for("upload_failed")
-            assert not mirror.uploaded(folder)
+            assert not uploader.uploaded(folder)
             time.sleep(0.5)
-            assert mirror.lag_s > 0.5
+            assert uploader.lag_s > 0.5
             assert events.of("upload_failed") == ["step-00000020"], "one line for an outage"
             proxy.set("up")
-        assert mirror.finish(60)
-        assert mirror.uploaded(folder)
+        assert uploader.finish(60)
+        assert uploader.uploaded(folder)
     proxy.set("up")
-    found = newest(own_bucket, tmp_path / "other", pytest.fail)
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, folder)
 
 
@@ -214,14 +214,14 @@ def test_an_upload_that_stops_in_the_middle_of_a_file_is_begun_again(
     monkeypatch.setattr("clipx.storage.remote._STALL_S", 1.5)
     folder, events = save(run_dir, 10, os.urandom(11 << 20), shards=0), Events()
     proxy.set("slow", 0.02)  # for each 64 KiB
-    with closing(Mirror(run_dir, own_bucket, events)) as mirror:
+    with closing(Uploader(run_dir, own_bucket, events)) as uploader:
         until(lambda: bool(admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://"))))
         proxy.set(mode)
         events.wait_for("upload_failed")
         assert steps_past(endpoint, own_bucket) == []
         proxy.set("up")
-        assert mirror.finish(60)
-    found = newest(own_bucket, tmp_path / "other", pytest.fail)
+        assert uploader.finish(60)
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, folder)
     assert not admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://")), "nothing is left over"
 
@@ -234,35 +234,35 @@ def steps_past(endpoint: str, bucket: str) -> list[str]:
 def test_a_checkpoint_deleted_while_it_waits_is_forgotten(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
     events = Events()
     proxy.set("down")
-    with closing(Mirror(run_dir, own_bucket, events)) as mirror:
+    with closing(Uploader(run_dir, own_bucket, events)) as uploader:
         for folder in (save(run_dir, 10), save(run_dir, 20)):
-            mirror.put(folder)
+            uploader.put(folder)
         events.wait_for("upload_failed")
         shutil.rmtree(run_dir / "checkpoints" / "step-00000020")
         proxy.set("up")
-        assert mirror.finish(60)
+        assert uploader.finish(60)
     assert steps(own_bucket) == [10]
 
 
 def test_the_end_does_not_wait_for_ever_and_says_so(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
     proxy.set("hang")
-    mirror = Mirror(run_dir, own_bucket, Events())
-    mirror.put(save(run_dir, 10))
+    uploader = Uploader(run_dir, own_bucket, Events())
+    uploader.put(save(run_dir, 10))
     start = time.monotonic()
-    assert not mirror.finish(0.7)
+    assert not uploader.finish(0.7)
     assert 0.6 < time.monotonic() - start < 30, "what hangs would hang for ever"
-    mirror.close()
+    uploader.close()
     assert time.monotonic() - start < 60
-    assert not mirror._thread.is_alive()
+    assert not uploader._thread.is_alive()
 
 
 def test_an_event_that_cannot_be_written_ends_no_upload(run_dir: Path, near: str) -> None:
     def event(kind: str, **facts: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    with closing(Mirror(run_dir, near, event)) as mirror:
-        mirror.put(save(run_dir, 10))
-        assert mirror.finish(10)
+    with closing(Uploader(run_dir, near, event)) as uploader:
+        uploader.put(save(run_dir, 10))
+        assert uploader.finish(10)
     assert steps(near) == [10]
 
 
@@ -292,7 +292,7 @@ def test_a_file_that_arrives_short_is_sent_again(run_dir: Path, near: str, distu
         ("upload_failed", True),
         ("uploaded", False),
     ]
-    found = newest(near, tmp_path / "other", pytest.fail)
+    found = fetch_newest(near, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, folder)
 
 
@@ -302,7 +302,7 @@ def test_a_checkpoint_saved_again_while_it_is_sent_is_not_mixed(
     Disturbed.happen = lambda path: save(run_dir, 10, b"another")
     events = upload(run_dir, disturbed, save(run_dir, 10))
     assert [event["event"] for event in events] == ["upload_failed", "uploaded"]
-    found = newest(near, tmp_path / "other", pytest.fail)
+    found = fetch_newest(near, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, run_dir / "checkpoints" / "step-00000010")
 
 
@@ -311,8 +311,8 @@ def test_a_checkpoint_saved_again_while_it_is_sent_is_not_mixed(
 UPLOAD = """
 import sys, time
 from pathlib import Path
-from clipx.checkpoint.uploader import Mirror
-mirror = Mirror(Path(sys.argv[1]), sys.argv[2], lambda kind, **facts: print(kind, facts, flush=True))
+from clipx.checkpoint.uploader import Uploader
+uploader = Uploader(Path(sys.argv[1]), sys.argv[2], lambda kind, **facts: print(kind, facts, flush=True))
 print("begun", flush=True)
 exec(sys.argv[3])
 """
@@ -353,10 +353,10 @@ def test_a_kill_between_files_leaves_nothing_that_counts(
     proxy.set("up")
     assert 2 <= len(admin(endpoint).find(place)) < 6
     assert steps(own_bucket) == [10]
-    found = newest(own_bucket, tmp_path / "other", pytest.fail)
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, first)
     assert upload(run_dir, own_bucket).of("uploaded") == ["step-00000020"], "the next process goes on"
-    found = newest(own_bucket, tmp_path / "third", pytest.fail)
+    found = fetch_newest(own_bucket, tmp_path / "third", pytest.fail)
     assert found is not None and same(found, folder)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from writing import ALONE, in_processes, loaded, saver, tensors
 
-from clipx.checkpoint.format import CheckpointDir, Rows, sha256
+from clipx.checkpoint.format import CheckpointDir, RankRows, sha256
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
@@ -24,7 +24,7 @@ FILES = ("tensors.safetensors", "shard.00001-of-00001.safetensors", "state.json"
 def folder(tmp_path: Path) -> CheckpointDir:
     run = saver(tmp_path / "checkpoints")
     for step in (10, 20, 30):
-        rows = Rows(torch.full((4, 2), float(step)), 0)
+        rows = RankRows(torch.full((4, 2), float(step)), 0)
         run.save(step, {**tensors(step), "rows": rows}, {"samples_seen": step}, keep=step == 20, score=step / 100)
     run.close()
     return CheckpointDir(tmp_path / "checkpoints", Told())
@@ -42,7 +42,7 @@ def test_what_is_loaded_is_what_was_saved_last(folder: CheckpointDir) -> None:
     assert set(found.tensors) == {"a/x", "a/n", "rows"} and len(found.tensors) == 3 and "a" not in found.tensors
     assert torch.equal(found.tensors["a/x"], torch.full((1000,), 30.0))
     assert found.tensors["a/n"].shape == () and found.tensors["rows"].tolist() == [[30, 30]] * 4
-    assert found.parted() == {"rows"}
+    assert found.sharded_names() == {"rows"}
 
 
 def test_a_named_step_is_loaded(folder: CheckpointDir) -> None:
@@ -124,8 +124,8 @@ def test_a_damaged_one_is_told_of_set_aside_and_passed_over(folder: CheckpointDi
     found = folder.load()
     assert found is not None
     assert found.step == 20 and found.tensors["a/x"].eq(20).all()
-    assert isinstance(folder.tell, Told)
-    (told,) = folder.tell
+    assert isinstance(folder.report, Told)
+    (told,) = folder.report
     assert f"{newest.name} is damaged (" in told
     assert file in told or file == "MANIFEST.json"
     assert newest.with_name(f"{newest.name}.corrupt").is_dir() and not newest.exists()
