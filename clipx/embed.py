@@ -18,7 +18,7 @@ from clipx.cli import cli
 from clipx.config.registry import MISSING, option
 from clipx.config.saved import to_dict
 from clipx.data.index import RETRY_S
-from clipx.data.spec import Dataset, DataSpec, open_on_all
+from clipx.data.spec import Dataset, DataSpec, open_on_all_ranks
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.evaluator.spec import EvaluatorSpec
@@ -96,13 +96,13 @@ def _data_of(run: str) -> DataSpec:
 
 
 def _embed(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
-    from clipx.data.loader import View
+    from clipx.data.loader import ImageView
     from clipx.teacher.embedding_store import VERSION, Place, Writer
     from clipx.teacher.live import frozen, weights_digest
 
     precision = spec.precision.build(comm.device)
     found, model_spec, model = frozen(spec.run, "run", comm.device, precision)
-    source = _source(open_on_all(data, comm), spec.split, data)
+    source = _source(open_on_all_ranks(data, comm), spec.split, data)
     place = Place(spec.out, spec.retry_s)
     writer = Writer(
         model=model,
@@ -110,7 +110,7 @@ def _embed(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
         precision=precision,
         tokenizer=model_spec.text.build_tokenizer(),
         source=source,
-        view=View(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.squash),
+        view=ImageView(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.squash),
         samples_per_shard=spec.samples_per_shard,
         batch_size=spec.batch_size,
         parquet=spec.format is Format.parquet,

@@ -15,7 +15,7 @@ from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
 from clipx.config.saved import option_from_dict, to_dict
-from clipx.data.spec import DataSpec, open_on_all
+from clipx.data.spec import DataSpec, open_on_all_ranks
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
 from clipx.evaluator.spec import EvaluatorSpec, check_set
@@ -26,7 +26,7 @@ from clipx.trainer.spec import RunSpec
 
 if TYPE_CHECKING:
     from clipx.checkpoint.format import Checkpoint
-    from clipx.data.source import Bad
+    from clipx.data.source import BadRecord
     from clipx.distributed.comm import Comm
     from clipx.evaluator.suite import Suite
     from clipx.evaluator.tables import Evaluated
@@ -138,7 +138,7 @@ class Candidate:
     precision: PrecisionSpec
     suite: Suite
     fill: Callable[[CLIP], None]
-    tell_bad: Callable[[Sequence[Bad]], None]
+    tell_bad: Callable[[Sequence[BadRecord]], None]
 
     def evaluate(self, comm: Comm) -> dict[str, float]:
         from clipx.evaluator.base import Embedder
@@ -180,7 +180,9 @@ def _suite(spec: EvaluateSpec, run: RunSpec, comm: Comm, suites: dict[str, Suite
     data = spec.data or run.data
     key = json.dumps([to_dict(data), *(to_dict(evaluator) for evaluator in evaluators.values()), *evaluators])
     if key not in suites:
-        own = open_on_all(run.data, comm) if spec.data is None and any(e.own for e in evaluators.values()) else None
+        own = (
+            open_on_all_ranks(run.data, comm) if spec.data is None and any(e.own for e in evaluators.values()) else None
+        )
         suites[key] = Suite.open(evaluators, None if spec.data is None and own is None else data, own, comm)
     return suites[key]
 
@@ -211,7 +213,7 @@ def _of_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[Candidate]:
         yield Candidate(_name(place), None, weights.spec, precision, suite, fill, _tell_bad)
 
 
-def _tell_bad(bad: Sequence[Bad]) -> None:
+def _tell_bad(bad: Sequence[BadRecord]) -> None:
     """There is no run directory, whose quarantine.jsonl would name them."""
     for item in bad[:_NAMED]:
         print(f"bad sample, left out: {item.key}: {item.reason}", file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
-from clipx.data.spec import DataSpec, open_on_all
+from clipx.data.spec import DataSpec, open_on_all_ranks
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator.spec import EvaluatorSpec
@@ -173,7 +173,7 @@ def _curve(spec: WiseFtSpec, zero: Weights, fine: Weights, comm: Comm) -> Iterat
 
     model_spec = _spec(fine)
     sets = (spec.data, spec.reference)
-    suites = [Suite.open(spec.evaluator, data, open_on_all(data, comm), comm) for data in sets]
+    suites = [Suite.open(spec.evaluator, data, open_on_all_ranks(data, comm), comm) for data in sets]
     precision = spec.precision.build(comm.device)
     for alpha in sorted(spec.alphas):
         model = model_spec.build(comm.device, precision.dtype)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from support import small
 
-from clipx.data.source import Bad
+from clipx.data.source import BadRecord
 from clipx.errors import CheckpointError, ConfigError
 from clipx.run.directory import RunDir, flatten
 from clipx.trainer.trainer import Trainer
@@ -117,7 +117,7 @@ def test_a_configuration_of_another_version_is_named(tmp_path: Path) -> None:
 def test_a_bad_sample_is_named_once(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
     for _ in range(2):
-        rundir.quarantine([Bad("a.tar:1.jpg", "image is empty"), Bad("ä.png", "caption is empty")])
+        rundir.quarantine([BadRecord("a.tar:1.jpg", "image is empty"), BadRecord("ä.png", "caption is empty")])
     lines = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
     assert lines == [
         {"sample": "a.tar:1.jpg", "reason": "image is empty"},

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from support import SMALL, VIT, losses, run, small, tensors, torchrun, untimed_rows
 
-from clipx.data.loader import Batch, SecondView, View, train_loader
+from clipx.data.loader import Batch, SecondView, ImageView, train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import train_transform
@@ -103,7 +103,7 @@ def test_it_computes_in_the_precision_that_is_asked_for(trained: Path) -> None:
 
 def test_the_second_view_is_the_same_crop_and_caption_at_another_size() -> None:
     source = Numbers([24], images={i: encode(picture(40, 30, i), "PNG" if i % 2 else "JPEG") for i in range(24)})
-    order, view, tokenizer = Order(source.sizes, 0, 30), View(16, [0.3, 1.0], 10**6), Tokenizer(16)
+    order, view, tokenizer = Order(source.sizes, 0, 30), ImageView(16, [0.3, 1.0], 10**6), Tokenizer(16)
 
     def batches(second: SecondView | None, workers: int = 0) -> list[Batch]:
         options = {
@@ -254,7 +254,7 @@ def test_a_sample_that_was_not_embedded_is_a_bad_one(stored: Path, tmp_path: Pat
     found, train = opened(folder)
     with pytest.raises(BadSample, match="could not be read when they were written"):
         found.rows(7, train.read(7), train.read(7).captions[0])
-    order, view = Order(train.sizes, 0, 100), View(48, [1.0, 1.0], 10**6)
+    order, view = Order(train.sizes, 0, 100), ImageView(48, [1.0, 1.0], 10**6)
     options = {"seed": 0, "samples": range(96), "batch": 96, "rank": 0, "world": 1, "workers": 0, "prefetch": 1}
     (all_of_them,) = train_loader(train, order, view, Tokenizer(20), **options, pin=False, giver=found)  # type: ignore[arg-type]
     assert train.key(7) in {bad.key for bad in all_of_them.bad}

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from clipx.bench.processes import Place
-from clipx.data.loader import Batch, View, _Stream, train_loader
+from clipx.data.loader import Batch, ImageView, _TrainBatches, train_loader
 from clipx.data.order import Order
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source
@@ -73,10 +73,10 @@ def _source(folder: str) -> Source:
     return Shards.open(expand(f"{folder}/*.tar", "shards"), "txt", None)
 
 
-def _stream(folder: str, seed: int) -> tuple[_Stream, Order]:
+def _stream(folder: str, seed: int) -> tuple[_TrainBatches, Order]:
     source = _source(folder)
     order = Order(source.sizes, seed, 200_000)
-    return _Stream(source, order, View(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed), order
+    return _TrainBatches(source, order, ImageView(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed), order
 
 
 def _begin(place: Place) -> None:
@@ -279,7 +279,7 @@ def rate_of_run(place: Place, run_dir: str, count: int) -> float:
     loader: Any = train_loader(
         source,
         spec.data.order(source, spec.seed),
-        View(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels),
+        ImageView(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels),
         spec.model.text.build_tokenizer(),
         seed=spec.seed,
         samples=range(10**6 * batch),

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from clipx.data.source import Bad, alike
+from clipx.data.source import BadRecord, without_numbers
 from clipx.errors import DataError
 
-_MEANS_SOMETHING = 1000  # samples before a share of bad ones does
+_MIN_SAMPLES = 1000  # samples before a share of bad ones does
 
 
 @dataclass(slots=True)
-class Tally:
+class BadSampleCounter:
     """This rank's count since the run began here. `limit`: data.max_bad_share; `samples`: of this rank in an epoch."""
 
     limit: float
@@ -21,15 +21,15 @@ class Tally:
     seen: int = 0
     bad: Counter[str] = field(default_factory=Counter)  # by reason
 
-    def count(self, good: int, bad: Sequence[Bad]) -> None:
+    def count(self, good: int, bad: Sequence[BadRecord]) -> None:
         """Raises DataError where too many are bad."""
         self.seen += good
-        self.bad.update(alike(item.reason) for item in bad)
-        if self.seen >= min(_MEANS_SOMETHING, self.samples):
+        self.bad.update(without_numbers(item.reason) for item in bad)
+        if self.seen >= min(_MIN_SAMPLES, self.samples):
             check_bad_share(self.bad.total(), self.seen + self.bad.total(), self.limit, bad[:1])
 
 
-def check_bad_share(bad: int, total: int, limit: float, examples: Sequence[Bad]) -> None:
+def check_bad_share(bad: int, total: int, limit: float, examples: Sequence[BadRecord]) -> None:
     """Raises DataError."""
     if bad > limit * total:
         example = f", e.g. {examples[0].key}: {examples[0].reason}" if examples else ""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from clipx.config.registry import option
-from clipx.data.class_names import as_templates, fill
+from clipx.data.class_names import fill, parse_templates
 from clipx.data.shards.cache import Access, check_access
-from clipx.data.source import Bad, BadSample, Sample, Source, expect
+from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.data.webdataset import Shards
 from clipx.errors import ConfigError, DataError, require
@@ -60,21 +60,21 @@ class BenchmarkSpec(DataSpec):
         held_out = None if self.held_out_split is None else layout.source(self.held_out_split)
         return Dataset(train, held_out, layout.classes)
 
-    def open_set(self) -> Dataset:
+    def open_for_evaluation(self) -> Dataset:
         """Its split to evaluate on need be the only one."""
         layout = self._layout()
         source = layout.source(self.held_out_split or self.split)
         return Dataset(source, source, layout.classes)
 
-    def _layout(self) -> _Layout:
+    def _layout(self) -> _BenchmarkSet:
         if self.path is None:
             raise ConfigError("data.path has no value: give a set's folder, e.g. data.path=/data/wds_cars")
         root = local_path(self.path) if is_local(self.path) else self.path
-        return _Layout(root.rstrip("/"), Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir))
+        return _BenchmarkSet(root.rstrip("/"), Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir))
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _BenchmarkSet:
     """A set's files. They are read when they are asked for, once."""
 
     path: str
@@ -92,9 +92,9 @@ class _Layout:
             raise DataError(f"{self.path}/{split}/{_NUMBER} says {number.strip()[:40]!r}: it holds a number of shards")
         urls = [f"{self.path}/{split}/{shard}.tar" for shard in range(int(number))]
         if self.kind == "retrieval":
-            return Lines(Shards.open(urls, "txt", None, self.access))
+            return MultiCaptionShards(Shards.open(urls, "txt", None, self.access))
         prompts = [[fill(template, name) for template in self._templates] for name in self._names or ()]
-        return Labelled(Shards.open(urls, None, "cls", self.access), prompts, trained_on)
+        return PromptedShards(Shards.open(urls, None, "cls", self.access), prompts, trained_on)
 
     @cached_property
     def kind(self) -> str:
@@ -116,7 +116,7 @@ class _Layout:
     @cached_property
     def _templates(self) -> Sequence[str]:
         lines = [line.strip() for line in (self._text(_TEMPLATES) or "").splitlines()]
-        return as_templates([line for line in lines if line], f"{self.path}/{_TEMPLATES}")
+        return parse_templates([line for line in lines if line], f"{self.path}/{_TEMPLATES}")
 
     def _text(self, name: str) -> str | None:
         """A small file's; None where it is not there."""
@@ -140,7 +140,7 @@ class _Around:
         return self.shards.sizes
 
     @property
-    def bad(self) -> Sequence[Bad]:
+    def bad(self) -> Sequence[BadRecord]:
         return self.shards.bad
 
     @property
@@ -150,15 +150,15 @@ class _Around:
     def key(self, index: int) -> str:
         return self.shards.key(index)
 
-    def expect(self, indices: Sequence[int]) -> None:
-        expect(self.shards, indices)
+    def prefetch(self, indices: Sequence[int]) -> None:
+        prefetch_samples(self.shards, indices)
 
     def read(self, index: int) -> Sample:
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class Lines(_Around):
+class MultiCaptionShards(_Around):
     """Each line of a caption is one."""
 
     def read(self, index: int) -> Sample:
@@ -167,7 +167,7 @@ class Lines(_Around):
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled(_Around):
+class PromptedShards(_Around):
     """The captions of a class are its `prompts`, by label. One that has none is bad where it is trained on."""
 
     prompts: Sequence[Sequence[str]]

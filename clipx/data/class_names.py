@@ -31,7 +31,7 @@ def read_templates(value: str, key: str) -> Sequence[str]:
     """Templates with {} for the name. `value`, of the option `key`: one of TEMPLATES, or a file with one a line, {} or,
     as clip_benchmark writes it, {c} standing for the name. Raises ConfigError."""
     path = _LISTS / f"{value}.txt" if value in TEMPLATES else Path(value).expanduser()
-    return as_templates(_lines(path, value, key, TEMPLATES), f"{key}={value}")
+    return parse_templates(_lines(path, value, key, TEMPLATES), f"{key}={value}")
 
 
 def class_embeddings(
@@ -43,7 +43,7 @@ def class_embeddings(
     return torch.nn.functional.normalize(text_CTD.mean(1), dim=-1)
 
 
-def as_templates(lines: Sequence[str], where: str) -> Sequence[str]:
+def parse_templates(lines: Sequence[str], where: str) -> Sequence[str]:
     """Raises ConfigError for one without a place for the name."""
     templates = [line.replace("{c}", "{}") for line in lines]
     if bad := [line for line in templates if "{}" not in line]:

@@ -14,7 +14,17 @@ from typing import Any
 
 from clipx.config.registry import option
 from clipx.data.shards.packed import Packed
-from clipx.data.source import Bad, BadSample, Sample, Source, check_share, in_blocks, parse_label, read_image, split
+from clipx.data.source import (
+    BadRecord,
+    BadSample,
+    Sample,
+    Source,
+    check_held_out_share,
+    parse_label,
+    read_image,
+    split,
+    virtual_shards,
+)
 from clipx.data.spec import Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, DataError, require
 
@@ -42,7 +52,7 @@ class CsvSpec(DataSpec):
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
-        check_share(self.held_out_share)
+        check_held_out_share(self.held_out_share)
         require(
             self.separator is None or is_separator(self.separator),
             f"data.separator={self.separator!r} must be one character, or one of {', '.join(_SEPARATORS)}",
@@ -59,12 +69,12 @@ class CsvSpec(DataSpec):
             train, held_out = split(train, self.held_out_share)
         return Dataset(train, held_out, None)
 
-    def open_set(self) -> Dataset:
+    def open_for_evaluation(self) -> Dataset:
         path = self.held_out_path or self.path
         return all_held_out(replace(self, path=path, held_out_path=None, held_out_share=0.0).open())
 
-    def _open(self, path: str, key: str) -> Table:
-        return Table.open(path, key, self.separator, (self.image_column, self.caption_column, self.label_column))
+    def _open(self, path: str, key: str) -> CaptionTable:
+        return CaptionTable.open(path, key, self.separator, (self.image_column, self.caption_column, self.label_column))
 
 
 def is_separator(text: str) -> bool:
@@ -79,18 +89,18 @@ def _character(separator: str | None, path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CaptionTable:
     """A source over a table's rows, one sample for each image."""
 
     folder: str
     images: Sequence[str]
     captions: Sequence[Sequence[str]]
     labels: Sequence[int | str | None]
-    bad: Sequence[Bad]
+    bad: Sequence[BadRecord]
     fingerprint: str
 
     @classmethod
-    def open(cls, path: str, key: str, separator: str | None, columns: Columns) -> Table:
+    def open(cls, path: str, key: str, separator: str | None, columns: Columns) -> CaptionTable:
         """`key` is the option that `path` is the value of. Raises ConfigError and DataError."""
         place = Path(path).expanduser()
         try:
@@ -100,14 +110,14 @@ class Table:
         return cls.parse(place, encoded, _character(separator, path), columns, key.rpartition(".")[0])
 
     @classmethod
-    def parse(cls, path: Path, encoded: bytes, separator: str, columns: Columns, group: str = "data") -> Table:
+    def parse(cls, path: Path, encoded: bytes, separator: str, columns: Columns, group: str = "data") -> CaptionTable:
         """`group` is that of the options.
 
         Raises ConfigError for a column that is not there and DataError for a table without a sample.
         """
         captions: dict[str, list[str]] = {}
         labels: dict[str, int | str | None] = {}
-        bad: list[Bad] = []
+        bad: list[BadRecord] = []
         parquet = encoded.startswith(b"PAR1")
         check = partial(check_columns, path, columns=columns, group=group)
         rows = (
@@ -119,7 +129,7 @@ class Table:
                 if labels.setdefault(image, label) != label:
                     raise BadSample(f"label differs from an earlier one of this image: {label}, not {labels[image]}")
             except BadSample as fault:
-                bad.append(Bad(f"{path}:{line}", str(fault)))
+                bad.append(BadRecord(f"{path}:{line}", str(fault)))
                 continue
             captions.setdefault(image, []).append(caption)
         if not captions:
@@ -129,7 +139,7 @@ class Table:
         columns_of = (Packed.of(captions), Packed.of(captions.values()), Packed.of(labels.values()))
         return cls(str(path.parent), *columns_of, bad, fingerprint)
 
-    def part(self, piece: slice) -> Table:
+    def part(self, piece: slice) -> CaptionTable:
         """Some of its images. Its fingerprint is still the whole's."""
         return replace(
             self, images=self.images[piece], captions=self.captions[piece], labels=self.labels[piece], bad=()
@@ -137,7 +147,7 @@ class Table:
 
     @property
     def sizes(self) -> Sequence[int]:
-        return in_blocks(len(self.images))
+        return virtual_shards(len(self.images))
 
     def key(self, index: int) -> str:
         return os.path.join(self.folder, self.images[index])  # noqa: PTH118

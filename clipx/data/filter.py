@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from PIL import Image
 
-from clipx.data.source import Bad, BadSample, Sample, Source, expect
+from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Filtered:
         return self.source.sizes
 
     @property
-    def bad(self) -> Sequence[Bad]:
+    def bad(self) -> Sequence[BadRecord]:
         return self.source.bad
 
     @property
@@ -50,14 +50,16 @@ class Filtered:
             width, height = _size(sample.image)
             if min(width, height) < self.min_side:
                 raise BadSample(f"image has {width}x{height} pixels, a side below data.min_side={self.min_side}")
-        by_key = [(weight, kept) for weight, held in sample.by_key if (kept := self._long_enough(held))]
-        return replace(sample, captions=captions, by_key=by_key)
+        captions_by_key = [
+            (weight, kept) for weight, held in sample.captions_by_key if (kept := self._long_enough(held))
+        ]
+        return replace(sample, captions=captions, captions_by_key=captions_by_key)
 
     def _long_enough(self, captions: Sequence[str]) -> list[str]:
         return [caption for caption in captions if len(caption) >= self.min_caption_chars]
 
-    def expect(self, indices: Sequence[int]) -> None:
-        expect(self.source, indices)
+    def prefetch(self, indices: Sequence[int]) -> None:
+        prefetch_samples(self.source, indices)
 
 
 def _size(encoded: bytes) -> tuple[int, int]:

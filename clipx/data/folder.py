@@ -11,7 +11,7 @@ from pathlib import Path
 from clipx.config.registry import option
 from clipx.data.class_names import fill, read_names, read_templates
 from clipx.data.shards.packed import Packed
-from clipx.data.source import Bad, Sample, Source, check_share, in_blocks, read_image, split
+from clipx.data.source import BadRecord, Sample, Source, check_held_out_share, read_image, split, virtual_shards
 from clipx.data.spec import Classes, Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, DataError, require
 
@@ -32,23 +32,23 @@ class FolderSpec(DataSpec):
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
-        check_share(self.held_out_share)
+        check_held_out_share(self.held_out_share)
 
     def open(self) -> Dataset:
         if self.path is None:
             raise ConfigError("data.path has no value: give a folder of class folders, e.g. data.path=/data/train")
         folders = class_folders(self.path, "data.path")
         classes = self._classes(folders)
-        train: Source = Pictures.open(self.path, "data.path", folders, classes)
+        train: Source = ImageFolder.open(self.path, "data.path", folders, classes)
         held_out: Source | None
         if self.held_out_path is None:
             train, held_out = split(train, self.held_out_share)
         else:
             self._check_known(class_folders(self.held_out_path, "data.held_out_path"), folders)
-            held_out = Pictures.open(self.held_out_path, "data.held_out_path", folders, classes)
+            held_out = ImageFolder.open(self.held_out_path, "data.held_out_path", folders, classes)
         return Dataset(train, held_out, classes)
 
-    def open_set(self) -> Dataset:
+    def open_for_evaluation(self) -> Dataset:
         path = self.held_out_path or self.path
         return all_held_out(replace(self, path=path, held_out_path=None, held_out_share=0.0).open())
 
@@ -83,7 +83,7 @@ def class_folders(path: str, key: str) -> Sequence[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class ImageFolder:
     """A source over the images in class folders, class after class."""
 
     folder: str
@@ -91,10 +91,10 @@ class Pictures:
     labels: Sequence[int]
     captions: Sequence[Sequence[str]]  # by label
     fingerprint: str
-    bad: Sequence[Bad] = ()
+    bad: Sequence[BadRecord] = ()
 
     @classmethod
-    def open(cls, path: str, key: str, folders: Sequence[str], classes: Classes) -> Pictures:
+    def open(cls, path: str, key: str, folders: Sequence[str], classes: Classes) -> ImageFolder:
         """`folders`: the classes in the order of their labels. Raises DataError for one that holds no image."""
         place = Path(path).expanduser()
         found = {label: _images(place, name) for label, name in enumerate(folders) if (place / name).is_dir()}
@@ -113,7 +113,7 @@ class Pictures:
 
     @property
     def sizes(self) -> Sequence[int]:
-        return in_blocks(len(self.images))
+        return virtual_shards(len(self.images))
 
     def key(self, index: int) -> str:
         return os.path.join(self.folder, self.images[index])  # noqa: PTH118

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.tar import JSON, TXT, scan
-from clipx.data.shards.write import in_pool
-from clipx.data.source import Bad, alike, caption_weights, check_key, check_share
+from clipx.data.shards.write import run_in_pool
+from clipx.data.source import BadRecord, caption_weights, check_held_out_share, check_key, without_numbers
 from clipx.errors import DataError, require
 from clipx.storage.local import cache_folder, write_whole
 from clipx.storage.remote import file_system, is_local, persist, read_whole, refusals_as
@@ -44,36 +44,36 @@ _REMOTE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class ShardIndex:
     """A shard's index: the path of its table, how many samples that has, and what was left out."""
 
     table: str
     samples: int
     digest: str  # of the members' names, places and sizes
-    bad: Sequence[Bad]
+    bad: Sequence[BadRecord]
     size: int  # bytes of the shard
 
 
-def index_shards(urls: Sequence[str], *captions: int, retry_s: float = RETRY_S) -> list[Index]:
+def index_shards(urls: Sequence[str], *captions: int, retry_s: float = RETRY_S) -> list[ShardIndex]:
     """The index of each shard; those not in the cache are made first. Raises DataError for a shard that is not there.
 
     A sample is one with an image and a member in one of the columns `captions`.
     """
     with ThreadPoolExecutor(32) as pool:  # a remote shard answers after some 50 ms
         found = list(pool.map(partial(_table_path, cache_folder("index"), captions, retry_s), urls))
-    items = [_Item(url, path, size) for url, (path, size) in zip(urls, found, strict=True)]
+    items = [_ShardFile(url, path, size) for url, (path, size) in zip(urls, found, strict=True)]
     new = [item for item in items if not (item.table.is_file() and _meta(item.table).is_file())]
     make = partial(_index_shard, captions, retry_s)
     if all(is_local(item.url) for item in new):
-        in_pool(make, new, "indexing")
+        run_in_pool(make, new, "indexing")
     elif len(new) <= _REMOTE:
-        in_pool(make, new, "indexing", threads=_REMOTE)
+        run_in_pool(make, new, "indexing", threads=_REMOTE)
     else:
-        in_pool(make, new, "indexing", processes=max(_REMOTE, len(os.sched_getaffinity(0))))
+        run_in_pool(make, new, "indexing", processes=max(_REMOTE, len(os.sched_getaffinity(0))))
     return [_load(item) for item in items]
 
 
-def fingerprint(caption_keys: Iterable[str], label_key: str | None, indices: Sequence[Index]) -> str:
+def fingerprint(caption_keys: Iterable[str], label_key: str | None, indices: Sequence[ShardIndex]) -> str:
     """Of a data set: of what is in the shards and which of it is read, not of where they are nor how often."""
     facts = [" + ".join(caption_keys), str(label_key), *(index.digest for index in indices)]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
@@ -94,7 +94,7 @@ def load_table(path: str) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class _ShardFile:
     url: str
     table: Path
     size: int
@@ -127,12 +127,14 @@ def _meta(table_path: Path) -> Path:
     return table_path.with_suffix(".json")
 
 
-def _load(item: _Item) -> Index:
+def _load(item: _ShardFile) -> ShardIndex:
     meta = json.loads(_meta(item.table).read_text())
-    return Index(str(item.table), meta["samples"], meta["digest"], [Bad(*bad) for bad in meta["bad"]], item.size)
+    return ShardIndex(
+        str(item.table), meta["samples"], meta["digest"], [BadRecord(*bad) for bad in meta["bad"]], item.size
+    )
 
 
-def _index_shard(captions: Sequence[int], retry_s: float, item: _Item) -> None:
+def _index_shard(captions: Sequence[int], retry_s: float, item: _ShardFile) -> None:
     import numpy as np
 
     with refusals_as(lambda said: DataError(f"shard {item.url} cannot be read: {said}")):
@@ -218,7 +220,7 @@ class IndexSpec:
     def __post_init__(self) -> None:
         caption_weights("caption_key", self.caption_key)
         check_key("label_key", self.label_key, "cls")
-        check_share(self.held_out_share)
+        check_held_out_share(self.held_out_share)
         if self.manifest is not None:
             check_path("manifest", self.manifest)
         k, n = self.share
@@ -254,15 +256,15 @@ def index(spec: IndexSpec) -> None:
         console.print(f"part {k} of {n} of {len(everything)} shards is empty: nothing to do")
         return
     indices = index_shards(urls, *caption_columns(spec.caption_keys), retry_s=spec.retry_s)
-    console.print(overview(spec, indices))
-    for line in _complaints(indices):
+    console.print(summary_table(spec, indices))
+    for line in _bad_sample_summary(indices):
         console.print(line, markup=False)
     if spec.manifest is not None:
         write_manifest(spec, Path(spec.manifest).expanduser(), urls, indices)
         console.print(f"written to {spec.manifest}", markup=False)
 
 
-def overview(spec: IndexSpec, indices: Sequence[Index]) -> Any:
+def summary_table(spec: IndexSpec, indices: Sequence[ShardIndex]) -> Any:
     from rich.table import Table as RichTable
 
     samples = sum(index.samples for index in indices)
@@ -283,10 +285,10 @@ def overview(spec: IndexSpec, indices: Sequence[Index]) -> Any:
     return table
 
 
-def _complaints(indices: Sequence[Index], most: int = 10) -> list[str]:
+def _bad_sample_summary(indices: Sequence[ShardIndex], most: int = 10) -> list[str]:
     """How often each reason occurs, with an example."""
     bad = [item for index in indices for item in index.bad]
-    reasons = [alike(item.reason) for item in bad]
+    reasons = [without_numbers(item.reason) for item in bad]
     counts = Counter(reasons)
     lines = [
         f"{count:,} × {bad[reasons.index(reason)].reason}: {bad[reasons.index(reason)].key}"
@@ -296,7 +298,7 @@ def _complaints(indices: Sequence[Index], most: int = 10) -> list[str]:
     return lines + ([f"and {len(counts) - most} reasons more"] if len(counts) > most else [])
 
 
-def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Sequence[Index]) -> None:
+def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Sequence[ShardIndex]) -> None:
     shards = [
         {"url": url, "samples": index.samples, "bytes": index.size, "digest": index.digest}
         for url, index in zip(urls, indices, strict=True)

@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
 from clipx.data.order import SampleOrder
-from clipx.data.source import Bad, BadSample, Sample, Source, expect
+from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.transform import decode, eval_transform, train_transform
 from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-_LOOK_S = 5.0  # between a loader process's looks at whether its trainer lives, as torch has it
-_TRIES = 100  # replacements for one place of a batch before the data is given up
+_POLL_S = 5.0  # between a loader process's looks at whether its trainer lives, as torch has it
+_MAX_SUBSTITUTES = 100  # replacements for one place of a batch before the data is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Batch:
     image: Tensor
     tokens: Tensor
     index: Tensor
-    bad: Sequence[Bad] = ()
+    bad: Sequence[BadRecord] = ()
     given: tuple[Tensor, ...] = ()
     second_image: Tensor | None = None  # as a SecondView has it; None where `image` is of its size, too
     second_tokens: Tensor | None = None  # None where there is no second view
@@ -60,7 +60,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ImageView:
     """How a model wants its images: a square of `size` pixels, cropped at random within `crop_scale`."""
 
     size: int
@@ -84,14 +84,14 @@ class Giver(Protocol):
         """Of a sample and the caption that was drawn. Raises BadSample where there is nothing for them."""
 
 
-class _Stream(Dataset["Batch | DataError"]):
+class _TrainBatches(Dataset["Batch | DataError"]):
     """The batch at positions of the stream. A bad sample's place is taken by another, drawn from (seed, position)."""
 
     def __init__(
         self,
         source: Source,
         order: SampleOrder,
-        view: View,
+        view: ImageView,
         tokenizer: Tokenizer,
         seed: int,
         second: SecondView | None = None,
@@ -102,11 +102,11 @@ class _Stream(Dataset["Batch | DataError"]):
 
     def __getitem__(self, positions: range) -> Batch | DataError:
         """An error is handed over, to be raised in the main process: on its way it would become a stack trace."""
-        captions, indices, given, bad = [], [], [], list[Bad]()
+        captions, indices, given, bad = [], [], [], list[BadRecord]()
         try:
-            views_bSS3 = [_new_pixels(len(positions), size) for size in self._sizes()]
+            views_bSS3 = [_empty_pixels(len(positions), size) for size in self._sizes()]
             wanted = [self.order(position) for position in positions]
-            expect(self.source, wanted)
+            prefetch_samples(self.source, wanted)
             for position, first, *outs_SS3 in zip(positions, wanted, *views_bSS3, strict=True):
                 rng = random.Random(f"{self.seed}/{position}")
                 index, caption, rows = self._draw(position, first, rng, bad, *outs_SS3)
@@ -133,21 +133,21 @@ class _Stream(Dataset["Batch | DataError"]):
         return [self.view.size, *second]
 
     def _draw(
-        self, position: int, index: int, rng: random.Random, bad: list[Bad], *outs_SS3: Tensor
+        self, position: int, index: int, rng: random.Random, bad: list[BadRecord], *outs_SS3: Tensor
     ) -> tuple[int, str, tuple[Tensor, ...]]:
-        for _ in range(_TRIES):
+        for _ in range(_MAX_SUBSTITUTES):
             try:
                 sample = self.source.read(index)
                 train_transform(sample.image, self.view.crop_scale, self.view.max_pixels, rng, *outs_SS3)
                 caption = sample.draw(rng)
                 return index, caption, () if self.giver is None else self.giver.rows(index, sample, caption)
             except BadSample as error:
-                bad.append(Bad(self.source.key(index), str(error)))
-                index = self.order.another(position, rng)
-        raise DataError(f"{_TRIES} samples in a row are bad, the last {bad[-1].key}: {bad[-1].reason}")
+                bad.append(BadRecord(self.source.key(index), str(error)))
+                index = self.order.substitute(position, rng)
+        raise DataError(f"{_MAX_SUBSTITUTES} samples in a row are bad, the last {bad[-1].key}: {bad[-1].reason}")
 
 
-class _Positions(Sampler[range]):
+class _PositionSampler(Sampler[range]):
     """For each step the positions that this rank reads: its consecutive share of the global batch."""
 
     def __init__(self, samples: range, batch: int, rank: int, world: int) -> None:
@@ -162,7 +162,7 @@ class _Positions(Sampler[range]):
         return len(self.firsts)
 
 
-class _Loader(DataLoader[T]):
+class _BatchLoader(DataLoader[T]):
     """A DataLoader of whole batches that raises the errors it is handed."""
 
     def __init__(
@@ -172,10 +172,10 @@ class _Loader(DataLoader[T]):
             dataset,  # type: ignore[arg-type]  # errors end here
             batch_size=None,  # an item of the dataset is a batch
             sampler=batches,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
-            worker_init_fn=partial(_end_with_the_trainer, os.getpid()),
+            worker_init_fn=partial(_exit_with_trainer, os.getpid()),
             pin_memory=pin,
             generator=torch.Generator(),  # of its own: else each iterator would draw from dropout's
         )
@@ -187,7 +187,7 @@ class _Loader(DataLoader[T]):
             yield batch
 
 
-def _end_with_the_trainer(trainer: int, _worker: int) -> None:
+def _exit_with_trainer(trainer: int, _worker: int) -> None:
     """In a loader process: it ends when the process `trainer` does, and of SIGTERM only that process's counts.
 
     SLURM may send one to every process of a job that it ends. A loader process that ended by it would take the trainer
@@ -199,7 +199,7 @@ def _end_with_the_trainer(trainer: int, _worker: int) -> None:
     def wait() -> None:
         sender = None
         while sender != trainer and os.getppid() == trainer:
-            told = signal.sigtimedwait({signal.SIGTERM}, _LOOK_S)
+            told = signal.sigtimedwait({signal.SIGTERM}, _POLL_S)
             sender = told and told.si_pid
         os._exit(0)
 
@@ -207,7 +207,7 @@ def _end_with_the_trainer(trainer: int, _worker: int) -> None:
 
 
 @contextlib.contextmanager
-def deaths_told() -> Iterator[None]:
+def worker_deaths_as_errors() -> Iterator[None]:
     """Turns torch's notice that a loader process died, which may interrupt anything, into a DataError."""
     try:
         yield
@@ -220,14 +220,14 @@ def deaths_told() -> Iterator[None]:
         ) from error
 
 
-def _as_it_is(batch: T) -> T:
+def _identity(batch: T) -> T:
     return batch
 
 
 def train_loader(
     source: Source,
     order: SampleOrder,
-    view: View,
+    view: ImageView,
     tokenizer: Tokenizer,
     *,
     seed: int,
@@ -245,11 +245,11 @@ def train_loader(
 
     Starting anywhere costs the same: nothing before the first position is read.
     """
-    stream = _Stream(source, order, view, tokenizer, seed, second, giver)
-    return _Loader(stream, _Positions(samples, batch, rank, world), workers, prefetch, pin)
+    stream = _TrainBatches(source, order, view, tokenizer, seed, second, giver)
+    return _BatchLoader(stream, _PositionSampler(samples, batch, rank, world), workers, prefetch, pin)
 
 
-def _new_pixels(count: int, size: int) -> Tensor:
+def _empty_pixels(count: int, size: int) -> Tensor:
     """[count, size, size, 3] uint8; in a loader process, of the memory that it shares with the trainer: what is
     written here is handed over without a copy. Raises DataError where there is no room for it.
     """
@@ -284,25 +284,25 @@ class EvalBatch:
     index: Sequence[int]
     captions: Sequence[Sequence[str]]
     labels: Sequence[int | str | None]
-    bad: Sequence[Bad]
+    bad: Sequence[BadRecord]
 
 
-class _Held(Dataset["EvalBatch | DataError"]):
-    def __init__(self, source: Source, view: View) -> None:
+class _EvalBatches(Dataset["EvalBatch | DataError"]):
+    def __init__(self, source: Source, view: ImageView) -> None:
         self.source, self.view = source, view
 
     def __getitem__(self, indices: range) -> EvalBatch | DataError:
         good: list[tuple[int, Sample, Tensor]] = []
-        bad: list[Bad] = []
+        bad: list[BadRecord] = []
         try:
-            expect(self.source, indices)
+            prefetch_samples(self.source, indices)
             for index in indices:
                 try:
                     sample = self.source.read(index)
                     image = decode(sample.image, self.view.max_pixels)
                     pixels = torch.tensor(eval_transform(image, self.view.size, self.view.squash))
                 except BadSample as error:
-                    bad.append(Bad(self.source.key(index), str(error)))
+                    bad.append(BadRecord(self.source.key(index), str(error)))
                 else:
                     good.append((index, sample, pixels))
         except DataError as error:
@@ -317,16 +317,16 @@ class _Held(Dataset["EvalBatch | DataError"]):
 
 
 def eval_loader(
-    source: Source, view: View, *, batch: int, rank: int, world: int, workers: int, prefetch: int
+    source: Source, view: ImageView, *, batch: int, rank: int, world: int, workers: int, prefetch: int
 ) -> DataLoader[EvalBatch]:
     """Every world-th batch of the source, from the rank-th: batches are the same however many ranks share them."""
     total = sum(source.sizes)
     batches = [range(start, min(start + batch, total)) for start in range(rank * batch, total, world * batch)]
-    return held_loader(source, view, batches, workers, prefetch)
+    return eval_batch_loader(source, view, batches, workers, prefetch)
 
 
-def held_loader(
-    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int
+def eval_batch_loader(
+    source: Source, view: ImageView, batches: Sequence[range], workers: int, prefetch: int
 ) -> DataLoader[EvalBatch]:
     """Given batches of indices of the source, as evaluation sees them."""
-    return _Loader(_Held(source, view), batches, workers, prefetch)
+    return _BatchLoader(_EvalBatches(source, view), batches, workers, prefetch)

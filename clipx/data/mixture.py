@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 
 from clipx.config.messages import near
 from clipx.config.registry import option
-from clipx.data.source import Bad, Sample, Source, expect
-from clipx.data.spec import Classes, Dataset, DataSpec, changed, open_data
+from clipx.data.source import BadRecord, Sample, Source, prefetch_samples
+from clipx.data.spec import Classes, Dataset, DataSpec, non_default_values, open_data
 from clipx.errors import ClipxError, ConfigError, placed, require
 
 if TYPE_CHECKING:
-    from clipx.data.order import Drawn, SampleOrder
+    from clipx.data.order import SampleOrder, SourceCount
 
 # Keys of DataSpec that say how a source is read, and that the sources of a mixture therefore have each for itself.
-_OF_SOURCES = ("shuffle_window", "replacement", "weight", "min_caption_chars", "min_side")
+_SOURCE_KEYS = ("shuffle_window", "replacement", "weight", "min_caption_chars", "min_side")
 # Those that say what becomes of the stream, which is the mixture's.
-_OF_MIXTURE = tuple(f.name for f in dataclasses.fields(DataSpec) if f.name not in ("kind", "name", *_OF_SOURCES))
+_MIXTURE_KEYS = tuple(f.name for f in dataclasses.fields(DataSpec) if f.name not in ("kind", "name", *_SOURCE_KEYS))
 
 
 @option("data")
@@ -46,12 +46,12 @@ class MixtureSpec(DataSpec):
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
-        for key, value in changed(self, _OF_SOURCES):
+        for key, value in non_default_values(self, _SOURCE_KEYS):
             raise ConfigError(
                 f"data.{key}={value} has no effect on a mixture: each source has its own, data.sources.NAME.{key}"
             )
         for name, source in self.sources.items():
-            for key, value in changed(source, _OF_MIXTURE):
+            for key, value in non_default_values(source, _MIXTURE_KEYS):
                 raise ConfigError(
                     f"data.sources.{name}.{key}={value} has no effect on a source of a mixture: leave it out, and "
                     f"give {key} to data itself"
@@ -141,7 +141,7 @@ class Mixture:
         return [size for source in self.sources for size in source.sizes]
 
     @property
-    def bad(self) -> Sequence[Bad]:
+    def bad(self) -> Sequence[BadRecord]:
         return [item for source in self.sources for item in source.bad]
 
     @property
@@ -162,13 +162,13 @@ class Mixture:
         k, own = self._place(index)
         return self.sources[k].read(own)
 
-    def expect(self, indices: Sequence[int]) -> None:
+    def prefetch(self, indices: Sequence[int]) -> None:
         wanted: list[list[int]] = [[] for _ in self.sources]
         for index in indices:
             k, own = self._place(index)
             wanted[k].append(own)
         for source, own_indices in zip(self.sources, wanted, strict=True):
-            expect(source, own_indices)
+            prefetch_samples(source, own_indices)
 
 
 # ----------------------------------------------------------------------------------------------------- the order
@@ -196,19 +196,19 @@ class MixedOrder:
         k, own = _place(self._tree, position)
         return self._starts[k] + self.orders[k](own)
 
-    def another(self, position: int, rng: random.Random) -> int:
+    def substitute(self, position: int, rng: random.Random) -> int:
         """From the same source, so that bad samples do not shift the shares."""
         k, own = _place(self._tree, position)
-        return self._starts[k] + self.orders[k].another(own, rng)
+        return self._starts[k] + self.orders[k].substitute(own, rng)
 
-    def drawn(self, position: int) -> Mapping[str, Drawn]:
+    def source_counts(self, position: int) -> Mapping[str, SourceCount]:
         """A source that is a mixture itself counts as a whole and in its parts, `a` and `a.b`."""
-        from clipx.data.order import Drawn
+        from clipx.data.order import SourceCount
 
-        found: dict[str, Drawn] = {}
+        found: dict[str, SourceCount] = {}
         for k, count in _counts(self._tree, position):
-            found[self.names[k]] = Drawn(count, self.sizes[k])
-            found |= {f"{self.names[k]}.{part}": drawn for part, drawn in self.orders[k].drawn(count).items()}
+            found[self.names[k]] = SourceCount(count, self.sizes[k])
+            found |= {f"{self.names[k]}.{part}": drawn for part, drawn in self.orders[k].source_counts(count).items()}
         return found
 
 

@@ -22,7 +22,7 @@ Indices = NDArray[np.int64]
 _BLOCK = 4096  # positions drawn together where samples come with replacement
 
 
-class Drawn(NamedTuple):
+class SourceCount(NamedTuple):
     """How many samples were drawn from a source, and how many it has."""
 
     samples: int
@@ -39,10 +39,10 @@ class SampleOrder(Protocol):
     def __call__(self, position: int) -> int:
         """The index of the sample at a position of the stream."""
 
-    def another(self, position: int, rng: random.Random) -> int:
+    def substitute(self, position: int, rng: random.Random) -> int:
         """A sample drawn by `rng` that may stand at the position, where the one that belongs there cannot be used."""
 
-    def drawn(self, position: int) -> Mapping[str, Drawn]:
+    def source_counts(self, position: int) -> Mapping[str, SourceCount]:
         """What the positions before this one draw from each source by name; nothing where there is but one."""
 
 
@@ -72,19 +72,19 @@ class Order:
         window, offset = divmod(place, self.window)
         indices = self._windows.get((epoch, window))
         if indices is None:
-            indices = self._drawn(window) if self.replacement else self._shuffled(epoch, window)
+            indices = self._draw_block(window) if self.replacement else self._shuffled(epoch, window)
             if len(self._windows) >= 2:  # a batch may straddle two
                 self._windows.pop(next(iter(self._windows)))
             self._windows[epoch, window] = indices
         return int(indices[offset])
 
-    def another(self, position: int, rng: random.Random) -> int:
+    def substitute(self, position: int, rng: random.Random) -> int:
         return rng.randrange(self.samples)
 
-    def drawn(self, position: int) -> Mapping[str, Drawn]:
+    def source_counts(self, position: int) -> Mapping[str, SourceCount]:
         return {}
 
-    def _drawn(self, block: int) -> Indices:
+    def _draw_block(self, block: int) -> Indices:
         """The samples at the positions of a block, each drawn by itself."""
         return self._rng(0, 1 + block).integers(self.samples, size=_BLOCK)
 

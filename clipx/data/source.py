@@ -24,14 +24,14 @@ class BadSample(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadRecord:
     """A line of the quarantine file: where the sample is and why it is not used."""
 
     key: str
     reason: str
 
 
-def alike(reason: str) -> str:
+def without_numbers(reason: str) -> str:
     """A reason without its numbers, so that alike ones are counted together."""
     return re.sub(r"\d[\d,.x]*", "…", reason)
 
@@ -40,25 +40,25 @@ def alike(reason: str) -> str:
 class Sample:
     """One sample as stored: `image` is encoded, there is at least one caption, `label` is an index or a class name.
 
-    `by_key` has the same captions by the key that holds them, each key with its weight, where they come from several.
+    `captions_by_key` has the same captions by the key that holds them, each key with its weight, where they come from several.
     """
 
     image: bytes
     captions: Sequence[str]
     label: int | str | None = None
-    by_key: Sequence[tuple[float, Sequence[str]]] = ()
+    captions_by_key: Sequence[tuple[float, Sequence[str]]] = ()
 
     def draw(self, rng: random.Random) -> str:
         """One of the captions, all alike; where they come from several keys, one of a key's that is drawn by weight."""
-        if not self.by_key:
+        if not self.captions_by_key:
             return rng.choice(self.captions)
-        ((_, captions),) = rng.choices(self.by_key, [weight for weight, _ in self.by_key])
+        ((_, captions),) = rng.choices(self.captions_by_key, [weight for weight, _ in self.captions_by_key])
         return rng.choice(captions)
 
 
 def read_bounded(path: str, what: str, most: int = MAX_BYTES) -> bytes:
     """A plain file of at most so many bytes. Raises BadSample for another one, and what `open` does."""
-    with open(path, "rb", buffering=0, opener=_at_once) as file:
+    with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise BadSample(f"{what} is no plain file")
@@ -75,13 +75,13 @@ def read_image(path: str) -> bytes:
         raise BadSample(f"image cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
-def in_blocks(images: int) -> list[int]:
+def virtual_shards(images: int) -> list[int]:
     """The sizes of the shards that image files count as: their order is mixed over all, which costs files nothing."""
     whole, rest = divmod(images, _BLOCK)
     return [_BLOCK] * whole + [rest] * (rest > 0)
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # else a named pipe waits for a writer
 
 
@@ -93,7 +93,7 @@ class Source(Protocol):
         """Samples in each shard; their sum is the number of samples. Samples of a shard are cheap to read together."""
 
     @property
-    def bad(self) -> Sequence[Bad]:
+    def bad(self) -> Sequence[BadRecord]:
         """What was found unusable on opening, and is not counted in `sizes`."""
 
     @property
@@ -108,17 +108,17 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class Ahead(Protocol):
+class SupportsPrefetch(Protocol):
     """A source that reads faster when it knows what comes."""
 
-    def expect(self, indices: Sequence[int]) -> None:
+    def prefetch(self, indices: Sequence[int]) -> None:
         """These will be read soon, in this process."""
 
 
-def expect(source: Source, indices: Sequence[int]) -> None:
+def prefetch_samples(source: Source, indices: Sequence[int]) -> None:
     """Tells a source what will be read next; most need not know."""
-    if isinstance(source, Ahead):
-        source.expect(indices)
+    if isinstance(source, SupportsPrefetch):
+        source.prefetch(indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Split:
         return index * self.held // self.of
 
     @property
-    def bad(self) -> Sequence[Bad]:
+    def bad(self) -> Sequence[BadRecord]:
         return () if self.held_out else self.source.bad  # told once
 
     @property
@@ -165,8 +165,8 @@ class Split:
     def read(self, index: int) -> Sample:
         return self.source.read(self._place(index))
 
-    def expect(self, indices: Sequence[int]) -> None:
-        expect(self.source, [self._place(index) for index in indices])
+    def prefetch(self, indices: Sequence[int]) -> None:
+        prefetch_samples(self.source, [self._place(index) for index in indices])
 
 
 def split(source: Source, share: float) -> tuple[Source, Source | None]:
@@ -178,7 +178,7 @@ def split(source: Source, share: float) -> tuple[Source, Source | None]:
     return kept, held_out if sum(held_out.sizes) else None
 
 
-def check_share(share: float) -> None:
+def check_held_out_share(share: float) -> None:
     require(0 <= share <= 0.5, f"data.held_out_share={share} must lie in [0, 0.5]: 0.05 holds out every 20th sample")
 
 

@@ -113,7 +113,7 @@ class DataSpec:
         """Opens, and where needed first writes or indexes, the data. Raises ConfigError or DataError."""
         raise NotImplementedError
 
-    def open_set(self) -> Dataset:
+    def open_for_evaluation(self) -> Dataset:
         """Opens it as a set that nothing is trained on: what is said to be held out is evaluated, or else all of it."""
         return self.open()
 
@@ -124,7 +124,7 @@ class DataSpec:
         return Order(train.sizes, seed, self.shuffle_window, self.replacement, stream)
 
 
-def changed(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def non_default_values(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """(key, value) of those that have another value than their default."""
     for f in dataclasses.fields(data):
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
@@ -143,7 +143,7 @@ def open_data(data: DataSpec) -> Dataset:
     return replace(opened, train=Filtered(opened.train, data.min_caption_chars, data.min_side))
 
 
-def open_on_all(data: DataSpec, comm: Comm, how: Callable[[DataSpec], Dataset] = open_data) -> Dataset:
+def open_on_all_ranks(data: DataSpec, comm: Comm, how: Callable[[DataSpec], Dataset] = open_data) -> Dataset:
     """Rank 0 writes or indexes what is not there yet; then the others open it too. An error is every rank's."""
     opened: list[Dataset] = []
     comm.on_main(lambda: opened.append(how(data)))

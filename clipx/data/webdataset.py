@@ -19,19 +19,19 @@ from typing import Any
 
 from clipx.config.registry import option
 from clipx.data.index import caption_columns, fingerprint, index_shards, load_table
-from clipx.data.shards.cache import Access, File, Span, check_access
-from clipx.data.shards.remote import expect, fetch
+from clipx.data.shards.cache import Access, ShardFile, Span, check_access
+from clipx.data.shards.remote import fetch, prefetch_spans
 from clipx.data.shards.tar import CLS, IMAGE, JSON, TXT
 from clipx.data.shards.urls import expand
 from clipx.data.source import (
-    Bad,
+    BadRecord,
     BadSample,
     Sample,
     Source,
     caption_text,
     caption_weights,
+    check_held_out_share,
     check_key,
-    check_share,
     parse_label,
     split,
 )
@@ -61,7 +61,7 @@ class WebDatasetSpec(DataSpec):
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
-        check_share(self.held_out_share)
+        check_held_out_share(self.held_out_share)
         caption_weights("data.caption_key", self.caption_key)
         check_key("data.label_key", self.label_key, "cls")
         check_access(self.retry_s, self.cache_gb)
@@ -83,7 +83,7 @@ class WebDatasetSpec(DataSpec):
             train, held_out = split(train, self.held_out_share)
         return Dataset(train, held_out, None, self.samples)
 
-    def open_set(self) -> Dataset:
+    def open_for_evaluation(self) -> Dataset:
         shards = self.held_out_shards or self.shards
         return all_held_out(replace(self, shards=shards, held_out_shards=None, held_out_share=0.0).open())
 
@@ -101,7 +101,7 @@ class Shards:
     urls: Sequence[str]
     tables: Sequence[str]
     sizes: Sequence[int]
-    bad: Sequence[Bad]
+    bad: Sequence[BadRecord]
     fingerprint: str
     captions: dict[str, float]  # key -> weight
     label_key: str | None
@@ -159,26 +159,26 @@ class Shards:
         file, wanted = self._wanted(index)
         contents = _read(file, list(wanted.values()))
         found = dict(zip(wanted, contents, strict=True))
-        by_key = _by_key(found, self.captions) if self.captions else []
+        captions_by_key = _captions_by_key(found, self.captions) if self.captions else []
         label = None if self.label_key is None else _label(found, self.label_key)
-        captions = [caption for _, held in by_key for caption in held]
-        return Sample(found[IMAGE], captions, label, by_key if len(self.captions) > 1 else ())
+        captions = [caption for _, held in captions_by_key for caption in held]
+        return Sample(found[IMAGE], captions, label, captions_by_key if len(self.captions) > 1 else ())
 
-    def expect(self, indices: Sequence[int]) -> None:
+    def prefetch(self, indices: Sequence[int]) -> None:
         """These samples will be read soon: those of remote shards are asked for at once."""
         if self.remote:
             wanted = [self._wanted(index) for index in indices]
             spans = [(file, group) for file, members in wanted for group in _groups(list(members.values()))]
-            expect(self.fingerprint, spans)
+            prefetch_spans(self.fingerprint, spans)
 
-    def _wanted(self, index: int) -> tuple[File, dict[int, Span]]:
+    def _wanted(self, index: int) -> tuple[ShardFile, dict[int, Span]]:
         """Where a sample is: its file, and the span of each of its members that is needed, by column."""
         shard, row = self._place(index)
         members: list[Span] = [tuple(span) for span in load_table(self.tables[shard])[row].tolist()]
         return self._file(shard), {c: members[c] for c in self._columns() if members[c][1] > 0}
 
-    def _file(self, shard: int) -> File:
-        return File(self.urls[shard], Path(self.tables[shard]).stem, self.lengths[shard], self.access)
+    def _file(self, shard: int) -> ShardFile:
+        return ShardFile(self.urls[shard], Path(self.tables[shard]).stem, self.lengths[shard], self.access)
 
     def _columns(self) -> set[int]:
         labels = {None: IMAGE, "cls": CLS}
@@ -216,17 +216,17 @@ def _json(encoded: bytes) -> dict[str, Any]:
     return meta
 
 
-def _by_key(found: dict[int, bytes], weights: dict[str, float]) -> list[tuple[float, Sequence[str]]]:
+def _captions_by_key(found: dict[int, bytes], weights: dict[str, float]) -> list[tuple[float, Sequence[str]]]:
     """(weight, captions) of each key that has one. Raises BadSample where none has."""
-    by_key, faults = list[tuple[float, Sequence[str]]](), []
+    captions_by_key, faults = list[tuple[float, Sequence[str]]](), []
     for key, weight in weights.items():
         try:
-            by_key.append((weight, _captions(found, key)))
+            captions_by_key.append((weight, _captions(found, key)))
         except BadSample as error:
             faults.append(str(error))
-    if not by_key:
+    if not captions_by_key:
         raise BadSample("; ".join(dict.fromkeys(faults)))
-    return by_key
+    return captions_by_key
 
 
 def _captions(found: dict[int, bytes], caption_key: str) -> Sequence[str]:
@@ -268,7 +268,7 @@ def _groups(spans: Sequence[Span]) -> list[Span]:
     return [(start, end - start)]
 
 
-def _read(file: File, spans: Sequence[Span]) -> list[bytes]:
+def _read(file: ShardFile, spans: Sequence[Span]) -> list[bytes]:
     """The bytes of each span."""
     groups = _groups(spans)
     contents = [fetch(file, *group) for group in groups]

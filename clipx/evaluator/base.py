@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from clipx.data.class_names import class_embeddings
-from clipx.data.loader import View, eval_loader
-from clipx.data.source import Bad, BadSample, Sample, Source
+from clipx.data.loader import ImageView, eval_loader
+from clipx.data.source import BadRecord, BadSample, Sample, Source
 from clipx.data.spec import DataSpec
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
@@ -45,11 +45,11 @@ class Embedder:
     comm: Comm
     precision: Precision
     tokenizer: Tokenizer
-    view: View
+    view: ImageView
     workers: int
     prefetch: int
     max_bad_share: float
-    tell_bad: Callable[[Sequence[Bad]], None]
+    tell_bad: Callable[[Sequence[BadRecord]], None]
     beat: Callable[[], None] = lambda: None  # called for each batch: a sign of life
     _images: dict[tuple[int, int], tuple[Source, Embedded]] = field(default_factory=dict)
     _classes: dict[tuple[tuple[str, ...], tuple[str, ...], int], Tensor] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Embedder:
         data: DataSpec,
         comm: Comm,
         precision: Precision,
-        tell_bad: Callable[[Sequence[Bad]], None],
+        tell_bad: Callable[[Sequence[BadRecord]], None],
         beat: Callable[[], None] = lambda: None,
     ) -> Embedder:
         """For a model and the data it is to be tried on."""
@@ -71,7 +71,7 @@ class Embedder:
             comm=comm,
             precision=precision,
             tokenizer=model_spec.text.build_tokenizer(),
-            view=View(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.squash),
+            view=ImageView(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.squash),
             workers=data.workers,
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
@@ -108,7 +108,7 @@ class Embedder:
         total = sum(source.sizes)
         rows: Tensor | None = None
         mine: list[tuple[int, Sequence[str], int | str | None]] = []
-        bad: list[Bad] = []
+        bad: list[BadRecord] = []
         passes = -(-total // (batch * self.comm.world))
         for held in eval_loader(
             source,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import check_cadence
 from clipx.config.registry import MISSING
-from clipx.data.spec import Dataset, DataSpec, changed
+from clipx.data.spec import Dataset, DataSpec, non_default_values
 from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _OF_TRAINING = (
 
 def check_set(key: str, data: DataSpec, learns: bool) -> None:
     """Raises ConfigError for an option of training. `learns`: whether a part of the set is learned from."""
-    for option, value in changed(data, _OF_TRAINING if learns else (*_OF_TRAINING, "held_out_share")):
+    for option, value in non_default_values(data, _OF_TRAINING if learns else (*_OF_TRAINING, "held_out_share")):
         raise ConfigError(f"{key}.{option}={value} has no effect on a set, which is evaluated whole: leave it out")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from clipx.config.saved import to_dict
 from clipx.data.bad_samples import check_bad_share
 from clipx.data.source import Source
-from clipx.data.spec import Dataset, DataSpec, open_on_all
+from clipx.data.spec import Dataset, DataSpec, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, ConfigError, DataError, placed
 from clipx.evaluator.base import Embedder, Metrics
@@ -136,11 +136,11 @@ def _open(
     evaluator: str, name: str | None, data: DataSpec, learns: bool, comm: Comm, opened: dict[str, Dataset]
 ) -> Dataset:
     """A set; `opened` has those that were opened before, by what they are."""
-    how = type(data).open if learns else type(data).open_set
+    how = type(data).open if learns else type(data).open_for_evaluation
     key = json.dumps([learns, to_dict(data)])
     try:
         if key not in opened:
-            opened[key] = open_on_all(data, comm, how)
+            opened[key] = open_on_all_ranks(data, comm, how)
         held_out = opened[key].held_out
         if held_out is None:
             raise DataError("it holds nothing out: raise data.held_out_share, or name held-out data")

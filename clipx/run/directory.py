@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.checkpoint.resume import CHECKPOINTS, Resume
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, save, to_dict
-from clipx.data.source import Bad
+from clipx.data.source import BadRecord
 from clipx.errors import CheckpointError, ConfigError
 from clipx.logger import read_rows
 
@@ -113,7 +113,7 @@ class RunDir:
         """One line in events.jsonl: what happened to the run, when."""
         self._append("events.jsonl", {"time": time.time(), "event": kind, **facts})
 
-    def quarantine(self, bad: Sequence[Bad]) -> None:
+    def quarantine(self, bad: Sequence[BadRecord]) -> None:
         """Names each bad sample once."""
         for item in bad:
             if item.key not in self._quarantined:

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipx.data.loader import EvalBatch, View, held_loader
-from clipx.data.source import Bad, Source
+from clipx.data.loader import EvalBatch, ImageView, eval_batch_loader
+from clipx.data.source import BadRecord, Source
 from clipx.errors import DataError
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
@@ -139,7 +139,7 @@ class Shard:
     image: list[Tensor | None] = field(default_factory=list)
     captions: list[Sequence[str]] = field(default_factory=list)
     text_mD: list[Tensor] = field(default_factory=list)
-    bad: list[Bad] = field(default_factory=list)
+    bad: list[BadRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.image, self.captions = [None] * len(self.samples), [()] * len(self.samples)
@@ -154,7 +154,7 @@ class Writer:
     precision: Precision
     tokenizer: Tokenizer
     source: Source
-    view: View
+    view: ImageView
     samples_per_shard: int
     batch_size: int
     parquet: bool
@@ -167,7 +167,7 @@ class Writer:
     def write(self, numbers: Sequence[int], workers: int, prefetch: int) -> Iterator[tuple[int, Record]]:
         """Each of these shards with its record, when it is finished."""
         batches = [part for number in numbers for part in self._batches(number)]
-        loaded = iter(held_loader(self.source, self.view, batches, workers, prefetch))
+        loaded = iter(eval_batch_loader(self.source, self.view, batches, workers, prefetch))
         for number in numbers:
             shard = Shard(self._samples(number))
             for _ in self._batches(number):

@@ -40,7 +40,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
         lines["compile"] = spec.compile.told(len(named_blocks(trainer.model)))
     if len(trainer.plan.stages) > 1:
         lines["stages"] = trainer.plan.told()
-    sources = trainer.order.drawn(total).items()
+    sources = trainer.order.source_counts(total).items()
     if sources:
         lines["sources"] = "; ".join(f"{name} {m:,} samples = {m / of:.4g} passes" for name, (m, of) in sources)
     if trainer.checkpoints.url is not None:

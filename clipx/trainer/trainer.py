@@ -16,10 +16,10 @@ from clipx.checkpoint.manager import CheckpointManager
 from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Cadence, Duration, Length
 from clipx.config.saved import to_dict
-from clipx.data.bad_samples import Tally, check_bad_share
-from clipx.data.loader import Batch, View, deaths_told, train_loader
+from clipx.data.bad_samples import BadSampleCounter, check_bad_share
+from clipx.data.loader import Batch, ImageView, train_loader, worker_deaths_as_errors
 from clipx.data.order import SampleOrder
-from clipx.data.spec import Dataset, open_on_all
+from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import peers_told
 from clipx.errors import CheckpointError, NotSynced, Stopped, require
@@ -102,7 +102,7 @@ class Trainer:
         batch = spec.data.batch_size
         spec.data.check_ranks(comm.world)
         check_ranks(spec.stages, spec.data, comm.world)
-        self.dataset = open_on_all(spec.data, comm)
+        self.dataset = open_on_all_ranks(spec.data, comm)
         train = self.dataset.train
         # The name, and with it the directory, may tell the time; rank 0's hold.
         same = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}
@@ -116,7 +116,7 @@ class Trainer:
         active = {name: e for name, e in spec.evaluator.items() if e.every != "none"}
         self.suite = Suite.open(active, spec.data, self.dataset, comm)
         self.order = spec.data.order(train, spec.seed)
-        self.tally = Tally(spec.data.max_bad_share, self.order.samples // comm.world)
+        self.bad_samples = BadSampleCounter(spec.data.max_bad_share, self.order.samples // comm.world)
         total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
         require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
         self.plan = StagePlan.build(spec.stages, spec.model, spec.data, spec.duration, Length(n, batch, total))
@@ -251,7 +251,7 @@ class Trainer:
             with (
                 screen,
                 peers_told(comm, lambda: self.steps_done),
-                deaths_told(),
+                worker_deaths_as_errors(),
                 Stop(tell=comm.is_main) as self.stop,
                 self._watchdog() as self.watchdog,
             ):
@@ -351,7 +351,7 @@ class Trainer:
             loader = train_loader(
                 self.dataset.train,
                 self.order,
-                View(stage.image_size, spec.data.crop_scale, spec.data.max_pixels),
+                ImageView(stage.image_size, spec.data.crop_scale, spec.data.max_pixels),
                 self.tokenizer,
                 seed=spec.seed,
                 samples=samples,
@@ -369,14 +369,14 @@ class Trainer:
     def _count(self, batch: Batch) -> None:
         if batch.bad:
             self.rundir.quarantine(batch.bad)
-        self.tally.count(len(batch.index), batch.bad)
+        self.bad_samples.count(len(batch.index), batch.bad)
 
     def _watchdog(self) -> Watchdog:
         return Watchdog(self.spec.distributed.watchdog_s, self.rundir.path, self.comm.rank, self.rundir.event)
 
     def _row(self, measured: dict[str, float], before: int) -> Row:
         """Of now; `before` are the samples seen before the step that the rate and its like are told of."""
-        own = [self.tally.bad.total(), measured.get("tokens_per_second", 0.0)]  # this rank's; of all it is a sum
+        own = [self.bad_samples.bad.total(), measured.get("tokens_per_second", 0.0)]  # this rank's; of all it is a sum
         bad, tokens = self.comm.sum(torch.tensor(own, dtype=torch.float64, device=self.comm.device)).tolist()
         if "tokens_per_second" in measured:
             measured |= {"tokens_per_second": tokens, **self._utilised(measured["samples_per_second"], tokens, before)}
@@ -388,7 +388,10 @@ class Trainer:
             **{f"train/{name}": value for name, value in measured.items()},
             "train/lr": self.learning_rate(before),
             **self.plan.row(before),
-            **{f"train/samples/{name}": drawn.samples for name, drawn in self.order.drawn(self.samples_seen).items()},
+            **{
+                f"train/samples/{name}": drawn.samples
+                for name, drawn in self.order.source_counts(self.samples_seen).items()
+            },
             "train/bad_samples": int(bad),
             **({"train/left_out_steps": self.non_finite.total} if self.non_finite.total else {}),
             **self.learner.loss_scale.metrics(),
@@ -406,7 +409,7 @@ class Trainer:
     def _finish(self, screen: Screen) -> dict[str, float]:
         self._overdue = [name for name, cadence in self._cadences.items() if cadence.at_end]
         numbers = self._evaluate()
-        bad = sum(self.comm.gather_objects(self.tally.bad), Counter[str]())
+        bad = sum(self.comm.gather_objects(self.bad_samples.bad), Counter[str]())
         if self.checkpoints.at_end:
             self._save(numbers)
             self.checkpoints.wait()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from clipx.data.source import Bad, BadSample, Sample, Source
+from clipx.data.source import BadRecord, BadSample, Sample, Source
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -72,7 +72,7 @@ class Numbers:
 
     sizes: Sequence[int]
     broken: frozenset[int] = frozenset()
-    bad: Sequence[Bad] = ()
+    bad: Sequence[BadRecord] = ()
     fingerprint: str = "numbers"
     images: dict[int, bytes] = field(default_factory=dict)
 

@@ -48,7 +48,7 @@ def test_a_classification_set_has_the_images_labels_names_and_templates_that_cli
     tmp_path: Path,
 ) -> None:
     expected = theirs(classification(tmp_path))
-    data = spec(tmp_path).open_set()
+    data = spec(tmp_path).open_for_evaluation()
     assert data.held_out is not None and data.classes is not None
     assert list(data.classes.names) == expected.classes
     assert [t.replace("{}", "{c}") for t in data.classes.templates] == expected.templates
@@ -61,7 +61,7 @@ def test_a_classification_set_has_the_images_labels_names_and_templates_that_cli
 
 def test_a_retrieval_set_has_the_images_and_captions_that_clip_benchmark_reads(tmp_path: Path) -> None:
     expected = theirs(retrieval(tmp_path))
-    data = spec(tmp_path).open_set()
+    data = spec(tmp_path).open_for_evaluation()
     assert data.held_out is not None
     assert data.classes is None
     for sample, (their_image, their_captions) in zip(read_all(data.held_out), expected, strict=True):
@@ -78,13 +78,13 @@ def test_either_split_has_its_side(tmp_path: Path) -> None:
     assert (len(data.train.sizes), len(data.held_out.sizes)) == (3, 2)
     assert sum(data.train.sizes) == sum(data.held_out.sizes) == 12
     assert spec(tmp_path, held_out_split=None).open().held_out is None
-    alone = spec(tmp_path, held_out_split=None).open_set().held_out
+    alone = spec(tmp_path, held_out_split=None).open_for_evaluation().held_out
     assert alone is not None and len(alone.sizes) == 3
 
 
 def test_a_set_may_be_at_a_url(tmp_path: Path) -> None:
     classification(tmp_path)
-    data = spec(f"file://{tmp_path}/").open_set()
+    data = spec(f"file://{tmp_path}/").open_for_evaluation()
     assert data.held_out is not None and sum(data.held_out.sizes) == 12
 
 
@@ -95,14 +95,14 @@ def test_a_set_may_be_in_an_object_store(tmp_path: Path, own_bucket: str) -> Non
     fs, root = fsspec.core.url_to_fs(f"{own_bucket}/set")
     for path in filter(Path.is_file, tmp_path.rglob("*")):
         fs.pipe_file(f"{root}/{path.relative_to(tmp_path)}", path.read_bytes())
-    data = spec(f"{own_bucket}/set").open_set()
+    data = spec(f"{own_bucket}/set").open_for_evaluation()
     assert data.held_out is not None and data.classes is not None
     assert [s.label for s in read_all(data.held_out)] == [s.label for s in read_all(_held(tmp_path))]
     assert list(data.classes.names) == ["red fox", "owl", "eel"]
 
 
 def _held(folder: Path) -> Any:
-    return spec(folder).open_set().held_out
+    return spec(folder).open_for_evaluation().held_out
 
 
 def test_a_sample_without_a_label_is_bad_and_named(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_is_no_such_set_is_one_line(
     for name, text in write.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(error, match=message) as raised:
-        spec(tmp_path).open_set()
+        spec(tmp_path).open_for_evaluation()
     assert "\n" not in str(raised.value)
 
 
@@ -168,4 +168,4 @@ def test_what_is_no_such_set_is_one_line(
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        spec(**options).open_set()
+        spec(**options).open_for_evaluation()

@@ -17,7 +17,7 @@ from samples import captions, img2dataset, jpeg, write_tar
 
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.data.index import IndexSpec, index
-from clipx.data.loader import View, eval_loader, train_loader
+from clipx.data.loader import ImageView, eval_loader, train_loader
 from clipx.data.mixture import Mixture
 from clipx.data.source import BadSample, Source
 from clipx.data.spec import open_data
@@ -28,7 +28,7 @@ from clipx.trainer.spec import RunSpec, compose
 
 WEIGHTS = {"txt": 0.2, "json.caption": 0.3, "json.recaption": 0.5}
 BOTH = "{txt:0.3,json.recaption:0.7}"
-SAMPLES, VIEW, TOKENIZER = 60, View(4, [1.0, 1.0], 10**6), Tokenizer(16)
+SAMPLES, VIEW, TOKENIZER = 60, ImageView(4, [1.0, 1.0], 10**6), Tokenizer(16)
 
 
 def spec(shards: Path | str, caption_key: Any, **options: Any) -> WebDatasetSpec:
@@ -124,8 +124,8 @@ def test_captions_too_short_are_left_out_of_the_draw(tmp_path: Path) -> None:
         members += [(f"{i}.jpg", jpeg(i)), (f"{i}.txt", text.encode()), (f"{i}.json", json.dumps(meta).encode())]
     source = opened(write_tar(tmp_path / "a.tar", members), WEIGHTS, min_caption_chars=5)
     first, second = source.read(0), source.read(1)
-    assert first.by_key == [(0.5, ["long enough json.recaption"]), (0.2, ["long enough txt"])]
-    assert second.by_key == [(0.5, ["long enough json.recaption"])]
+    assert first.captions_by_key == [(0.5, ["long enough json.recaption"]), (0.2, ["long enough txt"])]
+    assert second.captions_by_key == [(0.5, ["long enough json.recaption"])]
     assert list(first.captions) == ["long enough json.recaption", "long enough txt"]
     with pytest.raises(BadSample, match=r"^caption has 2 characters, fewer than data\.min_caption_chars=5$"):
         source.read(2)
@@ -133,8 +133,8 @@ def test_captions_too_short_are_left_out_of_the_draw(tmp_path: Path) -> None:
 
 def test_each_source_of_a_mixture_draws_by_its_own_weights(shards: str) -> None:
     mixture = Mixture.of({"a": opened(shards, "txt"), "b": opened(shards, WEIGHTS)})
-    assert mixture.read(0).by_key == ()
-    assert [weight for weight, _ in mixture.read(sum(mixture.sources[0].sizes)).by_key] == [0.3, 0.5, 0.2]
+    assert mixture.read(0).captions_by_key == ()
+    assert [weight for weight, _ in mixture.read(sum(mixture.sources[0].sizes)).captions_by_key] == [0.3, 0.5, 0.2]
 
 
 def test_evaluation_has_the_captions_of_all_keys(shards: str) -> None:
@@ -142,7 +142,7 @@ def test_evaluation_has_the_captions_of_all_keys(shards: str) -> None:
     assert data.held_out is not None
     loader = eval_loader(data.held_out, VIEW, batch=8, rank=0, world=1, workers=0, prefetch=2)
     found = [texts for batch in loader for texts in batch.captions]
-    assert found == [[c for _, held in s.by_key for c in held] for s in map(data.held_out.read, range(3))]
+    assert found == [[c for _, held in s.captions_by_key for c in held] for s in map(data.held_out.read, range(3))]
     assert found[2] == ["59 json.caption", "59 json.recaption one", "59 json.recaption two"]
 
 

@@ -59,7 +59,7 @@ def test_a_share_of_each_class_is_held_out_and_a_set_is_evaluated_whole(tmp_path
     assert data.held_out is not None
     assert [s.label for s in read_all(data.held_out)] == [0, 0, 1, 1]
     assert sum(data.train.sizes) == 16
-    as_set = spec(tmp_path, held_out_share=0.2).open_set().held_out
+    as_set = spec(tmp_path, held_out_share=0.2).open_for_evaluation().held_out
     assert as_set is not None and sum(as_set.sizes) == 20
 
 

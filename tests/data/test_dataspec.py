@@ -8,7 +8,7 @@ import pytest
 import torch
 from samples import Numbers
 
-from clipx.data.spec import Dataset, DataSpec, nearest_multiples, open_on_all
+from clipx.data.spec import Dataset, DataSpec, nearest_multiples, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 
@@ -63,6 +63,6 @@ def test_data_is_opened_once_on_a_rank() -> None:
             opened.append(self)
             return Dataset(Numbers([3]), None, None)
 
-    dataset = open_on_all(Counted(kind="x", name="x"), Comm(0, 1, 0, torch.device("cpu")))
+    dataset = open_on_all_ranks(Counted(kind="x", name="x"), Comm(0, 1, 0, torch.device("cpu")))
     assert sum(dataset.train.sizes) == 3
     assert len(opened) == 1

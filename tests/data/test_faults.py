@@ -12,7 +12,7 @@ from pathlib import Path
 from samples import img2dataset, write_tar
 from support import SMALL, run
 
-from clipx.data.loader import View, train_loader
+from clipx.data.loader import ImageView, train_loader
 from clipx.data.order import Order
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.model.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order_of_the_res
     epoch = [order(position) for position in range(40)]
     stream = iter(
         train_loader(
-            source, order, View(size=8, crop_scale=[0.9, 1.0], max_pixels=10**6), Tokenizer(8), seed=1,
+            source, order, ImageView(size=8, crop_scale=[0.9, 1.0], max_pixels=10**6), Tokenizer(8), seed=1,
             samples=range(40), batch=5, rank=0, world=1, workers=0, prefetch=2, pin=False,
         )
     )  # fmt: skip

@@ -65,10 +65,10 @@ def test_what_will_be_read_is_passed_on() -> None:
     told: list[Any] = []
 
     class Ahead(Numbers):
-        def expect(self, indices: Any) -> None:
+        def prefetch(self, indices: Any) -> None:
             told.append(indices)
 
-    Filtered(Ahead([3]), 1, 1).expect([0, 2])
+    Filtered(Ahead([3]), 1, 1).prefetch([0, 2])
     assert told == [[0, 2]]
 
 

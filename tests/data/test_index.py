@@ -12,7 +12,7 @@ import pytest
 from samples import img2dataset, write_tar
 from support import run
 
-from clipx.data.index import Index, IndexSpec, index, index_shards, load_table
+from clipx.data.index import IndexSpec, ShardIndex, index, index_shards, load_table
 from clipx.data.shards.tar import IMAGE, TXT
 from clipx.data.shards.urls import expand
 from clipx.data.webdataset import WebDatasetSpec
@@ -189,7 +189,7 @@ def test_a_cut_shard_is_told_with_what_it_should_hold(shards: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- changes
 
 
-def indexed(path: Path) -> Index:
+def indexed(path: Path) -> ShardIndex:
     (found,) = index_shards([str(path)], TXT)
     return found
 

@@ -16,7 +16,7 @@ from PIL import Image
 from samples import Numbers, encode, img2dataset, jpeg, picture, write_tar
 
 from clipx.data.csv import CsvSpec
-from clipx.data.loader import Batch, EvalBatch, View, _end_with_the_trainer, eval_loader, train_loader
+from clipx.data.loader import Batch, EvalBatch, ImageView, _exit_with_trainer, eval_loader, train_loader
 from clipx.data.order import Order
 from clipx.data.source import Source
 from clipx.data.transform import decode, eval_transform
@@ -25,7 +25,7 @@ from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(16)
-VIEW = View(size=12, crop_scale=[0.5, 1.0], max_pixels=10**6)
+VIEW = ImageView(size=12, crop_scale=[0.5, 1.0], max_pixels=10**6)
 BROKEN = frozenset({3, 8, 9, 40, 71})
 SOURCE = Numbers([17, 0, 40, 1, 30, 13], broken=BROKEN)  # 101 samples
 UNEVEN = Numbers([5, 1, 0, 9])
@@ -309,7 +309,7 @@ def test_a_loader_process_ends_whose_trainer_died_while_it_started() -> None:
     trainer = os.getpid() + 1_000_000  # no parent of this process
     child = os.fork()
     if child == 0:
-        _end_with_the_trainer(trainer, 0)
+        _exit_with_trainer(trainer, 0)
         time.sleep(120)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -19,7 +19,7 @@ from support import VIT, rows, run, tensors, torchrun
 
 from clipx.config.registry import CONF_DIR
 from clipx.config.saved import from_dict, to_dict
-from clipx.data.loader import View, train_loader
+from clipx.data.loader import ImageView, train_loader
 from clipx.data.mixture import MixedOrder, Mixture, _classes
 from clipx.data.order import Order
 from clipx.data.spec import Classes
@@ -57,13 +57,13 @@ def test_every_stretch_of_the_stream_has_each_sources_share(weights: Sequence[st
     for position in range(5000):
         for k, weight in enumerate(weights):
             assert abs(counts[k] - position * float(weight) / total) < 2  # log2 of four sources
-        assert [d.samples for d in order.drawn(position).values()] == [counts[k] for k in range(4)]
+        assert [d.samples for d in order.source_counts(position).values()] == [counts[k] for k in range(4)]
         counts[source_of(order, order(position))[0]] += 1
 
 
 def test_shares_are_exact_in_the_long_run() -> None:
     order = mixed(("0.1", "0.2", "0.3", "0.4"))
-    assert {n: d.samples for n, d in order.drawn(10**15).items()} == {
+    assert {n: d.samples for n, d in order.source_counts(10**15).items()} == {
         "a": 10**14, "b": 2 * 10**14, "c": 3 * 10**14, "d": 4 * 10**14,
     }  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_a_bad_sample_is_replaced_from_its_own_source() -> None:
         [Fraction(1), Fraction(3)], random.Random(0),
     )  # fmt: skip
     loader = train_loader(
-        mixture, order, View(8, [0.5, 1.0], 10**6), Tokenizer(8),
+        mixture, order, ImageView(8, [0.5, 1.0], 10**6), Tokenizer(8),
         seed=0, samples=range(240), batch=12, rank=0, world=1, workers=0, prefetch=2, pin=False,
     )  # fmt: skip
     batches = list(loader)
@@ -155,7 +155,7 @@ def test_ranks_and_workers_share_one_stream(world: int, workers: int) -> None:
 
     def read(rank: int, world: int, workers: int) -> torch.Tensor:
         loader = train_loader(
-            mixture, mixed(("1", "0.4"), sizes=sizes), View(4, [1.0, 1.0], 10**6), Tokenizer(8),
+            mixture, mixed(("1", "0.4"), sizes=sizes), ImageView(4, [1.0, 1.0], 10**6), Tokenizer(8),
             seed=0, samples=range(12, 132), batch=12, rank=rank, world=world, workers=workers, prefetch=2, pin=False,
         )  # fmt: skip
         return torch.stack([batch.index for batch in loader])

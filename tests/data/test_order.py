@@ -14,7 +14,7 @@ from samples import Numbers
 from scipy import stats
 from support import small
 
-from clipx.data.loader import View, train_loader
+from clipx.data.loader import ImageView, train_loader
 from clipx.data.order import Order
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.spec import compose
@@ -108,7 +108,7 @@ def read(
     ranks = []
     for rank in range(world):
         loader = train_loader(
-            source, Order(sizes, 5, 16, replacement), View(4, [1.0, 1.0], 10**6), Tokenizer(8),
+            source, Order(sizes, 5, 16, replacement), ImageView(4, [1.0, 1.0], 10**6), Tokenizer(8),
             seed=5, samples=positions, batch=batch, rank=rank, world=world, workers=workers, prefetch=2, pin=False,
         )  # fmt: skip
         ranks.append([loaded.index.tolist() for loaded in loader])

@@ -18,13 +18,13 @@ from samples import jpeg
 
 from clipx.data.prepare import raw
 from clipx.data.prepare.prepare import prepare
-from clipx.data.prepare.raw import Reading, open_raw
+from clipx.data.prepare.raw import ReadOptions, open_raw
 from clipx.data.prepare.spec import PrepareSpec
 from clipx.data.source import Sample
 from clipx.errors import ConfigError, DataError, StorageError
 
 INSIDE = {"image_column": "image", "caption_column": "text"}
-HOW = Reading(("image", "text", None), None, 5.0)
+HOW = ReadOptions(("image", "text", None), None, 5.0)
 SIZES = (3, 0, 7, 2, 1)
 
 
@@ -235,7 +235,7 @@ def test_what_is_far_away_and_cannot_be_read_is_one_line(
             ConfigError, match=rf"^source=\S+{name} is a table of paths: copy it to where its images are"
         ):
             open_raw(f"{far}/{name}", HOW)
-    pieces = open_raw(f"{far}/train-00002-of-00005.parquet", Reading(HOW.columns, None, 1.0)).shards(100)[0]
+    pieces = open_raw(f"{far}/train-00002-of-00005.parquet", ReadOptions(HOW.columns, None, 1.0)).shards(100)[0]
     proxy.set("status", 503)
     with pytest.raises(StorageError, match=r"s3://\S+ cannot be read: for \d+ s the storage failed"):
         list(pieces[0].samples())

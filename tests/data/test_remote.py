@@ -21,11 +21,11 @@ from samples import captions, img2dataset, read_all, write_tar
 from support import rows, run
 
 from clipx.data.index import index_shards
-from clipx.data.loader import Batch, View, train_loader
+from clipx.data.loader import Batch, ImageView, train_loader
 from clipx.data.order import Order
 from clipx.data.shards import cache, remote
 from clipx.data.shards.cache import Access, File
-from clipx.data.shards.remote import expect, fetch, sequential
+from clipx.data.shards.remote import fetch, prefetch_spans, sequential
 from clipx.data.shards.tar import TXT
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import Shards, WebDatasetSpec
@@ -48,7 +48,7 @@ def proxy(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def forget() -> None:
     """What fsspec and clipx keep for a process."""
     forget_sessions()
-    remote._ahead.cache_clear()
+    remote._prefetcher.cache_clear()
     cache._background.cache_clear()
     cache._cache_dir.cache_clear()
 
@@ -134,7 +134,7 @@ def test_a_sample_is_one_request_and_those_expected_come_together(bucket: str, p
         assert source.read(i).captions == [f"caption {i}"]
         assert proxy.requests == i + 1
     proxy.set("hang")
-    source.expect(range(10))  # type: ignore[attr-defined]
+    source.prefetch(range(10))  # type: ignore[attr-defined]
     wait_until(lambda: proxy.requests == 20)
     proxy.set("up")
     assert [source.read(i).captions for i in range(10)] == [[f"caption {i}"] for i in range(10)]
@@ -143,11 +143,11 @@ def test_a_sample_is_one_request_and_those_expected_come_together(bucket: str, p
 
 def test_what_was_expected_and_not_read_is_forgotten(bucket: str) -> None:
     source = opened(f"{bucket}/*.tar")
-    source.expect(range(10))  # type: ignore[attr-defined]
-    source.expect([11])  # type: ignore[attr-defined]
+    source.prefetch(range(10))  # type: ignore[attr-defined]
+    source.prefetch([11])  # type: ignore[attr-defined]
     assert waiting() == 1
     other = opened(f"{bucket}/00000.tar")
-    other.expect([0])  # type: ignore[attr-defined]
+    other.prefetch([0])  # type: ignore[attr-defined]
     assert waiting() == 2, "of another source"
     assert [source.read(i).captions for i in (3, 11)] == [["caption 3"], ["caption 11"]]
     assert other.read(0).captions == ["caption 0"]
@@ -156,7 +156,7 @@ def test_what_was_expected_and_not_read_is_forgotten(bucket: str) -> None:
 
 def waiting() -> int:
     """What was asked for and not read."""
-    return sum(map(len, remote._ahead(os.getpid()).futures.values()))
+    return sum(map(len, remote._prefetcher(os.getpid()).futures.values()))
 
 
 def test_indexing_reads_blocks_and_not_headers(bucket: str, proxy: FaultyProxy) -> None:
@@ -202,9 +202,9 @@ def test_a_server_that_knows_no_ranges_is_refused(tmp_path: Path, monkeypatch: p
 # ------------------------------------------------------------------------------------------------------- faults
 
 
-def far_file(bucket: str, **access: float) -> File:
+def far_file(bucket: str, **access: float) -> ShardFile:
     (found,) = index_shards([f"{bucket}/00001.tar"], TXT)
-    return File(f"{bucket}/00001.tar", Path(found.table).stem, found.size, Access(**{"retry_s": 20.0, **access}))  # type: ignore[arg-type]
+    return ShardFile(f"{bucket}/00001.tar", Path(found.table).stem, found.size, Access(**{"retry_s": 20.0, **access}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("mode", "amount"), [("some", 3), ("some", 4)])
@@ -346,7 +346,7 @@ def _raise(error: Exception) -> None:
 # --------------------------------------------------------------------------------------------------- in the loader
 
 TOKENIZER = Tokenizer(16)
-VIEW = View(size=12, crop_scale=[0.5, 1.0], max_pixels=10**6)
+VIEW = ImageView(size=12, crop_scale=[0.5, 1.0], max_pixels=10**6)
 
 
 def batches(source: Source, workers: int = 0) -> Iterator[Batch]:
@@ -432,7 +432,7 @@ def test_cached_shards_are_read_without_a_request(bucket: str, proxy: FaultyProx
         source.read(index)
         wait_until(lambda count=count: len(cached()) == count)  # type: ignore[misc]
     proxy.set("down")
-    source.expect(range(sum(SIZES)))  # type: ignore[attr-defined]
+    source.prefetch(range(sum(SIZES)))  # type: ignore[attr-defined]
     assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
@@ -440,7 +440,9 @@ def test_the_cache_keeps_its_limit_by_forgetting_what_was_used_longest_ago(bucke
     found = index_shards([f"{bucket}/{k:05d}.tar" for k in range(3)], TXT)
     limit = sum(sorted(index.size for index in found)[1:])
     files = [
-        File(f"{bucket}/{k:05d}.tar", Path(index.table).stem, index.size, Access(20.0, limit, str(tmp_path / "own")))
+        ShardFile(
+            f"{bucket}/{k:05d}.tar", Path(index.table).stem, index.size, Access(20.0, limit, str(tmp_path / "own"))
+        )
         for k, index in enumerate(found)
     ]
     for k in (0, 1):
@@ -449,17 +451,17 @@ def test_the_cache_keeps_its_limit_by_forgetting_what_was_used_longest_ago(bucke
     os.utime(files[1].place, (2, 2))
     fetch(files[0], 0, 512)  # used now
     cache.store(files[2])
-    assert [file.place.exists() for file in files] == [True, False, True]
+    assert [file.cache_path.exists() for file in files] == [True, False, True]
     assert sum(p.stat().st_size for p in (tmp_path / "own").iterdir()) <= limit
     for k in (0, 2):
         assert files[k].place.read_bytes() == (tmp_path / "local" / f"{k:05d}.tar").read_bytes()
-    expect("a reader", [(file, (0, 512)) for file in files])
+    prefetch_spans("a reader", [(file, (0, 512)) for file in files])
     assert waiting() == 1, "only the one that is not cached"
 
 
 def test_what_a_killed_process_left_is_cleared(bucket: str) -> None:
     file = far_file(bucket, cache_bytes=10**9)
-    place = file.place
+    place = file.cache_path
     dead = place.with_name(f"{0:032x}.part")
     dead.write_bytes(bytes(100))
     place.with_suffix(".part").write_bytes(bytes(100))  # of this very shard
@@ -483,13 +485,13 @@ def test_processes_fetch_a_shard_once(bucket: str, proxy: FaultyProxy, tmp_path:
 
 def test_a_kill_while_fetching_leaves_no_wrong_file(bucket: str, proxy: FaultyProxy) -> None:
     file = far_file(bucket, cache_bytes=10**9)
-    _ = file.place.parent
+    _ = file.cache_path.parent
     proxy.set("hang")
     child = os.fork()
     if child == 0:
         cache.store(file)
         os._exit(0)
-    part = file.place.with_suffix(".part")
+    part = file.cache_path.with_suffix(".part")
     while not part.exists() or part.stat().st_size == 0:
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)

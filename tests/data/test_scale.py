@@ -24,11 +24,11 @@ import torch
 
 from clipx.data import index as indexing
 from clipx.data import webdataset
-from clipx.data.index import Index, load_table
-from clipx.data.loader import View, train_loader
+from clipx.data.index import ShardIndex, load_table
+from clipx.data.loader import ImageView, train_loader
 from clipx.data.order import Order
 from clipx.data.shards.tar import TXT
-from clipx.data.source import Bad, Sample, split
+from clipx.data.source import BadRecord, Sample, split
 from clipx.data.webdataset import Shards
 from clipx.model.tokenizer import Tokenizer
 
@@ -135,8 +135,8 @@ def test_the_shuffle_is_as_wide_as_the_window_says() -> None:
 # ---------------------------------------------------------------------------------------------------- the source
 
 
-def indices(folder: Path) -> list[Index]:
-    return [Index(f"{folder}/{k:032x}.npy", PER_SHARD, f"{k:016x}", [], 500_000_000 + k) for k in range(SHARDS)]
+def indices(folder: Path) -> list[ShardIndex]:
+    return [ShardIndex(f"{folder}/{k:032x}.npy", PER_SHARD, f"{k:016x}", [], 500_000_000 + k) for k in range(SHARDS)]
 
 
 def table(path: Path) -> Path:
@@ -217,7 +217,7 @@ class StandIn:
 
     sizes: Sequence[int]
     folder: str
-    bad: Sequence[Bad] = ()
+    bad: Sequence[BadRecord] = ()
     fingerprint: str = "stand-in"
 
     def key(self, index: int) -> str:
@@ -245,7 +245,7 @@ def test_a_worker_does_not_grow_over_a_million_samples(tmp_path: Path, monkeypat
     batch, total = 1000, 1_000_000
     order = Order(source.sizes, 0, 20_000)  # fifty windows: they come and go often, so that a trend stands out
     loader = train_loader(
-        source, order, View(2, [1.0, 1.0], 1), Tokenizer(16),
+        source, order, ImageView(2, [1.0, 1.0], 1), Tokenizer(16),
         seed=0, samples=range(SAMPLES // 2, SAMPLES // 2 + total), batch=batch, rank=0, world=1, workers=2, prefetch=2, pin=False,
     )  # fmt: skip
     trend: list[list[int]] = []

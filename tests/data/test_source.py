@@ -9,7 +9,17 @@ from fractions import Fraction
 import pytest
 from samples import Numbers
 
-from clipx.data.source import Bad, BadSample, Source, alike, caption_text, check_share, expect, parse_label, split
+from clipx.data.source import (
+    BadRecord,
+    BadSample,
+    Source,
+    caption_text,
+    check_held_out_share,
+    parse_label,
+    prefetch_samples,
+    split,
+    without_numbers,
+)
 from clipx.errors import ConfigError
 
 SIZES = [[1000], [0, 7, 0, 993], [10] * 100, [333, 1, 666]]
@@ -60,15 +70,15 @@ def test_what_a_side_expects_is_expected_of_the_source() -> None:
     heard: list[list[int]] = []
 
     class Listening(Numbers):
-        def expect(self, indices: Sequence[int]) -> None:
+        def prefetch(self, indices: Sequence[int]) -> None:
             heard.append(list(indices))
 
     source = Listening([100], images=dict.fromkeys(range(100), b"x"))
     for side in split(source, 0.3):
         assert side is not None
-        expect(side, [0, 5, 9])
+        prefetch_samples(side, [0, 5, 9])
         assert heard.pop() == [side.read(i).label for i in (0, 5, 9)]
-    expect(split(Numbers([100]), 0.3)[0], [0])  # of a source that need not know
+    prefetch_samples(split(Numbers([100]), 0.3)[0], [0])  # of a source that need not know
 
 
 @pytest.mark.parametrize(
@@ -82,7 +92,7 @@ def test_what_a_side_expects_is_expected_of_the_source() -> None:
     ],
 )
 def test_reasons_that_differ_in_numbers_are_alike(one: str, other: str) -> None:
-    assert alike(one) == alike(other) != alike("image is empty")
+    assert without_numbers(one) == without_numbers(other) != without_numbers("image is empty")
 
 
 def test_sides_and_shares_have_fingerprints_of_their_own() -> None:
@@ -94,9 +104,9 @@ def test_sides_and_shares_have_fingerprints_of_their_own() -> None:
 
 
 def test_what_is_bad_is_told_once() -> None:
-    kept, held_out = split(Numbers([100], bad=[Bad("a", "b")]), 0.1)
+    kept, held_out = split(Numbers([100], bad=[BadRecord("a", "b")]), 0.1)
     assert held_out is not None
-    assert [*kept.bad, *held_out.bad] == [Bad("a", "b")]
+    assert [*kept.bad, *held_out.bad] == [BadRecord("a", "b")]
 
 
 @pytest.mark.parametrize(("samples", "share"), [(100, 0.0), (19, 0.05), (9, 0.1), (0, 0.5)])
@@ -109,7 +119,7 @@ def test_nothing_is_held_out_at_share_0_or_from_too_few_samples(samples: int, sh
 @pytest.mark.parametrize("share", [-0.1, 0.51, 1.0, math.nan])
 def test_a_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match=r"data.held_out_share=.* must lie in \[0, 0.5\]"):
-        check_share(share)
+        check_held_out_share(share)
 
 
 @pytest.mark.parametrize(

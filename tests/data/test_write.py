@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from samples import jpeg
 
-from clipx.data.shards.write import ensure_shards, in_pool
+from clipx.data.shards.write import ensure_shards, run_in_pool
 from clipx.data.source import Sample
 from clipx.data.webdataset import Shards
 from clipx.errors import ConfigError, DataError
@@ -111,8 +111,8 @@ def fail(item: int) -> None:
 
 def test_work_is_told_and_its_error_is_raised_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DataError, match="^two is bad$"):
-        in_pool(fail, [1, 2, 3], "counting")
+        run_in_pool(fail, [1, 2, 3], "counting")
     out, told = capfd.readouterr()
     assert (out, told) == ("", "counting: 3 shards\n")
-    in_pool(fail, [], "counting")
+    run_in_pool(fail, [], "counting")
     assert capfd.readouterr().err == ""

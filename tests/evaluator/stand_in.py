@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from clipx.data.loader import View
-from clipx.data.source import Bad, BadSample, Sample
+from clipx.data.loader import ImageView
+from clipx.data.source import BadRecord, BadSample, Sample
 from clipx.data.spec import Classes, Dataset
 from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
@@ -29,7 +29,7 @@ class Colours:
     colours: Sequence[str | None]
     captions: Sequence[Sequence[str]]
     labels: Sequence[int | str | None]
-    bad: Sequence[Bad] = ()
+    bad: Sequence[BadRecord] = ()
     fingerprint: str = "colours"
 
     @property
@@ -77,7 +77,7 @@ class ByColour(nn.Module):
 
 @dataclass
 class Told:
-    bad: list[Bad] = field(default_factory=list)
+    bad: list[BadRecord] = field(default_factory=list)
 
 
 def embedder(told: Told | None = None, max_bad_share: float = 0.1) -> Embedder:
@@ -87,7 +87,7 @@ def embedder(told: Told | None = None, max_bad_share: float = 0.1) -> Embedder:
         comm=Comm(0, 1, 0, device),
         precision=Precision(torch.float32, None, "cpu"),
         tokenizer=Tokenizer(8),
-        view=View(8, [0.9, 1.0], 1_000_000),
+        view=ImageView(8, [0.9, 1.0], 1_000_000),
         workers=0,
         prefetch=2,
         max_bad_share=max_bad_share,

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
-from clipx.data.prepare.raw import Piece, Reading, open_raw
+from clipx.data.prepare.raw import ReadOptions, SampleRange, open_raw
 from clipx.data.prepare.resize import shard_image
 from clipx.data.prepare.spec import PrepareSpec, Resize
-from clipx.data.shards.write import in_pool, write_members
-from clipx.data.source import Bad, BadSample, Sample, alike, caption_text
+from clipx.data.shards.write import run_in_pool, write_members
+from clipx.data.source import BadRecord, BadSample, Sample, caption_text, without_numbers
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import take, write_whole
 
@@ -29,7 +29,7 @@ _FIX = "make room, or give another folder with out=…"
 # ------------------------------------------------------------------------------------------------------ shards
 
 
-def _write_shard(spec: PrepareSpec, out: Path, job: tuple[int, Sequence[Piece]]) -> None:
+def _write_shard(spec: PrepareSpec, out: Path, job: tuple[int, Sequence[SampleRange]]) -> None:
     """Sample i of the source has the key i, whatever was dropped before it."""
     number, pieces = job
     dropped: list[tuple[str, str]] = []
@@ -47,7 +47,7 @@ def _write_shard(spec: PrepareSpec, out: Path, job: tuple[int, Sequence[Piece]])
                 yield from _members(name, origin, found, spec)
             except BadSample as fault:
                 dropped.append((origin, str(fault)))
-                reasons[alike(str(fault))] += 1
+                reasons[without_numbers(str(fault))] += 1
 
     tar = _tar(out, number)
     write_whole(tar, lambda path: write_members(path, members()), _FIX)
@@ -96,7 +96,7 @@ def prepare(spec: PrepareSpec) -> None:
     """Raises ConfigError where `out` holds shards of another source or of other options."""
     from clipx.report.console import terminal
 
-    raw = open_raw(spec.source, Reading(spec.columns, spec.separator, spec.retry_s))
+    raw = open_raw(spec.source, ReadOptions(spec.columns, spec.separator, spec.retry_s))
     shards = raw.shards(spec.samples_per_shard)
     out = Path(spec.out).expanduser()
     try:
@@ -106,7 +106,7 @@ def prepare(spec: PrepareSpec) -> None:
         raise ConfigError(f"out={out} cannot be made ({error.strerror}): give a folder that you can write") from None
     with lock:
         take(lock, f"out={out}")
-        _check_plan(spec, out, {"source": raw.fingerprint, "shards": len(shards), **_choices(spec)})
+        _check_plan(spec, out, {"source": raw.fingerprint, "shards": len(shards), **_content_options(spec)})
         for left in out.glob(".[0-9]*.*"):  # of a killed run
             left.unlink()
         jobs = [(k, pieces) for k, pieces in enumerate(shards) if not _stats(_tar(out, k)).is_file()]
@@ -116,11 +116,11 @@ def prepare(spec: PrepareSpec) -> None:
             console.print(f"{done:,} of {len(shards):,} shards are there from an earlier run")
         from clipx.data import transform  # noqa: F401  # once, before processes are made
 
-        in_pool(partial(_write_shard, spec, out), jobs, f"writing {out}", processes=spec.processes)
+        run_in_pool(partial(_write_shard, spec, out), jobs, f"writing {out}", processes=spec.processes)
         _report(spec, out, len(shards), raw.bad)
 
 
-def _choices(spec: PrepareSpec) -> dict[str, Any]:
+def _content_options(spec: PrepareSpec) -> dict[str, Any]:
     """What the shards' contents depend on."""
     names = ("image_column", "caption_column", "label_column", "samples_per_shard", "resize", "max_pixels")
     resizing = () if spec.resize is Resize.no else ("size", "only_shrink", "quality")
@@ -143,11 +143,11 @@ def _check_plan(spec: PrepareSpec, out: Path, plan: dict[str, Any]) -> None:
     write_whole(path, lambda other: Path(other).write_text(json.dumps(plan, indent=1) + "\n"), _FIX)
 
 
-def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[Bad]) -> None:
+def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRecord]) -> None:
     """What was dropped and why, sizes.json as open_clip reads it, the index and its manifest."""
     from rich.table import Table as RichTable
 
-    from clipx.data.index import IndexSpec, index_shards, overview, write_manifest
+    from clipx.data.index import IndexSpec, index_shards, summary_table, write_manifest
     from clipx.data.shards.tar import TXT
     from clipx.report.console import terminal
 
@@ -163,7 +163,7 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[Bad]) 
     write_whole(out / "sizes.json", lambda path: Path(path).write_text(json.dumps(sizes, indent=1) + "\n"), _FIX)
     console = terminal()
     total = sum(sizes.values())
-    reasons = Counter(alike(reason) for _, reason in dropped)
+    reasons = Counter(without_numbers(reason) for _, reason in dropped)
     table = RichTable(title=f"dropped: {len(dropped):,} of {total + len(dropped):,}; named in {out}/dropped.jsonl")
     table.add_column("reason")
     table.add_column("samples", justify="right")
@@ -177,7 +177,7 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[Bad]) 
     pattern = f"{out}/{tars[0].name}" if shards == 1 else f"'{out}/{{{tars[0].stem}..{tars[-1].stem}}}.tar'"
     about, urls = IndexSpec(shards=pattern, held_out_share=0.0), [str(tar) for tar in tars]
     indices = index_shards(urls, TXT)
-    console.print(overview(about, indices))
+    console.print(summary_table(about, indices))
     write_manifest(about, out / "manifest.json", urls, indices)
     console.print(f"train on it with: python -m clipx.train data=webdataset data.shards={pattern}", markup=False)
 

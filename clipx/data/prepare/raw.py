@@ -17,10 +17,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from clipx.data.csv import Columns, Table, check_columns
+from clipx.data.csv import CaptionTable, Columns, check_columns
 from clipx.data.shards.remote import sequential
 from clipx.data.shards.urls import expand
-from clipx.data.source import MAX_BYTES, MAX_TEXT, Bad, BadSample, Sample, caption_text, parse_label, read_bounded
+from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.errors import DataError, require
 from clipx.storage.remote import REQUESTS, file_system, is_local, local_path, persist, refusals_as, said
 
@@ -38,7 +38,7 @@ _FOOTER = 1 << 16  # bytes that Parquet's own reader asks for at the end of a fi
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOptions:
     """How files are read: the options of `prepare` that say so."""
 
     columns: Columns
@@ -46,13 +46,13 @@ class Reading:
     retry_s: float
 
 
-class Piece:
+class SampleRange:
     """Consecutive samples of a file."""
 
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def part(self, start: int, stop: int) -> Piece:
+    def part(self, start: int, stop: int) -> SampleRange:
         raise NotImplementedError
 
     def samples(self) -> Iterator[Found]:
@@ -60,7 +60,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span(Piece):
+class _RowRange(SampleRange):
     """Rows of a table from `start` to before `stop`."""
 
     start: int
@@ -74,16 +74,16 @@ class _Span(Piece):
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class RawSource:
     """A source: its pieces, the rows that are no samples, and what tells it from others."""
 
-    pieces: Sequence[Piece]
-    bad: Sequence[Bad]
+    pieces: Sequence[SampleRange]
+    bad: Sequence[BadRecord]
     fingerprint: str
 
-    def shards(self, size: int) -> list[list[Piece]]:
+    def shards(self, size: int) -> list[list[SampleRange]]:
         """The samples of all pieces, cut every `size` of them."""
-        shards: list[list[Piece]] = []
+        shards: list[list[SampleRange]] = []
         room = 0
         for piece in self.pieces:
             start = 0
@@ -98,21 +98,23 @@ class Raw:
         return shards
 
 
-def open_raw(source: str, how: Reading) -> Raw:
+def open_raw(source: str, how: ReadOptions) -> RawSource:
     """`source` is a path, pattern, @list or URL, of tables or folders; several are joined by ::.
 
     Raises ConfigError and DataError for what cannot be read in any of them, before a sample of one is.
     """
-    found = [item for place in expand(source, "source", "file") for item in _inside(place)]
+    found = [item for place in expand(source, "source", "file") for item in _list_files(place)]
     with ThreadPoolExecutor(REQUESTS) as pool:  # a remote file answers after some 50 ms
-        looked_at = list(pool.map(partial(_look, how=how), found))
+        looked_at = list(pool.map(partial(_inspect, how=how), found))
     # Tables of paths one by one, for each is read whole.
     opened = [one or _rows(str(item), how) for item, one in zip(found, looked_at, strict=True)]
     digest = hashlib.sha256("\n".join(one.fingerprint for one in opened).encode()).hexdigest()[:16]
-    return Raw([piece for one in opened for piece in one.pieces], [bad for one in opened for bad in one.bad], digest)
+    return RawSource(
+        [piece for one in opened for piece in one.pieces], [bad for one in opened for bad in one.bad], digest
+    )
 
 
-def _inside(place: str) -> Sequence[str | Pictures]:
+def _list_files(place: str) -> Sequence[str | CaptionedImages]:
     """The images of a folder, or else its tables; what is no folder, as it is."""
     if not is_local(place) or not Path(local_path(place)).is_dir():
         return [place]
@@ -122,24 +124,24 @@ def _inside(place: str) -> Sequence[str | Pictures]:
     if images and tables:
         told = f"{place} holds images: its {len(tables):,} tables are not read; to read them instead, name them"
         print(told, file=sys.stderr)
-    return [Pictures(images)] if images else tables
+    return [CaptionedImages(images)] if images else tables
 
 
-def _look(found: str | Pictures, how: Reading) -> Raw | None:
+def _inspect(found: str | CaptionedImages, how: ReadOptions) -> RawSource | None:
     """None of what has to be read to be counted."""
     if isinstance(found, str):
         return _records(found, how)
     names = "\n".join(found.images).encode("utf-8", "surrogateescape")
-    return Raw([found], [], hashlib.sha256(names).hexdigest())
+    return RawSource([found], [], hashlib.sha256(names).hexdigest())
 
 
 # --------------------------------------------------------------------------------------------- tables of paths
 
 
 @lru_cache(maxsize=1)
-def _table(path: str, how: Reading, time: int) -> Table:
+def _table(path: str, how: ReadOptions, time: int) -> CaptionTable:
     """A process keeps the last one. Of a single table that is the parent's, whose memory forked processes share."""
-    table = Table.open(path, "source", how.separator, how.columns)
+    table = CaptionTable.open(path, "source", how.separator, how.columns)
     if _time(path) != time:
         raise DataError(f"source={path} changes while it is read: start again when it is whole")
     return table
@@ -149,18 +151,18 @@ def _time(path: str) -> int:
     return Path(path).stat().st_mtime_ns
 
 
-def _rows(place: str, how: Reading) -> Raw:
+def _rows(place: str, how: ReadOptions) -> RawSource:
     path, time = local_path(place), _time(local_path(place))
     table = _table(path, how, time)
-    return Raw([Rows(0, len(table.images), path, how, time)], table.bad, table.fingerprint)
+    return RawSource([TableRows(0, len(table.images), path, how, time)], table.bad, table.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows(_Span):
+class TableRows(_RowRange):
     """Images of a table of paths; rows that name the same image are its captions."""
 
     path: str
-    how: Reading
+    how: ReadOptions
     time: int
 
     def samples(self) -> Iterator[Found]:
@@ -176,7 +178,7 @@ class Rows(_Span):
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures(Piece):
+class CaptionedImages(SampleRange):
     """Images with their captions beside them; a line of the text is a caption."""
 
     images: Sequence[str]
@@ -184,8 +186,8 @@ class Pictures(Piece):
     def __len__(self) -> int:
         return len(self.images)
 
-    def part(self, start: int, stop: int) -> Pictures:
-        return Pictures(self.images[start:stop])
+    def part(self, start: int, stop: int) -> CaptionedImages:
+        return CaptionedImages(self.images[start:stop])
 
     def samples(self) -> Iterator[Found]:
         for image in self.images:
@@ -213,12 +215,12 @@ def _lines(encoded: bytes) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Records(_Span):
+class ParquetRows(_RowRange):
     """Rows of a Parquet file with images inside; `size` is the file's, in bytes."""
 
     url: str
     size: int
-    how: Reading
+    how: ReadOptions
 
     def samples(self) -> Iterator[Found]:
         for number, cells in enumerate(self._cells(), start=self.start):
@@ -265,7 +267,7 @@ class Records(_Span):
         return Sample(image, [caption_text(text) for text in texts], label)
 
 
-def _records(place: str, how: Reading) -> Raw | None:
+def _records(place: str, how: ReadOptions) -> RawSource | None:
     """A Parquet file that has images inside; None of other tables, which have to be local."""
     require(
         not is_local(place) or Path(local_path(place)).is_file(),
@@ -276,7 +278,7 @@ def _records(place: str, how: Reading) -> Raw | None:
     if found is not None:
         check_columns(place, found.schema.names, columns=how.columns, group="")
         if found.has_images(how.columns[0]):
-            return Raw([Records(0, found.rows, place, found.size, how)], [], found.fingerprint)
+            return RawSource([ParquetRows(0, found.rows, place, found.size, how)], [], found.fingerprint)
     require(is_local(place), f"source={place} is a table of paths: copy it to where its images are")
     return None
 

@@ -24,7 +24,7 @@ Span = tuple[int, int]
 """(first byte, number of bytes)"""
 
 _USED_EVERY = 60.0  # seconds: often enough to note that a file was used
-_OWN = re.compile(r"[0-9a-f]{32}\.(tar|part)")
+_CACHED_NAME = re.compile(r"[0-9a-f]{32}\.(tar|part)")
 _PAUSE = 60.0  # seconds until the cache is tried again where it could not be written
 
 
@@ -54,7 +54,7 @@ def check_access(retry_s: float, cache_gb: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class ShardFile:
     """A file that spans are read from. `version` is its index's name: another one is another content."""
 
     url: str
@@ -71,17 +71,17 @@ class File:
         return 0 < self.size <= self.access.cache_bytes
 
     @property
-    def place(self) -> Path:
+    def cache_path(self) -> Path:
         """In the cache, whether it is there or not."""
         return self.access.folder / f"{self.version}.tar"
 
 
-def from_cache(file: File, span: Span) -> bytes | None:
+def read_cached(file: ShardFile, span: Span) -> bytes | None:
     """None where the file is not in the cache: then samples come by ranges while a thread fetches it whole.
 
     So nothing waits for a whole file, and a cache that is full or fails costs speed only.
     """
-    path = file.place
+    path = file.cache_path
     try:
         with path.open("rb", buffering=0) as opened:  # not kept open: what is evicted must free its space
             if time.time() - os.fstat(opened.fileno()).st_mtime > _USED_EVERY:
@@ -106,7 +106,7 @@ def _background(_process: int) -> _Background:
     return _Background()
 
 
-def _store_in_background(file: File) -> None:
+def _store_in_background(file: ShardFile) -> None:
     background = _background(os.getpid())
     if time.monotonic() < background.not_before or not background.fetching.acquire(blocking=False):
         return
@@ -123,9 +123,9 @@ def _store_in_background(file: File) -> None:
     threading.Thread(target=run, daemon=True, name="clipx-cache").start()
 
 
-def store(file: File) -> None:
+def store(file: ShardFile) -> None:
     """Fetches a file into the cache, unless another process does. It has its name when it is whole."""
-    path = file.place
+    path = file.cache_path
     part = path.with_suffix(".part")
     with (path.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # room is made by one process at a time
@@ -159,7 +159,7 @@ def _make_room(folder: Path, mine: Path, size: int, limit: int) -> bool:
 
     Only files with names that the cache gives: its folder may hold others' shards.
     """
-    files = {p: p.stat() for p in folder.iterdir() if _OWN.fullmatch(p.name) and p != mine}
+    files = {p: p.stat() for p in folder.iterdir() if _CACHED_NAME.fullmatch(p.name) and p != mine}
     for path in [p for p in files if p.suffix == ".part"]:
         with path.open("rb") as left, contextlib.suppress(OSError):
             fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)

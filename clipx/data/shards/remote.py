@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from clipx.data.shards.cache import File, Span, from_cache
+from clipx.data.shards.cache import ShardFile, Span, read_cached
 from clipx.data.source import BadSample
 from clipx.errors import DataError
 from clipx.storage.remote import BLOCK, REQUESTS, is_local, local_path, read_range, said
@@ -67,29 +67,29 @@ class _Sequential(io.RawIOBase):
 # ------------------------------------------------------------------------------------------------------ spans
 
 
-def expect(reader: str, spans: Sequence[tuple[File, Span]]) -> None:
+def prefetch_spans(reader: str, spans: Sequence[tuple[ShardFile, Span]]) -> None:
     """These will be read soon: all that are remote are asked for at once, so that only the first is waited for.
 
     What the same reader expected before and has not read is forgotten.
     """
-    ahead = _ahead(os.getpid())
+    ahead = _prefetcher(os.getpid())
     for future in ahead.futures.pop(reader, {}).values():
         future.cancel()
     ahead.futures[reader] = {
         (file, span): ahead.threads.submit(_fetch, file, span)
         for file, span in spans
-        if not file.local and not (file.cacheable and file.place.exists())
+        if not file.local and not (file.cacheable and file.cache_path.exists())
     }
 
 
-def fetch(file: File, offset: int, size: int) -> bytes:
+def fetch(file: ShardFile, offset: int, size: int) -> bytes:
     """Raises BadSample where the file is gone or too short, DataError where the storage failed for `retry_s`."""
     try:
-        future = None if file.local else _asked(file, (offset, size))
+        future = None if file.local else _take_prefetched(file, (offset, size))
         span = _fetch(file, (offset, size)) if future is None else future.result()
     except DataError:
-        for reader in list(_ahead(os.getpid()).futures):
-            expect(reader, [])  # nor will those be read that wait behind it
+        for reader in list(_prefetcher(os.getpid()).futures):
+            prefetch_spans(reader, [])  # nor will those be read that wait behind it
         raise
     except Exception as error:  # a remote file system raises what its library does
         raise BadSample(f"shard cannot be read: {said(error)}") from None
@@ -98,19 +98,19 @@ def fetch(file: File, offset: int, size: int) -> bytes:
     return span
 
 
-def _asked(file: File, span: Span) -> Future[bytes] | None:
-    for futures in _ahead(os.getpid()).futures.values():
+def _take_prefetched(file: ShardFile, span: Span) -> Future[bytes] | None:
+    for futures in _prefetcher(os.getpid()).futures.values():
         if (file, span) in futures:
             return futures.pop((file, span))
     return None
 
 
-def _fetch(file: File, span: Span) -> bytes:
+def _fetch(file: ShardFile, span: Span) -> bytes:
     offset, size = span
     if file.local:
         opened = _opened(local_path(file.url), file.version)  # held: of two threads' at once only one is kept open
         return os.pread(opened.fileno(), size, offset)
-    if file.cacheable and (content := from_cache(file, span)) is not None:
+    if file.cacheable and (content := read_cached(file, span)) is not None:
         return content
     return read_range(file.url, offset, offset + size, file.access.retry_s)
 
@@ -121,14 +121,14 @@ def _opened(path: str, version: str) -> IO[bytes]:
     return Path(path).open("rb", buffering=0)
 
 
-class _Ahead:
+class _Prefetcher:
     """What a process has asked for and not yet read. Threads do not survive a fork, hence one for each process id."""
 
     def __init__(self) -> None:
         self.threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="clipx-read")
-        self.futures: dict[str, dict[tuple[File, Span], Future[bytes]]] = {}  # by reader
+        self.futures: dict[str, dict[tuple[ShardFile, Span], Future[bytes]]] = {}  # by reader
 
 
 @lru_cache(maxsize=1)
-def _ahead(_process: int) -> _Ahead:
-    return _Ahead()
+def _prefetcher(_process: int) -> _Prefetcher:
+    return _Prefetcher()

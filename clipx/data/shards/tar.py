@@ -18,7 +18,7 @@ _HEADER = 1 << 20  # bytes that a header, its long names included, may have
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TarSample:
     """A sample of a tar: (offset, size) of each member by its ending."""
 
     name: str
@@ -41,13 +41,13 @@ class Entry:
         return None
 
 
-def scan(url: str, size: int, retry_s: float) -> tuple[list[Entry], str | None]:
+def scan(url: str, size: int, retry_s: float) -> tuple[list[TarSample], str | None]:
     """The samples of a tar in the order of their first members, and what is wrong with the tar.
 
     Members of a sample need not be neighbours, as they are not in a tar of an unsorted folder.
     """
-    entries: list[Entry] = []
-    newest: dict[str, Entry] = {}
+    entries: list[TarSample] = []
+    newest: dict[str, TarSample] = {}
     try:
         with sequential(url, size, retry_s) as file, _tar(_Headers(file)) as tar:
             while (member := tar.next()) is not None:
@@ -60,7 +60,7 @@ def scan(url: str, size: int, retry_s: float) -> tuple[list[Entry], str | None]:
                 if ending not in COLUMNS or not member.isreg() or member.issparse():
                     continue
                 if name not in newest or ending in newest[name].members:  # or another sample of the same name
-                    newest[name] = Entry(name)
+                    newest[name] = TarSample(name)
                     entries.append(newest[name])
                 newest[name].members[ending] = (member.offset_data, member.size)
             return entries, _end_damage(file, tar.offset)

@@ -22,7 +22,7 @@ from clipx.storage.local import cache_folder, write_whole
 MakeSample = Callable[[int], Sample]
 T = TypeVar("T")
 
-_TOLD_EVERY = 30.0  # seconds between lines of progress where there is no terminal
+_PROGRESS_EVERY = 30.0  # seconds between lines of progress where there is no terminal
 
 
 def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, what: str) -> list[str]:
@@ -34,11 +34,13 @@ def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, w
     starts = range(0, samples, per_shard)
     paths = {place / f"{i:06d}.tar": range(start, min(samples, start + per_shard)) for i, start in enumerate(starts)}
     missing = [(path, indices) for path, indices in paths.items() if not path.is_file()]
-    in_pool(partial(_write_shard, make=make), missing, f"writing {what}")
+    run_in_pool(partial(_write_shard, make=make), missing, f"writing {what}")
     return [str(path) for path in paths]
 
 
-def in_pool(call: Callable[[T], object], items: list[T], what: str, *, processes: int = 0, threads: int = 0) -> None:
+def run_in_pool(
+    call: Callable[[T], object], items: list[T], what: str, *, processes: int = 0, threads: int = 0
+) -> None:
     """`call` on each item, in processes, with progress on stderr. Raises what `call` does, or DataError.
 
     As many processes as are given, else as there are cores; with `threads`, so many of these in this process.
@@ -49,7 +51,7 @@ def in_pool(call: Callable[[T], object], items: list[T], what: str, *, processes
     make_pool = ThreadPoolExecutor if threads else ProcessPoolExecutor
     try:
         with make_pool(min(len(items), number)) as pool:
-            for _ in _told(pool.map(call, items), what, len(items)):
+            for _ in _with_progress(pool.map(call, items), what, len(items)):
                 pass
     except BrokenProcessPool:
         raise DataError(
@@ -57,7 +59,7 @@ def in_pool(call: Callable[[T], object], items: list[T], what: str, *, processes
         ) from None
 
 
-def _told(done: Iterable[object], what: str, total: int) -> Iterator[object]:
+def _with_progress(done: Iterable[object], what: str, total: int) -> Iterator[object]:
     """A bar on a terminal, elsewhere a line now and then."""
     if sys.stderr.isatty():
         from rich.console import Console
@@ -68,7 +70,7 @@ def _told(done: Iterable[object], what: str, total: int) -> Iterator[object]:
     told = time.monotonic()
     print(f"{what}: {total:,} shards", file=sys.stderr, flush=True)
     for count, item in enumerate(done, start=1):
-        if time.monotonic() - told > _TOLD_EVERY:
+        if time.monotonic() - told > _PROGRESS_EVERY:
             told = time.monotonic()
             print(f"{what}: {count:,} of {total:,} shards", file=sys.stderr, flush=True)
         yield item
