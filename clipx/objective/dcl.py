@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
-from clipx.objective.spec import LearnedTemperatureSpec
+from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -20,6 +20,10 @@ class DCLSpec(LearnedTemperatureSpec):
     """½mean over B of (ℓr - pos) + (ℓc - pos): the pull of a pair does not fade as it wins (arXiv:2110.06848)."""
 
     kind: str = "dcl"
+
+    @property
+    def traffic(self) -> ObjectiveTraffic:
+        return ObjectiveTraffic(statistics=3)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.contrastive import Contrastive, negatives_only

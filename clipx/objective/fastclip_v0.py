@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from clipx.config.registry import option
 from clipx.errors import require
 from clipx.objective.fcco import FCCOSpec, check_temperature
+from clipx.objective.spec import ObjectiveTraffic
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -28,6 +29,10 @@ class FastCLIPv0Spec(FCCOSpec):
         FCCOSpec.__post_init__(self)
         require(self.max_scale > 1, f"objective.max_scale={self.max_scale} must be above 1: the reference is 100")
         check_temperature("init_temperature", self.init_temperature, 1 / self.max_scale)
+
+    @property
+    def traffic(self) -> ObjectiveTraffic:
+        return ObjectiveTraffic(statistics=3, read=2, written=2)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import GlobalFCCO, contrast_alone

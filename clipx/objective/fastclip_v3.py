@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from clipx.config.registry import option
 from clipx.errors import require
 from clipx.objective.fcco import FCCOSpec, TauGradient, check_rho, check_temperature
+from clipx.objective.spec import ObjectiveTraffic
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -37,6 +38,10 @@ class FastCLIPv3Spec(FCCOSpec):
     def check(self, batch: int, samples: int | None) -> None:
         if samples is not None:
             check_rho(self.rho, samples, batch)
+
+    @property
+    def traffic(self) -> ObjectiveTraffic:
+        return ObjectiveTraffic(statistics=3, read=2, written=2)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import GlobalFCCO, robust, robust_official

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from clipx.config.duration import Duration, Length
 from clipx.config.registry import MISSING
 from clipx.errors import ConfigError, require
-from clipx.objective.spec import TiledSpec
+from clipx.objective.spec import ObjectiveTraffic, TiledSpec
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
@@ -104,7 +104,7 @@ class FCCOSpec(TiledSpec):
 
 
 @dataclass(kw_only=True, slots=True)
-class ConstantSpec(FCCOSpec):
+class ConstantTemperatureSpec(FCCOSpec):
     """The global contrastive loss, τ ½mean[log(ε+g1) + log(ε+g2)] over the data set, at a constant temperature."""
 
     temperature: float = 0.07  # constant τ
@@ -112,6 +112,10 @@ class ConstantSpec(FCCOSpec):
     def __post_init__(self) -> None:
         FCCOSpec.__post_init__(self)
         check_temperature("temperature", self.temperature, 0.01)
+
+    @property
+    def traffic(self) -> ObjectiveTraffic:
+        return ObjectiveTraffic(statistics=3, read=2, written=2, parameters=0)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import GlobalFCCO, times_tau
@@ -121,7 +125,7 @@ class ConstantSpec(FCCOSpec):
 
 
 @dataclass(kw_only=True, slots=True)
-class IndividualSpec(FCCOSpec):
+class SampleTemperatureSpec(FCCOSpec):
     """A temperature for each sample and side, kept and moved by an Adam of its own beside the sample's u."""
 
     init_temperature: float = 0.07
@@ -147,6 +151,10 @@ class IndividualSpec(FCCOSpec):
     def check(self, batch: int, samples: int | None) -> None:
         if samples is not None:
             check_rho(self.rho, samples, batch)
+
+    @property
+    def traffic(self) -> ObjectiveTraffic:
+        return ObjectiveTraffic(statistics=5, read=8, written=10, parameters=0)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import IndividualFCCO

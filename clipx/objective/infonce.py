@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
-from clipx.objective.spec import LearnedTemperatureSpec
+from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -20,6 +20,14 @@ class InfoNCESpec(LearnedTemperatureSpec):
     """Symmetric cross-entropy of the right pair among all B (arXiv:2103.00020). Mean over B and both directions."""
 
     kind: str = "infonce"
+
+    @property
+    def traffic(self) -> ObjectiveTraffic:
+        return ObjectiveTraffic(statistics=3)
+
+    @property
+    def open_clip_loss(self) -> str:
+        return "ClipLoss"
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.contrastive import Contrastive, in_batch

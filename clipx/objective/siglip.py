@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
-from clipx.objective.spec import LearnedTemperatureSpec
+from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -22,6 +22,18 @@ class SigLIPSpec(LearnedTemperatureSpec):
     kind: str = "siglip"
     init_temperature: float = 0.1
     init_bias: float = -10.0  # β: starts near the log odds of a right pair
+
+    @property
+    def compiles_tiles(self) -> bool:
+        return False  # its tiles are one fused expression
+
+    @property
+    def traffic(self) -> ObjectiveTraffic:
+        return ObjectiveTraffic(statistics=0, parameters=2)
+
+    @property
+    def open_clip_loss(self) -> str:
+        return "SigLipLoss"
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.sigmoid import Sigmoid

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clipx.config.registry import option
-from clipx.objective.fcco import ConstantSpec
+from clipx.objective.fcco import ConstantTemperatureSpec
 
 
 @option("objective")
 @dataclass(kw_only=True, slots=True)
-class SogCLRSpec(ConstantSpec):
+class SogCLRSpec(ConstantTemperatureSpec):
     """τ ½mean[log(ε+g1) + log(ε+g2)] over the data set (arXiv:2202.12387)."""
 
     kind: str = "sogclr"

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from clipx.objective.base import Objective
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectiveTraffic:
+    """Numbers that a step of an objective exchanges between ranks besides the embeddings, in float32."""
+
+    statistics: int  # of a sample, gathered; 0: only the loss is summed
+    read: int = 0  # columns of a sample's row in a per-sample table, whose rows are spread over the ranks
+    written: int = 0  # of a sample, gathered for the rank that holds its row
+    parameters: int = 1  # of the objective, whose gradients are summed
+
+
 @dataclass(kw_only=True, slots=True)
 class ObjectiveSpec:
     """The base of all objectives' options."""
@@ -36,6 +46,11 @@ class ObjectiveSpec:
         return True
 
     @property
+    def compiles_tiles(self) -> bool:
+        """Whether `compile.objective=true` compiles something: whether the objective has `compile_tiles`."""
+        return False
+
+    @property
     def taught(self) -> bool:
         """Whether it wants a teacher's embeddings with each batch."""
         return False
@@ -44,6 +59,16 @@ class ObjectiveSpec:
     def captions(self) -> bool:
         """Whether it takes each caption's loss besides the embeddings."""
         return False
+
+    @property
+    def traffic(self) -> ObjectiveTraffic | None:
+        """What a step exchanges between ranks, for `clipx.plan`; None: unknown, and no plan is made."""
+        return None
+
+    @property
+    def open_clip_loss(self) -> str | None:
+        """Class of `open_clip.loss` with the same values and gradients; None where there is none."""
+        return None
 
     def check(self, batch: int, samples: int | None) -> None:
         """Raises ConfigError where the options do not go with the batch, or with the data's size where it is known."""
@@ -64,6 +89,10 @@ class TiledSpec(ObjectiveSpec):
             self.tile == "auto" or (self.tile.isdecimal() and int(self.tile) >= 1),
             f"objective.tile={self.tile} must be at least 1, or auto",
         )
+
+    @property
+    def compiles_tiles(self) -> bool:
+        return True
 
     def tile_size(self, comm: Comm, length: Length) -> int:
         """The edge of a tile. On a CPU tiles stay in the cache; a GPU needs larger ones to be busy."""
