@@ -15,7 +15,8 @@ from clipx.config.duration import Length
 from clipx.config.saved import from_dict, to_dict
 from clipx.data.loader import Batch
 from clipx.errors import CheckpointError, ConfigError
-from clipx.model.spec import ImageTowerSpec, Varying
+from clipx.model.spec import Varying
+from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
 from clipx.trainer.spec import RunSpec, compose
 from clipx.trainer.stages import StagePlan, check_ranks

@@ -32,7 +32,7 @@ class CLIP(nn.Module):
         self.spec = spec
         self.embed_dim = spec.embed_dim
         self.image_sizes = (spec.image.size, *varying.sizes)
-        self._still: list[str] = []  # by name, for sync_batchnorm may put others in their place
+        self._frozen_batchnorms: list[str] = []  # by name, for sync_batchnorm may put others in their place
         with torch.device(device):
             self.build_towers(spec, varying)
         to_dtype(self, dtype)
@@ -52,14 +52,14 @@ class CLIP(nn.Module):
         image_BD = self.encode_image(image_BCSS)
         return image_BD, self.encode_text(tokens_BL) if tokens_BL.shape[1] else image_BD.new_empty(len(image_BD), 0)
 
-    def keep_still(self, batch_norms: Iterable[str]) -> None:
-        """BatchNorms that normalise by their running averages from now on, in training too."""
-        self._still += batch_norms
+    def freeze_batchnorms(self, batch_norms: Iterable[str]) -> None:
+        """Lets these BatchNorms normalise by their running averages from now on, in training too."""
+        self._frozen_batchnorms += batch_norms
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        for name in self._still:
+        for name in self._frozen_batchnorms:
             self.get_submodule(name).eval()
         return self
 

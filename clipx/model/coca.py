@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from clipx.errors import require
 from clipx.model.clip import CLIP, unit
 from clipx.model.decoder import AttentionPool, CaptionDecoder, Captions
-from clipx.model.spec import CoCaSpec, TextTowerSpec, Varying
+from clipx.model.spec import CoCaSpec, Varying
 from clipx.model.text import Packing, TextTower, end_places
+from clipx.model.tower_spec import TextTowerSpec
 from clipx.model.vision import ImageTower
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clipx.model.activation_checkpointing import checkpoint_tower
-from clipx.model.spec import DecoderSpec
 from clipx.model.text import Mlp, Packing, TextBlock, end_places, moved
 from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import DecoderSpec
 
 SCORED_AT_ONCE = 8192
 """Tokens whose scores of all words, 1.6 GB in float32, are held at a time; those of more are computed a second time in

@@ -78,7 +78,7 @@ class Utilisation:
             peak = peak_tflops(torch.cuda.get_device_name(device), precision)
         if peak is None:
             return None
-        image, text = (1 if tower.whole else 3 for tower in (model.image, model.text))
+        image, text = (1 if tower.frozen else 3 for tower in (model.image, model.text))
         return cls(ForwardFlops.of(model), image, text, model.text.context_length, 1e12 * peak)
 
     def of(self, samples_per_second: float, tokens_per_second: float, devices: int) -> float:

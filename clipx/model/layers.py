@@ -1,4 +1,4 @@
-"""Where in its tower a parameter sits: what layer-wise decay, Muon and locks go by."""
+"""The layer of each parameter in its tower, for layer-wise decay, Muon and freezing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = "what stands above all blocks"
 _TEXT_STEM = ("text.positional_embedding", "text.class_token")
 
 
-def layers(model: CLIP, asked_by: str) -> dict[str, tuple[int, int]]:
+def parameter_layers(model: CLIP, asked_by: str) -> dict[str, tuple[int, int]]:
     """For each parameter its layer and its tower's top one. 0 is the stem, 1 the lowest block, top is the head. A norm
     between two blocks counts to one of them.
 

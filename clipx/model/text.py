@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipx.model.activation_checkpointing import checkpoint_tower
-from clipx.model.spec import Gelu, Pool, TextTowerSpec
 from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import Gelu, Pool, TextTowerSpec
 
 
 def end_places(tokens_BL: Tensor) -> Tensor:

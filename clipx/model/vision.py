@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from clipx.errors import ConfigError, require
 from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.blocks import image_blocks
-from clipx.model.spec import FIXED, ImageTowerSpec, Projection, Varying
+from clipx.model.spec import FIXED, Varying
+from clipx.model.tower_spec import ImageTowerSpec, Projection
 
 
 class ImageTower(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from clipx.model.clip import CLIP
-from clipx.model.layers import layers
+from clipx.model.layers import parameter_layers
 
 
 def blocks_above(model: CLIP, asked_by: str) -> dict[str, int]:
@@ -14,7 +14,7 @@ def blocks_above(model: CLIP, asked_by: str) -> dict[str, int]:
 
     Raises ConfigError naming `asked_by` for an image tower whose blocks timm does not know.
     """
-    return {name: max(0, top - 1 - layer) for name, (layer, top) in layers(model, asked_by).items()}
+    return {name: max(0, top - 1 - layer) for name, (layer, top) in parameter_layers(model, asked_by).items()}
 
 
 def hidden_matrices(model: CLIP, asked_by: str) -> set[str]:
@@ -22,7 +22,7 @@ def hidden_matrices(model: CLIP, asked_by: str) -> set[str]:
 
     Raises ConfigError as `blocks_above`.
     """
-    within = {name for name, (layer, top) in layers(model, asked_by).items() if 0 < layer < top}
+    within = {name for name, (layer, top) in parameter_layers(model, asked_by).items() if 0 < layer < top}
     return within & {
         f"{name}.weight"
         for name, module in model.named_modules()

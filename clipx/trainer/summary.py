@@ -1,13 +1,20 @@
-"""The derived numbers of a run, told once at its start."""
+"""What a run says about itself: facts at its start, a row of numbers at each log, the report at its end."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
+import torch
+
+from clipx.logger import Row, read_rows
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
-from clipx.model.freeze import locked_count
+from clipx.model.freeze import frozen_count
 from clipx.precision.spec import told
+from clipx.report.console import Screen
+from clipx.report.run_report import write_report
 
 if TYPE_CHECKING:
     from clipx.trainer.trainer import Trainer
@@ -21,23 +28,23 @@ def facts(trainer: Trainer) -> dict[str, str]:
     parts = f"{batch // comm.world // micro:,} x {comm.world} ranks"
     if micro > 1:
         parts += f" x {micro} micro-batches"
-    parameters = parameter_count(trainer.model) + parameter_count(trainer.objective)
+    parameters = parameter_count(trainer.learner.model) + parameter_count(trainer.learner.objective)
     held = 0 if dataset.held_out is None else sum(dataset.held_out.sizes)
     published = "" if dataset.published is None else f" of {dataset.published:,} published"
     lines = {
         "run": f"{spec.name} in {trainer.rundir.path}",
-        "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(trainer.model.image):,} of them in "
+        "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(trainer.learner.model.image):,} of them in "
         f"the image tower; {spec.precision.kind} on {comm.world} x {comm.device.type}",
-        "format": told(trainer.precision, trainer.learner.converted),
+        "format": told(trainer.learner.precision, trainer.learner.converted),
         "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {len(dataset.train.bad):,} unusable",
         "batch": f"global batch {batch:,} = {parts}",
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",
     }
-    if locked := locked_count(trainer.model):
-        of = parameter_count(trainer.model)
-        lines["locked"] = f"{locked:,} of {of:,} parameters stay as they are: {spec.model.locks}"
+    if locked := frozen_count(trainer.learner.model):
+        of = parameter_count(trainer.learner.model)
+        lines["locked"] = f"{locked:,} of {of:,} parameters stay as they are: {spec.model.lock_options}"
     if spec.compile.on:
-        lines["compile"] = spec.compile.told(len(named_blocks(trainer.model)))
+        lines["compile"] = spec.compile.told(len(named_blocks(trainer.learner.model)))
     if len(trainer.plan.stages) > 1:
         lines["stages"] = trainer.plan.told()
     sources = trainer.order.source_counts(total).items()
@@ -54,3 +61,53 @@ def facts(trainer: Trainer) -> dict[str, str]:
     if trainer.notes:
         lines["changed"] = "; ".join(trainer.notes)
     return lines
+
+
+def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Row:
+    """The numbers of this moment, for loggers. Collective. `before`: samples seen before the step that was measured."""
+    comm, order, learner = trainer.comm, trainer.order, trainer.learner
+    own = [trainer.tally.bad.total(), measured.get("tokens_per_second", 0.0)]  # of this rank; the sum is of all
+    bad, tokens = comm.sum(torch.tensor(own, dtype=torch.float64, device=comm.device)).tolist()
+    if "tokens_per_second" in measured:
+        utilised = _utilisation(trainer, measured["samples_per_second"], tokens, before)
+        measured = {**measured, "tokens_per_second": tokens, **utilised}
+    drawn = order.drawn(trainer.samples_seen).items()
+    return {
+        "step": trainer.steps_done,
+        "samples": trainer.samples_seen,
+        "epoch": trainer.samples_seen / order.samples,
+        "seconds": time.time(),
+        **{f"train/{name}": value for name, value in measured.items()},
+        "train/lr": trainer.learning_rate(before),
+        **trainer.plan.row(before),
+        **{f"train/samples/{name}": source.samples for name, source in drawn},
+        "train/bad_samples": int(bad),
+        **({"train/left_out_steps": learner.non_finite.total} if learner.non_finite.total else {}),
+        **learner.loss_scale.metrics(),
+        **trainer.checkpoints.metrics(),
+    }
+
+
+def _utilisation(trainer: Trainer, samples: float, tokens: float, before: int) -> dict[str, float]:
+    """Model FLOPs utilisation at so many samples and tokens a second of all ranks; empty for an unknown device."""
+    if trainer.utilisation is None:
+        return {}
+    pixels = (trainer.plan.at(before).image_size / trainer.spec.model.image.size) ** 2
+    seen = pixels * (1 - trainer.plan.patch_dropout(before))
+    return {"mfu": trainer.utilisation.of(seen * samples, tokens, trainer.comm.world)}
+
+
+def write_summary(trainer: Trainer, numbers: dict[str, float], bad: Counter[str], screen: Screen) -> dict[str, float]:
+    """Writes the report of a finished run and prints its table. Returns the final numbers. On the main rank alone."""
+    spec, rundir = trainer.spec, trainer.rundir
+    rows = read_rows(rundir.metrics)
+    last = next((row for row in reversed(rows) if "train/loss" in row), {})
+    numbers = {**{k: v for k, v in last.items() if k in ("step", "samples", "epoch", "train/loss")}, **numbers}
+    write_report(rundir.path, spec.name, rows, numbers, rundir.config.read_text(encoding="utf-8"))
+    for reason, count in bad.most_common():
+        rundir.event("bad_samples", reason=reason, count=count)
+        screen.say(f"bad      {count:,} x {reason}")
+    rundir.event("end", step=trainer.steps_done)
+    screen.table(spec.name, numbers)
+    screen.say(f"run directory {rundir.path}: report.html, report.png, metrics.jsonl, checkpoints/")
+    return numbers

@@ -13,7 +13,8 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from clipx.errors import CheckpointError
-from clipx.model.spec import CLIP_VOCABULARY, Clean, ClipSpec, Gelu, ImageTowerSpec, Pool, Projection, TextTowerSpec
+from clipx.model.spec import ClipSpec
+from clipx.model.tower_spec import CLIP_VOCABULARY, Clean, Gelu, ImageTowerSpec, Pool, Projection, TextTowerSpec
 from clipx.weights.clip_layout import RESNET, VIT, is_custom, layout_of
 
 TRAINING = {"drop_path_rate", "drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate"}

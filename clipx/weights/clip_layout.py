@@ -9,7 +9,8 @@ from timm.layers import AttentionPool2d
 from timm.models import ByobNet
 from torch import nn
 
-from clipx.model.spec import ClipSpec, Pool
+from clipx.model.spec import ClipSpec
+from clipx.model.tower_spec import Pool
 from clipx.model.vision import is_clip_vit
 from clipx.weights.key_mapping import Rule, fits
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from clipx.errors import CheckpointError
-from clipx.model.spec import CLIP_VOCABULARY, ClipSpec, CoCaSpec, DecoderSpec, TextTowerSpec
+from clipx.model.spec import ClipSpec, CoCaSpec
+from clipx.model.tower_spec import CLIP_VOCABULARY, DecoderSpec, TextTowerSpec
 from clipx.weights import clip_config
 from clipx.weights.clip_layout import VIT, blocks, layout_of, text
 from clipx.weights.key_mapping import Rule

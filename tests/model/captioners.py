@@ -7,8 +7,9 @@ from open_clip.coca_model import CoCa as OpenClipCoCa  # type: ignore[import-unt
 from torch import Tensor
 
 from clipx.model.coca import CoCa
-from clipx.model.spec import CoCaSpec, DecoderSpec, ImageTowerSpec, TextTowerSpec
+from clipx.model.spec import CoCaSpec
 from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import DecoderSpec, ImageTowerSpec, TextTowerSpec
 from clipx.weights.open_clip import config_of
 
 CPU = torch.device("cpu")

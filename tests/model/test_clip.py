@@ -13,8 +13,9 @@ from torch import Tensor
 
 from clipx.config.registry import CONF_DIR
 from clipx.model.clip import CLIP, parameter_count
-from clipx.model.spec import ClipSpec, ImageTowerSpec, TextTowerSpec
+from clipx.model.spec import ClipSpec
 from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import ImageTowerSpec, TextTowerSpec
 from clipx.trainer.spec import compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")

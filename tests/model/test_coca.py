@@ -24,9 +24,10 @@ from clipx.model import decoder as decoding
 from clipx.model.blocks import named_blocks
 from clipx.model.coca import CoCa, with_class_place
 from clipx.model.decoder import Captions
-from clipx.model.layers import layers
-from clipx.model.spec import CoCaSpec, ModelSpec, Projection
+from clipx.model.layers import parameter_layers
+from clipx.model.spec import CoCaSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import Projection
 from clipx.objective.base import Objective
 from clipx.optimizer.groups import decayed
 from clipx.optimizer.spec import DecayRule
@@ -274,7 +275,7 @@ def test_the_decoders_blocks_are_compiled_converted_and_sharded_with_the_towers(
 
 def test_the_decoder_has_layers_of_its_own_and_tokens_do_not_decay() -> None:
     model = build()
-    places = layers(model, "optimizer.layer_decay=0.5")
+    places = parameter_layers(model, "optimizer.layer_decay=0.5")
     assert places["decoder.blocks.0.cross.attn.weight"] == (1, 3)
     assert places["decoder.blocks.1.text.attn.qkv.weight"] == (2, 3)
     assert places["decoder.head.weight"] == places["decoder.norm.bias"] == (3, 3)

@@ -15,7 +15,7 @@ from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.blocks import image_blocks
 from clipx.model.clip import CLIP
 from clipx.model.flops import Utilisation
-from clipx.model.freeze import NORMS, lock, locked_count
+from clipx.model.freeze import NORMS, freeze, frozen_count
 from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
@@ -41,7 +41,7 @@ def options(weights: dict[str, Path], kind: str, *overrides: str) -> tuple[str, 
 def built(*overrides: str) -> CLIP:
     spec = compose(*VIT, *NARROW, "model.weights=somewhere", *overrides).model
     model = spec.build(META, torch.float32)
-    lock(model, spec)
+    freeze(model, spec)
     return model
 
 
@@ -74,18 +74,18 @@ def test_all_blocks_may_learn_above_a_locked_stem() -> None:
 def test_each_architecture_is_locked_by_its_blocks(name: str) -> None:
     spec = compose(f"model={name}", "model.weights=somewhere", "model.image.lock=1").model
     model = spec.build(META, torch.float32)
-    lock(model, spec)
+    freeze(model, spec)
     *lower, highest = image_blocks(model.image.trunk).values()
-    assert locked_count(highest) == locked_count(model.image.projection) == locked_count(model.text) == 0
-    assert all(locked_count(block) == sum(p.numel() for p in block.parameters()) for block in lower)
+    assert frozen_count(highest) == frozen_count(model.image.projection) == frozen_count(model.text) == 0
+    assert all(frozen_count(block) == sum(p.numel() for p in block.parameters()) for block in lower)
 
 
 def test_norms_may_be_all_that_is_locked() -> None:
     spec = compose("model=tiny", "model.weights=somewhere", "model.image.lock=norms").model
     model = spec.build(META, torch.float32)
-    lock(model, spec)
+    freeze(model, spec)
     norms = [module for module in model.modules() if isinstance(module, BATCH_NORM)]
-    assert locked_count(model) == sum(p.numel() for norm in norms for p in norm.parameters())
+    assert frozen_count(model) == sum(p.numel() for norm in norms for p in norm.parameters())
     assert not any(norm.training for norm in norms) and model.training
 
 
@@ -170,7 +170,7 @@ def test_a_locked_tower_makes_no_graph_and_a_lower_part_keeps_nothing() -> None:
     def kept(tower: str, *overrides: str) -> int:
         spec = compose(*VIT, *NARROW, "model.weights=somewhere", *overrides).model
         model = spec.build(torch.device("cpu"), torch.float32)
-        lock(model, spec)
+        freeze(model, spec)
         return saved_bytes(model, tower)
 
     for tower in ("image", "text"):

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from clipx.config.duration import Length
 from clipx.errors import CheckpointError, ConfigError
-from clipx.model.spec import ImageTowerSpec, Varying
+from clipx.model.spec import Varying
+from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
 from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.spec import compose

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clipx.model.spec import TextTowerSpec
 from clipx.model.text import QuickGELU, TextTower
 from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import TextTowerSpec
 
 WIDTH, DEPTH, LENGTH = 192, 3, 10
 START, END = Tokenizer.start_id, Tokenizer.end_id

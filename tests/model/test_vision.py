@@ -13,7 +13,7 @@ from timm.models.byobnet import checkpoint_filter_fn
 from torch import nn
 
 from clipx.errors import ConfigError
-from clipx.model.spec import ImageTowerSpec
+from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
 
 SMALL_VIT = {"patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3}
