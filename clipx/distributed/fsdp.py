@@ -52,10 +52,14 @@ class FsdpSpec(DistributedSpec):
             "all is distributed=ddp",
         )
 
-    def check_optimizer(self, kind: str) -> None:
+    @property
+    def shards_parameters(self) -> bool:
+        return True
+
+    def check_optimizer(self, kind: str, whole_matrices: bool) -> None:
         require(
-            kind != "muon",
-            "optimizer=muon needs each matrix whole, of which distributed=fsdp leaves a rank a part: use "
+            not whole_matrices,
+            f"optimizer={kind} needs each matrix whole, of which distributed={self.kind} leaves a rank a part: use "
             "optimizer=adamw, or distributed=ddp",
         )
 

@@ -71,8 +71,13 @@ class DistributedSpec:
     def check_micro_batches(self, micro_batches: int) -> None:
         """Raises ConfigError where they do not go with this way of spreading the model."""
 
-    def check_optimizer(self, kind: str) -> None:
-        """Raises ConfigError where it does not go with this way of spreading the model."""
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether a rank holds only a part of each parameter, and of the optimizer's state."""
+        return False
+
+    def check_optimizer(self, kind: str, whole_matrices: bool) -> None:
+        """Raises ConfigError where an optimizer that needs whole matrices, or does not, cannot train the model so."""
 
     def prepare(self, model: CLIP, comm: Comm) -> None:
         """Changes the model in place, before its parameters are given to an optimizer. Raises ConfigError."""

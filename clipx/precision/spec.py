@@ -65,7 +65,7 @@ class PrecisionSpec:
         """Raises ConfigError where `device` lacks what the format needs."""
         raise NotImplementedError
 
-    def check(self, ema_decay: float | None, distributed: str) -> None:
+    def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
         """Raises ConfigError for other groups' options that do not go with the format."""
 
     def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
@@ -154,8 +154,8 @@ class Bf16Spec(PrecisionSpec):
     kind: str = "bf16"
     master_weights: bool = True  # the optimizer steps float32 copies of the weights, which checkpoints hold
 
-    def check(self, ema_decay: float | None, distributed: str) -> None:
-        _check_16_bit(self.kind, self.master_weights, ema_decay, distributed)
+    def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
+        _check_16_bit(self.kind, self.master_weights, ema_decay, shards_parameters)
 
     def build(self, device: torch.device) -> Precision:
         _require_bf16(device, "bf16", "amp_fp16 or fp32")
@@ -183,8 +183,8 @@ class Fp16Spec(_ScaledSpec):
             "out",
         )
 
-    def check(self, ema_decay: float | None, distributed: str) -> None:
-        _check_16_bit(self.kind, self.master_weights, ema_decay, distributed)
+    def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
+        _check_16_bit(self.kind, self.master_weights, ema_decay, shards_parameters)
 
     def build(self, device: torch.device) -> Precision:
         _require_capability(device, VOLTA, "precision=fp16", "fp32")
@@ -259,8 +259,8 @@ class Int8Spec(_QuantizedSpec):
 
     kind: str = "int8"
 
-    def check(self, ema_decay: float | None, distributed: str) -> None:
-        _check_16_bit(self.kind, True, ema_decay, distributed)
+    def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
+        _check_16_bit(self.kind, True, ema_decay, shards_parameters)
 
     def build(self, device: torch.device) -> Precision:
         self._check_device(device, AMPERE)
@@ -293,14 +293,14 @@ def _linears(blocks: Mapping[str, nn.Module]) -> list[str]:
     return names
 
 
-def _check_16_bit(kind: str, masters: bool, ema_decay: float | None, distributed: str) -> None:
+def _check_16_bit(kind: str, masters: bool, ema_decay: float | None, shards_parameters: bool) -> None:
     require(
         masters or ema_decay is None,
         f"optimizer.ema_decay={ema_decay} is lost in the rounding of precision={kind} without master weights: set "
         "precision.master_weights=true, or leave it out",
     )
     require(
-        not masters or distributed != "fsdp",
+        not (masters and shards_parameters),
         f"precision={kind} with master weights does not go with distributed=fsdp, which keeps float32 weights itself: "
         "use precision=fp32 with distributed.gathered=bfloat16, or distributed=ddp",
     )
