@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 from support import NEEDED
 
+from clipx.bench.network import _OBJECTIVES
 from clipx.config.registry import CONF_DIR
+from clipx.objective.infonce import InfoNCESpec
 from clipx.plan.alpha_beta import Cluster, Link, Measured, fitted, one_node
 from clipx.plan.step_time import Machine, Model, step
-from clipx.plan.traffic import _EXTRA, FAMILIES, Sizes, of_step, sharded
+from clipx.plan.traffic import StepShape, of_step, sharded
 from clipx.trainer.spec import compose
 
 FAST, SLOW = Link(3e-6, 300e9), Link(10e-6, 40e9)
 MACHINE = Machine(8, FAST, SLOW, 400e12, 30e12)
 VIT_B32 = Model(151_277_312, 14_777_163_776, 512, 24)
+INFONCE = InfoNCESpec().traffic
 N = 8e6  # bytes
 
 
@@ -89,19 +92,17 @@ def test_a_fit_has_no_negative_latency_or_bandwidth() -> None:
 
 def test_every_objective_has_its_traffic_and_each_kind_of_it_is_counted() -> None:
     names = {path.stem for path in (CONF_DIR / "objective").glob("*.yaml")} - NEEDED.keys()  # of which no plan is made
-    kinds = {compose(f"objective={name}").objective.kind for name in names}
-    assert kinds == _EXTRA.keys()
-    communicates = {(extra.statistics, extra.read, extra.written, extra.parameters) for extra in _EXTRA.values()}
-    counted = [_EXTRA[name] for name in FAMILIES]
-    assert {(e.statistics, e.read, e.written, e.parameters) for e in counted} == communicates
+    traffic = {name: compose(f"objective={name}").objective.traffic for name in names}
+    assert None not in traffic.values()
+    assert {traffic[name] for name in _OBJECTIVES} == set(traffic.values())
 
 
 def test_infonce_gathers_embeddings_and_three_numbers_a_sample_and_sums_gradients_and_a_temperature() -> None:
-    found = of_step(Sizes("infonce", 256, 64, 512, 151_277_312))
+    found = of_step(StepShape(INFONCE, 256, 64, 512, 151_277_312))
     assert found.loss == {"all_gather": (2, 64 * 256 * (2 * 512 + 3) * 4), "all_reduce": (1, 4)}
     assert found.gradients == {"all_reduce": (25, 4 * 151_277_312)}
     assert found.rest == {"all_reduce": (1, 8)}
-    spread = sharded(Sizes("infonce", 256, 64, 512, 151_277_312))
+    spread = sharded(StepShape(INFONCE, 256, 64, 512, 151_277_312))
     assert spread.gradients == {"all_gather": (50, 8 * 151_277_312), "reduce_scatter": (25, 4 * 151_277_312)}
     assert spread.loss == found.loss
 
@@ -110,7 +111,7 @@ def test_infonce_gathers_embeddings_and_three_numbers_a_sample_and_sums_gradient
 
 
 def test_one_gpu_spends_its_time_on_towers_and_loss_alone() -> None:
-    alone = step(VIT_B32, MACHINE, "infonce", 1, 256)
+    alone = step(VIT_B32, MACHINE, INFONCE, 1, 256)
     assert alone.seconds == pytest.approx(3 * 14_777_163_776 * 256 / 400e12 + 12 * 256 * 256 * 512 / 30e12)
     assert alone.gathers == alone.gradients == alone.exposed == alone.rest == 0
     assert alone.efficiency(alone) == 1
@@ -118,19 +119,19 @@ def test_one_gpu_spends_its_time_on_towers_and_loss_alone() -> None:
 
 @pytest.mark.parametrize("fsdp", [False, True])
 def test_efficiency_falls_with_the_number_of_gpus_and_hiding_gradients_helps(fsdp: bool) -> None:
-    steps = [step(VIT_B32, MACHINE, "infonce", gpus, 256, fsdp) for gpus in (8, 64, 512, 1024)]
+    steps = [step(VIT_B32, MACHINE, INFONCE, gpus, 256, fsdp) for gpus in (8, 64, 512, 1024)]
     shares = [s.efficiency(steps[0]) for s in steps]
     assert shares == sorted(shares, reverse=True)
     assert all(s.exposed <= s.gradients and s.seconds <= s.unhidden for s in steps)
     instant = Machine(8, Link(0.0, math.inf), Link(0.0, math.inf), 400e12, 30e12)
-    assert step(VIT_B32, instant, "infonce", 1024, 256, fsdp).gathers == 0
+    assert step(VIT_B32, instant, INFONCE, 1024, 256, fsdp).gathers == 0
 
 
 def test_the_page_on_scaling_shows_what_its_command_computes() -> None:
     """The predicted tables of docs/scaling.md, from the defaults that it names."""
     page = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text()
     for weak in (True, False):
-        steps = [step(VIT_B32, MACHINE, "infonce", 2**n, 256 if weak else 32768 >> n) for n in range(3, 11)]
+        steps = [step(VIT_B32, MACHINE, INFONCE, 2**n, 256 if weak else 32768 >> n) for n in range(3, 11)]
         for s in steps:
             assert (
                 f"| {s.gpus:,} | {s.batch:,} | {1e3 * s.seconds:.1f} ms | {s.rate:,.0f} | {s.efficiency(steps[0]):.2f} |"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -15,11 +15,13 @@ import clipx.plan.__main__  # noqa: F401  # registers its options
 from clipx.errors import ConfigError
 from clipx.model.clip import parameter_count
 from clipx.model.tokenizer import Tokenizer
+from clipx.objective.infonce import InfoNCESpec
+from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
 from clipx.optimizer.groups import parameter_groups
 from clipx.plan import published
 from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan
-from clipx.plan.memory import Sizes
+from clipx.plan.memory import MemoryModel
 from clipx.plan.spec import PlanSpec
 from clipx.trainer.spec import RunSpec, compose
 
@@ -88,7 +90,7 @@ def test_micro_batches_go_forward_twice_but_for_the_last() -> None:
 @pytest.mark.parametrize("kind", ["adamw", "lamb", "lion", "muon", "sgd"])
 def test_an_optimizer_s_state_is_what_the_real_one_keeps(kind: str) -> None:
     spec = planned("model.text.layers=1", "model.text.width=32", f"optimizer={kind}")
-    sizes = Sizes(spec)
+    sizes = MemoryModel(spec)
     model = spec.model.build(torch.device("cpu"), torch.float32)
     groups = parameter_groups(model, sizes.objective(1, 8), spec.optimizer)
     groups = [group for group in groups if "constant_lr" not in group]  # the objective's, without memory here
@@ -126,7 +128,7 @@ def test_activations_are_the_tensors_that_autograd_saves() -> None:
 def test_memory_is_what_a_real_step_takes(overrides: tuple[str, ...]) -> None:
     """Resident memory of a process of its own, which is fresh; captions of 18 tokens on average."""
     spec = planned(*MEDIUM, *overrides, "text_tokens=18")
-    sizes = Sizes(spec)
+    sizes = MemoryModel(spec)
     found = sizes.memory(1, sizes.towers(32 // spec.data.micro_batches))
     measured = int(run(sys.executable, "tests/measured_step.py", "32", *MEDIUM, *overrides).stdout)
     assert measured > 200e6
@@ -138,7 +140,7 @@ def test_memory_is_what_a_real_step_takes(overrides: tuple[str, ...]) -> None:
 
 def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(vit_b32: Plan) -> None:
     assert vit_b32.largest is not None
-    sizes, limit = Sizes(vit_b32.spec), 76e9
+    sizes, limit = MemoryModel(vit_b32.spec), 76e9
     assert sizes.memory(128, sizes.towers(vit_b32.largest)).total <= 1.005 * limit
     assert sizes.memory(128, sizes.towers(round(1.02 * vit_b32.largest))).total > limit
 
@@ -177,7 +179,7 @@ def test_sharding_leaves_a_device_its_part() -> None:
 
 def test_an_objective_s_table_is_spread_over_the_ranks() -> None:
     spec = planned("objective=fastclip_v1", "samples=8000000", "schedule.warmup=1st")
-    assert Sizes(spec).memory(4, Sizes(spec).towers(2)).per_sample == pytest.approx(8e6 * 8 / 4, abs=100)
+    assert MemoryModel(spec).memory(4, MemoryModel(spec).towers(2)).per_sample == pytest.approx(8e6 * 8 / 4, abs=100)
 
 
 def test_published_settings_are_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +196,18 @@ def test_every_published_setting_composes() -> None:
     for setting in published.SETTINGS:
         spec = published._spec(setting, planned())
         spec.data.check_ranks(setting.gpus)
+
+
+class PluginSpec(LearnedTemperatureSpec):
+    kind = "plugin"
+    traffic = ObjectiveTraffic(statistics=1, parameters=2)
+    build = InfoNCESpec.build
+
+
+def test_an_objective_from_elsewhere_is_planned_by_what_its_spec_says() -> None:
+    spec = replace(planned("ranks=2", "data.batch_size=64"), objective=PluginSpec())
+    traffic = plan(spec, lambda text: None, largest=False).traffic
+    assert traffic.loss == {"all_gather": (2, 64 * (2 * 128 + 1) * 4), "all_reduce": (1, 2 * 4)}
 
 
 # ---------------------------------------------------------------------------------------------------- the command
@@ -223,6 +237,10 @@ def test_the_command_says_it_in_tables_and_in_json() -> None:
         (("objective=fastclip_v3",), "data=shapes does not say how many there are: give samples=N"),
         (("reserve_gb=90",), r"reserve_gb=90.0 must lie in \[0, device_memory_gb=80.0\)"),
         (("rank=8",), "rank is not a key here"),
+        (
+            ("objective=classification", "model.weights=unread.pt", "model.text.lock=all"),
+            "objective=classification does not say what it exchanges between ranks",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(overrides: tuple[str, ...], message: str) -> None:

@@ -63,7 +63,7 @@ class AccumulationSpec(BenchSpec):
 
         device = self.device_type()
         processes = Processes(device, self.threads)
-        towers = steps.Towers(self.width, self.layers, self.image_size, self.context)
+        towers = steps.TowerConfig(self.width, self.layers, self.image_size, self.context)
         sizes, parts = sorted(set(self.batches)), self.micro_batches
         say(f"gradients: batch {sizes[0]} on {device}")
         found: dict[str, Gradients] = processes.run(steps.gradients, towers, sizes[0], parts, self.seed)[0]

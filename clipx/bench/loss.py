@@ -60,13 +60,13 @@ class LossSpec(BenchSpec):
         for name in self.objectives:
             compose(f"objective={name}")
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[LossCase]:
         """What is measured, the headline first."""
         return [
-            Point("headline", self.batch, 1, self.dim),
-            *(Point("b", self.batch // part, part, self.dim, stand_in=True) for part in self.parts if part > 1),
-            *(Point("ranks", self.small, ranks, self.dim) for ranks in self.ranks),
-            *(Point("dim", self.small, 1, dim) for dim in self.dims),
+            LossCase("headline", self.batch, 1, self.dim),
+            *(LossCase("b", self.batch // part, part, self.dim, stand_in=True) for part in self.parts if part > 1),
+            *(LossCase("ranks", self.small, ranks, self.dim) for ranks in self.ranks),
+            *(LossCase("dim", self.small, 1, dim) for dim in self.dims),
         ]
 
     def run(self, say: Callable[[str], None]) -> Findings:
@@ -81,7 +81,7 @@ class LossSpec(BenchSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LossCase:
     """Sizes that are measured: b samples of width D on each of K ranks."""
 
     sweep: str
@@ -104,19 +104,19 @@ class Contest:
 
     @classmethod
     def of(cls, objectives: Sequence[str]) -> Contest:
-        kinds = {name: compose(f"objective={name}").objective.kind for name in objectives}
-        reference = {name: SIGLIP if kind == "siglip" else LOCAL for name, kind in kinds.items()}
+        losses = {name: compose(f"objective={name}").objective.open_clip_loss for name in objectives}
+        reference = {name: SIGLIP if loss == "SigLipLoss" else LOCAL for name, loss in losses.items()}
         used = set(reference.values())
         theirs = [name for name in (LOCAL, PLAIN, SIGLIP) if name in used or (name == PLAIN and LOCAL in used)]
-        same = {name: reference[name] for name, kind in kinds.items() if kind in ("infonce", "siglip")}
-        return cls([*kinds, *theirs], reference, same)
+        same = {name: reference[name] for name, loss in losses.items() if loss is not None}
+        return cls([*losses, *theirs], reference, same)
 
 
 @dataclass(slots=True)
 class Row:
     """A loss at one size."""
 
-    point: Point
+    point: LossCase
     name: str
     device: str
     times: list[float]  # s, of the slowest rank, in each round
@@ -140,7 +140,7 @@ class Row:
 # --------------------------------------------------------------------------------------------------- measuring
 
 
-def _race(spec: LossSpec, contest: Contest, point: Point, device: str, say: Callable[[str], None]) -> list[Row]:
+def _race(spec: LossSpec, contest: Contest, point: LossCase, device: str, say: Callable[[str], None]) -> list[Row]:
     """Time, loss and collectives of all at one size. Raises BenchError where two that must agree do not."""
     import torch
 
@@ -168,7 +168,7 @@ def _race(spec: LossSpec, contest: Contest, point: Point, device: str, say: Call
     return list(rows.values())
 
 
-def _row(point: Point, name: str, device: str, laps: Sequence[Lap]) -> Row:
+def _row(point: LossCase, name: str, device: str, laps: Sequence[Lap]) -> Row:
     """What the ranks showed together: the slowest's times, the mean of their losses."""
     errors = [lap.gradient_error for lap in laps if lap.gradient_error is not None]
     return Row(
@@ -322,7 +322,7 @@ def _picture(spec: LossSpec, contest: Contest, rows: Sequence[Row]) -> bytes:
         "memory": ("peak extra memory, MiB", lambda row: row.memory / _MIB),
         "moved": ("moved, MiB", lambda row: row.bytes / _MIB),
     }
-    axes: dict[str, tuple[str, Callable[[Point], bool], Callable[[Point], int]]] = {
+    axes: dict[str, tuple[str, Callable[[LossCase], bool], Callable[[LossCase], int]]] = {
         "b": (f"local batch b, of B = {spec.batch:,}", lambda p: p.sweep in ("headline", "b"), lambda p: p.batch),
         "K": (f"ranks K, b = {spec.small:,}", lambda p: p.sweep == "ranks", lambda p: p.ranks),
         "D": (

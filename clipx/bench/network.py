@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from clipx.plan.step_time import Machine, Model, Step
     from clipx.plan.traffic import Kinds
 
-_MIB = 2**20
+# One of each way in which objectives communicate.
+_OBJECTIVES = ("infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr")
 # A run that two processes make a few steps of: its traffic is counted.
 _RUN = (
     "data.samples=256", "data.held_out_samples=48", "data.batch_size=32", "data.workers=0", "duration=4st",
@@ -29,7 +30,7 @@ _RUN = (
 
 @option("bench")
 @dataclass(kw_only=True, slots=True)
-class NetworkSpec(BenchSpec):
+class NetworkBenchSpec(BenchSpec):
     """Measured here: collectives between `ranks` processes, and what a step moves. The rest is computed from numbers
     that are assumptions: eight H100 or the like in a node, an adapter of 400 Gbit/s for each."""
 
@@ -136,15 +137,15 @@ class NetworkSpec(BenchSpec):
 # ------------------------------------------------------------------------------------------------- what is measured
 
 
-def _moved(spec: NetworkSpec, processes: Processes) -> dict[str, Any]:
+def _moved(spec: NetworkBenchSpec, processes: Processes) -> dict[str, Any]:
     """Calls and bytes of a small run's step by objective and kind, counted and worked out: of `objective`, and of one
     for each way in which objectives communicate. Raises BenchError where they differ."""
     import torch
 
     from clipx.bench.traffic import counted
-    from clipx.plan.traffic import FAMILIES, Sizes, of_step
+    from clipx.plan.traffic import StepShape, objective_traffic, of_step
 
-    names = list(dict.fromkeys([spec.objective, *FAMILIES]))
+    names = list(dict.fromkeys([spec.objective, *_OBJECTIVES]))
     typed = [[*_RUN, f"objective={name}", *_for_few_samples(name)] for name in names]
     runs = [compose(*words) for words in typed]
     run = runs[0]
@@ -154,8 +155,10 @@ def _moved(spec: NetworkSpec, processes: Processes) -> dict[str, Any]:
         found = processes.run(counted, typed, folder, ranks=2)[0]
     moved = {}
     for name, own, seen in zip(names, runs, found, strict=True):
-        sizes = Sizes(own.objective.kind, run.data.batch_size // 2, 2, built.embed_dim, parameters, buffers)
-        worked_out = of_step(sizes).total()
+        shape = StepShape(
+            objective_traffic(own.objective), run.data.batch_size // 2, 2, built.embed_dim, parameters, buffers
+        )
+        worked_out = of_step(shape).total()
         moved[name] = {"counted": seen, "formula": worked_out}
         if _bytes(seen) != _bytes(worked_out):
             raise BenchError(
@@ -174,7 +177,7 @@ def _bytes(kinds: Kinds) -> dict[str, int]:
     return {kind: kinds[kind][1] for kind in sorted(kinds)}
 
 
-def _measured(spec: NetworkSpec, processes: Processes, ranks: int) -> list[Measured]:
+def _measured(spec: NetworkBenchSpec, processes: Processes, ranks: int) -> list[Measured]:
     from clipx.bench import links
     from clipx.plan.alpha_beta import Measured
 
@@ -225,12 +228,13 @@ class Predicted:
     fsdp: float  # the same, with sharded parameters
 
 
-def _steps(spec: NetworkSpec, model: Model, b: Callable[[int], int]) -> list[Predicted]:
+def _steps(spec: NetworkBenchSpec, model: Model, b: Callable[[int], int]) -> list[Predicted]:
     from clipx.plan.step_time import step
+    from clipx.plan.traffic import objective_traffic
 
-    kind, machine = compose(f"objective={spec.objective}").objective.kind, spec.machine()
-    plain = [step(model, machine, kind, gpus, b(gpus)) for gpus in sorted(set(spec.gpus))]
-    spread = [step(model, machine, kind, s.gpus, b(s.gpus), fsdp=True) for s in plain]
+    traffic, machine = objective_traffic(compose(f"objective={spec.objective}").objective), spec.machine()
+    plain = [step(model, machine, traffic, gpus, b(gpus)) for gpus in sorted(set(spec.gpus))]
+    spread = [step(model, machine, traffic, s.gpus, b(s.gpus), fsdp=True) for s in plain]
     first = plain[0]
     return [
         Predicted(s, s.efficiency(first), s.efficiency(first) * s.seconds / s.unhidden, f.efficiency(first))
@@ -277,7 +281,7 @@ def _step_table(title: str, rows: Sequence[Predicted]) -> Table:
     return table
 
 
-def _picture(spec: NetworkSpec, predicted: Mapping[str, Sequence[Predicted]]) -> bytes:
+def _picture(spec: NetworkBenchSpec, predicted: Mapping[str, Sequence[Predicted]]) -> bytes:
     from clipx.bench.picture import Panel, draw
 
     def shares(title: str, rows: Sequence[Predicted]) -> Panel:

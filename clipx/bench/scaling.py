@@ -22,7 +22,7 @@ _CPU = ("distributed=cpu",)
 _PLAIN = ("checkpoint=none", "evaluator=[]", "logger=[]", "schedule.warmup=1st")
 
 
-class Mode(StrEnum):
+class ScalingMode(StrEnum):
     weak = "weak"  # `batch` samples of each rank: more ranks, larger batches
     strong = "strong"  # `batch` samples of all ranks together
 
@@ -39,7 +39,7 @@ class ScalingSpec(BenchSpec):
     """One run of clipx.train for each size, one after the other; its own metrics say how fast it was."""
 
     kind: str = "scaling"
-    mode: Mode = Mode.weak
+    mode: ScalingMode = ScalingMode.weak
     launcher: Launcher = Launcher.auto
     nodes: list[int] = field(default_factory=list)  # of clipx_slurm; []: 1 and 2
     tasks_per_node: int = 1  # of clipx_slurm: ranks
@@ -70,7 +70,7 @@ class ScalingSpec(BenchSpec):
         require(slurm or self.tasks_per_node == 1, f"tasks_per_node={self.tasks_per_node} {other}")
         for ranks in self.ranks().values():
             require(
-                self.mode is Mode.weak or self.batch % ranks == 0,
+                self.mode is ScalingMode.weak or self.batch % ranks == 0,
                 f"batch={self.batch} is not divisible by {ranks} ranks, which share it: give a multiple, or mode=weak",
             )
 
@@ -129,7 +129,7 @@ class ScalingSpec(BenchSpec):
             *(f"hydra.launcher.{key}={value}" for key, value in launcher.items()),
             *(f"hydra.launcher.{word}" for word in self.launch),
             f"hydra.sweep.dir='{folder}'",
-            f"data.batch_size={self.batch * (ranks if self.mode is Mode.weak else 1)}",
+            f"data.batch_size={self.batch * (ranks if self.mode is ScalingMode.weak else 1)}",
             f"duration={self.steps}st",
             f"log_every={self.interval}st",
             f"seed={self.seed}",
@@ -208,7 +208,7 @@ def _picture(spec: ScalingSpec, rows: Sequence[Size]) -> bytes:
 
 
 def _title(spec: ScalingSpec) -> str:
-    whose = "of each rank" if spec.mode is Mode.weak else "of all ranks"
+    whose = "of each rank" if spec.mode is ScalingMode.weak else "of all ranks"
     return f"{spec.mode} scaling, {spec.batch:,} samples {whose}, {spec._launcher}"
 
 

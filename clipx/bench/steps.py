@@ -23,7 +23,7 @@ _VOCABULARY = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Towers:
+class TowerConfig:
     """Two transformers of the same width and depth over patches of 16 pixels and over tokens."""
 
     width: int
@@ -104,7 +104,7 @@ class Pair:
     their_scale: Tensor  # the model's
 
     @classmethod
-    def build(cls, towers: Towers, size: int, micro_batches: int, comm: Comm, seed: int) -> Pair:
+    def build(cls, towers: TowerConfig, size: int, micro_batches: int, comm: Comm, seed: int) -> Pair:
         model = towers.build(comm.device, seed)
         batch = towers.batch(size, comm.device, seed)
         spec = compose("objective=infonce", "precision=fp32")
@@ -126,7 +126,7 @@ class Pair:
 
 
 def times(
-    place: Place, towers: Towers, size: int, micro_batches: int, rounds: int, seed: int
+    place: Place, towers: TowerConfig, size: int, micro_batches: int, rounds: int, seed: int
 ) -> dict[str, list[float]]:
     """Seconds of both, and of what they are made of: a micro-batch's forward and a loss over the whole batch."""
     comm = place.join()
@@ -158,7 +158,7 @@ class Gradients:
     encoder_error: float  # of all the towers' parameters together: norm of the difference / norm of the true
 
 
-def gradients(place: Place, towers: Towers, size: int, micro_batches: int, seed: int) -> dict[str, Gradients]:
+def gradients(place: Place, towers: TowerConfig, size: int, micro_batches: int, seed: int) -> dict[str, Gradients]:
     """Both sides' gradients against one graph over the whole batch, by autograd of the definition in float64."""
     comm = place.join()
     pair = Pair.build(towers, size, micro_batches, comm, seed)
@@ -191,7 +191,7 @@ def _towers(model: nn.Module) -> Tensor:
     return torch.cat([_gradient(p).flatten() for name, p in model.named_parameters() if name != "logit_scale"])
 
 
-def memory(place: Place, towers: Towers, size: int, micro_batches: int, seed: int, side: str) -> int:
+def memory(place: Place, towers: TowerConfig, size: int, micro_batches: int, seed: int, side: str) -> int:
     """Peak bytes of a step of `ours` or `theirs` beyond the weights and the batch."""
     return_freed_memory()
     comm = place.join()

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from clipx.model.freeze import lock
+from clipx.model.freeze import freeze
 from clipx.model.spec import ModelSpec, Varying
 from clipx.model.text import Packing
 from clipx.optimizer.spec import Group
@@ -59,7 +59,7 @@ def _storage(x: Tensor) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Towers:
+class TowerMemory:
     """Bytes of forward and backward of `samples` samples, both towers."""
 
     samples: int
@@ -84,13 +84,13 @@ class DryRun:
         """`precision`: as built for the CPU."""
         self.spec, self.precision = spec, precision
         on_meta = spec.build(torch.device("meta"), precision.dtype, Varying(patch_dropout=patch_dropout > 0))
-        lock(on_meta, spec)
+        freeze(on_meta, spec)
         on_meta.image.set_patch_dropout(patch_dropout)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         with self._mode:
             self.model = on_meta.to_empty(device="cpu")
 
-    def memory(self, samples: int, tokens: float) -> Towers:
+    def memory(self, samples: int, tokens: float) -> TowerMemory:
         """`tokens` of a text on average; the longest fills the context."""
         with self._mode, Live() as live:
             image, packing = self._batch(samples, tokens)
@@ -103,7 +103,7 @@ class DryRun:
             _backward(self._embed(image), self._embed(packing))
             again = live.peak - batch
             self.model.zero_grad(set_to_none=True)
-        return Towers(samples, activations, peak, again)
+        return TowerMemory(samples, activations, peak, again)
 
     def flops(self, tokens: float) -> Flops:
         """By a run of its own: torch's counter keeps tensors alive."""

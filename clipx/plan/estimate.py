@@ -14,11 +14,10 @@ from clipx.model.clip import CLIP, parameter_count
 from clipx.model.flops import ForwardFlops
 from clipx.plan.alpha_beta import Link
 from clipx.plan.dry import Flops
-from clipx.plan.memory import Memory, Sizes
+from clipx.plan.memory import Memory, MemoryModel
 from clipx.plan.spec import PlanSpec
 from clipx.plan.step_time import Machine, Model, Step, step
-from clipx.plan.traffic import Sizes as TrafficSizes
-from clipx.plan.traffic import Traffic, of_step, sharded
+from clipx.plan.traffic import StepShape, Traffic, objective_traffic, of_step, sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +68,17 @@ def plan(spec: PlanSpec, say: Callable[[str], None], largest: bool = True) -> Pl
     """Raises ConfigError. `largest`: whether to look for the largest batch, which takes two dry runs more."""
     require(not spec.stages, f"stages={spec.stages}: a plan is of one span; plan each by its own values, and stages=[]")
     say("dry runs of the model")
-    sizes = Sizes(spec)
+    model_memory = MemoryModel(spec)
     limit = 1e9 * (spec.device_memory_gb - spec.reserve_gb)
-    ranks = spec.ranks or _fewest(spec, sizes, limit)
+    ranks = spec.ranks or _fewest(spec, model_memory, limit)
     _check_ranks(spec, ranks)
     b = spec.data.batch_size // ranks // spec.data.micro_batches
-    towers = sizes.towers(b)
-    model, memory = sizes.dry.model, sizes.memory(ranks, towers)
-    counted = sizes.dry.flops(spec.tokens)
+    towers = model_memory.towers(b)
+    model, memory = model_memory.dry.model, model_memory.memory(ranks, towers)
+    counted = model_memory.dry.flops(spec.tokens)
     flops = _flops(counted, b, spec.data.micro_batches)
-    traffic = _exchanged(spec, model, ranks)
-    objective = parameter_count(sizes.objective(ranks, spec.data.batch_size))
+    shape = _step_shape(spec, model, ranks)
+    objective = parameter_count(model_memory.objective(ranks, spec.data.batch_size))
     return Plan(
         spec=spec,
         ranks=ranks,
@@ -92,18 +91,18 @@ def plan(spec: PlanSpec, say: Callable[[str], None], largest: bool = True) -> Pl
         sample_flops=counted.image + counted.text,
         flops=flops,
         memory=memory,
-        largest=sizes.largest(ranks, limit) if largest else None,
-        traffic=_traffic(spec, traffic),
-        step=_step(spec, traffic, flops),
+        largest=model_memory.largest(ranks, limit) if largest else None,
+        traffic=_traffic(spec, shape),
+        step=_step(spec, shape, flops),
         steps=_steps(spec),
     )
 
 
-def _fewest(spec: PlanSpec, sizes: Sizes, limit: float) -> int:
+def _fewest(spec: PlanSpec, model_memory: MemoryModel, limit: float) -> int:
     """The smallest power of two that divides the batch and whose share of it fits. Raises ConfigError."""
     batch, micro, ranks = spec.data.batch_size, spec.data.micro_batches, 1
     while batch % (ranks * micro) == 0:
-        if sizes.needed(ranks, batch // ranks // micro) <= limit:
+        if model_memory.needed(ranks, batch // ranks // micro) <= limit:
             return ranks
         ranks *= 2
     raise ConfigError(
@@ -126,14 +125,14 @@ def _flops(counted: Flops, samples: int, micro_batches: int) -> float:
     return samples * (micro_batches * (forward + counted.backward) + (micro_batches - 1) * forward)
 
 
-def _exchanged(spec: PlanSpec, model: CLIP, ranks: int) -> TrafficSizes:
+def _step_shape(spec: PlanSpec, model: CLIP, ranks: int) -> StepShape:
     """The model's numbers are counted as float32 ones: 16-bit gradients are half as many."""
     size = next(model.parameters()).itemsize
     if isinstance(spec.distributed, DdpSpec) and spec.distributed.compression is Compression.bf16:
         size = min(size, 2)
     norms = any(isinstance(module, BATCH_NORM) for module in model.modules())
-    return TrafficSizes(
-        spec.objective.kind,
+    return StepShape(
+        objective_traffic(spec.objective),
         spec.data.batch_size // ranks,
         ranks,
         model.embed_dim,
@@ -142,18 +141,13 @@ def _exchanged(spec: PlanSpec, model: CLIP, ranks: int) -> TrafficSizes:
     )
 
 
-def _traffic(spec: PlanSpec, sizes: TrafficSizes) -> Traffic:
-    if sizes.ranks == 1:
+def _traffic(spec: PlanSpec, shape: StepShape) -> Traffic:
+    if shape.ranks == 1:
         return Traffic()
-    try:
-        return (sharded if isinstance(spec.distributed, FsdpSpec) else of_step)(sizes)
-    except KeyError:
-        raise ConfigError(
-            f"objective={sizes.objective}: what its collectives move is not known: plan with one of clipx's own"
-        ) from None
+    return (sharded if isinstance(spec.distributed, FsdpSpec) else of_step)(shape)
 
 
-def _step(spec: PlanSpec, sizes: TrafficSizes, flops: float) -> Step:
+def _step(spec: PlanSpec, shape: StepShape, flops: float) -> Step:
     """The prediction of docs/scaling.md; with micro-batches, only the last one's backward hides the gradients."""
     machine = Machine(
         spec.gpus_per_node,
@@ -162,8 +156,8 @@ def _step(spec: PlanSpec, sizes: TrafficSizes, flops: float) -> Step:
         1e12 * spec.mfu * spec.peak_tflops,
         1e12 * spec.loss_tflops,
     )
-    model = Model(sizes.parameters, flops / 3 / sizes.b, sizes.dim, sizes.buffers)
-    found = step(model, machine, sizes.objective, sizes.ranks, sizes.b, isinstance(spec.distributed, FsdpSpec))
+    model = Model(shape.parameters, flops / 3 / shape.b, shape.dim, shape.buffers)
+    found = step(model, machine, shape.objective, shape.ranks, shape.b, isinstance(spec.distributed, FsdpSpec))
     hidden = found.towers * 2 / 3 / spec.data.micro_batches
     return replace(found, exposed=max(found.exposed, found.gradients - hidden))
 

@@ -15,7 +15,7 @@ from clipx.model.clip import parameter_count
 from clipx.objective.base import Objective
 from clipx.objective.spec import TiledSpec
 from clipx.optimizer.groups import parameter_groups
-from clipx.plan.dry import DryRun, Towers, state_bytes, stored_bytes
+from clipx.plan.dry import DryRun, TowerMemory, state_bytes, stored_bytes
 from clipx.plan.spec import PlanSpec
 from clipx.precision.spec import Float8Spec, Fp32Spec, Int8Spec, PrecisionSpec
 
@@ -44,7 +44,7 @@ class Memory:
         return sum(int(getattr(self, f.name)) for f in fields(self) if "part_of" not in f.metadata)
 
 
-class Sizes:
+class MemoryModel:
     """Of a run on any number of devices. The model is built once, without memory."""
 
     def __init__(self, spec: PlanSpec) -> None:
@@ -53,9 +53,9 @@ class Sizes:
         self.dry = DryRun(spec.model, self.precision, _fewest_dropped(spec))
         groups = parameter_groups(self.dry.model, self.objective(1, spec.data.batch_size), spec.optimizer)
         self.optimizer = state_bytes(groups, spec.optimizer.build, self.precision.stored)
-        self._line: tuple[Towers, Towers] | None = None
+        self._line: tuple[TowerMemory, TowerMemory] | None = None
 
-    def towers(self, samples: int) -> Towers:
+    def towers(self, samples: int) -> TowerMemory:
         return self.dry.memory(samples, self.spec.tokens)
 
     def objective(self, ranks: int, batch: int) -> Objective:
@@ -64,7 +64,7 @@ class Sizes:
         with torch.device("meta"):
             return self.spec.objective.build(_comm(ranks, "meta"), Length(samples, batch, samples))
 
-    def memory(self, ranks: int, towers: Towers) -> Memory:
+    def memory(self, ranks: int, towers: TowerMemory) -> Memory:
         """Of one of `ranks` devices, whose micro-batch is that of `towers`."""
         spec, model = self.spec, self.dry.model
         b = towers.samples * spec.data.micro_batches
@@ -142,7 +142,7 @@ class Sizes:
             return max(0, round(first + at * (last - first)))
 
         names = ("activations", "peak", "peak_again")
-        return self.memory(ranks, Towers(samples, *(between(name) for name in names))).total
+        return self.memory(ranks, TowerMemory(samples, *(between(name) for name in names))).total
 
     def largest(self, ranks: int, limit: float) -> int:
         """The largest micro-batch of which a device's memory holds all; 0 where it holds not one sample."""

@@ -6,8 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clipx.config.registry import option
+from clipx.distributed.ddp import DdpSpec
+from clipx.distributed.fsdp import FsdpSpec
 from clipx.errors import require
 from clipx.model.flops import DEVICES, peak_tflops
+from clipx.plan.traffic import objective_traffic
 from clipx.trainer.spec import RunSpec
 
 
@@ -59,6 +62,12 @@ class PlanSpec(RunSpec):
             not self.objective.taught,
             f"objective={self.objective.kind}: a plan knows nothing of a teacher's time and memory: plan with "
             "objective=infonce, and add the teacher's forward (docs/distillation.md)",
+        )
+        objective_traffic(self.objective)
+        require(
+            isinstance(self.distributed, DdpSpec | FsdpSpec),
+            f"distributed={self.distributed.kind}: a plan knows the traffic and memory of ddp and fsdp only: plan "
+            "with one of them",
         )
         self._check_positive()
         require(0 < self.mfu <= 1, f"mfu={self.mfu} must lie in (0, 1]: 0.4 is usual for large models")

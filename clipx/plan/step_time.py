@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clipx.objective.spec import ObjectiveTraffic
 from clipx.plan.alpha_beta import Cluster, Link
-from clipx.plan.traffic import Kinds, Sizes, of_step, sharded
+from clipx.plan.traffic import Kinds, StepShape, of_step, sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Step:
         return (self.rate / self.gpus) / (smallest.rate / smallest.gpus)
 
 
-def step(model: Model, machine: Machine, objective: str, gpus: int, b: int, fsdp: bool = False) -> Step:
+def step(model: Model, machine: Machine, objective: ObjectiveTraffic, gpus: int, b: int, fsdp: bool = False) -> Step:
     """One micro-batch of `b` samples on each GPU.
 
     Forward and backward of the towers are three forwards, the loss 6·b·B·D multiplications and additions of each. The
@@ -73,8 +74,8 @@ def step(model: Model, machine: Machine, objective: str, gpus: int, b: int, fsdp
     which is ready only when it has ended. Loader, optimizer and evaluation are left out.
     """
     cluster, batch = machine.cluster(gpus), b * gpus
-    sizes = Sizes(objective, b, gpus, model.dim, model.parameters, model.buffers)
-    moved = (sharded if fsdp else of_step)(sizes)
+    shape = StepShape(objective, b, gpus, model.dim, model.parameters, model.buffers)
+    moved = (sharded if fsdp else of_step)(shape)
     towers = 3 * model.flops * b / machine.flops
     gradients = _time(cluster, moved.gradients)
     hidden = towers if fsdp else towers * 2 / 3
@@ -85,7 +86,7 @@ def step(model: Model, machine: Machine, objective: str, gpus: int, b: int, fsdp
         12 * b * batch * model.dim / machine.loss_flops,
         _time(cluster, moved.loss),
         gradients,
-        max(gradients / sizes.buckets, gradients - hidden),
+        max(gradients / shape.buckets, gradients - hidden),
         _time(cluster, moved.rest),
     )
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn
 
-from clipx.bench.loss import Point, Row, _check
+from clipx.bench.loss import LossCase, Row, _check
 from clipx.bench.measure import Collectives, interleaved, peak_memory, ratio, return_freed_memory
 from clipx.bench.processes import Place, Processes
 from clipx.bench.spec import BenchError
@@ -93,7 +93,7 @@ def test_every_collective_is_seen_forward_and_backward() -> None:
 
 
 def test_a_loss_that_differs_ends_the_benchmark() -> None:
-    theirs = Row(Point("headline", 8, 1, 4), "open_clip", "cpu", [1.0], 2.0, None, None, {}, 0, True)
+    theirs = Row(LossCase("headline", 8, 1, 4), "open_clip", "cpu", [1.0], 2.0, None, None, {}, 0, True)
     ours = replace(theirs, name="infonce", loss=2.00001, gradient_error=1e-6)
     _check(ours, theirs)
     assert ours.loss_error == pytest.approx(5e-6)

@@ -9,9 +9,9 @@ import pytest
 from support import SMALL, VIT
 
 from clipx.bench import network
-from clipx.bench.network import NetworkSpec
+from clipx.bench.network import NetworkBenchSpec
 from clipx.bench.processes import Processes
-from clipx.bench.scaling import Launcher, Mode, ScalingSpec, read
+from clipx.bench.scaling import Launcher, ScalingMode, ScalingSpec, read
 from clipx.bench.spec import BenchError
 from clipx.errors import ConfigError
 
@@ -46,7 +46,7 @@ def test_weak_scaling_over_nodes_is_what_the_jobs_metrics_say(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_strong_scaling_on_this_machine_shares_the_batch(tmp_path: Path) -> None:
-    _, figures, rows = scaled(tmp_path, launcher=Launcher.clipx_local, tasks=[1, 2], mode=Mode.strong)
+    _, figures, rows = scaled(tmp_path, launcher=Launcher.clipx_local, tasks=[1, 2], mode=ScalingMode.strong)
     assert [(row["ranks"], row["batch"]) for row in rows] == [(1, 16), (2, 16)]
     assert (figures["launcher"], figures["mode"], figures["ranks"]) == ("clipx_local", "strong", [1, 2])
 
@@ -74,7 +74,7 @@ def test_a_single_interval_is_no_measurement(tmp_path: Path) -> None:
         ({"launcher": Launcher.clipx_slurm, "tasks": [1]}, "tasks=[1] is not clipx_slurm's: leave it out, or choose launcher="),
         ({"launcher": Launcher.clipx_local, "nodes": [1]}, "nodes=[1] is not clipx_local's: leave it out, or choose launcher="),
         ({"launcher": Launcher.clipx_local, "tasks_per_node": 2}, "tasks_per_node=2 is not clipx_local's: leave it out, or choose launcher="),
-        ({"launcher": Launcher.clipx_local, "tasks": [3], "mode": Mode.strong}, "batch=64 is not divisible by 3 ranks, which share it: give a multiple, or mode=weak"),
+        ({"launcher": Launcher.clipx_local, "tasks": [3], "mode": ScalingMode.strong}, "batch=64 is not divisible by 3 ranks, which share it: give a multiple, or mode=weak"),
         ({"train": ["seed"]}, "train holds seed, which is not KEY=VALUE: write \"train=['a=b','c=d']\""),
     ],
 )  # fmt: skip
@@ -88,7 +88,7 @@ def test_what_cannot_be_scaled_is_one_line(options: dict[str, object], message: 
 
 
 def test_a_real_step_of_each_kind_of_objective_moves_the_bytes_that_are_predicted(tmp_path: Path) -> None:
-    moved = network._moved(NetworkSpec(run_dir=str(tmp_path)), Processes("cpu", 2))
+    moved = network._moved(NetworkBenchSpec(run_dir=str(tmp_path)), Processes("cpu", 2))
     assert moved.keys() == {"infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr"}
     for name, row in moved.items():
         counted, formula = row["counted"], row["formula"]
@@ -102,7 +102,9 @@ def test_a_real_step_of_each_kind_of_objective_moves_the_bytes_that_are_predicte
 @pytest.mark.slow
 def test_the_network_is_fitted_to_every_other_size_and_compared_with_the_rest(tmp_path: Path) -> None:
     sizes = [1024, 4096, 16384, 65536]
-    found = NetworkSpec(run_dir=str(tmp_path), device="cpu", threads=1, ranks=[2], sizes=sizes, repeats=1).run(print)
+    found = NetworkBenchSpec(run_dir=str(tmp_path), device="cpu", threads=1, ranks=[2], sizes=sizes, repeats=1).run(
+        print
+    )
     collectives = found.details["collectives"]
     assert [row["size"] for row in collectives] == sizes * 3
     assert [row["held_out"] for row in collectives] == [False, True] * 6
@@ -128,5 +130,5 @@ def test_the_network_is_fitted_to_every_other_size_and_compared_with_the_rest(tm
 )  # fmt: skip
 def test_a_network_that_cannot_be_predicted_is_one_line(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        NetworkSpec(run_dir="unused", **options)
+        NetworkBenchSpec(run_dir="unused", **options)
     assert str(raised.value) == message
