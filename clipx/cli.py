@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from clipx.config.compose import as_typed, checked, in_its_folder, overrides_of, prepare, quoted
 from clipx.config.messages import NOT_COMPOSED, one_line
 from clipx.config.registry import CONF_DIR
-from clipx.distributed.launch_env import told_rank
+from clipx.distributed.launch_env import rank_or_none
 from clipx.errors import ClipxError, ConfigError, Exit, PeerLost, Stopped, require
 from clipx.storage.url import redacted
 
@@ -78,6 +78,7 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
 
     sys.argv[1:] = map(quoted, sys.argv[1:])
     try:
+        # Hydra's parser has no public name, and options must be registered before Hydra composes.
         arguments = get_args_parser().parse_args()
         folders = [Path(arguments.config_dir)] if arguments.config_dir else []
         prepare([] if arguments.shell_completion else arguments.overrides, folders)
@@ -111,7 +112,7 @@ def report(error: ClipxError, full: bool) -> None:
     """Says on stderr what went wrong, in one line; with `full` the traceback before it."""
     if full:
         print(redacted("".join(traceback.format_exception(error))), file=sys.stderr)
-    rank = told_rank()
+    rank = rank_or_none()
     if not isinstance(error, Stopped):
         place = "" if rank is None else f" (rank {rank})"
         print(f"error{place}: {redacted(str(error))}", file=sys.stderr, flush=True)

@@ -87,7 +87,7 @@ def embed(spec: EmbedSpec) -> None:
 
 
 def _data_of(run: str) -> DataSpec:
-    from clipx.run.load import load_run
+    from clipx.trainer.saved_run import load_run
 
     require(
         (Path(run) / "config.yaml").is_file(), f"run={run} is no run directory, whose data could be taken: give data=…"
@@ -110,7 +110,7 @@ def _embed(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
         precision=precision,
         tokenizer=model_spec.text.build_tokenizer(),
         source=source,
-        view=ImageView(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.squash),
+        view=ImageView(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.stretch),
         samples_per_shard=spec.samples_per_shard,
         batch_size=spec.batch_size,
         parquet=spec.format is Format.parquet,
@@ -133,11 +133,11 @@ def _embed(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
         "max_pixels": data.max_pixels,
         **({"min_caption_chars": data.min_caption_chars, "min_side": data.min_side} if spec.split == "train" else {}),
     }
-    comm.agree(embeddings=plan)
+    comm.require_equal(embeddings=plan)
     with _locked(place, comm):
-        comm.on_main(lambda: _check_plan(place, plan))
+        comm.run_on_main(lambda: _check_plan(place, plan))
         records = _written(writer, data, comm)
-        comm.on_main(lambda: _finish(place, plan, records, data.max_bad_share))
+        comm.run_on_main(lambda: _finish(place, plan, records, data.max_bad_share))
 
 
 def _source(dataset: Dataset, split: Split, data: DataSpec) -> Source:
@@ -162,7 +162,7 @@ def _locked(place: Place, comm: Comm) -> Iterator[None]:
             for left in folder.glob(".*.*.*"):
                 left.unlink()
 
-        comm.on_main(begin)
+        comm.run_on_main(begin)
         yield
 
 

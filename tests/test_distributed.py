@@ -19,8 +19,8 @@ def test_with_one_rank_every_collective_is_the_identity() -> None:
     assert comm.sum(x) is x
     assert comm.gather_objects("a") == ["a"]
     assert comm.max(3, 0) == (3, 0)
-    assert comm.on_main(lambda: 7) == 7
-    comm.agree(config={"seed": 0}, data="a fingerprint")
+    assert comm.run_on_main(lambda: 7) == 7
+    comm.require_equal(config={"seed": 0}, data="a fingerprint")
     comm.barrier()
 
 

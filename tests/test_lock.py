@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -38,13 +40,25 @@ for line in sys.stdin:
     while time.time() < float(start):
         pass
     try:
-        lock.take()
+        lock.acquire()
         print("mine", flush=True)
     except ClipxError as error:
         print(error.exit_code, error, flush=True)
     sys.stdin.readline()
     lock.release()
     print("done", flush=True)
+"""
+
+# Takes the guard of the lock in a folder, and stands still.
+GUARDED = """
+import sys, time
+from pathlib import Path
+from clipx.distributed import Comm
+from clipx.run.lock import RunLock
+
+with RunLock(Path(sys.argv[1]), Comm(0, 1, 0, None), print)._guard():
+    print("guarded", flush=True)
+    time.sleep(600)
 """
 
 
@@ -99,10 +113,10 @@ def dead() -> Holder:
     """A process that was on this machine."""
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
-    return replace(Holder.me(), id="old", pid=process.pid)
+    return replace(Holder.current(), id="old", pid=process.pid)
 
 
-ELSEWHERE = replace(Holder.me(), id="old", host="n7", pid=12, machine="another", job="77.0")
+ELSEWHERE = replace(Holder.current(), id="old", host="n7", pid=12, machine="another", job="77.0")
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["no lock", "a stale lock"])
@@ -140,7 +154,7 @@ def test_a_killed_holder_is_no_holder(
     with pytest.raises(
         Locked, match=f"{tmp_path} is in use by pid {holder.pid} on .*, since .*: wait for its end, or give this run"
     ):
-        RunLock(tmp_path, COMM, event).take()
+        RunLock(tmp_path, COMM, event).acquire()
     assert events == []
     holder.kill()
     time.sleep(0.2)  # a zombie: nobody waited for it
@@ -153,8 +167,8 @@ def test_a_killed_holder_is_no_holder(
 @pytest.mark.parametrize(
     ("holder", "age_s", "job", "taken"),
     [
-        (replace(Holder.me(), id="old", born="1"), 0, "", True),
-        (replace(Holder.me(), id="old", pid=1, born=""), 700, "", False),
+        (replace(Holder.current(), id="old", born="1"), 0, "", True),
+        (replace(Holder.current(), id="old", pid=1, born=""), 700, "", False),
         (ELSEWHERE, 500, "", False),
         (ELSEWHERE, 700, "", True),
         (ELSEWHERE, 0, "77.1", True),
@@ -178,21 +192,21 @@ def test_when_a_lock_is_stale(
     taken: bool,
 ) -> None:
     if holder.pid == 1:
-        holder = replace(holder, born=module._state(1)[1])
+        holder = replace(holder, born=module._process_stat(1)[1])
     if job:
         monkeypatch.setenv("SLURM_JOB_ID", job.partition(".")[0])
         monkeypatch.setenv("SLURM_RESTART_COUNT", job.partition(".")[2])
     path = leave(tmp_path, holder, age_s)
     lock = RunLock(tmp_path, COMM, event)
     if taken:
-        lock.take()
+        lock.acquire()
         assert events[0]["of"] == asdict(holder)
         assert abs(events[0]["silent_s"] - age_s) < 5
         lock.release()
         assert not path.exists()
     else:
         with pytest.raises(Locked) as error:
-            lock.take()
+            lock.acquire()
         assert error.value.exit_code == 3
         assert f"pid {holder.pid} on {holder.host}" in str(error.value)
         assert ("SLURM job 77" in str(error.value)) == bool(holder.job)
@@ -204,9 +218,9 @@ def test_a_lock_that_cannot_be_read_counts_by_its_age(tmp_path: Path, event: Any
     path = leave(tmp_path, ELSEWHERE)
     path.write_text("{")
     with pytest.raises(Locked, match=f"a job that cannot be read.*delete {path}"):
-        RunLock(tmp_path, COMM, event).take()
+        RunLock(tmp_path, COMM, event).acquire()
     os.utime(path, (0, 0))
-    RunLock(tmp_path, COMM, event).take()
+    RunLock(tmp_path, COMM, event).acquire()
     assert events[0]["of"] is None
 
 
@@ -218,7 +232,7 @@ def test_it_is_given_back_on_an_error(tmp_path: Path) -> None:
 
 
 def test_a_holder_keeps_it_fresh_and_hears_when_it_is_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REFRESH_S", 0.02)
+    monkeypatch.setattr(module, "_HEARTBEAT_S", 0.02)
     path = tmp_path / "run.lock"
     with RunLock(tmp_path, COMM, silent) as lock:
         os.utime(path, (0, 0))
@@ -233,29 +247,74 @@ def test_a_holder_keeps_it_fresh_and_hears_when_it_is_anothers(tmp_path: Path, m
 
 def test_a_second_trainer_of_the_same_process_may_go_on(tmp_path: Path) -> None:
     first, second = (RunLock(tmp_path, COMM, silent) for _ in range(2))
-    first.take()
-    second.take()
+    first.acquire()
+    second.acquire()
     first.release()
     assert (tmp_path / "run.lock").is_file()
     second.release()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_job_left_that_was_killed_while_it_looked_is_named(
+def guarded(folder: Path) -> subprocess.Popen[str]:
+    """A process that stands still while it changes the lock."""
+    process = subprocess.Popen([sys.executable, "-c", GUARDED, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert said(process) == "guarded"
+    return process
+
+
+def test_a_job_that_is_killed_while_it_takes_the_lock_stops_no_later_start(tmp_path: Path) -> None:
+    process = guarded(tmp_path)
+    process.kill()
+    process.communicate()
+    assert (tmp_path / "run.lock.guard").is_file()
+    start = time.monotonic()
+    with RunLock(tmp_path, COMM, silent):
+        assert time.monotonic() - start < 5
+        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_guard_file_of_an_earlier_version_stops_no_start(tmp_path: Path) -> None:
+    (tmp_path / "run.lock.guard").write_text(json.dumps(asdict(ELSEWHERE)))
+    with RunLock(tmp_path, COMM, silent):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_stands_still_while_it_takes_the_lock_is_waited_for_and_then_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_BUSY_S", 0.1)
-    (tmp_path / "run.lock.guard").write_text(json.dumps(asdict(ELSEWHERE)))
-    with pytest.raises(
-        ClipxError, match=r"run.lock.guard is left from a job that was killed just then \(pid 12 on n7, .*: delete it"
-    ):
-        RunLock(tmp_path, COMM, silent).take()
+    monkeypatch.setattr(module, "_GUARD_S", 0.1)
+    process = guarded(tmp_path)
+    try:
+        with pytest.raises(Locked, match=r"run.lock.guard is held for 0.1 s by a process that stopped .*: end it, or"):
+            RunLock(tmp_path, COMM, silent).acquire()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_a_file_system_without_flock_has_the_heartbeat_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: Any, events: Any, number: int
+) -> None:
+    def no_flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    leave(tmp_path, ELSEWHERE)
+    with pytest.raises(Locked, match="is in use by pid 12 on n7"):
+        RunLock(tmp_path, COMM, event).acquire()
+    leave(tmp_path, ELSEWHERE, 700)
+    with RunLock(tmp_path, COMM, event):
+        assert [e["event"] for e in events] == ["lock_taken_over"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ClipxError, match=f"run_dir={tmp_path}/file/run cannot be made"):
-        RunLock(tmp_path / "file" / "run", COMM, silent).take()
+        RunLock(tmp_path / "file" / "run", COMM, silent).acquire()
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -65,7 +65,7 @@ class CheckpointManager:
         """
         source = resume.url or self.url
         if source is not None:
-            self._comm.on_main(lambda: self._fetch(resume, source))
+            self._comm.run_on_main(lambda: self._fetch(resume, source))
 
     def _fetch(self, resume: Resume, source: str) -> None:
         if not resume.enabled:
@@ -101,7 +101,7 @@ class CheckpointManager:
         """The checkpoint to go on from. Collective. Raises CheckpointError where there is none and must be one."""
         if not resume.enabled:
             return None
-        self._comm.on_main(self._dir.remove_incomplete)
+        self._comm.run_on_main(self._dir.remove_incomplete)
         found = self._dir.load_on_all(self._comm, resume.step)
         if found is None:
             if resume.required:
@@ -110,7 +110,7 @@ class CheckpointManager:
         _check_state(found)
         if resume.step is not None:
             self._back_to = found.step
-            self._comm.on_main(lambda: self._leave_newer(found.step))
+            self._comm.run_on_main(lambda: self._leave_newer(found.step))
         self._last_samples = int(found.state["samples_seen"])
         self._best = found.state["best"]
         return found
@@ -136,11 +136,11 @@ class CheckpointManager:
         if not self.enabled:
             return
         if self.url is not None:
-            self._comm.on_main(partial(self._open_uploader, self.url))
+            self._comm.run_on_main(partial(self._open_uploader, self.url))
         uploaded = None if self._uploader is None else self._uploader.uploaded
         on_commit = None if self._uploader is None else self._uploader.put
         self._writer = AsyncWriter(
-            self._dir.path, self._spec, self._comm, self._event, uploaded=uploaded, written=on_commit
+            self._dir.path, self._spec, self._comm, self._event, is_uploaded=uploaded, on_commit=on_commit
         )
 
     def _open_uploader(self, url: str) -> None:
@@ -173,7 +173,7 @@ class CheckpointManager:
         name = self._spec.best
         if name is None or not numbers:
             return False
-        return bool(self._comm.from_main(name in numbers and self._is_better(numbers[name])))
+        return bool(self._comm.broadcast_object(name in numbers and self._is_better(numbers[name])))
 
     def save(
         self,

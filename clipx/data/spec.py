@@ -40,7 +40,7 @@ class Dataset:
 
     train: Source
     held_out: Source | None
-    classes: Classes | None
+    classes: Classes | None = None
     published: int | None = None  # samples that the data is said to have, where that is known
 
 
@@ -143,11 +143,11 @@ def open_data(data: DataSpec) -> Dataset:
     return replace(opened, train=Filtered(opened.train, data.min_caption_chars, data.min_side))
 
 
-def open_on_all_ranks(data: DataSpec, comm: Comm, how: Callable[[DataSpec], Dataset] = open_data) -> Dataset:
+def open_on_all_ranks(data: DataSpec, comm: Comm, open_one: Callable[[DataSpec], Dataset] = open_data) -> Dataset:
     """Rank 0 writes or indexes what is not there yet; then the others open it too. An error is every rank's."""
     opened: list[Dataset] = []
-    comm.on_main(lambda: opened.append(how(data)))
-    return opened[0] if opened else how(data)
+    comm.run_on_main(lambda: opened.append(open_one(data)))
+    return opened[0] if opened else open_one(data)
 
 
 def all_held_out(dataset: Dataset) -> Dataset:

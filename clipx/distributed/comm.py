@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from clipx.config.lazy_torch import dist, torch
-from clipx.distributed.consistency import digest, odd_ones
+from clipx.distributed.consistency import describe_mismatch, digest
 from clipx.distributed.launch_env import node_name
 from clipx.errors import ClipxError, ConfigError
-
-if TYPE_CHECKING:
-    pass
-
 
 T = TypeVar("T")
 
@@ -40,7 +36,7 @@ class Comm:
         dist.all_gather_into_tensor(out, x_b)
         return out
 
-    def gather_together(self, *parts_bD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def gather_coalesced(self, *parts_bD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """`gather` of several [b, D] tensors of one type in one collective. What it returns may be strided views."""
         if self.world == 1:
             return parts_bD
@@ -56,17 +52,17 @@ class Comm:
         return out
 
     def norm(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The norm of all of them together, 0-dim; of those that are spread over the ranks, of the whole."""
+        """The norm of all tensors together, 0-dim; sharded ones (DTensor) count with the shards of all ranks."""
         from torch.distributed.tensor import DTensor
 
-        spread = [x for x in tensors if isinstance(x, DTensor)]
-        own = [x for x in tensors if not isinstance(x, DTensor)]
-        norms = [torch.nn.utils.get_total_norm(group) for group in (spread, own) if group]
-        whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-        return whole[0] if len(whole) == 1 else torch.linalg.vector_norm(torch.stack(whole))
+        sharded = [x for x in tensors if isinstance(x, DTensor)]
+        local = [x for x in tensors if not isinstance(x, DTensor)]
+        norms = [torch.nn.utils.get_total_norm(group) for group in (sharded, local) if group]
+        full = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+        return full[0] if len(full) == 1 else torch.linalg.vector_norm(torch.stack(full))
 
     def max(self, *values: int) -> tuple[int, ...]:
-        """The largest that any rank has of each, on all ranks. One collective, and a look from the host."""
+        """The largest of each value over all ranks. One collective, and one wait of the host."""
         if self.world == 1:
             return values
         out = torch.tensor(values, device=self.device)
@@ -92,16 +88,16 @@ class Comm:
         dist.all_gather_object(out, value)
         return out
 
-    def from_main(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """Rank 0's value, on all ranks."""
         if self.world == 1:
             return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
-    def on_main(self, call: Callable[[], T]) -> T:
-        """Calls on rank 0 alone; its (small) value, or its ClipxError, is every rank's."""
+    def run_on_main(self, call: Callable[[], T]) -> T:
+        """Calls on rank 0 alone; its (small) value is returned, or its ClipxError raised, on all ranks."""
         value: T | ClipxError | None = None
         if self.is_main:
             try:
@@ -110,29 +106,29 @@ class Comm:
                 if self.world == 1:
                     raise
                 value = error
-        value = self.from_main(value)
+        value = self.broadcast_object(value)
         if isinstance(value, ClipxError):
             raise value
         return cast("T", value)
 
-    def agree(self, **facts: str | dict[str, Any]) -> None:
-        """Raises ConfigError, on all ranks, where a fact is not the same on all: a text, or plain values by key.
+    def require_equal(self, **facts: str | dict[str, Any]) -> None:
+        """Raises ConfigError, on all ranks, where a fact differs between them: a text, or plain values by key.
 
         Names the ranks that differ and their hosts. One gather of short hashes.
         """
         if self.world == 1:
             return
-        own = {name: digest(value) for name, value in facts.items()}
-        gathered = self.gather_objects((node_name(), own))
+        gathered = self.gather_objects((node_name(), {name: digest(fact) for name, fact in facts.items()}))
         hosts = [host for host, _ in gathered]
         for name, fact in facts.items():
-            if all(digests[name] == own[name] for _, digests in gathered):
+            if len({digests[name] for _, digests in gathered}) == 1:
                 continue
             values = [v if isinstance(v, dict) else {name: v} for v in self.gather_objects(fact)]
             keys = dict.fromkeys(key for value in values for key in value)
-            told = (odd_ones(key, [value.get(key, "none") for value in values], hosts) for key in keys)
+            mismatches = (describe_mismatch(key, [value.get(key, "none") for value in values], hosts) for key in keys)
             raise ConfigError(
-                f"{'; '.join(filter(None, told))}: start all ranks by the same command, with the same files and data"
+                f"{'; '.join(filter(None, mismatches))}: start all ranks by the same command, with the same files and "
+                "data"
             )
 
     def barrier(self) -> None:

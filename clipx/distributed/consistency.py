@@ -1,4 +1,4 @@
-"""What has to be the same on all ranks, and who has something else."""
+"""Comparison of facts that must be the same on all ranks, and words for the ranks that differ."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from clipx.version import __version__
 
-_SHOWN = 4  # groups of ranks that differ, or hosts, in one line
+_MAX_SHOWN = 4  # groups of ranks that differ, or hosts, in one line
 
 
 def code_version() -> str:
-    """clipx's version and a hash of its sources: `0.1.0+1f0c9a7d`. A few ms."""
+    """Returns clipx's version and a hash of its sources: `0.1.0+1f0c9a7d`. Takes a few ms."""
     root, sources = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         sources.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
@@ -23,35 +23,38 @@ def code_version() -> str:
 
 
 def digest(value: Any) -> str:
-    """Of plain values."""
+    """Returns a hash of plain values, of which dicts may be in any order."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def odd_ones(what: str, values: Sequence[Any], hosts: Sequence[str]) -> str | None:
-    """`rank 3 (host n2) has torch=2.13, the others 2.15`: of each rank's value and host. None where all are alike."""
+def describe_mismatch(what: str, values: Sequence[Any], hosts: Sequence[str]) -> str | None:
+    """Describes the ranks whose value differs from most, or from rank 0's: `rank 3 (host n2) has torch=2.13, the others
+    2.15`. None where all values are equal.
+    """
     groups: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         groups.setdefault(str(value), []).append(rank)
     if len(groups) == 1:
         return None
     usual = Counter(map(str, values)).most_common(1)[0][0]  # rank 0's where as many have another
-    rest = groups.pop(usual)
-    odd = [
-        f"{of_ranks(ranks, hosts)} {'has' if len(ranks) == 1 else 'have'} {what}={value}"
+    others = groups.pop(usual)
+    differing = [
+        f"{format_ranks_with_hosts(ranks, hosts)} {'has' if len(ranks) == 1 else 'have'} {what}={value}"
         for value, ranks in groups.items()
     ]
-    shown = "; ".join(odd[:_SHOWN]) + (f"; and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else "")
-    return f"{shown}, {of_ranks(rest, hosts) if len(rest) == 1 else 'the others'} {usual}"
+    more = f"; and {len(differing) - _MAX_SHOWN} more" if len(differing) > _MAX_SHOWN else ""
+    usual_ranks = format_ranks_with_hosts(others, hosts) if len(others) == 1 else "the others"
+    return f"{'; '.join(differing[:_MAX_SHOWN])}{more}, {usual_ranks} {usual}"
 
 
-def of_ranks(ranks: Sequence[int], hosts: Sequence[str] | Mapping[int, str]) -> str:
-    """`rank 3 (host n2)`, `ranks 0-3, 7 (hosts n1, n2)`, with the host of each rank."""
+def format_ranks_with_hosts(ranks: Sequence[int], hosts: Sequence[str] | Mapping[int, str]) -> str:
+    """Formats ranks with their hosts: `rank 3 (host n2)`, `ranks 0-3, 7 (hosts n1, n2)`."""
     names = list(dict.fromkeys(hosts[rank] for rank in ranks))
-    return f"{numbered(ranks)} (host{'s' * (len(names) > 1)} {listed(names)})"
+    return f"{format_ranks(ranks)} (host{'s' * (len(names) > 1)} {format_names(names)})"
 
 
-def numbered(ranks: Sequence[int]) -> str:
-    """Of ascending ranks: `rank 3`, `ranks 0-3, 7`."""
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Formats ascending ranks: `rank 3`, `ranks 0-3, 7`."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -59,8 +62,9 @@ def numbered(ranks: Sequence[int]) -> str:
         else:
             spans.append([rank, rank])
     shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in spans]
-    return f"rank{'s' * (len(ranks) > 1)} {listed(shown)}"
+    return f"rank{'s' * (len(ranks) > 1)} {format_names(shown)}"
 
 
-def listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+def format_names(names: Sequence[str]) -> str:
+    """Joins names, the first few of many."""
+    return ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")

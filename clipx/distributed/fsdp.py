@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from clipx.model.clip import CLIP
 
 
-class Format(StrEnum):
-    """A number format. own: the weights'."""
+class FsdpDtype(StrEnum):
+    """The dtype of gathered weights, or of reduced gradients. own: the weights'."""
 
     own = "own"
     float32 = "float32"
@@ -41,8 +41,8 @@ class FsdpSpec(DistributedSpec):
     shard_size: int | None = None
     reshard_after_forward: bool = True  # false: a block's weights stay for its backward pass: more memory, less traffic
     cpu_offload: bool = False  # what a rank keeps waits in the host's memory, where the optimizer works too
-    gathered: Format = Format.own  # what blocks compute with; bfloat16 halves what is gathered
-    reduced: Format = Format.own  # what gradients are summed in
+    param_dtype: FsdpDtype = FsdpDtype.own  # what blocks compute with; bfloat16 halves what is gathered
+    reduce_dtype: FsdpDtype = FsdpDtype.own  # what gradients are summed in
 
     def __post_init__(self) -> None:
         DistributedSpec.__post_init__(self)
@@ -96,13 +96,13 @@ class FsdpSpec(DistributedSpec):
             mesh_dim_names=("copies", "parts") if hybrid else ("parts",),
         )
         precision = MixedPrecisionPolicy(
-            param_dtype=self.gathered.dtype(), reduce_dtype=self.reduced.dtype(), cast_forward_inputs=False
+            param_dtype=self.param_dtype.dtype(), reduce_dtype=self.reduce_dtype.dtype(), cast_forward_inputs=False
         )
         model.to(memory_format=torch.contiguous_format)  # it shards no others
         offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
-        for part in (*named_blocks(model).values(), *model.children(), model):
+        for module in (*named_blocks(model).values(), *model.children(), model):
             fully_shard(
-                part,
+                module,
                 mesh=mesh,
                 reshard_after_forward=self.reshard_after_forward,
                 mp_policy=precision,

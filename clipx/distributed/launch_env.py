@@ -1,7 +1,7 @@
-"""Where this process stands among those that were started with it: read from the environment, and checked.
+"""Rank, world size and rendezvous endpoint of this process, read from the launcher's environment variables and checked.
 
-Each launcher has variables of its own. The innermost that speaks of several processes is believed: torchrun, or whoever
-else sets RANK and WORLD_SIZE; submitit's local executor; MPI; a step of srun's, which is submitit's on SLURM as well.
+Each launcher has variables of its own. The innermost that started several processes counts: torchrun, or whoever else
+sets RANK and WORLD_SIZE; submitit's local executor; MPI; a step of srun's, which is submitit's on SLURM as well.
 Nothing is written to the environment.
 """
 
@@ -17,26 +17,26 @@ from dataclasses import dataclass
 from clipx.errors import ConfigError, require
 
 _PORTS = range(15_000, 30_000)  # below those that systems give out by themselves
-_USUAL_PORT = 29_500  # torch's own, for processes of one host that have no job number
-_STEPS_OF_SLURMS_OWN = 0xFFFF_FFF0  # and above: its batch script, the shell of an allocation
+_DEFAULT_PORT = 29_500  # torch's own, for processes of one host that have no job number
+_FIRST_RESERVED_STEP = 0xFFFF_FFF0  # and above: its batch script, the shell of an allocation
 _LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One of `world` processes. Where there is one, nobody is to be met, and the rest is empty."""
+class LaunchEnv:
+    """Rank and endpoint of one of `world` processes. With `world` = 1 there is no endpoint, and the rest is empty."""
 
     rank: int = 0
     world: int = 1
-    local_rank: int = 0  # among those of its host
-    host: str = ""  # where rank 0 is met, and at which port
+    local_rank: int = 0  # among the ranks of its host
+    host: str = ""  # of the rendezvous store, rank 0's as a rule
     port: int = 0
-    job: str = ""  # of others at the same port, this one is told apart by it
-    agent: bool = False  # torchrun's agent listens at the port, not rank 0
-    hosts: tuple[str, ...] = ()  # of all ranks, in no order that can be relied on; empty where it is not known
+    job: str = ""  # distinguishes this job from others at the same port
+    agent_store: bool = False  # torchrun's agent serves the store, not rank 0
+    hosts: tuple[str, ...] = ()  # of all ranks, in no particular order; empty where they are not known
 
     @property
-    def meeting(self) -> str:
+    def endpoint(self) -> str:
         return f"{self.host}:{self.port}"
 
 
@@ -82,44 +82,50 @@ _MPI = (
 _SRUN = _Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",))
 
 
-def find_place(env: Mapping[str, str] = os.environ) -> Place:
-    """Raises ConfigError where a launcher's variables are incomplete, are no numbers, or contradict each other."""
-    found = _launched(env)
+def read_launch_env(env: Mapping[str, str] = os.environ) -> LaunchEnv:
+    """Reads the variables of the launcher that started this process.
+
+    Raises ConfigError where they are incomplete, are no numbers, or contradict each other.
+    """
+    found = _detect(env)
     if found is None:
-        return Place()
+        return LaunchEnv()
     launcher, rank, world = found
-    host, port = _meeting(env, launcher, world)
-    return Place(
+    host, port = _endpoint(env, launcher, world)
+    return LaunchEnv(
         rank=rank,
         world=world,
         local_rank=_local_rank(env, launcher, rank),
         host=host,
         port=port,
-        job=_job(env, launcher),
-        agent=launcher is _TORCHRUN and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        hosts=tuple(expand(env.get("SLURM_STEP_NODELIST", ""))) if launcher is _SRUN else (),
+        job=_job_id(env, launcher),
+        agent_store=launcher is _TORCHRUN and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        hosts=tuple(expand_nodelist(env.get("SLURM_STEP_NODELIST", ""))) if launcher is _SRUN else (),
     )
 
 
-def told_rank(env: Mapping[str, str] = os.environ) -> int | None:
-    """This process's rank, to tell its lines from those of others; None where there is nobody else, or no saying."""
+def rank_or_none(env: Mapping[str, str] = os.environ) -> int | None:
+    """Returns this process's rank, for log lines; None for a single process, or where the environment is invalid."""
     try:
-        found = _launched(env)
+        found = _detect(env)
     except ConfigError:
         return None
     return None if found is None else found[1]
 
 
-def _launched(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
-    """By whom, rank and world; None for one process. A launcher that says one is left over in a shell, or is outside
-    another that says several; but torchrun means it."""
+def _detect(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
+    """Returns the launcher, the rank and the world size; None for a single process.
+
+    Variables of one process are left over in a shell, or of a launcher around another that started several; torchrun's
+    count.
+    """
+    by_torchrun = "TORCHELASTIC_RUN_ID" in env
     for launcher in (_TORCHRUN, _SUBMITIT, *_MPI, _SRUN):
-        if launcher is _SRUN and not _in_step(env):
+        if launcher is _SRUN and not _in_srun_step(env):
             continue
-        rank, world = _numbers(env, launcher)
-        of_torchrun = launcher is _TORCHRUN and "TORCHELASTIC_RUN_ID" in env
-        if world > 1 and launcher is _TORCHRUN and not of_torchrun and _in_step(env):
-            tasks = _number(env, _SRUN.world)
+        rank, world = _rank_and_world(env, launcher)
+        if world > 1 and launcher is _TORCHRUN and not by_torchrun and _in_srun_step(env):
+            tasks = _integer(env, _SRUN.world)
             require(
                 world >= tasks,
                 f"WORLD_SIZE={world} but srun started SLURM_STEP_NUM_TASKS={tasks} tasks: unset RANK and WORLD_SIZE, "
@@ -127,46 +133,46 @@ def _launched(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
             )
         if world > 1:
             return launcher, rank, world
-        if of_torchrun:
+        if by_torchrun:
             return None
     return None
 
 
 def node_name(env: Mapping[str, str] = os.environ) -> str:
-    """This host by the name that a person knows it by: SLURM's where it has one."""
+    """Returns SLURM's name of this host where it has one, else the system's."""
     return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(usable_cores())
 
 
 def usable_cores() -> list[int]:
-    """Their numbers. A launcher may have bound the process to some of them."""
+    """Returns the numbers of the cores that this process may use: a launcher may have bound it to some of them."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def expand(nodelist: str) -> Iterator[str]:
-    """SLURM's way to write hosts: `n[01-03,7],gpu1` is n01, n02, n03, n7 and gpu1."""
+def expand_nodelist(nodelist: str) -> Iterator[str]:
+    """Expands SLURM's notation of a list of hosts: `n[01-03,7],gpu1` is n01, n02, n03, n7 and gpu1."""
     for one in re.findall(r"(?:\[[^]]*\]|[^,[])+", nodelist):
-        pieces = re.split(r"\[([\d,-]+)\]", one)  # names and numbers in turn
-        choices = [list(_range(piece)) if k % 2 else [piece] for k, piece in enumerate(pieces)]
+        parts = re.split(r"\[([\d,-]+)\]", one)  # names and numbers in turn
+        choices = [list(_expand_range(part)) if k % 2 else [part] for k, part in enumerate(parts)]
         yield from map("".join, itertools.product(*choices))
 
 
-def _range(text: str) -> Iterator[str]:
+def _expand_range(text: str) -> Iterator[str]:
     for part in text.split(","):
         low, _, high = part.partition("-")
         yield from (f"{k:0{len(low)}}" for k in range(int(low), int(high or low) + 1))
 
 
-def _in_step(env: Mapping[str, str]) -> bool:
+def _in_srun_step(env: Mapping[str, str]) -> bool:
     """Whether srun started this process as one of several. An interactive shell is not such a process, and what is
     typed there is to wait for nobody: that of an allocation has no numbered step, and one by `srun --pty` a terminal.
     """
     step = env.get("SLURM_STEP_ID", "")
-    if not step.isdecimal() or int(step) >= _STEPS_OF_SLURMS_OWN:
+    if not step.isdecimal() or int(step) >= _FIRST_RESERVED_STEP:
         return False
     # The variable alone is handed on to what the shell starts by srun, the terminal is not.
     if "SLURM_PTY_PORT" in env and any(map(os.isatty, (0, 1, 2))):
@@ -174,18 +180,18 @@ def _in_step(env: Mapping[str, str]) -> bool:
     return env.get(_SRUN.world, "1") != "1"
 
 
-def _numbers(env: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]:
+def _rank_and_world(env: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]:
     """(rank, world); (0, 1) where the launcher says nothing."""
     names = (launcher.rank, launcher.world)
-    given = [name for name in names if env.get(name)]
-    if not given:
+    present = [name for name in names if env.get(name)]
+    if not present:
         return 0, 1
     for name in names:
         require(
-            name in given,
-            f"{given[0]}={env[given[0]]} without {name}: set both, as {launcher.name} does, or unset {given[0]}",
+            name in present,
+            f"{present[0]}={env[present[0]]} without {name}: set both, as {launcher.name} does, or unset {present[0]}",
         )
-    rank, world = (_number(env, name) for name in names)
+    rank, world = (_integer(env, name) for name in names)
     require(
         rank < world,
         f"{launcher.rank}={rank} is not below {launcher.world}={world}: ranks count from 0, so correct one of them",
@@ -193,7 +199,7 @@ def _numbers(env: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]:
     return rank, world
 
 
-def _number(env: Mapping[str, str], name: str) -> int:
+def _integer(env: Mapping[str, str], name: str) -> int:
     text = env[name]
     require(text.isdecimal(), f"{name}={text} is not a whole number of 0 or more: correct it, or unset it")
     return int(text)
@@ -204,28 +210,28 @@ def _local_rank(env: Mapping[str, str], launcher: _Launcher, rank: int) -> int:
     name = next((name for name in launcher.local_rank if env.get(name)), None)
     if name is None:
         same = env.get("SLURM_PROCID") == str(rank) and env.get("SLURM_LOCALID")
-        return _number(env, "SLURM_LOCALID") if same else 0
-    local = _number(env, name)
+        return _integer(env, "SLURM_LOCALID") if same else 0
+    local = _integer(env, name)
     size = next((size for size in launcher.local_world if env.get(size)), launcher.world)
     require(
-        local < _number(env, size),
+        local < _integer(env, size),
         f"{name}={local} is not below {size}={env[size]}: ranks of a host count from 0, so correct one of them",
     )
     return local
 
 
-def _meeting(env: Mapping[str, str], launcher: _Launcher, world: int) -> tuple[str, int]:
-    """Host and port of rank 0: as MASTER_ADDR and MASTER_PORT say, else by the job's own hosts and number."""
-    together = any(env.get(name) == str(world) for name in launcher.local_world)  # all on this host
+def _endpoint(env: Mapping[str, str], launcher: _Launcher, world: int) -> tuple[str, int]:
+    """Returns host and port of the store: MASTER_ADDR and MASTER_PORT, else from the job's hosts and number."""
+    single_host = any(env.get(name) == str(world) for name in launcher.local_world)  # all on this host
     # mpirun's own step may leave out its first host; a step of srun's may be on some of the job's hosts.
     lists = ("SLURM_JOB_NODELIST",) if launcher in _MPI else ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-    hosts = next((found for name in lists if (found := list(expand(env.get(name, ""))))), [])
-    host = env.get("MASTER_ADDR") or (_LOCALHOST if together else hosts[0] if hosts else "")
+    hosts = next((found for name in lists if (found := list(expand_nodelist(env.get(name, ""))))), [])
+    host = env.get("MASTER_ADDR") or (_LOCALHOST if single_host else hosts[0] if hosts else "")
     if env.get("MASTER_PORT"):
-        port = _number(env, "MASTER_PORT")
+        port = _integer(env, "MASTER_PORT")
         require(0 < port < 2**16, f"MASTER_PORT={port} is no port: give one from 1 to 65535")
     else:
-        port = _port(env, launcher) or (_USUAL_PORT if together else 0)
+        port = _port_of_job(env, launcher) or (_DEFAULT_PORT if single_host else 0)
     for name, missing in (("MASTER_ADDR", not host), ("MASTER_PORT", not port)):
         require(
             not missing,
@@ -235,7 +241,7 @@ def _meeting(env: Mapping[str, str], launcher: _Launcher, world: int) -> tuple[s
     return host, port
 
 
-def _port(env: Mapping[str, str], launcher: _Launcher) -> int:
+def _port_of_job(env: Mapping[str, str], launcher: _Launcher) -> int:
     """The same on all ranks, and another for each job and each step of srun's; 0 where there is no job's number."""
     job = env.get("SUBMITIT_LOCAL_JOB_ID" if launcher is _SUBMITIT else "SLURM_JOB_ID", "")
     if not job.isdecimal():
@@ -244,7 +250,7 @@ def _port(env: Mapping[str, str], launcher: _Launcher) -> int:
     return _PORTS[(int(job) + 7919 * step) % len(_PORTS)]
 
 
-def _job(env: Mapping[str, str], launcher: _Launcher) -> str:
+def _job_id(env: Mapping[str, str], launcher: _Launcher) -> str:
     names = {
         _TORCHRUN: ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
         _SUBMITIT: ("SUBMITIT_LOCAL_JOB_ID",),

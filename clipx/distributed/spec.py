@@ -1,7 +1,6 @@
-"""One process or many: who am I, how do ranks talk. Science code sees `comm.gather(x)`, never a rank.
+"""Options of the distributed group: device, backend, time limits. `build` joins the process group.
 
-`launch_env` knows who started this process, `rendezvous` how it finds the others. ddp.py and fsdp.py spread the
-model over the ranks.
+launch_env.py reads rank and world size, rendezvous.py waits for the other ranks; ddp.py and fsdp.py are the options.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from clipx.config.lazy_torch import dist, torch
 from clipx.config.registry import MISSING
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import code_version
-from clipx.distributed.launch_env import Place, cores, find_place, node_name
+from clipx.distributed.launch_env import LaunchEnv, cores, node_name, read_launch_env
 from clipx.errors import ConfigError, PeerLost, require
 
 if TYPE_CHECKING:
@@ -96,18 +95,18 @@ class DistributedSpec:
         Raises ConfigError where the environment makes no sense, the device or the backend is not there, or the ranks
         run different things; PeerLost, which names them, where some do not come.
         """
-        place = find_place()
-        device = self._device(place.local_rank)
+        launch = read_launch_env()
+        device = self._device(launch.local_rank)
         if device.type != "cpu":
             torch.accelerator.set_device_index(device)
         sharing = 1
-        if place.world > 1 and not dist.is_initialized():
-            sharing = self._join(place, device)
+        if launch.world > 1 and not dist.is_initialized():
+            sharing = self._join(launch, device)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         elif sharing > 1 and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, cores() // sharing))
-        return Comm(place.rank, place.world, place.local_rank, device)
+        return Comm(launch.rank, launch.world, launch.local_rank, device)
 
     def _device(self, local_rank: int) -> torch.device:
         """Of those that this process sees, which may be all of the host's or its own alone."""
@@ -129,28 +128,29 @@ class DistributedSpec:
         )
         return torch.device(found.type, local_rank % count)
 
-    def _join(self, place: Place, device: torch.device) -> int:
+    def _join(self, launch: LaunchEnv, device: torch.device) -> int:
         """Returns how many ranks share this one's cores."""
-        from clipx.distributed.rendezvous import meet
+        from clipx.distributed.rendezvous import rendezvous
 
         backend = self._backend(device)
         facts = {"clipx": code_version(), "device": device.type, "backend": backend, "torch?": torch.__version__}
-        store, sharing = meet(place, facts, self.rendezvous_s)
+        store, sharing = rendezvous(launch, facts, self.rendezvous_s)
         timeout = timedelta(seconds=self.timeout_s)
         store.set_timeout(timeout)
         try:
             dist.init_process_group(
                 backend,
                 store=store,
-                rank=place.rank,
-                world_size=place.world,
+                rank=launch.rank,
+                world_size=launch.world,
                 timeout=timeout,
                 device_id=None if device.type == "cpu" else device,
             )
         except RuntimeError as error:
             raise PeerLost(
-                f"the ranks met at {place.meeting}, but {backend} did not connect them ({str(error).splitlines()[0]}): "
-                "name the network between the hosts by GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, and open its ports"
+                f"the ranks met at {launch.endpoint}, but {backend} did not connect them "
+                f"({str(error).splitlines()[0]}): name the network between the hosts by GLOO_SOCKET_IFNAME or "
+                "NCCL_SOCKET_IFNAME, and open its ports"
             ) from error
         return sharing
 

@@ -61,12 +61,12 @@ class Suite:
         `data` is what is evaluated besides the sets, where there is something; `own` where it is the run's own, and the
         run has opened it. Collective. Raises ConfigError and DataError.
         """
-        if own is not None and (wanting := [name for name, e in evaluators.items() if e.own]):
+        if own is not None and (wanting := [name for name, e in evaluators.items() if e.held_out]):
             _check_held_out(wanting, own)
         opened: dict[str, Dataset] = {}
         tasks = []
         for name, evaluator in evaluators.items():
-            given: dict[str | None, DataSpec] = {None: data} if data is not None and evaluator.own else {}
+            given: dict[str | None, DataSpec] = {None: data} if data is not None and evaluator.held_out else {}
             for key, spec in (given | evaluator.sets).items():
                 if key is None and own is not None:
                     tasks.append(Task(name, None, spec, own))
@@ -79,7 +79,9 @@ class Suite:
                 )
         suite = cls(evaluators, tasks)
         suite._check()
-        comm.agree(sets={task.prefix: task.dataset.held_out.fingerprint for task in tasks if task.dataset.held_out})
+        comm.require_equal(
+            sets={task.prefix: task.dataset.held_out.fingerprint for task in tasks if task.dataset.held_out}
+        )
         return suite
 
     def _check(self) -> None:
@@ -118,7 +120,7 @@ class Suite:
         for task in self.tasks:
             if task.evaluator in names:
                 with task.named():
-                    found = self.evaluators[task.evaluator].evaluate(embedder.on(task.data), task.dataset)
+                    found = self.evaluators[task.evaluator].evaluate(embedder.for_data(task.data), task.dataset)
                 numbers |= {f"{task.prefix}{metric}": value for metric, value in found.items()}
         return numbers
 
@@ -128,7 +130,7 @@ def _check_held_out(names: Sequence[str], own: Dataset) -> None:
         raise DataError(
             f"evaluator=[{','.join(names)}] needs held-out data and this data holds out none: raise "
             "data.held_out_share, name held-out data, train without with evaluator=[], or evaluate sets alone with "
-            f"evaluator.{names[0]}.own=false"
+            f"evaluator.{names[0]}.held_out=false"
         )
 
 

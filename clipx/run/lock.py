@@ -1,8 +1,9 @@
-"""One job at a time in a run directory: a file that its holder keeps fresh, and that outlives no holder for long."""
+"""The lock of a run directory, for one job at a time: a file with a heartbeat, by which a dead job's lock is stale."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from clipx.distributed.comm import Comm
 from clipx.errors import Locked
 from clipx.storage.local import made
@@ -21,14 +24,16 @@ from clipx.storage.local import made
 log = logging.getLogger(__name__)
 
 LOCK = "run.lock"
-_REFRESH_S = 30.0
-_STALE_S = 600.0  # not refreshed for so long, a lock of another machine is one of a dead job
-_BUSY_S = 10.0  # another job's look at the lock takes milliseconds
+_GUARD = "run.lock.guard"
+_HEARTBEAT_S = 30.0
+_STALE_S = 600.0  # without a heartbeat for so long, a lock of another machine is a dead job's
+_GUARD_S = 10.0  # that another job may hold the guard, which takes it milliseconds
+_NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of Lustre without -o flock, NFS without lockd, others
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What run.lock says: which process on which machine, in which job."""
+    """The contents of run.lock: which process on which machine, in which job."""
 
     id: str  # of this lock, unlike any other
     host: str
@@ -39,14 +44,14 @@ class Holder:
     started: str
 
     @classmethod
-    def me(cls) -> Holder:
+    def current(cls) -> Holder:
         job = os.environ.get("SLURM_JOB_ID", "")
         return cls(
             id=uuid.uuid4().hex,
             host=socket.gethostname(),
             pid=os.getpid(),
-            born=_state(os.getpid())[1],
-            machine=_machine(),
+            born=_process_stat(os.getpid())[1],
+            machine=_machine_id(),
             job=f"{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else "",
             started=time.strftime("%Y-%m-%d %H:%M:%S"),
         )
@@ -56,17 +61,20 @@ class Holder:
 
     @property
     def alive(self) -> bool | None:
-        """Whether its process runs; None on another machine, which cannot tell."""
-        return _runs(self) if self.machine == _machine() else None
+        """Whether its process runs; None on another machine, where that is unknown."""
+        return _is_running(self) if self.machine == _machine_id() else None
 
     def __str__(self) -> str:
         job = f", SLURM job {self.job.partition('.')[0]}" if self.job else ""
         return f"pid {self.pid} on {self.host}{job}, since {self.started}"
 
 
-def holder_of(run_dir: Path) -> Holder | None:
-    """Who works in a run directory, or did when it was killed. None where nobody does, or who does cannot be read."""
-    return _read(run_dir / LOCK)
+def read_holder(run_dir: Path) -> Holder | None:
+    """Returns the holder of a run directory, alive or killed; None where there is none, or it cannot be read."""
+    try:
+        return Holder(**json.loads((run_dir / LOCK).read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
 
 
 class RunLock:
@@ -79,14 +87,14 @@ class RunLock:
     def __init__(self, run_dir: Path, comm: Comm, event: Callable[..., None]) -> None:
         self.path = run_dir / LOCK
         self._comm, self._event = comm, event
-        self._me = Holder.me()
-        self._over = threading.Event()
+        self._holder = Holder.current()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._lost = False
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Makes the directory this job's until `release`. Raises Locked, on all ranks, which names the holder."""
-        self._comm.on_main(self._take)
+        self._comm.run_on_main(self._acquire)
 
     def check(self) -> None:
         """Raises Locked on rank 0 where another job took the lock over, as of a job that was frozen for long."""
@@ -100,39 +108,40 @@ class RunLock:
         """Gives the directory back, if it is this job's. A second call does nothing."""
         if self._thread is None:
             return
-        self._over.set()
-        self._thread.join(_BUSY_S)
+        self._stop.set()
+        self._thread.join(_GUARD_S)
         self._thread = None
-        with contextlib.suppress(OSError, Locked), self._alone():
-            if _read(self.path) == self._me:
+        with contextlib.suppress(OSError, Locked), self._guard() as guard:
+            if read_holder(self.path.parent) == self._holder:
                 self.path.unlink()
+                guard.unlink()  # while it is locked: filelock drops a lock that it gets on a removed file, and retries
 
     def __enter__(self) -> RunLock:
-        self.take()
+        self.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         made(self.path.parent, f"run_dir={self.path.parent}", "give")
-        with self._alone():
-            new = self.path.with_name(f"run.lock.{self._me.id}")
-            try:
-                new.write_text(self._text(), encoding="utf-8")  # whole before it is seen, and dated by the file system
+        with self._guard():
+            new = self.path.with_name(f"run.lock.{self._holder.id}")
+            try:  # whole before it is seen, and dated by the file system
+                new.write_text(json.dumps(asdict(self._holder)) + "\n", encoding="utf-8")
                 if self.path.exists():
-                    self._judge(_read(self.path), new.stat().st_mtime - self.path.stat().st_mtime)
+                    self._check_stale(read_holder(self.path.parent), new.stat().st_mtime - self.path.stat().st_mtime)
                 new.replace(self.path)
             finally:
                 new.unlink(missing_ok=True)
-        self._thread = threading.Thread(target=self._refresh, name="run.lock", daemon=True)
+        self._thread = threading.Thread(target=self._keep_alive, name="run.lock", daemon=True)
         self._thread.start()
 
-    def _judge(self, holder: Holder | None, age_s: float) -> None:
+    def _check_stale(self, holder: Holder | None, age_s: float) -> None:
         """Raises Locked where the lock that is there is alive."""
-        if holder is not None and holder.is_process(self._me):
+        if holder is not None and holder.is_process(self._holder):
             return  # of an earlier trainer of this process
-        if not _stale(holder, age_s, self._me):
+        if not _stale(holder, age_s, self._holder):
             raise Locked(
                 f"{self.path.parent} is in use by {holder or 'a job that cannot be read'}: wait for its end, or give "
                 f"this run another name=; if that job is dead for sure, delete {self.path}"
@@ -141,30 +150,38 @@ class RunLock:
         self._event("lock_taken_over", of=asdict(holder) if holder else None, silent_s=round(age_s))
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Nobody else may change the lock meanwhile: a second file, created exclusively, there for milliseconds."""
-        guard = self.path.with_name("run.lock.guard")
-        start = time.monotonic()
-        while not _create(guard, self._text()):
-            if time.monotonic() - start > _BUSY_S:
-                raise Locked(f"{guard} is left from a job that was killed just then ({_read(guard)}): delete it")
-            time.sleep(0.02)
-        try:
-            yield
-        finally:
-            guard.unlink(missing_ok=True)
+    def _guard(self) -> Iterator[Path]:
+        """Keeps other jobs from reading and changing the lock meanwhile, for milliseconds: flock on a second file.
 
-    def _refresh(self) -> None:
-        while not self._over.wait(_REFRESH_S):
+        The kernel, or the file server, frees it when its process is killed. Where the file system has no flock, or one
+        for each host, two jobs that start within the same milliseconds may both get the lock: the heartbeat of the one
+        whose file was replaced finds that out, and ends it.
+        """
+        path = self.path.with_name(_GUARD)
+        guard = FileLock(path, timeout=_GUARD_S, poll_interval=0.02, fallback_to_soft=False)
+        try:
+            guard.acquire()
+        except Timeout:
+            raise Locked(
+                f"{path} is held for {_GUARD_S:g} s by a process that stopped while it looked at the lock: end it, or "
+                "give this run another name="
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise
+        try:
+            yield path
+        finally:
+            guard.release()
+
+    def _keep_alive(self) -> None:
+        while not self._stop.wait(_HEARTBEAT_S):
             with contextlib.suppress(OSError):  # a file system that is away for a while
-                holder = _read(self.path)
-                if holder is not None and holder.id != self._me.id:
+                holder = read_holder(self.path.parent)
+                if holder is not None and holder.id != self._holder.id:
                     self._lost = True
                     return
                 os.utime(self.path)
-
-    def _text(self) -> str:
-        return json.dumps(asdict(self._me)) + "\n"
 
 
 def _stale(holder: Holder | None, age_s: float, me: Holder) -> bool:
@@ -173,24 +190,24 @@ def _stale(holder: Holder | None, age_s: float, me: Holder) -> bool:
         if number and number == me.job.partition(".")[0] and restart != me.job.partition(".")[2]:
             return True  # SLURM starts a job anew when it has ended
         if holder.machine == me.machine:
-            return not _runs(holder)
+            return not _is_running(holder)
     return age_s > _STALE_S
 
 
-def _runs(holder: Holder) -> bool:
-    """Of a holder on this machine: whether it is the process of that number still."""
+def _is_running(holder: Holder) -> bool:
+    """Whether the process of a holder on this machine runs, and its number is not used again."""
     try:
         os.kill(holder.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True  # another user's
-    state, born = _state(holder.pid)
+    state, born = _process_stat(holder.pid)
     return state != "Z" and born in (holder.born, "")
 
 
-def _state(pid: int) -> tuple[str, str]:
-    """(state, start) of a process as the kernel says them, ("", "") where it does not."""
+def _process_stat(pid: int) -> tuple[str, str]:
+    """Returns a process's state and start time from /proc; ("", "") where there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name before may hold anything
     except OSError:
@@ -198,26 +215,9 @@ def _state(pid: int) -> tuple[str, str]:
     return fields[0], fields[19]
 
 
-def _machine() -> str:
+def _machine_id() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return socket.gethostname()
-
-
-def _create(path: Path, text: str) -> bool:
-    """Writes a file where there is none: of several that try at once, one."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _read(path: Path) -> Holder | None:
-    try:
-        return Holder(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None

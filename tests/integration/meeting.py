@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from clipx.distributed import launch_env as place
-from clipx.distributed import rendezvous
+from clipx.distributed import launch_env, rendezvous
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ClipxError
 
@@ -38,23 +37,23 @@ def run(*arguments: str) -> None:
     logging.basicConfig(format="%(message)s")
     torch.__version__ = os.environ.get("TORCH", torch.__version__)
     if "BOUND" in os.environ:
-        cores = place.usable_cores()
+        cores = launch_env.usable_cores()
         os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
     try:
         say(meet_only() if "MEET_ONLY" in os.environ else main(*arguments))
     except ClipxError as error:
-        say({"rank": place.told_rank(), "error": str(error)})
+        say({"rank": launch_env.rank_or_none(), "error": str(error)})
         sys.stderr.flush()
         os._exit(error.exit_code)
 
 
 def meet_only() -> dict[str, Any]:
-    own = place.find_place()
-    store, sharing = rendezvous.meet(own, {}, 60)
-    store.set(f"done/{own.rank}", "")
-    if own.rank == 0:  # with which the store ends
-        store.wait([f"done/{rank}" for rank in range(own.world)])
-    return {"rank": own.rank, "sharing": sharing}
+    launch = launch_env.read_launch_env()
+    store, sharing = rendezvous.rendezvous(launch, {}, 60)
+    store.set(f"done/{launch.rank}", "")
+    if launch.rank == 0:  # with which the store ends
+        store.wait([f"done/{rank}" for rank in range(launch.world)])
+    return {"rank": launch.rank, "sharing": sharing}
 
 
 def main(options: str = "{}", times: str = "1") -> dict[str, Any]:
@@ -65,11 +64,11 @@ def main(options: str = "{}", times: str = "1") -> dict[str, Any]:
             "rank": comm.rank,
             "world": comm.world,
             "local_rank": comm.local_rank,
-            "hosts": comm.gather_objects(place.node_name()),
+            "hosts": comm.gather_objects(launch_env.node_name()),
             "sum": int(comm.sum(torch.tensor(comm.rank)).item()),
             "threads": torch.get_num_threads(),
         }
-        comm.agree(config={"seed": 0, "colour": os.environ.get("COLOUR", "red")}, data="the same")
+        comm.require_equal(config={"seed": 0, "colour": os.environ.get("COLOUR", "red")}, data="the same")
         comm.barrier()
         comm.close()
     return found

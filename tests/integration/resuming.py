@@ -47,7 +47,7 @@ def differences(folder: Path, *overrides: str, steps: range = range(1, STEPS)) -
     found = []
     for step in steps:
         run_dir = folder / f"from-{step}"
-        trainer.comm.on_main(lambda run_dir=run_dir: shutil.copytree(straight, run_dir) and None)
+        trainer.comm.run_on_main(lambda run_dir=run_dir: shutil.copytree(straight, run_dir) and None)
         again = Trainer(small(run_dir, *overrides, f"resume=step:{step}"))
         assert again.steps_done == step
         again.fit()

@@ -17,7 +17,7 @@ from types import FrameType
 import torch
 
 from clipx.cli import cli
-from clipx.distributed.heartbeat import peers_told
+from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import DataError, Stopped
 from clipx.run.directory import RunDir
 from clipx.run.lock import RunLock
@@ -40,7 +40,7 @@ class Loop:
             RunLock(run, comm, self.rundir.event) as lock,
             Stop(tell=comm.is_main) as stop,
             Watchdog(self.spec.distributed.watchdog_s, run, comm.rank, self.rundir.event) as watchdog,
-            peers_told(comm, lambda: self.step),
+            name_lost_peers(comm, lambda: self.step),
         ):
             (run / f"pid.{comm.rank}").write_text(str(os.getpid()))
             while True:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import clipx
-from clipx.distributed.consistency import code_version, digest, numbered, odd_ones
+from clipx.distributed.consistency import code_version, describe_mismatch, digest, format_ranks
 
 
 def test_the_code_has_one_version_until_a_source_changes() -> None:
@@ -20,7 +20,7 @@ def test_a_digest_depends_on_values_and_not_on_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "described"),
     [
         ("aaaa", None),
         ("aaab", "rank 3 (host n1) has x=b, the others a"),
@@ -32,10 +32,10 @@ def test_a_digest_depends_on_values_and_not_on_their_order() -> None:
          "rank 6 (host n3) has x=e; and 3 more, the others a"),
     ],
 )  # fmt: skip
-def test_the_ranks_that_differ_are_named(values: str, told: str | None) -> None:
-    assert odd_ones("x", values, [f"n{rank // 2}" for rank in range(len(values))]) == told
+def test_the_ranks_that_differ_are_named(values: str, described: str | None) -> None:
+    assert describe_mismatch("x", values, [f"n{rank // 2}" for rank in range(len(values))]) == described
 
 
 def test_of_many_ranks_some_are_shown() -> None:
-    assert numbered(range(1000)) == "ranks 0-999"
-    assert numbered(range(0, 20, 2)) == "ranks 0, 2, 4, 6 and 6 more"
+    assert format_ranks(range(1000)) == "ranks 0-999"
+    assert format_ranks(range(0, 20, 2)) == "ranks 0, 2, 4, 6 and 6 more"

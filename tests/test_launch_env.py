@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from clipx.distributed.launch_env import Place, cores, expand, find_place, node_name, told_rank
+from clipx.distributed.launch_env import LaunchEnv, cores, expand_nodelist, node_name, rank_or_none, read_launch_env
 from clipx.errors import ConfigError
 
 MEETING = {"MASTER_ADDR": "head", "MASTER_PORT": "29500"}
@@ -32,33 +32,33 @@ MVAPICH = {name.replace("OMPI", "MV2"): value for name, value in OPEN_MPI.items(
 PMI = {"PMI_RANK": "6", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4", **MEETING}
 CRAY = {"PMI_RANK": "6", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "2", "PMI_LOCAL_SIZE": "4", **MEETING}
 
-SRUN = Place(3, 4, 1, "n1", 15077, "77.0.", hosts=("n1", "n2"))
-HAND = Place(5, 8, 1, "head", 29500, ".")
-ALONE = Place()
+SRUN = LaunchEnv(3, 4, 1, "n1", 15077, "77.0.", hosts=("n1", "n2"))
+HAND = LaunchEnv(5, 8, 1, "head", 29500, ".")
+ALONE = LaunchEnv()
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "launch"),
     [
         ({}, ALONE),
         (BY_HAND, HAND),
-        ({**BY_HAND, "LOCAL_RANK": ""}, Place(5, 8, 0, "head", 29500, ".")),
-        (TORCHRUN, Place(5, 8, 1, "head", 29500, "none.1", agent=True)),
-        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, Place(5, 8, 1, "head", 29500, "none.1")),
-        ({**STEP, **TORCHRUN}, Place(5, 8, 1, "head", 29500, "none.1", agent=True)),
+        ({**BY_HAND, "LOCAL_RANK": ""}, LaunchEnv(5, 8, 0, "head", 29500, ".")),
+        (TORCHRUN, LaunchEnv(5, 8, 1, "head", 29500, "none.1", agent_store=True)),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, LaunchEnv(5, 8, 1, "head", 29500, "none.1")),
+        ({**STEP, **TORCHRUN}, LaunchEnv(5, 8, 1, "head", 29500, "none.1", agent_store=True)),
         ({**STEP, **TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, ALONE),
         (STEP, SRUN),
-        ({**STEP, **MEETING}, Place(3, 4, 1, "head", 29500, "77.0.", hosts=("n1", "n2"))),
-        ({**STEP, "SLURM_STEP_ID": "2"}, Place(3, 4, 1, "n1", 15000 + (77 + 2 * 7919) % 15000, "77.2.", hosts=SRUN.hosts)),
-        ({**STEP, "RANK": "3", "WORLD_SIZE": "4"}, Place(3, 4, 1, "n1", 15077, ".")),
-        (SUBMITIT, Place(1, 2, 1, "127.0.0.1", 18001, "33001")),
-        ({**STEP, **SUBMITIT}, Place(1, 2, 1, "127.0.0.1", 18001, "33001")),
-        (OPEN_MPI, Place(1, 2, 1, "127.0.0.1", 29500)),
-        (MVAPICH, Place(1, 2, 1, "127.0.0.1", 29500)),
-        ({**STEP, **OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, Place(1, 2, 0, "n0", 15077)),
-        (PMI, Place(6, 8, 2, "head", 29500)),
-        (CRAY, Place(6, 8, 2, "head", 29500)),
-        ({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4"}, Place(3, 4, 1, "n0", 15077)),
+        ({**STEP, **MEETING}, LaunchEnv(3, 4, 1, "head", 29500, "77.0.", hosts=("n1", "n2"))),
+        ({**STEP, "SLURM_STEP_ID": "2"}, LaunchEnv(3, 4, 1, "n1", 15000 + (77 + 2 * 7919) % 15000, "77.2.", hosts=SRUN.hosts)),
+        ({**STEP, "RANK": "3", "WORLD_SIZE": "4"}, LaunchEnv(3, 4, 1, "n1", 15077, ".")),
+        (SUBMITIT, LaunchEnv(1, 2, 1, "127.0.0.1", 18001, "33001")),
+        ({**STEP, **SUBMITIT}, LaunchEnv(1, 2, 1, "127.0.0.1", 18001, "33001")),
+        (OPEN_MPI, LaunchEnv(1, 2, 1, "127.0.0.1", 29500)),
+        (MVAPICH, LaunchEnv(1, 2, 1, "127.0.0.1", 29500)),
+        ({**STEP, **OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, LaunchEnv(1, 2, 0, "n0", 15077)),
+        (PMI, LaunchEnv(6, 8, 2, "head", 29500)),
+        (CRAY, LaunchEnv(6, 8, 2, "head", 29500)),
+        ({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4"}, LaunchEnv(3, 4, 1, "n0", 15077)),
     ],
     ids=[
         "plain", "by hand", "without a local rank", "torchrun", "torchrun without its own store", "torchrun under srun",
@@ -66,9 +66,9 @@ ALONE = Place()
         "submitit under srun", "Open MPI", "MVAPICH", "Open MPI under srun", "MPICH", "Cray", "srun with PMI",
     ],
 )  # fmt: skip
-def test_whoever_starts_a_process_gives_it_its_place(environment: dict[str, str], place: Place) -> None:
-    assert find_place(environment) == place
-    assert told_rank(environment) == (place.rank if place.world > 1 else None)
+def test_whoever_starts_a_process_gives_it_its_place(environment: dict[str, str], launch: LaunchEnv) -> None:
+    assert read_launch_env(environment) == launch
+    assert rank_or_none(environment) == (launch.rank if launch.world > 1 else None)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_whoever_starts_a_process_gives_it_its_place(environment: dict[str, str]
     ids=["salloc", "its shell", "its shell by number", "srun --pty", "left over", "mpirun of one"],
 )
 def test_a_shell_and_what_is_left_over_in_one_make_nobody_wait(environment: dict[str, str]) -> None:
-    assert find_place(environment) == ALONE
+    assert read_launch_env(environment) == ALONE
 
 
 def test_what_is_left_over_of_one_process_does_not_hide_a_step() -> None:
-    assert find_place({**STEP, "RANK": "0", "WORLD_SIZE": "1"}) == SRUN
+    assert read_launch_env({**STEP, "RANK": "0", "WORLD_SIZE": "1"}) == SRUN
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_what_is_left_over_of_one_process_does_not_hide_a_step() -> None:
 )
 def test_what_makes_no_sense_is_named_with_the_fix(environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        find_place(environment)
+        read_launch_env(environment)
 
 
 def test_a_rank_is_told_even_where_nobody_can_be_met() -> None:
-    assert told_rank({"RANK": "3", "WORLD_SIZE": "4"}) == 3
-    assert told_rank({"RANK": "3"}) is None
+    assert rank_or_none({"RANK": "3", "WORLD_SIZE": "4"}) == 3
+    assert rank_or_none({"RANK": "3"}) is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_rank_is_told_even_where_nobody_can_be_met() -> None:
     ],
 )
 def test_slurms_lists_of_hosts(nodelist: str, hosts: list[str]) -> None:
-    assert list(expand(nodelist)) == hosts
+    assert list(expand_nodelist(nodelist)) == hosts
 
 
 def test_a_host_has_the_name_that_slurm_knows_it_by() -> None:
