@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clipx.bench.spec import BenchError, BenchSpec, Findings, Table
+from clipx.bench.findings import Findings, Table, medians, ratio, rounded
+from clipx.bench.processes import Processes
+from clipx.bench.spec import BenchError, BenchSpec
 from clipx.config.registry import option
 from clipx.errors import require
 
@@ -44,9 +45,7 @@ class AccumulationSpec(BenchSpec):
                 f"batches={self.batches} holds {batch}, which {self.micro_batches} micro_batches cannot share evenly: "
                 f"give multiples of {self.micro_batches}",
             )
-        counts = {"micro_batches": self.micro_batches, "layers": self.layers, "repeats": self.repeats}
-        for key, count in (counts | {"context": self.context}).items():
-            require(count >= 1, f"{key}={count} must be at least 1")
+        self.check_counts("micro_batches", "layers", "repeats", "context")
         require(
             self.width >= 1 and self.width % min(64, self.width) == 0,
             f"width={self.width} is not a number of heads of 64: give a multiple of 64, or less than 64 for one head",
@@ -58,8 +57,6 @@ class AccumulationSpec(BenchSpec):
 
     def run(self, say: Callable[[str], None]) -> Findings:
         from clipx.bench import steps
-        from clipx.bench.measure import ratio
-        from clipx.bench.processes import Processes
 
         device = self.device_type()
         processes = Processes(device, self.threads)
@@ -80,20 +77,17 @@ class AccumulationSpec(BenchSpec):
         memory = {"ours": peaks[0][0], "theirs": peaks[1][0]}
 
         ratios = {size: ratio(times[size]["ours"], times[size]["theirs"]) for size in sizes}
-        seconds = {size: {what: statistics.median(took) for what, took in times[size].items()} for size in sizes}
         figures: dict[str, Any] = {
-            "benchmark": "accumulation",
             "device": device,
             "batch": sizes[-1],
             "micro_batches": parts,
-            "time_ratio": _rounded(ratios[sizes[-1]]),
-            "time_ratios": {str(size): _rounded(ratios[size]) for size in sizes},
-            "seconds": {str(size): {k: _rounded(v) for k, v in seconds[size].items()} for size in sizes},
-            "memory_ratio": _rounded(memory["ours"] / memory["theirs"]),
-            "memory_mib": {side: _rounded(peak / 2**20) for side, peak in memory.items()},
+            "time_ratio": rounded(ratios[sizes[-1]]),
+            "time_ratios": {str(size): rounded(ratios[size]) for size in sizes},
+            "seconds": {str(size): medians(times[size]) for size in sizes},
+            "memory_ratio": rounded(memory["ours"] / memory["theirs"]),
+            "memory_mib": {side: rounded(peak / 2**20) for side, peak in memory.items()},
             **{f"logit_scale_ratio_{side}": round(g.scale_ratio, 5) for side, g in found.items()},
-            **{f"encoder_error_{side}": _rounded(g.encoder_error) for side, g in found.items()},
-            "results": self.run_dir,
+            **{f"encoder_error_{side}": rounded(g.encoder_error) for side, g in found.items()},
         }
         return Findings(figures, {"times": times, "memory": memory}, self._tables(figures))
 
@@ -122,7 +116,3 @@ class AccumulationSpec(BenchSpec):
         peaks = (f"{figures['memory_mib'][side]:,.0f} MiB" for side in ("ours", "theirs"))
         rest.rows.append((f"peak memory beyond weights and batch, batch {figures['batch']}", *peaks))
         return [clock, rest]
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

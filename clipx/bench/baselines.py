@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from clipx.bench.measure import Collectives
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
+from clipx.objective.base import StepInputs
 from clipx.trainer.spec import compose
 
 SAMPLES = 2_723_840  # of CC3M: the size of a per-sample state
@@ -67,7 +68,7 @@ def _clipx(name: str, comm: Comm, batch: int, seed: int) -> Contestant:
 
     def forward(image_bD: Tensor, text_bD: Tensor) -> Tensor:
         objective.before_step(seen)
-        loss: Tensor = objective(image_bD, text_bD, index_b)[0]
+        loss: Tensor = objective(StepInputs(image_bD, text_bD, index_b))[0]
         return loss
 
     def done() -> None:

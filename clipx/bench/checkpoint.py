@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.bench.spec import BenchSpec, Findings, Table
+from clipx.bench.findings import Findings, Table, medians, ratio, rounded
+from clipx.bench.processes import Processes
+from clipx.bench.spec import BenchSpec
 from clipx.config.registry import option
 from clipx.errors import require
 
 if TYPE_CHECKING:
-    from clipx.bench.saving import Lap
+    from clipx.bench.saving import SaveTiming
 
 _LABELS = {
     "clipx": "clipx, in the background",
@@ -35,20 +37,17 @@ class CheckpointBenchSpec(BenchSpec):
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
-        for key, count in {"parameters": self.parameters, "repeats": self.repeats}.items():
-            require(count >= 1, f"{key}={count} must be at least 1")
+        self.check_counts("parameters", "repeats")
         require(self.outage_steps >= 100, f"outage_steps={self.outage_steps} has no 99th percentile: give 100 or more")
 
     def run(self, say: Callable[[str], None]) -> Findings:
         from clipx.bench import saving
-        from clipx.bench.measure import ratio
-        from clipx.bench.processes import Processes
 
         device = self.device_type()
         size = 12 * self.parameters
         say(f"{size / 1e9:.3g} GB on {device}, {self.repeats} rounds of {', '.join(_LABELS)}")
         folder = Path(self.run_dir) / "checkpoints"
-        laps: dict[str, list[Lap]] = Processes(device, self.threads).run(
+        timings: dict[str, list[SaveTiming]] = Processes(device, self.threads).run(
             saving.race, str(folder), self.parameters, self.repeats, self.seed
         )[0]
         say(f"{self.outage_steps} steps while checkpoint.remote does not answer")
@@ -56,33 +55,28 @@ class CheckpointBenchSpec(BenchSpec):
             saving.outage, str(Path(self.run_dir) / "outage"), self.outage_steps, self.seed
         )[0]
         p99 = {name: statistics.quantiles(took, n=100)[98] for name, took in steps.items()}
-        counted = {name: found[1:] for name, found in laps.items()}
-        stalls = {name: [lap.stall for lap in found] for name, found in counted.items()}
-        medians = {
-            what: {
-                name: _rounded(statistics.median(getattr(lap, what) for lap in found))
-                for name, found in counted.items()
-            }
+        counted = {name: found[1:] for name, found in timings.items()}
+        stalls = {name: [timing.stall for timing in found] for name, found in counted.items()}
+        typical = {
+            what: medians({name: [getattr(timing, what) for timing in found] for name, found in counted.items()})
             for what in ("stall", "total", "slowdown")
         }
         figures: dict[str, Any] = {
-            "benchmark": "checkpoint",
             "device": device,
             "bytes": size,
             **{
-                f"stall_ratio{end}": _rounded(ratio(stalls["clipx"], stalls[name]))
+                f"stall_ratio{end}": rounded(ratio(stalls["clipx"], stalls[name]))
                 for name, end in (("torch_save", ""), ("dcp", "_dcp"), ("dcp_async", "_dcp_async"))
             },
-            "stall_seconds": medians["stall"],
-            "first_stall_seconds": {name: _rounded(found[0].stall) for name, found in laps.items()},
-            "total_seconds": medians["total"],
-            "slowdown": medians["slowdown"],
-            "outage_p99_ratio": _rounded(p99["outage"] / p99["alone"]),
-            "step_p99_seconds": {name: _rounded(value) for name, value in p99.items()},
-            "step_median_seconds": {name: _rounded(statistics.median(took)) for name, took in steps.items()},
-            "results": self.run_dir,
+            "stall_seconds": typical["stall"],
+            "first_stall_seconds": {name: rounded(found[0].stall) for name, found in timings.items()},
+            "total_seconds": typical["total"],
+            "slowdown": typical["slowdown"],
+            "outage_p99_ratio": rounded(p99["outage"] / p99["alone"]),
+            "step_p99_seconds": {name: rounded(value) for name, value in p99.items()},
+            "step_median_seconds": medians(steps),
         }
-        details = {name: [asdict(lap) for lap in found] for name, found in laps.items()}
+        details = {name: [asdict(timing) for timing in found] for name, found in timings.items()}
         return Findings(figures, {"laps": details, "steps": steps}, [self._table(figures), self._outage(figures)])
 
     def _table(self, figures: dict[str, Any]) -> Table:
@@ -101,7 +95,3 @@ class CheckpointBenchSpec(BenchSpec):
             keys = ("step_median_seconds", "step_p99_seconds")
             table.rows.append((name, *(f"{figures[key][name]:.4g}" for key in keys)))
         return table
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -8,22 +8,16 @@ import torch
 import torch.distributed as dist
 
 from clipx.bench.measure import interleaved
-from clipx.bench.processes import Place
+from clipx.distributed.comm import Comm
 
 KINDS = ("all_gather", "all_reduce", "broadcast")
 
 
-def times(place: Place, sizes: Sequence[int], rounds: int) -> dict[tuple[str, int], list[float]]:
+def times(comm: Comm, sizes: Sequence[int], rounds: int) -> dict[tuple[str, int], list[float]]:
     """Seconds on this rank, of each kind and size in bytes (of the larger side), in each round."""
-    comm = place.join()
-    try:
-        steps = {(kind, size): _step(kind, size, place.ranks, comm.device) for kind in KINDS for size in sizes}
-        named = {f"{kind} {size}": call for (kind, size), call in steps.items()}
-        interleaved(named, 1, comm)  # the warm-up
-        found = interleaved(named, rounds, comm)
-        return {key: found[f"{key[0]} {key[1]}"] for key in steps}
-    finally:
-        comm.close()
+    steps = {(kind, size): _step(kind, size, comm.world, comm.device) for kind in KINDS for size in sizes}
+    interleaved(steps, 1, comm)  # the warm-up
+    return interleaved(steps, rounds, comm)
 
 
 def _step(kind: str, size: int, ranks: int, device: torch.device) -> Callable[[], object]:

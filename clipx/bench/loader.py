@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clipx.bench.spec import BenchSpec, Findings, Table
+from clipx.bench.findings import Findings, Table, ratio
+from clipx.bench.processes import Processes
+from clipx.bench.spec import BenchSpec
 from clipx.config.registry import option
 from clipx.errors import require
 
@@ -20,7 +22,7 @@ class LoaderSpec(BenchSpec):
     """Random crops of 224 pixels out of synthetic photographs in shards, by `workers` processes on each side."""
 
     kind: str = "loader"
-    of: str | None = None  # a run directory: its loader is measured instead, and whether the run waits for it
+    train_run: str | None = None  # a run directory: its loader is measured instead, and whether the run waits for it
     sides: list[int] = field(default_factory=lambda: [256, 512])  # width of the photographs, pixels
     aspect: float = 0.75  # height of a photograph by its width; 1 for the squares of img2dataset's border and crop
     samples: int = 2048  # photographs of each size
@@ -34,17 +36,15 @@ class LoaderSpec(BenchSpec):
         require(bool(self.sides), "sides=[] leaves nothing to measure: name at least one, sides=[512]")
         require(min(self.sides, default=32) >= 32, f"sides={self.sides} must hold numbers from 32")
         require(0.25 <= self.aspect <= 4, f"aspect={self.aspect:g} must lie between 0.25 and 4: photographs have 0.75")
-        counts = {"samples": self.samples, "batch": self.batch, "workers": self.workers}
-        for key, count in (counts | {"batches": self.batches, "repeats": self.repeats}).items():
-            require(count >= 1, f"{key}={count} must be at least 1")
+        self.check_counts("samples", "batch", "workers", "batches", "repeats")
         require(
             self.samples >= 2 * self.batch,
             f"samples={self.samples} is less than two batches of {self.batch}: give at least {2 * self.batch}",
         )
 
     def run(self, say: Callable[[str], None]) -> Findings:
-        if self.of is not None:
-            return self._of_a_run(self.of, say)
+        if self.train_run is not None:
+            return self._of_a_run(self.train_run, say)
         from clipx.bench.pipelines import CONTESTANTS, without_spdl
 
         reason = without_spdl()
@@ -63,7 +63,6 @@ class LoaderSpec(BenchSpec):
     ) -> dict[str, list[float]]:
         """Images a second of each contestant in each round."""
         from clipx.bench.pipelines import write_photographs
-        from clipx.bench.processes import Processes
 
         say(f"{side} pixels: writing {self.samples:,} photographs")
         processes = Processes("cpu", self.threads)
@@ -77,10 +76,9 @@ class LoaderSpec(BenchSpec):
         return rates
 
     def _findings(self, rates: dict[int, dict[str, list[float]]], left_out: dict[str, str]) -> Findings:
-        from clipx.bench.measure import ratio
 
         median = {side: {name: statistics.median(r) for name, r in found.items()} for side, found in rates.items()}
-        figures: dict[str, Any] = {"benchmark": "loader", "workers": self.workers, "aspect": self.aspect}
+        figures: dict[str, Any] = {"workers": self.workers, "aspect": self.aspect}
         for side, found in rates.items():
             figures[f"ratio_{side}"] = round(ratio(found["clipx"], found["open_clip"]), 3)
             figures[f"share_of_decode_bound_{side}"] = round(ratio(found["clipx"], found["decode"]), 3)
@@ -89,7 +87,7 @@ class LoaderSpec(BenchSpec):
         largest = max(rates)
         figures["share_of_decode_bound"] = figures[f"share_of_decode_bound_{largest}"]
         figures["images_per_second"] = {str(side): {k: round(v) for k, v in m.items()} for side, m in median.items()}
-        figures |= {"left_out": left_out, "results": self.run_dir}
+        figures["left_out"] = left_out
         labels = {
             "clipx": "clipx",
             "threads": "clipx's work in threads of one process",
@@ -116,16 +114,15 @@ class LoaderSpec(BenchSpec):
 
     def _of_a_run(self, run_dir: str, say: Callable[[str], None]) -> Findings:
         from clipx.bench.pipelines import rate_of_run
-        from clipx.bench.processes import Processes
         from clipx.logger import read_rows
         from clipx.run.directory import RunDir
-        from clipx.run.load import load_run
+        from clipx.trainer.saved_run import load_run
 
         spec = load_run(Path(run_dir))
         say(f"the loader of {run_dir}: {spec.data.workers} workers, without training beside it")
         rate = Processes("cpu", self.threads).run(rate_of_run, run_dir, self.batches)[0]
         rows = [row for row in read_rows(RunDir(Path(run_dir)).metrics) if "train/data_wait_share" in row]
-        require(bool(rows), f"of={run_dir} has logged no step yet: train it first")
+        require(bool(rows), f"train_run={run_dir} has logged no step yet: train it first")
         wait = statistics.median(row["train/data_wait_share"] for row in rows)
         trained = statistics.median(row["train/samples_per_second_per_device"] for row in rows)
         bound = wait > 0.05
@@ -137,15 +134,13 @@ class LoaderSpec(BenchSpec):
         )
         say(verdict)
         figures = {
-            "benchmark": "loader",
             "of": run_dir,
             "loader_bound": bound,
             "data_wait_share": round(wait, 4),
             "loader_samples_per_second": round(rate, 1),
             "training_samples_per_second_per_device": round(trained, 1),
-            "results": self.run_dir,
         }
         table = Table(run_dir, ("", "a second"))
         table.rows += [("samples loaded, by one rank's workers alone", f"{rate:,.0f}")]
         table.rows += [("samples trained on, by each device", f"{trained:,.0f}")]
-        return Findings(figures, figures, [table])
+        return Findings(figures, {"benchmark": self.kind, **figures, "results": self.run_dir}, [table])

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from clipx.bench.spec import BenchError, BenchSpec, Findings, Table
+from clipx.bench.findings import Findings, Table, ratio, rounded
+from clipx.bench.processes import Processes
+from clipx.bench.spec import BenchError, BenchSpec
 from clipx.config.registry import option
 from clipx.errors import require
 from clipx.trainer.spec import compose
@@ -44,9 +46,7 @@ class LossSpec(BenchSpec):
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         require(bool(self.objectives), "objectives=[] leaves nothing to measure: name at least one, [infonce]")
-        counts = {"dim": self.dim, "repeats": self.repeats}
-        for key, count in counts.items():
-            require(count >= 1, f"{key}={count} must be at least 1")
+        self.check_counts("dim", "repeats")
         for key, several in {"parts": self.parts, "ranks": self.ranks, "dims": self.dims}.items():
             require(min(several, default=1) >= 1, f"{key}={several} must hold numbers from 1")
         for key, batch in {"batch": self.batch, "small": self.small}.items():
@@ -145,7 +145,6 @@ def _race(spec: LossSpec, contest: Contest, point: LossCase, device: str, say: C
     import torch
 
     from clipx.bench import race
-    from clipx.bench.processes import Processes
 
     if not point.stand_in and point.ranks > max(1, torch.cuda.device_count()):
         device = "cpu"  # there are not enough GPUs for them
@@ -202,7 +201,6 @@ def _check(ours: Row, theirs: Row) -> None:
 def _add_memory(spec: LossSpec, rows: Sequence[Row], device: str, say: Callable[[str], None]) -> None:
     """Sets the peak memory of each row, measured in a process of its own (one for each rank)."""
     from clipx.bench import race
-    from clipx.bench.processes import Processes
 
     def measure(processes: Processes, row: Row) -> None:
         point = row.point
@@ -228,15 +226,14 @@ def _figures(spec: LossSpec, contest: Contest, rows: Sequence[Row], device: str)
     ratios = {name: _ratios(headline, name, reference) for name, reference in contest.reference.items()}
     first, moved = spec.objectives[0], _most_ranks(rows)
     return {
-        "benchmark": "loss",
         "device": device,
         "batch": spec.batch,
         "dim": spec.dim,
         "objective": first,
         **ratios[first],
         "ratios": ratios,
-        "seconds": {name: _rounded(row.seconds) for name, row in headline.items()},
-        "memory_mib": {name: _rounded(row.memory / _MIB) for name, row in headline.items()},
+        "seconds": {name: rounded(row.seconds) for name, row in headline.items()},
+        "memory_mib": {name: rounded(row.memory / _MIB) for name, row in headline.items()},
         "loss_error": max((row.loss_error for row in rows if row.loss_error is not None), default=None),
         "gradient_error": max(
             (row.gradient_error for row in rows if row.name in contest.same and row.gradient_error is not None),
@@ -246,18 +243,16 @@ def _figures(spec: LossSpec, contest: Contest, rows: Sequence[Row], device: str)
         "collectives": {row.name: row.collectives for row in moved},
         "bytes": {row.name: row.bytes for row in moved},
         "moves_gradients": {row.name: row.moves_gradients for row in moved},
-        "results": spec.run_dir,
     }
 
 
 def _ratios(rows: dict[str, Row], name: str, reference: str) -> dict[str, float]:
-    from clipx.bench.measure import ratio
 
     found = {}
     for prefix, other in {"": reference, "plain_": PLAIN}.items():
         if prefix == "" or reference == LOCAL:
-            found[f"{prefix}memory_ratio"] = _rounded(rows[name].memory / rows[other].memory)
-            found[f"{prefix}time_ratio"] = _rounded(ratio(rows[name].times, rows[other].times))
+            found[f"{prefix}memory_ratio"] = rounded(rows[name].memory / rows[other].memory)
+            found[f"{prefix}time_ratio"] = rounded(ratio(rows[name].times, rows[other].times))
     return found
 
 
@@ -333,7 +328,3 @@ def _picture(spec: LossSpec, contest: Contest, rows: Sequence[Row]) -> bytes:
     }
     drawn = [("time", "b"), ("memory", "b"), ("moved", "K"), ("time", "D"), ("memory", "D"), ("time", "K")]
     return draw("loss and gradients from given features", [panel(*which) for which in drawn], columns=3)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

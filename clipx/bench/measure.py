@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import resource
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,14 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipx.distributed.comm import Comm
 
+K = TypeVar("K")
+
 # -------------------------------------------------------------------------------------------------------- time
 
 
-def interleaved(steps: Mapping[str, Callable[[], object]], rounds: int, comm: Comm) -> dict[str, list[float]]:
+def interleaved(steps: Mapping[K, Callable[[], object]], rounds: int, comm: Comm) -> dict[K, list[float]]:
     """Seconds of each step in each round. Side by side and in turning order, for what slows the machine for a while
     slows all of a round, and what a step leaves behind meets each of the others."""
     names = list(steps)
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[K, list[float]] = {name: [] for name in names}
     for i in range(rounds):
         for name in names[i % len(names) :] + names[: i % len(names)]:
             comm.barrier()
@@ -40,11 +41,6 @@ def interleaved(steps: Mapping[str, Callable[[], object]], rounds: int, comm: Co
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median over the rounds of ours / theirs."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------ memory

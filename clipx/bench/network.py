@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from clipx.bench.spec import BenchError, BenchSpec, Findings, Table
+from clipx.bench.findings import Findings, Table, rounded
+from clipx.bench.processes import Processes
+from clipx.bench.spec import BenchError, BenchSpec
 from clipx.config.registry import option
 from clipx.errors import require
 from clipx.trainer.spec import compose
 
 if TYPE_CHECKING:
-    from clipx.bench.processes import Processes
     from clipx.plan.alpha_beta import Link, Measured
     from clipx.plan.step_time import Machine, Model, Step
     from clipx.plan.traffic import Kinds
@@ -62,8 +63,7 @@ class NetworkBenchSpec(BenchSpec):
             len(set(self.sizes)) >= 4 and min(self.sizes) >= 1,
             f"sizes={self.sizes} must hold at least 4 numbers of bytes: two to fit, two to compare with",
         )
-        for key in ("repeats", "batch", "gpus_per_node"):
-            require(getattr(self, key) >= 1, f"{key}={getattr(self, key)} must be at least 1")
+        self.check_counts("repeats", "batch", "gpus_per_node")
         for key in ("within_us", "within_gbs", "between_us", "between_gbs", "tflops", "loss_tflops"):
             require(getattr(self, key) > 0, f"{key}={getattr(self, key)} must be above 0")
         require(bool(self.gpus), "gpus=[] leaves nothing to predict: name at least one, [8]")
@@ -81,7 +81,6 @@ class NetworkBenchSpec(BenchSpec):
 
     def run(self, say: Callable[[str], None]) -> Findings:
         from clipx.bench.links import model_sizes
-        from clipx.bench.processes import Processes
         from clipx.plan.step_time import Model
 
         processes = Processes("cpu", self.threads)
@@ -96,16 +95,14 @@ class NetworkBenchSpec(BenchSpec):
         weak = _steps(self, model, lambda gpus: self.batch)
         strong = _steps(self, model, lambda gpus: self.global_batch // gpus)
         figures = {
-            "benchmark": "network",
             "fit": {
-                kind: {"latency_us": _rounded(1e6 * link.latency), "gbs": _rounded(link.bandwidth / 1e9)}
+                kind: {"latency_us": rounded(1e6 * link.latency), "gbs": rounded(link.bandwidth / 1e9)}
                 for kind, link in links.items()
             },
             **_deviation(checks),
             "model": {"name": self.model, **asdict(model)},
-            "weak_efficiency": {str(row.step.gpus): _rounded(row.efficiency) for row in weak},
-            "strong_efficiency": {str(row.step.gpus): _rounded(row.efficiency) for row in strong},
-            "results": self.run_dir,
+            "weak_efficiency": {str(row.step.gpus): rounded(row.efficiency) for row in weak},
+            "strong_efficiency": {str(row.step.gpus): rounded(row.efficiency) for row in strong},
         }
         predicted = {
             f"weak: {self.batch:,} samples a GPU": weak,
@@ -214,7 +211,7 @@ def _fitted(measured: Sequence[Measured], fit_to: Sequence[int]) -> tuple[dict[s
 
 def _deviation(checks: Sequence[Check]) -> dict[str, Any]:
     factors = [check.factor for check in checks if check.held_out]
-    return {"held_out_factor": _rounded(statistics.median(factors)), "held_out_worst": _rounded(max(factors))}
+    return {"held_out_factor": rounded(statistics.median(factors)), "held_out_worst": rounded(max(factors))}
 
 
 # ------------------------------------------------------------------------------------------------ what is predicted
@@ -299,7 +296,3 @@ def _picture(spec: NetworkBenchSpec, predicted: Mapping[str, Sequence[Predicted]
 
     panels = [make(*item) for make in (shares, parts) for item in predicted.items()]
     return draw(f"a step of {spec.model} with {spec.objective}: predicted, not measured", panels, columns=2)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

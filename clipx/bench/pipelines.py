@@ -6,7 +6,6 @@ import io
 import itertools
 import os
 import random
-import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -20,14 +19,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from clipx.bench.processes import Place
 from clipx.data.loader import Batch, ImageView, _TrainBatches, train_loader
 from clipx.data.order import Order
 from clipx.data.shards.urls import expand
+from clipx.data.shards.write import write_members
 from clipx.data.source import Source
 from clipx.data.spec import open_data
 from clipx.data.transform import _random_box
 from clipx.data.webdataset import Shards
+from clipx.distributed.comm import Comm
 from clipx.model.tokenizer import Tokenizer
 
 _SIZE, _CONTEXT, _CROP, _PREFETCH = 224, 77, (0.9, 1.0), 2
@@ -35,22 +35,17 @@ _SHARDS = 8
 _CAPTION = "a photo of a small {} house beside the lake on a cloudy morning, with number {} on its door"
 
 
-def write_photographs(place: Place, folder: str, side: int, aspect: float, samples: int, seed: int) -> None:
+def write_photographs(comm: Comm, folder: str, side: int, aspect: float, samples: int, seed: int) -> None:
     """WebDataset shards of JPEGs, quality 90, `side` wide: smooth areas, edges, and a little grain, as photographs have
     them; about 0.25 bytes a pixel."""
     Path(folder).mkdir(parents=True)
     colours = ("red", "green", "white", "wooden", "stone")
     for shard in range(_SHARDS):
-        with tarfile.open(Path(folder) / f"{shard:04d}.tar", "w") as tar:
-            for i in range(shard, samples, _SHARDS):
-                caption = _CAPTION.format(colours[i % 5], i)
-                for ending, content in (
-                    ("jpg", _photograph((side, round(side * aspect)), seed + i)),
-                    ("txt", caption.encode()),
-                ):
-                    info = tarfile.TarInfo(f"{i:09d}.{ending}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
+        members: list[tuple[str, bytes]] = []
+        for i in range(shard, samples, _SHARDS):
+            members.append((f"{i:09d}.jpg", _photograph((side, round(side * aspect)), seed + i)))
+            members.append((f"{i:09d}.txt", _CAPTION.format(colours[i % 5], i).encode()))
+        write_members(f"{folder}/{shard:04d}.tar", members)
 
 
 def _photograph(size: tuple[int, int], seed: int) -> bytes:
@@ -79,9 +74,8 @@ def _stream(folder: str, seed: int) -> tuple[_TrainBatches, Order]:
     return _TrainBatches(source, order, ImageView(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed), order
 
 
-def _begin(place: Place) -> None:
+def _fork_workers() -> None:
     """As in a training process, whose loader forks its workers; one that was spawned would spawn them."""
-    place.join()
     if "fork" in get_all_start_methods():
         set_start_method("fork", force=True)
 
@@ -97,8 +91,8 @@ def _per_second(batches: Iterable[object], batch: int, count: int, ready: int) -
     return batch * count / (time.perf_counter() - start)
 
 
-def clipx_processes(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
-    _begin(place)
+def clipx_processes(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    _fork_workers()
     stream, order = _stream(folder, seed)
     loader = train_loader(
         stream.source,
@@ -117,9 +111,8 @@ def clipx_processes(place: Place, folder: str, batch: int, workers: int, count: 
     return _per_second(loader, batch, count, workers * _PREFETCH)
 
 
-def clipx_threads(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+def clipx_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """The same batches made by threads: decoder and filter leave Python's lock, the rest does not."""
-    place.join()
     torch.set_num_threads(1)
     stream, _ = _stream(folder, seed)
 
@@ -147,14 +140,13 @@ def _in_threads(made: Callable[[range], Batch], batch: int, workers: int, count:
     return rate
 
 
-def spdl_threads(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+def spdl_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """clipx's samples, boxes and tokens; spdl decodes, cuts, resizes and batches with FFmpeg, free of Python's lock.
 
     A thread makes a whole batch, as clipx's do: spdl's own pipeline, a task an image, takes a fifth more of the cores.
     """
     import spdl.io
 
-    place.join()
     torch.set_num_threads(1)
     stream, order = _stream(folder, seed)
 
@@ -196,14 +188,14 @@ def without_spdl() -> str | None:
     return None
 
 
-def open_clip(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+def open_clip(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """Its own pipeline as its trainer builds it, endless."""
     import open_clip as package
     from open_clip_train import data as its_data
 
     # It was written for webdataset 0.2, which had no mark after the last file of a tar to trip over.
     its_data.tar_file_expander = partial(its_data.tar_file_expander, eof_value=None)
-    _begin(place)
+    _fork_workers()
     samples = sum(_source(folder).sizes)
     args = SimpleNamespace(
         train_data=f"{folder}/{{0000..{_SHARDS - 1:04d}}}.tar",
@@ -220,12 +212,12 @@ def open_clip(place: Place, folder: str, batch: int, workers: int, count: int, s
     return _per_second(data.dataloader, batch, count, workers * _PREFETCH)
 
 
-def decode_bound(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+def decode_bound(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """libjpeg-turbo on images in memory, whole, in as many processes: nothing is read, cropped or handed over."""
     return _in_processes(workers, partial(_decode, folder, batch * count // workers))
 
 
-def tokens_bound(place: Place, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+def tokens_bound(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     return _in_processes(workers, partial(_tokenise, batch, batch * count * 8 // workers))
 
 
@@ -268,11 +260,11 @@ CONTESTANTS: Mapping[str, Callable[..., float]] = {
 }
 
 
-def rate_of_run(place: Place, run_dir: str, count: int) -> float:
+def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:
     """Samples a second that the loader of a run makes for one rank, with nothing beside it."""
-    from clipx.run.load import load_run
+    from clipx.trainer.saved_run import load_run
 
-    _begin(place)
+    _fork_workers()
     spec = load_run(Path(run_dir))
     source = open_data(spec.data).train
     batch = min(spec.data.batch_size, sum(source.sizes))

@@ -25,8 +25,8 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process stands among `ranks`, before it has joined them. Passed to the process, hence plain values."""
+class RankConfig:
+    """Rank, device and threads of a measuring process. Passed to the process, hence plain values."""
 
     rank: int
     ranks: int
@@ -38,8 +38,8 @@ class Place:
     def join(self) -> Comm:
         """The process's own device, threads and process group.
 
-        A stand-in is one rank of many without the others: its collectives return at once, with its own tensors in the
-        place of theirs. Time and memory are those of a rank; waiting and the network are left out.
+        A stand-in is one rank of many without the others: its collectives return at once, with its own tensors instead
+        of theirs. Time and memory are those of a rank; waiting and the network are left out.
         """
         torch.set_num_threads(self.threads)
         # torch.distributed.nn, which open_clip gathers with, announces a successor at every call.
@@ -63,6 +63,14 @@ class Place:
         return Comm(self.rank, self.ranks, self.rank, device)
 
 
+def _run(config: RankConfig, call: Callable[..., T], args: tuple[object, ...]) -> T:
+    comm = config.join()
+    try:
+        return call(comm, *args)
+    finally:
+        comm.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Processes:
     """Starts processes on a device, which share `threads` (0: as many as there are cores)."""
@@ -71,7 +79,7 @@ class Processes:
     threads: int = 0
 
     def run(self, call: Callable[..., T], *args: object, ranks: int = 1, stand_in: bool = False) -> list[T]:
-        """What `call(place, *args)` returns on each of `ranks` new processes, in rank order, or on one that stands in
+        """What `call(comm, *args)` returns on each of `ranks` new processes, in rank order, or on one that stands in
         for the first of them. Raises BenchError where a process ends without an answer.
         """
         number = 1 if stand_in else ranks
@@ -80,8 +88,8 @@ class Processes:
             tempfile.TemporaryDirectory() as folder,
             ProcessPoolExecutor(number, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool,
         ):
-            places = [Place(rank, ranks, self.device, threads, folder, stand_in) for rank in range(number)]
-            waiting = [pool.submit(call, place, *args) for place in places]
+            configs = [RankConfig(rank, ranks, self.device, threads, folder, stand_in) for rank in range(number)]
+            waiting = [pool.submit(_run, config, call, args) for config in configs]
             done, _ = wait(waiting, return_when=FIRST_EXCEPTION)  # the others of a failed rank fail after it
             try:
                 for future in done:

@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from clipx.bench.spec import BenchSpec, Findings, Table
+from clipx.bench.findings import Findings, Table
+from clipx.bench.spec import BenchSpec
 from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import cores
 from clipx.errors import ConfigError, require
@@ -39,8 +40,9 @@ def publish(spec: BenchSpec, found: Findings, command: Sequence[str], console: C
     """Writes the folder, shows the tables, and ends with the figures in one line."""
     folder = Path(spec.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {
-        "figures": found.figures,
+    figures = {"benchmark": spec.kind, **found.figures, "results": spec.run_dir}
+    results = {
+        "figures": figures,
         "command": shlex.join(command),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
@@ -48,13 +50,13 @@ def publish(spec: BenchSpec, found: Findings, command: Sequence[str], console: C
         "configuration": to_dict(spec),
         "details": found.details,
     }
-    (folder / "results.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if found.picture is not None:
         (folder / f"{spec.kind}.png").write_bytes(found.picture)
     for table in found.tables:
         console.print(_rich(table))
     console.print(f"written to {folder}", markup=False)
-    print(json.dumps(found.figures), flush=True)
+    print(json.dumps(figures), flush=True)
 
 
 def machine() -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 
 from clipx.bench.baselines import contestant, features
 from clipx.bench.measure import Collectives, interleaved, peak_memory, return_freed_memory
-from clipx.bench.processes import Place
+from clipx.distributed.comm import Comm
 
 _WARM_UP = 256  # samples: enough to load the kernels, and little to leave behind
 
@@ -27,53 +27,45 @@ class Lap:
 
 
 def race(
-    place: Place, names: Sequence[str], like: Mapping[str, str], size: tuple[int, int], rounds: int, seed: int
+    comm: Comm, names: Sequence[str], like: Mapping[str, str], size: tuple[int, int], rounds: int, seed: int
 ) -> dict[str, Lap]:
     """A Lap of each name. `size` is (b, D); `like` names the one whose gradients each should have."""
     batch, dim = size
-    comm = place.join()
-    try:
-        racers = {name: contestant(name, comm, batch, seed) for name in names}
-        image_bD, text_bD = features(comm, batch, dim, seed)
-        counters, losses, gradients = {}, {}, {}
-        for name, racer in racers.items():  # also the warm-up: the first step of a size is slower than the others
-            with Collectives() as counters[name]:
-                losses[name] = racer.step(image_bD, text_bD, counters[name]).item()
-            assert image_bD.grad is not None
-            assert text_bD.grad is not None
-            gradients[name] = torch.stack([image_bD.grad, text_bD.grad]) / racer.share
-        errors = {name: _relative(gradients[name], gradients[reference]) for name, reference in like.items()}
-        del gradients
-        steps = {name: lambda racer=racer: racer.step(image_bD, text_bD) for name, racer in racers.items()}
-        times = interleaved(steps, rounds, comm)
-        return {
-            name: Lap(
-                times[name],
-                losses[name],
-                errors.get(name),
-                counters[name].kinds,
-                counters[name].bytes,
-                counters[name].largest_gradient >= batch * dim,
-            )
-            for name in names
-        }
-    finally:
-        comm.close()
+    racers = {name: contestant(name, comm, batch, seed) for name in names}
+    image_bD, text_bD = features(comm, batch, dim, seed)
+    counters, losses, gradients = {}, {}, {}
+    for name, racer in racers.items():  # also the warm-up: the first step of a size is slower than the others
+        with Collectives() as counters[name]:
+            losses[name] = racer.step(image_bD, text_bD, counters[name]).item()
+        assert image_bD.grad is not None
+        assert text_bD.grad is not None
+        gradients[name] = torch.stack([image_bD.grad, text_bD.grad]) / racer.share
+    errors = {name: _relative(gradients[name], gradients[reference]) for name, reference in like.items()}
+    del gradients
+    steps = {name: lambda racer=racer: racer.step(image_bD, text_bD) for name, racer in racers.items()}
+    times = interleaved(steps, rounds, comm)
+    return {
+        name: Lap(
+            times[name],
+            losses[name],
+            errors.get(name),
+            counters[name].kinds,
+            counters[name].bytes,
+            counters[name].largest_gradient >= batch * dim,
+        )
+        for name in names
+    }
 
 
-def memory(place: Place, name: str, size: tuple[int, int], seed: int) -> int:
+def memory(comm: Comm, name: str, size: tuple[int, int], seed: int) -> int:
     """Peak bytes of a step of one loss beyond its features. `size` is (b, D)."""
     batch, dim = size
     return_freed_memory()
-    comm = place.join()
-    try:
-        small = min(batch, _WARM_UP)
-        contestant(name, comm, small, seed).step(*features(comm, small, dim, seed))
-        loss = contestant(name, comm, batch, seed)
-        image_bD, text_bD = features(comm, batch, dim, seed)
-        return peak_memory(lambda: loss.step(image_bD, text_bD), comm.device)
-    finally:
-        comm.close()
+    small = min(batch, _WARM_UP)
+    contestant(name, comm, small, seed).step(*features(comm, small, dim, seed))
+    loss = contestant(name, comm, batch, seed)
+    image_bD, text_bD = features(comm, batch, dim, seed)
+    return peak_memory(lambda: loss.step(image_bD, text_bD), comm.device)
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from clipx.bench.measure import synchronize
-from clipx.bench.processes import Place
 from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.format import sync
 from clipx.checkpoint.resume import CHECKPOINTS
@@ -35,7 +34,7 @@ Wait = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class SaveTiming:
     """One save."""
 
     stall: float  # s, until training may go on
@@ -43,9 +42,8 @@ class Lap:
     slowdown: float  # of a step of work until then, times one with nothing beside it; 1 where nothing is left to do
 
 
-def race(place: Place, folder: str, parameters: int, repeats: int, seed: int) -> dict[str, list[Lap]]:
-    """Laps of each contestant, the first of which makes what is kept for later ones."""
-    comm = place.join()
+def race(comm: Comm, folder: str, parameters: int, repeats: int, seed: int) -> dict[str, list[SaveTiming]]:
+    """Timings of each contestant, the first of which allocates what later ones reuse."""
     warnings.filterwarnings("ignore", r"torch\.distributed is disabled", UserWarning)  # DCP says so of one process
     tensors = state(parameters, comm.device, seed)
     root = Path(folder)
@@ -59,21 +57,20 @@ def race(place: Place, folder: str, parameters: int, repeats: int, seed: int) ->
         "clipx": lambda path: _clipx(saver, tensors),
     }
     work = _work(comm, seed)
-    laps: dict[str, list[Lap]] = {name: [] for name in contestants}
+    timings: dict[str, list[SaveTiming]] = {name: [] for name in contestants}
     try:
         for i in range(1 + repeats):
             names = list(contestants)
             for name in names[i % len(names) :] + names[: i % len(names)]:
                 path = root / name
                 alone = statistics.median(work() for _ in range(20))
-                laps[name].append(_lap(lambda name=name, path=path: contestants[name](path), work, alone))  # type: ignore[misc]
+                timings[name].append(_timed_save(lambda name=name, path=path: contestants[name](path), work, alone))  # type: ignore[misc]
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
                 os.sync()  # what is still to be written is the next one's burden otherwise
     finally:
         saver.close()
         shutil.rmtree(root)
-        comm.close()
-    return laps
+    return timings
 
 
 def state(parameters: int, device: torch.device, seed: int) -> dict[str, Tensor]:
@@ -90,7 +87,7 @@ def state(parameters: int, device: torch.device, seed: int) -> dict[str, Tensor]
     return tensors
 
 
-def _lap(save: Callable[[], Wait], work: Callable[[], float], alone: float) -> Lap:
+def _timed_save(save: Callable[[], Wait], work: Callable[[], float], alone: float) -> SaveTiming:
     start = time.perf_counter()
     wait = save()
     stall = time.perf_counter() - start
@@ -100,7 +97,7 @@ def _lap(save: Callable[[], Wait], work: Callable[[], float], alone: float) -> L
         steps.append(work())
     done.result()
     total = time.perf_counter() - start
-    return Lap(stall, total, statistics.median(steps) / alone if len(steps) > 2 else 1.0)
+    return SaveTiming(stall, total, statistics.median(steps) / alone if len(steps) > 2 else 1.0)
 
 
 def _in_thread(wait: Wait) -> Future[object]:
@@ -124,9 +121,8 @@ def _work(comm: Comm, seed: int) -> Callable[[], float]:
     return step
 
 
-def outage(place: Place, folder: str, steps: int, seed: int) -> dict[str, list[float]]:
+def outage(comm: Comm, folder: str, steps: int, seed: int) -> dict[str, list[float]]:
     """Seconds of steps `alone`, and beside uploads to a storage that takes connections and never answers."""
-    comm = place.join()
     work = _work(comm, seed)
     root = Path(folder)
     saver = AsyncWriter(root / CHECKPOINTS, CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
@@ -153,7 +149,6 @@ def outage(place: Place, folder: str, steps: int, seed: int) -> dict[str, list[f
             mirror.close()
             times["alone"] += [work() for _ in range(steps // _ROUNDS)]
     shutil.rmtree(root)
-    comm.close()
     return times
 
 

@@ -12,7 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from clipx.bench.spec import BenchError, BenchSpec, Findings, Table
+from clipx.bench.findings import Findings, Table, rounded
+from clipx.bench.spec import BenchError, BenchSpec
 from clipx.config.registry import option
 from clipx.distributed.launch_env import cores
 from clipx.errors import require
@@ -52,8 +53,7 @@ class ScalingSpec(BenchSpec):
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
-        for key in ("tasks_per_node", "batch", "interval"):
-            require(getattr(self, key) >= 1, f"{key}={getattr(self, key)} must be at least 1")
+        self.check_counts("tasks_per_node", "batch", "interval")
         require(
             self.steps >= 2 * self.interval,
             f"steps={self.steps} holds no second interval={self.interval}: give {2 * self.interval} or more",
@@ -93,15 +93,13 @@ class ScalingSpec(BenchSpec):
             rows.append(_measured(self, size, ranks))
         first = rows[0]
         figures = {
-            "benchmark": "scaling",
             "launcher": self._launcher,
             "mode": str(self.mode),
             "ranks": [row.ranks for row in rows],
-            "samples_per_second": [_rounded(row.rate) for row in rows],
-            "speed_up": [_rounded(row.rate / first.rate) for row in rows],
-            "efficiency": [_rounded(row.efficiency(first)) for row in rows],
-            "data_wait_share": [_rounded(row.waits) for row in rows],
-            "results": self.run_dir,
+            "samples_per_second": [rounded(row.rate) for row in rows],
+            "speed_up": [rounded(row.rate / first.rate) for row in rows],
+            "efficiency": [rounded(row.efficiency(first)) for row in rows],
+            "data_wait_share": [rounded(row.waits) for row in rows],
         }
         return Findings(figures, [asdict(row) for row in rows], [_table(self, rows)], _picture(self, rows))
 
@@ -210,7 +208,3 @@ def _picture(spec: ScalingSpec, rows: Sequence[Size]) -> bytes:
 def _title(spec: ScalingSpec) -> str:
     whose = "of each rank" if spec.mode is ScalingMode.weak else "of all ranks"
     return f"{spec.mode} scaling, {spec.batch:,} samples {whose}, {spec._launcher}"
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -5,35 +5,16 @@ A benchmark measures clipx and another implementation side by side, in the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from clipx.bench.findings import Findings
 from clipx.config.registry import MISSING
 from clipx.errors import ClipxError, require
 
 
 class BenchError(ClipxError):
     """A measurement that cannot be trusted or could not be made."""
-
-
-@dataclass(slots=True)
-class Table:
-    """What a person reads. Cells are text already; the first columns name a row, the others hold numbers."""
-
-    title: str
-    columns: Sequence[str]
-    rows: list[Sequence[str]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Findings:
-    """What a benchmark found."""
-
-    figures: dict[str, Any]  # the headline numbers and ratios: the last line of the output
-    details: Any  # everything that was measured, for results.json
-    tables: Sequence[Table]
-    picture: bytes | None = None  # PNG
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,6 +33,12 @@ class BenchSpec:
             f"device={self.device} is not a device: choose from auto, cpu, cuda",
         )
         require(self.threads >= 0, f"threads={self.threads} must be 0, for as many as there are cores, or more")
+
+    def check_counts(self, *keys: str) -> None:
+        """Raises ConfigError where the number of a key is less than 1."""
+        for key in keys:
+            count = getattr(self, key)
+            require(count >= 1, f"{key}={count} must be at least 1")
 
     def device_type(self) -> str:
         """cpu or cuda. Raises ConfigError where the device is not there."""

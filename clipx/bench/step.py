@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from clipx.bench.spec import BenchSpec, Findings, Table
+from clipx.bench.findings import Findings, Table, medians, ratio
+from clipx.bench.processes import Processes
+from clipx.bench.spec import BenchSpec
 from clipx.config.compose import quoted
 from clipx.config.messages import one_line
 from clipx.config.registry import option
@@ -35,7 +38,7 @@ class StepSpec(BenchSpec):
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         require(self.batch >= 2, f"batch={self.batch} has no negatives: give at least 2")
-        require(self.repeats >= 1, f"repeats={self.repeats} must be at least 1")
+        self.check_counts("repeats")
         for word in self.overrides:
             require(not word.startswith("data.batch_size="), f"{word} is this benchmark's own batch: give batch=…")
             require(
@@ -48,7 +51,8 @@ class StepSpec(BenchSpec):
     def runs(self) -> dict[str, list[str]]:
         """The overrides of each run, by those in which it differs from others. Raises ConfigError."""
         try:
-            points = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(self.overrides), None)[0]
+            parsed = OverridesParser.create().parse_overrides(self.overrides)
+            points = list(itertools.product(*({o.get_key_element(): _values(o) for o in parsed}.values())))
         except HydraException as error:
             raise ConfigError(one_line(error)) from error
         common = set(points[0]).intersection(*points)
@@ -60,8 +64,6 @@ class StepSpec(BenchSpec):
 
     def run(self, say: Callable[[str], None]) -> Findings:
         from clipx.bench import training
-        from clipx.bench.measure import ratio
-        from clipx.bench.processes import Processes
 
         device, runs = self.device_type(), self.runs()
         processes = Processes(device, self.threads)
@@ -75,15 +77,20 @@ class StepSpec(BenchSpec):
             seconds = f"{statistics.median(took):.3f}"
             table.rows.append((name, seconds, f"{ratios[name]:.3f}", f"{peaks[name] / 2**20:,.0f}"))
         figures = {
-            "benchmark": self.kind,
             "device": device,
             "batch": self.batch,
             "step_ratios": {name: round(value, 4) for name, value in ratios.items()},
-            "seconds": {name: float(f"{statistics.median(took):.4g}") for name, took in times.items()},
+            "seconds": medians(times),
             "memory_mib": {name: round(peak / 2**20, 1) for name, peak in peaks.items()},
-            "results": self.run_dir,
         }
         return Findings(figures, {"times": times, "losses": losses, "memory": peaks, "runs": runs}, [table])
+
+
+def _values(override: Override) -> list[str]:
+    """Returns an override with each of the values that it sweeps over."""
+    sweep = override.is_sweep_override()
+    values = override.sweep_string_iterator() if sweep else [override.get_value_element_as_str()]
+    return [f"{override.get_key_element()}={value}" for value in values]
 
 
 def gathered(words: Sequence[str]) -> list[str]:

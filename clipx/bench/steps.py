@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from clipx.bench.baselines import SAMPLES
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
-from clipx.bench.processes import Place
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
@@ -126,10 +125,9 @@ class Pair:
 
 
 def times(
-    place: Place, towers: TowerConfig, size: int, micro_batches: int, rounds: int, seed: int
+    comm: Comm, towers: TowerConfig, size: int, micro_batches: int, rounds: int, seed: int
 ) -> dict[str, list[float]]:
     """Seconds of both, and of what they are made of: a micro-batch's forward and a loss over the whole batch."""
-    comm = place.join()
     pair = Pair.build(towers, size, micro_batches, comm, seed)
     image, tokens = (x.chunk(micro_batches)[0] for x in (pair.batch.image, pair.batch.tokens))
     features = [F.normalize(torch.randn(size, towers.width, device=comm.device), dim=1) for _ in range(2)]
@@ -158,9 +156,8 @@ class Gradients:
     encoder_error: float  # of all the towers' parameters together: norm of the difference / norm of the true
 
 
-def gradients(place: Place, towers: TowerConfig, size: int, micro_batches: int, seed: int) -> dict[str, Gradients]:
+def gradients(comm: Comm, towers: TowerConfig, size: int, micro_batches: int, seed: int) -> dict[str, Gradients]:
     """Both sides' gradients against one graph over the whole batch, by autograd of the definition in float64."""
-    comm = place.join()
     pair = Pair.build(towers, size, micro_batches, comm, seed)
     exact = copy.deepcopy(pair.model).double()
     image_BD, text_BD, scale = exact(pair.batch.image.double(), pair.batch.tokens)
@@ -191,10 +188,9 @@ def _towers(model: nn.Module) -> Tensor:
     return torch.cat([_gradient(p).flatten() for name, p in model.named_parameters() if name != "logit_scale"])
 
 
-def memory(place: Place, towers: TowerConfig, size: int, micro_batches: int, seed: int, side: str) -> int:
+def memory(comm: Comm, towers: TowerConfig, size: int, micro_batches: int, seed: int, side: str) -> int:
     """Peak bytes of a step of `ours` or `theirs` beyond the weights and the batch."""
     return_freed_memory()
-    comm = place.join()
     small = Pair.build(towers, min(size, 4 * micro_batches), micro_batches, comm, seed)
     (small.ours if side == "ours" else small.theirs)()
     del small

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from clipx.bench.spec import BenchError, BenchSpec, Findings, Table
+from clipx.bench.findings import Findings, Table, medians, ratio
+from clipx.bench.processes import Processes
+from clipx.bench.spec import BenchError, BenchSpec
 from clipx.config.registry import option
 from clipx.errors import require
 
@@ -25,12 +26,10 @@ class TextSpec(BenchSpec):
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         require(self.batch >= 2, f"batch={self.batch} has no negatives: give at least 2")
-        require(self.repeats >= 1, f"repeats={self.repeats} must be at least 1")
+        self.check_counts("repeats")
 
     def run(self, say: Callable[[str], None]) -> Findings:
         from clipx.bench import training
-        from clipx.bench.measure import ratio
-        from clipx.bench.processes import Processes
 
         device = self.device_type()
         runs = {name: ("model=vit_b32", f"model.text.packed={name == 'packed'}") for name in ("packed", "padded")}
@@ -42,12 +41,11 @@ class TextSpec(BenchSpec):
         error = abs(losses["packed"] / losses["padded"] - 1)
         if error > _TOLERANCE:
             raise BenchError(f"packed texts give another loss, by {error:.2g}: the time says nothing until they do not")
-        seconds = {name: float(f"{statistics.median(took):.4g}") for name, took in times.items()}
+        seconds = medians(times)
         table = Table(f"a training step of {self.batch} samples", ("", "s", "packed takes"))
         for name, took in seconds.items():
             table.rows.append((name, f"{took:.3f}", f"{ratio(times['packed'], times[name]):.3f}"))
         figures = {
-            "benchmark": self.kind,
             "device": device,
             "batch": self.batch,
             "median_tokens": int(length_B.median()),
@@ -56,6 +54,5 @@ class TextSpec(BenchSpec):
             "open_clip_ratio": round(ratio(times["packed"], times["open_clip"]), 4),
             "seconds": seconds,
             "loss_error": float(f"{error:.3g}"),
-            "results": self.run_dir,
         }
         return Findings(figures, {"times": times, "losses": losses}, [table])

@@ -6,22 +6,21 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from clipx.bench.processes import Place
+from clipx.distributed.comm import Comm
 from clipx.plan.traffic import Kinds
 from clipx.trainer.spec import compose
 
 _WARM_UP = 2  # steps: in the second DDP orders its buckets anew, which takes collectives of its own
 
 
-def counted(place: Place, overrides: Sequence[Sequence[str]], folder: str) -> list[Kinds]:
+def counted(comm: Comm, overrides: Sequence[Sequence[str]], folder: str) -> list[Kinds]:
     """What one step of each run moves, by the operators of its process group. A real trainer takes it, on one of
     several ranks."""
     from clipx.bench.measure import Collectives
     from clipx.run.signals import Stop
     from clipx.trainer.trainer import Trainer
 
-    place.join()
-    ranks = {"RANK": place.rank, "LOCAL_RANK": place.rank, "WORLD_SIZE": place.ranks, "MASTER_PORT": 1}
+    ranks = {"RANK": comm.rank, "LOCAL_RANK": comm.rank, "WORLD_SIZE": comm.world, "MASTER_PORT": 1}
     os.environ.update({name: str(value) for name, value in ranks.items()} | {"MASTER_ADDR": "localhost"})
     found = []
     for number, typed in enumerate(overrides):
@@ -34,5 +33,4 @@ def counted(place: Place, overrides: Sequence[Sequence[str]], folder: str) -> li
             Stop(tell=False).agreed(trainer.comm)
         trainer.close()
         found.append({kind: (row["calls"], max(row["sent"], row["received"])) for kind, row in seen.kinds.items()})
-    trainer.comm.close()
     return found

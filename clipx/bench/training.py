@@ -13,13 +13,12 @@ from torch import Tensor
 
 from clipx.bench.baselines import SAMPLES
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
-from clipx.bench.processes import Place
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.spec import ModelSpec, Varying
 from clipx.model.tokenizer import Tokenizer
-from clipx.trainer.learner import Learner
+from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.spec import compose
 
 MEDIAN, SPREAD = 12, 0.6  # tokens of a caption without start and end; deviation of their logarithm
@@ -57,12 +56,8 @@ def step_of(overrides: Sequence[str], size: int, comm: Comm, seed: int) -> Step:
 
     def step() -> Tensor:
         nonlocal samples_seen
-        learner.objective.before_step(samples_seen)
-        with learner.compiled_loss():  # of this run alone
-            metrics = learner.gradients(batch)
-        learner.update()
+        metrics = learner.step(batch, StepPosition(samples_seen // size, samples_seen, samples_seen + size))
         samples_seen += size
-        learner.settle(True, samples_seen)
         return metrics["loss"]
 
     return step
@@ -92,10 +87,9 @@ def open_clip_vit_b32(size: int, comm: Comm, seed: int) -> Step:
 
 
 def times(
-    place: Place, runs: Mapping[str, Sequence[str]], open_clip: bool, size: int, rounds: int, seed: int
+    comm: Comm, runs: Mapping[str, Sequence[str]], open_clip: bool, size: int, rounds: int, seed: int
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Seconds of a step of each run, by name, in each round; and the loss of each one's first step."""
-    comm = place.join()
     steps = {name: step_of(overrides, size, comm, seed) for name, overrides in runs.items()}
     if open_clip:
         steps["open_clip"] = open_clip_vit_b32(size, comm, seed)
@@ -103,10 +97,9 @@ def times(
     return interleaved(steps, rounds, comm), losses
 
 
-def memory(place: Place, overrides: Sequence[str], size: int, seed: int) -> int:
+def memory(comm: Comm, overrides: Sequence[str], size: int, seed: int) -> int:
     """Peak bytes of a step beyond weights, the optimizer's state and the batch."""
     return_freed_memory()
-    comm = place.join()
     step = step_of(overrides, size, comm, seed)
     step()  # after which the optimizer has its state
     return peak_memory(step, comm.device)

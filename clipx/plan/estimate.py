@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from clipx.config.duration import Duration, Length
 from clipx.distributed.ddp import Compression, DdpSpec
-from clipx.distributed.fsdp import FsdpSpec
 from clipx.errors import ConfigError, require
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP, parameter_count
@@ -144,7 +143,7 @@ def _step_shape(spec: PlanSpec, model: CLIP, ranks: int) -> StepShape:
 def _traffic(spec: PlanSpec, shape: StepShape) -> Traffic:
     if shape.ranks == 1:
         return Traffic()
-    return (sharded if isinstance(spec.distributed, FsdpSpec) else of_step)(shape)
+    return (sharded if spec.distributed.shards_parameters else of_step)(shape)
 
 
 def _step(spec: PlanSpec, shape: StepShape, flops: float) -> Step:
@@ -157,7 +156,7 @@ def _step(spec: PlanSpec, shape: StepShape, flops: float) -> Step:
         1e12 * spec.loss_tflops,
     )
     model = Model(shape.parameters, flops / 3 / shape.b, shape.dim, shape.buffers)
-    found = step(model, machine, shape.objective, shape.ranks, shape.b, isinstance(spec.distributed, FsdpSpec))
+    found = step(model, machine, shape.objective, shape.ranks, shape.b, spec.distributed.shards_parameters)
     hidden = found.towers * 2 / 3 / spec.data.micro_batches
     return replace(found, exposed=max(found.exposed, found.gradients - hidden))
 

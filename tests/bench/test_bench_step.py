@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from support import VIT
 
-from clipx.bench.processes import Place
 from clipx.bench.step import StepSpec, gathered
 from clipx.bench.training import memory, times
+from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.trainer.spec import compose
 
@@ -55,7 +56,7 @@ def test_what_cannot_be_measured_is_refused_at_composition(word: str, message: s
 
 
 def test_each_run_is_measured_as_it_is_composed() -> None:
-    here = Place(rank=0, ranks=1, device="cpu", threads=1, folder="")
+    here = Comm(0, 1, 0, torch.device("cpu"))
     runs = spec("model=tiny", *VIT, "model.patch_dropout=0,0.5").runs()
     took, losses = times(here, runs, False, 4, 2, 0)
     assert list(took) == list(losses) == ["model.patch_dropout=0", "model.patch_dropout=0.5"]

@@ -10,19 +10,19 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn
 
+from clipx.bench.findings import ratio
 from clipx.bench.loss import LossCase, Row, _check
-from clipx.bench.measure import Collectives, interleaved, peak_memory, ratio, return_freed_memory
-from clipx.bench.processes import Place, Processes
+from clipx.bench.measure import Collectives, interleaved, peak_memory, return_freed_memory
+from clipx.bench.processes import Processes, RankConfig
 from clipx.bench.spec import BenchError
 from clipx.distributed.comm import Comm
 
 MIB = 2**20
 
 
-def peaks(place: Place) -> list[int]:
+def peaks(comm: Comm) -> list[int]:
     """In MiB: of one tensor of 32 MiB, of two after each other, of two at once; after a larger one was freed."""
     return_freed_memory()
-    comm = place.join()
     torch.ones(48 * MIB)
 
     def one() -> None:
@@ -38,8 +38,7 @@ def peaks(place: Place) -> list[int]:
     return [round(peak_memory(step, comm.device) / MIB) for step in (one, after_each_other, at_once)]
 
 
-def fail_on(place: Place, rank: int) -> None:
-    comm = place.join()
+def fail_on(comm: Comm, rank: int) -> None:
     if comm.rank == rank:
         raise BenchError(f"rank {rank} fails")
     comm.barrier()
@@ -65,7 +64,7 @@ def test_rounds_turn_and_ratios_are_taken_within_them() -> None:
 
 @pytest.fixture
 def _stand_in():
-    comm = Place(0, 4, "cpu", torch.get_num_threads(), "", stand_in=True).join()
+    comm = RankConfig(0, 4, "cpu", torch.get_num_threads(), "", stand_in=True).join()
     yield
     comm.close()
 
