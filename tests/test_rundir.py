@@ -18,7 +18,7 @@ from clipx.trainer.trainer import Trainer
 def claimed(rundir: RunDir, *overrides: str) -> list[str]:
     spec = small(rundir.path, *overrides)
     changed = rundir.claim(spec)
-    rundir.keep(spec)
+    rundir.save_config(spec)
     return changed
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import clipx.run.watchdog
 from clipx.run.watchdog import Watchdog
 
-clipx.run.watchdog._LEAVE_S = 1.0
+clipx.run.watchdog._WRITE_S = 1.0
 
 def waits_for_a_file():
     time.sleep(60)

@@ -1,4 +1,4 @@
-"""A run's directory: what is in it, whose it is, and the small files that tell what happened."""
+"""A run's directory: its layout, which run it belongs to, and the files that record events and bad samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from clipx.checkpoint.resume import CHECKPOINTS, Resume
 from clipx.config.safe_yaml import read_saved
@@ -18,24 +18,26 @@ from clipx.data.source import BadRecord
 from clipx.errors import CheckpointError, ConfigError
 from clipx.logger import read_rows
 
-if TYPE_CHECKING:
-    from clipx.trainer.spec import RunSpec
-
-# What a run that goes on may change. The first that names a key, or a part above it, holds; the rest is told.
-_SILENT = (  # where things lie, how they are told, how fast they come
+# What a resumed run may change. The first that names a key, or a part above it, holds; the rest is logged.
+_SILENT = (  # paths, logging, speed
     *("name", "run_dir", "resume", "log_every", "logger", "checkpoint", "profiler", "device_peak_tflops"),
     *("distributed.rendezvous_s", "distributed.timeout_s", "distributed.watchdog_s"),
     *("data.workers", "data.prefetch", "data.retry_s", "data.cache_gb", "data.cache_dir"),
 )
-_TOLD = (
+_LOGGED = (
     *("data.micro_batches", "data.max_bad_share", "model.weights"),  # change no gradient
     *("model.patch_dropout", "model.patch_dropout_schedule", "model.patch_dropout_end", "model.patch_dropout_final"),
 )  # patch dropout: a phase without it may be another run's
-# Another value would train something else.
+# Another value would train another model.
 _REFUSED = ("seed", "model", "data", "objective", "optimizer.kind", "teacher.temperature")
 
-
 log = logging.getLogger(__name__)
+
+
+class ResumableSpec(Protocol):
+    """The part of a run's spec, a dataclass, that its directory reads by name."""
+
+    resume: str
 
 
 @dataclass(slots=True)
@@ -58,14 +60,15 @@ class RunDir:
         return self.path / CHECKPOINTS
 
     def must_exist(self) -> None:
-        """Raises CheckpointError where no run ever was; nothing is made then."""
+        """Raises CheckpointError where there is no run; creates nothing."""
         if not self.config.is_file():
             raise CheckpointError(f"resume={self.path} holds no run (no config.yaml): check the path")
 
-    def claim(self, spec: RunSpec) -> list[str]:
-        """Whether the directory is this run's. Returns what changed since it last ran, for the log; `keep` writes it.
+    def claim(self, spec: ResumableSpec) -> list[str]:
+        """Checks that the directory is this run's. Returns what changed since it last ran, for the log.
 
-        Raises CheckpointError where another run lives here, or none does and one was to be resumed.
+        Writes nothing: see `save_config`. Raises CheckpointError where the directory holds another run, or holds none
+        and one was to be resumed.
         """
         resume = Resume.parse(spec.resume)
         # A run that ended before its first line of metrics left nothing that could be lost or continued.
@@ -78,29 +81,29 @@ class RunDir:
             )
         return self._differences(spec) if exists else []
 
-    def keep(self, spec: RunSpec) -> None:
-        """Writes the configuration, once nothing speaks against it any more."""
+    def save_config(self, spec: ResumableSpec) -> None:
+        """Writes config.yaml, and creates the directory."""
         self.path.mkdir(parents=True, exist_ok=True)
         save(spec, self.config)
 
-    def _differences(self, spec: RunSpec) -> list[str]:
+    def _differences(self, spec: ResumableSpec) -> list[str]:
         saved = dict(flatten(to_dict(self._saved(type(spec)))))
-        asked = dict(flatten(to_dict(spec)))
-        changed = [key for key in sorted(saved | asked) if saved.get(key) != asked.get(key)]
-        # Another option of a group has other keys: those of the one before went with it.
-        other = tuple(key.removesuffix("kind") for key in changed if key.endswith(".kind"))
-        changed = [key for key in changed if key in asked or not key.startswith(other)]
-        lines = {key: f"{key}: {saved.get(key)} -> {asked.get(key)}" for key in changed}
-        refused = [line for key, line in lines.items() if _class(key) is _REFUSED]
+        now = dict(flatten(to_dict(spec)))
+        changed = [key for key in sorted(saved | now) if saved.get(key) != now.get(key)]
+        # Another option of a group has other keys: those of the earlier one went with it.
+        replaced = tuple(key.removesuffix("kind") for key in changed if key.endswith(".kind"))
+        changed = [key for key in changed if key in now or not key.startswith(replaced)]
+        lines = {key: f"{key}: {saved.get(key)} -> {now.get(key)}" for key in changed}
+        refused = [line for key, line in lines.items() if _rule(key) is _REFUSED]
         if refused:
             raise CheckpointError(
                 f"{self.path} belongs to another run ({'; '.join(refused)}): "
                 "resume it with its own values, or give this run another name="
             )
-        return [line for key, line in lines.items() if _class(key) is not _SILENT]
+        return [line for key, line in lines.items() if _rule(key) is not _SILENT]
 
-    def _saved(self, cls: type[RunSpec]) -> RunSpec:
-        """The configuration it was trained with; what has come to clipx since then has its default."""
+    def _saved(self, cls: type[ResumableSpec]) -> ResumableSpec:
+        """Reads the configuration it was trained with; keys that came to clipx since then have their defaults."""
         try:
             return from_dict(cls, read_saved(self.config))
         except ConfigError as error:
@@ -110,11 +113,11 @@ class RunDir:
             ) from error
 
     def event(self, kind: str, **facts: Any) -> None:
-        """One line in events.jsonl: what happened to the run, when."""
+        """Appends a line to events.jsonl: what happened to the run, when."""
         self._append("events.jsonl", {"time": time.time(), "event": kind, **facts})
 
     def quarantine(self, bad: Sequence[BadRecord]) -> None:
-        """Names each bad sample once."""
+        """Appends each bad sample to quarantine.jsonl once."""
         for item in bad:
             if item.key not in self._quarantined:
                 self._quarantined.add(item.key)
@@ -128,21 +131,17 @@ class RunDir:
             log.warning("%s cannot be written (%s): %s", name, error, value)
 
 
-def _class(key: str) -> tuple[str, ...]:
-    """What holds for a key that changed: one of the tuples above."""
-    for keys in (_SILENT, _TOLD, _REFUSED):
-        if f"{_of_its_own(key)}.".startswith(tuple(f"{name}." for name in keys)):
+def _rule(key: str) -> tuple[str, ...]:
+    """Returns the tuple above that holds for a key that changed; a source of a mixture has its group's keys."""
+    key = re.sub(r"^data(\.sources\.[^.]+)+\.", "data.", key)
+    for keys in (_SILENT, _LOGGED, _REFUSED):
+        if f"{key}.".startswith(tuple(f"{name}." for name in keys)):
             return keys
-    return _TOLD
-
-
-def _of_its_own(key: str) -> str:
-    """The key that a key of a mixture's source would have by itself."""
-    return re.sub(r"^data(\.sources\.[^.]+)+\.", "data.", key)
+    return _LOGGED
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of each leaf of nested dicts."""
+    """Yields (dotted key, value) of each leaf of nested dicts."""
     if isinstance(value, dict) and value:
         for key, child in value.items():
             yield from flatten(child, f"{prefix}.{key}" if prefix else str(key))

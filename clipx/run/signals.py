@@ -1,4 +1,4 @@
-"""Stopping on purpose: a signal sets a flag, the ranks agree at the end of a step, save, and exit with its own code."""
+"""Graceful stop: a signal sets a flag, the ranks compare it after each step, save, and exit with a code of its own."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ log = logging.getLogger(__name__)
 # Where several arrive, the last of this order holds: a handler that requeues the job sits on SIGUSR1 or SIGUSR2.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
-_ONE_S = 1.0  # a launcher and its manager may both deliver a signal: within this time it is the same one
+_DUPLICATE_S = 1.0  # a launcher and its manager may both deliver a signal: within this time it is the same one
 
 
-class Stop:
+class StopSignals:
     """While this is entered, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ask for the end of the run after its next step.
 
-        with Stop(tell=comm.is_main) as stop:
+        with StopSignals(verbose=comm.is_main) as stop:
             for ...:
                 step()
-                if name := stop.agreed(comm):
+                if name := stop.received_by_any(comm):
                     save()
-                    stop.after_save(comm)
+                    stop.call_previous_handler(comm)
                     raise Stopped(...)
 
     Whoever sends one may kill the process later: torchrun after 30 s (--shutdown-timeout), SLURM after its KillWait. A
@@ -39,16 +39,16 @@ class Stop:
     that was ignored before stays ignored. Outside the main thread Python can handle none: there all stays as it is.
     """
 
-    def __init__(self, tell: bool = True) -> None:
-        """`tell`: whether this process says on stderr what it got."""
-        self._tell, self._told = tell, False
-        self._place = 0  # in SIGNALS, from 1: what this process got
-        self._agreed = 0  # what the ranks agreed on
-        self._since = 0.0
+    def __init__(self, verbose: bool = True) -> None:
+        """`verbose`: whether this process writes what it received to stderr."""
+        self._verbose, self._repeat_logged = verbose, False
+        self._received = 0  # what this process received, as its place in SIGNALS from 1
+        self._received_by_any = 0  # the highest of all ranks
+        self._first_at = 0.0
         self._previous: dict[signal.Signals, object] = {}
         self._pid = os.getpid()
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> StopSignals:
         if threading.current_thread() is not threading.main_thread():
             log.warning("signals do not stop this run at a step: it is not in the program's main thread")
             return self
@@ -65,24 +65,24 @@ class Stop:
         self._previous.clear()
 
     @property
-    def requested(self) -> str | None:
-        """The signal that this process got."""
-        return SIGNALS[self._place - 1].name if self._place else None
+    def received(self) -> str | None:
+        """The signal that this process received."""
+        return SIGNALS[self._received - 1].name if self._received else None
 
     @property
-    def waited_s(self) -> float:
-        """Seconds since it got its first one; 0 where it got none."""
-        return time.monotonic() - self._since if self._place else 0.0
+    def elapsed_s(self) -> float:
+        """Seconds since the first signal of this process; 0 where it received none."""
+        return time.monotonic() - self._first_at if self._received else 0.0
 
-    def agreed(self, comm: Comm) -> str | None:
-        """The signal that any rank got, the same on all of them. One small collective: call it once a step."""
-        (self._agreed,) = comm.max(self._place)
-        return SIGNALS[self._agreed - 1].name if self._agreed else None
+    def received_by_any(self, comm: Comm) -> str | None:
+        """The signal that any rank received, the same on all ranks. One small collective: call it once a step."""
+        (self._received_by_any,) = comm.max(self._received)
+        return SIGNALS[self._received_by_any - 1].name if self._received_by_any else None
 
-    def after_save(self, comm: Comm) -> None:
-        """Calls what rank 0 had for the agreed signal before, as submitit's requeuing. That may end the process."""
-        if comm.is_main and self._agreed:
-            number = SIGNALS[self._agreed - 1]
+    def call_previous_handler(self, comm: Comm) -> None:
+        """Calls rank 0's earlier handler of the signal, as submitit's, which requeues the job. May end the process."""
+        if comm.is_main and self._received_by_any:
+            number = SIGNALS[self._received_by_any - 1]
             previous = self._previous.get(number)
             if callable(previous) and previous is not signal.default_int_handler:
                 previous(number, None)
@@ -91,20 +91,19 @@ class Stop:
         """Runs between any two instructions of the main thread: no collective, no file, no lock."""
         if os.getpid() != self._pid:
             return  # a loader process that inherited this: its trainer tells it when to end
-        got = signal.Signals(number)
-        first = not self._place
-        if first:
-            self._since = time.monotonic()
-            self._say(f"{got.name}: stopping after this step; SIGINT, once more, aborts")
-        elif got == signal.SIGINT and self.waited_s > _ONE_S:
-            self._say("SIGINT: aborted; the last whole checkpoint is as it was")
+        name = signal.Signals(number).name
+        if not self._received:
+            self._first_at = time.monotonic()
+            self._write(f"{name}: stopping after this step; SIGINT, once more, aborts")
+        elif number == signal.SIGINT and self.elapsed_s > _DUPLICATE_S:
+            self._write("SIGINT: aborted; the last whole checkpoint is as it was")
             os._exit(Exit.ABORTED)  # the usual way waits for threads, and may be what hangs
-        elif not self._told and self.waited_s > _ONE_S:
-            self._told = True
-            self._say(f"{got.name}: already stopping")
-        self._place = max(self._place, SIGNALS.index(got) + 1)
+        elif not self._repeat_logged and self.elapsed_s > _DUPLICATE_S:
+            self._repeat_logged = True
+            self._write(f"{name}: already stopping")
+        self._received = max(self._received, SIGNALS.index(signal.Signals(number)) + 1)
 
-    def _say(self, line: str) -> None:
-        if self._tell:
+    def _write(self, line: str) -> None:
+        if self._verbose:
             with contextlib.suppress(OSError):
                 os.write(2, f"{line}\n".encode())  # print may be what was interrupted

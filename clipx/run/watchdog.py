@@ -1,4 +1,4 @@
-"""A run that does not come on says where it stands, and ends: a hanging job costs as much as one that trains."""
+"""Kills a stalled run and dumps its stack traces: a hanging job costs as much as one that trains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clipx.errors import Exit
 
-_LEAVE_S = 10.0  # for the last words: the file system may be what hangs
+_WRITE_S = 10.0  # for the stacks and the event: the file system may be what hangs
 
 
 class Watchdog:
@@ -27,8 +27,8 @@ class Watchdog:
     def __init__(self, timeout_s: float, run_dir: Path, rank: int, event: Callable[..., None]) -> None:
         self._timeout_s, self._rank, self._event = timeout_s, rank, event
         self._stacks = run_dir / f"stacks.rank{rank}.txt"
-        self._step, self._beaten = 0, 0.0
-        self._over = threading.Event()
+        self._step, self._last_beat = 0, 0.0
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
@@ -39,37 +39,37 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         if self._timeout_s:
-            self._over.set()
+            self._stop.set()
             self._thread.join()
             faulthandler.cancel_dump_traceback_later()
 
     def beat(self, step: int) -> None:
-        """The run has come on: a step, a batch of an evaluation, a part of a checkpoint. Costs well under 1 µs."""
-        self._step, self._beaten = step, time.monotonic()
+        """Reports progress: a step, a batch of an evaluation, a part of a checkpoint. Costs well under 1 µs."""
+        self._step, self._last_beat = step, time.monotonic()
 
     def _watch(self) -> None:
-        while not self._over.wait(min(1.0, self._timeout_s / 4)):
-            faulthandler.dump_traceback_later(self._timeout_s + _LEAVE_S, exit=True, file=2)
-            quiet_s = time.monotonic() - self._beaten
-            if quiet_s > self._timeout_s:
-                self._end(quiet_s)
+        while not self._stop.wait(min(1.0, self._timeout_s / 4)):
+            faulthandler.dump_traceback_later(self._timeout_s + _WRITE_S, exit=True, file=2)
+            stalled_s = time.monotonic() - self._last_beat
+            if stalled_s > self._timeout_s:
+                self._kill(stalled_s)
 
-    def _end(self, quiet_s: float) -> None:
+    def _kill(self, stalled_s: float) -> None:
         line = (
-            f"rank {self._rank} did not come on for {quiet_s:.0f} s after step {self._step}, more than "
+            f"rank {self._rank} did not come on for {stalled_s:.0f} s after step {self._step}, more than "
             f"distributed.watchdog_s={self._timeout_s:g}: {self._stacks} says where it stood"
         )
         with contextlib.suppress(OSError):
             os.write(2, f"error: {line}\n".encode())
             faulthandler.dump_traceback(2)
-        writer = threading.Thread(target=self._write, args=(line, quiet_s), daemon=True)
+        writer = threading.Thread(target=self._write, args=(line, stalled_s), daemon=True)
         writer.start()
-        writer.join(_LEAVE_S)
+        writer.join(_WRITE_S)
         os._exit(Exit.WATCHDOG)
 
-    def _write(self, line: str, quiet_s: float) -> None:
+    def _write(self, line: str, stalled_s: float) -> None:
         with self._stacks.open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
             file.flush()
             faulthandler.dump_traceback(file)
-        self._event("watchdog", rank=self._rank, step=self._step, seconds=round(quiet_s, 1), stacks=self._stacks.name)
+        self._event("watchdog", rank=self._rank, step=self._step, seconds=round(stalled_s, 1), stacks=self._stacks.name)

@@ -21,7 +21,7 @@ from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import DataError, Stopped
 from clipx.run.directory import RunDir
 from clipx.run.lock import RunLock
-from clipx.run.signals import Stop
+from clipx.run.signals import StopSignals
 from clipx.run.watchdog import Watchdog
 from clipx.trainer.spec import RunSpec
 
@@ -38,7 +38,7 @@ class Loop:
         comm, run = self.comm, self.folder
         with (
             RunLock(run, comm, self.rundir.event) as lock,
-            Stop(tell=comm.is_main) as stop,
+            StopSignals(verbose=comm.is_main) as stop,
             Watchdog(self.spec.distributed.watchdog_s, run, comm.rank, self.rundir.event) as watchdog,
             name_lost_peers(comm, lambda: self.step),
         ):
@@ -51,10 +51,10 @@ class Loop:
                 watchdog.beat(self.step)
                 self.write("step")
                 time.sleep(0.01)
-                if name := stop.agreed(comm):
+                if name := stop.received_by_any(comm):
                     self.save()
-                    self.rundir.event("stop", signal=name, own=stop.requested, rank=comm.rank)
-                    stop.after_save(comm)
+                    self.rundir.event("stop", signal=name, own=stop.received, rank=comm.rank)
+                    stop.call_previous_handler(comm)
                     raise Stopped(f"{name} at step {self.step}; saved: go on with resume=auto")
 
     def trouble(self) -> None:

@@ -23,7 +23,7 @@ from support import SMALL
 
 from clipx.distributed.comm import Comm
 from clipx.errors import Exit
-from clipx.run.signals import Stop
+from clipx.run.signals import StopSignals
 
 SCRIPT = str(Path(__file__).with_name("stopping.py"))
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -142,12 +142,12 @@ def test_submitits_own_handler_puts_the_job_back_after_the_save(tmp_path: Path) 
             if (folder / "saved").is_file():
                 return "finished"
             comm = Comm(0, 1, 0, torch.device("cpu"))
-            with Stop() as stop:
-                while not (signal := stop.agreed(comm)):
+            with StopSignals() as stop:
+                while not (signal := stop.received_by_any(comm)):
                     (folder / "pid").write_text(f"{os.getpid()}\n")
                     time.sleep(0.01)
                 (folder / "saved").write_text(signal)
-                stop.after_save(comm)
+                stop.call_previous_handler(comm)
             raise AssertionError("submitit's handler ends the process")
 
     executor = submitit.LocalExecutor(folder=tmp_path / "logs")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clipx.distributed.comm import Comm
-from clipx.run.signals import SIGNALS, Stop
+from clipx.run.signals import SIGNALS, StopSignals
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 
@@ -29,23 +29,23 @@ def handlers() -> Iterator[list[object]]:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_kept_until_it_is_asked_for(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
-    with Stop() as stop:
-        assert (stop.requested, stop.agreed(COMM), stop.waited_s) == (None, None, 0)
+    with StopSignals() as stop:
+        assert (stop.received, stop.received_by_any(COMM), stop.elapsed_s) == (None, None, 0)
         os.kill(os.getpid(), number)
-        assert stop.requested == stop.agreed(COMM) == number.name
-        assert stop.waited_s > 0
+        assert stop.received == stop.received_by_any(COMM) == number.name
+        assert stop.elapsed_s > 0
     assert capfd.readouterr().err == f"{number.name}: stopping after this step; SIGINT, once more, aborts\n"
 
 
 def test_a_process_that_shall_not_tell_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    with Stop(tell=False) as stop:
+    with StopSignals(verbose=False) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.requested == "SIGTERM"
+    assert stop.received == "SIGTERM"
     assert capfd.readouterr().err == ""
 
 
 def test_handlers_return_after_an_error() -> None:
-    with pytest.raises(ZeroDivisionError), Stop():
+    with pytest.raises(ZeroDivisionError), StopSignals():
         raise ZeroDivisionError
 
 
@@ -53,18 +53,18 @@ def test_what_was_there_before_runs_after_the_save_and_pythons_own_does_not() ->
     calls: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: calls.append(number))
     try:
-        with Stop(tell=False) as stop:
-            stop.after_save(COMM)
+        with StopSignals(verbose=False) as stop:
+            stop.call_previous_handler(COMM)
             os.kill(os.getpid(), signal.SIGUSR2)
             os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.agreed(COMM) == "SIGUSR2", "where the job is put back in the queue"
+            assert stop.received_by_any(COMM) == "SIGUSR2", "where the job is put back in the queue"
             assert calls == []
-            stop.after_save(COMM)
+            stop.call_previous_handler(COMM)
             assert calls == [signal.SIGUSR2]
-        with Stop(tell=False) as stop:
+        with StopSignals(verbose=False) as stop:
             os.kill(os.getpid(), signal.SIGINT)
-            assert stop.agreed(COMM) == "SIGINT"
-            stop.after_save(COMM)  # raises no KeyboardInterrupt
+            assert stop.received_by_any(COMM) == "SIGINT"
+            stop.call_previous_handler(COMM)  # raises no KeyboardInterrupt
     finally:
         signal.signal(signal.SIGUSR2, before)
 
@@ -72,9 +72,9 @@ def test_what_was_there_before_runs_after_the_save_and_pythons_own_does_not() ->
 def test_a_signal_that_was_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        with Stop() as stop:
+        with StopSignals() as stop:
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert stop.requested is None
+            assert stop.received is None
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -83,9 +83,9 @@ def test_in_another_thread_it_says_that_it_does_nothing(
     handlers: list[object], caplog: pytest.LogCaptureFixture
 ) -> None:
     def work() -> None:
-        with Stop() as stop:
+        with StopSignals() as stop:
             assert [signal.getsignal(number) for number in SIGNALS] == handlers
-            found.append(stop.agreed(COMM))
+            found.append(stop.received_by_any(COMM))
 
     found: list[str | None] = []
     thread = threading.Thread(target=work)
@@ -97,11 +97,11 @@ def test_in_another_thread_it_says_that_it_does_nothing(
 
 def test_a_forked_process_does_not_take_part(capfd: pytest.CaptureFixture[str]) -> None:
     """A SIGINT at the terminal, or one of SLURM's to the whole step, reaches loader processes as well."""
-    with Stop() as stop:
+    with StopSignals() as stop:
         pid = os.fork()
         if pid == 0:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGUSR1)
-            os._exit(0 if stop.requested is None else 1)
+            os._exit(0 if stop.received is None else 1)
         assert os.waitpid(pid, 0)[1] == 0
     assert capfd.readouterr().err == ""
