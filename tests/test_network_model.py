@@ -11,9 +11,9 @@ from support import NEEDED
 from clipx.bench.network import _OBJECTIVES
 from clipx.config.registry import CONF_DIR
 from clipx.objective.infonce import InfoNCESpec
-from clipx.plan.alpha_beta import Cluster, Link, Measured, fitted, one_node
+from clipx.plan.alpha_beta import Cluster, CollectiveTime, Link, fit_link, one_node
 from clipx.plan.step_time import Machine, Model, step
-from clipx.plan.traffic import StepShape, of_step, sharded
+from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic
 from clipx.trainer.spec import compose
 
 FAST, SLOW = Link(3e-6, 300e9), Link(10e-6, 40e9)
@@ -59,32 +59,32 @@ def test_small_sums_between_many_nodes_climb_a_tree() -> None:
     assert cluster.time("all_reduce", 4, 32) == pytest.approx(4 * cluster.all_reduce(8))
 
 
-def times(link: Link, sizes: list[int], kind: str = "all_gather", off: float = 0.0) -> list[Measured]:
+def times(link: Link, sizes: list[int], kind: str = "all_gather", off: float = 0.0) -> list[CollectiveTime]:
     found = []
     for place, size in enumerate(sizes):
         for ranks in (2, 3, 4):
             noise = 1 + off * (-1) ** (place + ranks)
-            found.append(Measured(kind, ranks, size, noise * one_node(ranks, link).time(kind, 1, size)))
+            found.append(CollectiveTime(kind, ranks, size, noise * one_node(ranks, link).time(kind, 1, size)))
     return found
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "broadcast"])
 def test_a_fit_finds_the_link_and_with_it_the_times_of_other_sizes(kind: str) -> None:
     link = Link(150e-6, 1.2e9)
-    found = fitted(times(link, [2**10, 2**16, 2**22], kind))
+    found = fit_link(times(link, [2**10, 2**16, 2**22], kind))
     assert (found.latency, found.bandwidth) == pytest.approx((link.latency, link.bandwidth))
-    noisy = fitted(times(link, [2**10, 2**14, 2**18, 2**22], kind, off=0.2))
+    noisy = fit_link(times(link, [2**10, 2**14, 2**18, 2**22], kind, off=0.2))
     for m in times(link, [2**12, 2**20, 2**24], kind):
         assert 1 / 1.3 < one_node(m.ranks, noisy).time(kind, 1, m.size) / m.seconds < 1.3
 
 
 def test_a_fit_has_no_negative_latency_or_bandwidth() -> None:
-    shrinking = [Measured("all_gather", 2, 2**10, 1e-3), Measured("all_gather", 2, 2**20, 1e-4)]
-    assert fitted(shrinking).latency > 0
-    assert fitted(shrinking).bandwidth == math.inf
-    steep = [Measured("all_gather", 2, 2**10, 1e-7), Measured("all_gather", 2, 2**20, 1.0)]
-    assert fitted(steep).latency == 0.0
-    assert fitted(steep).bandwidth > 0
+    shrinking = [CollectiveTime("all_gather", 2, 2**10, 1e-3), CollectiveTime("all_gather", 2, 2**20, 1e-4)]
+    assert fit_link(shrinking).latency > 0
+    assert fit_link(shrinking).bandwidth == math.inf
+    steep = [CollectiveTime("all_gather", 2, 2**10, 1e-7), CollectiveTime("all_gather", 2, 2**20, 1.0)]
+    assert fit_link(steep).latency == 0.0
+    assert fit_link(steep).bandwidth > 0
 
 
 # ----------------------------------------------------------------------------------------------------- the traffic
@@ -98,11 +98,11 @@ def test_every_objective_has_its_traffic_and_each_kind_of_it_is_counted() -> Non
 
 
 def test_infonce_gathers_embeddings_and_three_numbers_a_sample_and_sums_gradients_and_a_temperature() -> None:
-    found = of_step(StepShape(INFONCE, 256, 64, 512, 151_277_312))
+    found = ddp_traffic(StepShape(INFONCE, 256, 64, 512, 151_277_312))
     assert found.loss == {"all_gather": (2, 64 * 256 * (2 * 512 + 3) * 4), "all_reduce": (1, 4)}
     assert found.gradients == {"all_reduce": (25, 4 * 151_277_312)}
     assert found.rest == {"all_reduce": (1, 8)}
-    spread = sharded(StepShape(INFONCE, 256, 64, 512, 151_277_312))
+    spread = fsdp_traffic(StepShape(INFONCE, 256, 64, 512, 151_277_312))
     assert spread.gradients == {"all_gather": (50, 8 * 151_277_312), "reduce_scatter": (25, 4 * 151_277_312)}
     assert spread.loss == found.loss
 
@@ -122,7 +122,7 @@ def test_efficiency_falls_with_the_number_of_gpus_and_hiding_gradients_helps(fsd
     steps = [step(VIT_B32, MACHINE, INFONCE, gpus, 256, fsdp) for gpus in (8, 64, 512, 1024)]
     shares = [s.efficiency(steps[0]) for s in steps]
     assert shares == sorted(shares, reverse=True)
-    assert all(s.exposed <= s.gradients and s.seconds <= s.unhidden for s in steps)
+    assert all(s.exposed <= s.gradients and s.seconds <= s.without_overlap for s in steps)
     instant = Machine(8, Link(0.0, math.inf), Link(0.0, math.inf), 400e12, 30e12)
     assert step(VIT_B32, instant, INFONCE, 1024, 256, fsdp).gathers == 0
 

@@ -55,22 +55,22 @@ class AccumulationSpec(BenchSpec):
             f"image_size={self.image_size} is not a number of patches of 16 pixels: give a multiple of 16",
         )
 
-    def run(self, say: Callable[[str], None]) -> Findings:
+    def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench import steps
 
         device = self.device_type()
         processes = Processes(device, self.threads)
         towers = steps.TowerConfig(self.width, self.layers, self.image_size, self.context)
         sizes, parts = sorted(set(self.batches)), self.micro_batches
-        say(f"gradients: batch {sizes[0]} on {device}")
+        log(f"gradients: batch {sizes[0]} on {device}")
         found: dict[str, Gradients] = processes.run(steps.gradients, towers, sizes[0], parts, self.seed)[0]
         self._check(found["ours"])
         times: dict[int, dict[str, list[float]]] = {}
         for size in sizes:
-            say(f"time: batch {size}")
+            log(f"time: batch {size}")
             rounds = self.repeats * min(5, sizes[-1] // size)  # a short step is more easily disturbed
             times[size] = processes.run(steps.times, towers, size, parts, rounds, self.seed)[0]
-        say(f"memory: batch {sizes[-1]}")
+        log(f"memory: batch {sizes[-1]}")
         peaks: list[list[int]] = processes.in_pairs(
             lambda half, side: half.run(steps.memory, towers, sizes[-1], parts, self.seed, side), ("ours", "theirs")
         )

@@ -40,17 +40,17 @@ class CheckpointBenchSpec(BenchSpec):
         self.check_counts("parameters", "repeats")
         require(self.outage_steps >= 100, f"outage_steps={self.outage_steps} has no 99th percentile: give 100 or more")
 
-    def run(self, say: Callable[[str], None]) -> Findings:
+    def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench import saving
 
         device = self.device_type()
         size = 12 * self.parameters
-        say(f"{size / 1e9:.3g} GB on {device}, {self.repeats} rounds of {', '.join(_LABELS)}")
+        log(f"{size / 1e9:.3g} GB on {device}, {self.repeats} rounds of {', '.join(_LABELS)}")
         folder = Path(self.run_dir) / "checkpoints"
         timings: dict[str, list[SaveTiming]] = Processes(device, self.threads).run(
             saving.race, str(folder), self.parameters, self.repeats, self.seed
         )[0]
-        say(f"{self.outage_steps} steps while checkpoint.remote does not answer")
+        log(f"{self.outage_steps} steps while checkpoint.remote does not answer")
         steps: dict[str, list[float]] = Processes(device, self.threads).run(
             saving.outage, str(Path(self.run_dir) / "outage"), self.outage_steps, self.seed
         )[0]

@@ -42,35 +42,35 @@ class LoaderSpec(BenchSpec):
             f"samples={self.samples} is less than two batches of {self.batch}: give at least {2 * self.batch}",
         )
 
-    def run(self, say: Callable[[str], None]) -> Findings:
+    def run(self, log: Callable[[str], None]) -> Findings:
         if self.train_run is not None:
-            return self._of_a_run(self.train_run, say)
+            return self._of_a_run(self.train_run, log)
         from clipx.bench.pipelines import CONTESTANTS, without_spdl
 
         reason = without_spdl()
         left_out = {} if reason is None else {"spdl": reason}
         for name, why in left_out.items():
-            say(f"{name} is left out: {why}")
+            log(f"{name} is left out: {why}")
         contestants = {name: call for name, call in CONTESTANTS.items() if name not in left_out}
         with tempfile.TemporaryDirectory() as folder:
             rates = {
-                side: self._rates(contestants, side, Path(folder) / str(side), say) for side in sorted(set(self.sides))
+                side: self._rates(contestants, side, Path(folder) / str(side), log) for side in sorted(set(self.sides))
             }
         return self._findings(rates, left_out)
 
     def _rates(
-        self, contestants: Mapping[str, Callable[..., float]], side: int, folder: Path, say: Callable[[str], None]
+        self, contestants: Mapping[str, Callable[..., float]], side: int, folder: Path, log: Callable[[str], None]
     ) -> dict[str, list[float]]:
         """Images a second of each contestant in each round."""
         from clipx.bench.pipelines import write_photographs
 
-        say(f"{side} pixels: writing {self.samples:,} photographs")
+        log(f"{side} pixels: writing {self.samples:,} photographs")
         processes = Processes("cpu", self.threads)
         processes.run(write_photographs, str(folder), side, self.aspect, self.samples, self.seed)
         rates: dict[str, list[float]] = {name: [] for name in contestants}
         load = (str(folder), self.batch, self.workers, self.batches, self.seed)
         for i in range(self.repeats):
-            say(f"{side} pixels: round {i + 1} of {self.repeats}")
+            log(f"{side} pixels: round {i + 1} of {self.repeats}")
             for name, contestant in contestants.items():
                 rates[name].append(processes.run(contestant, *load)[0])
         return rates
@@ -112,14 +112,14 @@ class LoaderSpec(BenchSpec):
             table.rows.append((label, *cells))
         return Findings(figures, {str(side): found for side, found in rates.items()}, [table])
 
-    def _of_a_run(self, run_dir: str, say: Callable[[str], None]) -> Findings:
+    def _of_a_run(self, run_dir: str, log: Callable[[str], None]) -> Findings:
         from clipx.bench.pipelines import rate_of_run
         from clipx.logger import read_rows
         from clipx.run.directory import RunDir
         from clipx.trainer.saved_run import load_run
 
         spec = load_run(Path(run_dir))
-        say(f"the loader of {run_dir}: {spec.data.workers} workers, without training beside it")
+        log(f"the loader of {run_dir}: {spec.data.workers} workers, without training beside it")
         rate = Processes("cpu", self.threads).run(rate_of_run, run_dir, self.batches)[0]
         rows = [row for row in read_rows(RunDir(Path(run_dir)).metrics) if "train/data_wait_share" in row]
         require(bool(rows), f"train_run={run_dir} has logged no step yet: train it first")
@@ -132,7 +132,7 @@ class LoaderSpec(BenchSpec):
             if bound
             else f"the run does not wait for its loader ({wait:.0%} of the time)"
         )
-        say(verdict)
+        log(verdict)
         figures = {
             "of": run_dir,
             "loader_bound": bound,

@@ -69,12 +69,12 @@ class LossSpec(BenchSpec):
             *(LossCase("dim", self.small, 1, dim) for dim in self.dims),
         ]
 
-    def run(self, say: Callable[[str], None]) -> Findings:
+    def run(self, log: Callable[[str], None]) -> Findings:
         device = self.device_type()
         contest, points = Contest.of(self.objectives), self.points()
-        say(f"{len(points)} sizes, {', '.join(contest.names)}, on {device}")
-        rows = [row for point in points for row in _race(self, contest, point, device, say)]
-        _add_memory(self, rows, device, say)
+        log(f"{len(points)} sizes, {', '.join(contest.names)}, on {device}")
+        rows = [row for point in points for row in _race(self, contest, point, device, log)]
+        _add_memory(self, rows, device, log)
         figures = _figures(self, contest, rows, device)
         details = [asdict(row) | {"seconds": row.seconds} for row in rows]
         return Findings(figures, details, _tables(self, rows, figures["ratios"]), _picture(self, contest, rows))
@@ -140,7 +140,7 @@ class Row:
 # --------------------------------------------------------------------------------------------------- measuring
 
 
-def _race(spec: LossSpec, contest: Contest, point: LossCase, device: str, say: Callable[[str], None]) -> list[Row]:
+def _race(spec: LossSpec, contest: Contest, point: LossCase, device: str, log: Callable[[str], None]) -> list[Row]:
     """Time, loss and collectives of all at one size. Raises BenchError where two that must agree do not."""
     import torch
 
@@ -148,7 +148,7 @@ def _race(spec: LossSpec, contest: Contest, point: LossCase, device: str, say: C
 
     if not point.stand_in and point.ranks > max(1, torch.cuda.device_count()):
         device = "cpu"  # there are not enough GPUs for them
-    say(f"time: {point}")
+    log(f"time: {point}")
     rounds = spec.repeats if point.sweep == "headline" else (spec.repeats + 1) // 2
     like = {} if point.stand_in else contest.same | ({PLAIN: LOCAL} if PLAIN in contest.names else {})
     laps: list[dict[str, Lap]] = Processes(device, spec.threads).run(
@@ -198,13 +198,13 @@ def _check(ours: Row, theirs: Row) -> None:
             )
 
 
-def _add_memory(spec: LossSpec, rows: Sequence[Row], device: str, say: Callable[[str], None]) -> None:
+def _add_memory(spec: LossSpec, rows: Sequence[Row], device: str, log: Callable[[str], None]) -> None:
     """Sets the peak memory of each row, measured in a process of its own (one for each rank)."""
     from clipx.bench import race
 
     def measure(processes: Processes, row: Row) -> None:
         point = row.point
-        say(f"memory: {point}, {row.name}")
+        log(f"memory: {point}, {row.name}")
         peaks = replace(processes, device=row.device).run(
             race.memory,
             row.name,

@@ -16,9 +16,10 @@ from clipx.errors import require
 from clipx.trainer.spec import compose
 
 if TYPE_CHECKING:
-    from clipx.plan.alpha_beta import Link, Measured
+    from clipx.model.spec import ModelSpec
+    from clipx.plan.alpha_beta import CollectiveTime, Link
     from clipx.plan.step_time import Machine, Model, Step
-    from clipx.plan.traffic import Kinds
+    from clipx.plan.traffic import CollectiveCounts
 
 # One of each way in which objectives communicate.
 _OBJECTIVES = ("infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr")
@@ -79,19 +80,17 @@ class NetworkBenchSpec(BenchSpec):
             )
         compose(f"objective={self.objective}", f"model={self.model}")
 
-    def run(self, say: Callable[[str], None]) -> Findings:
-        from clipx.bench.links import model_sizes
-        from clipx.plan.step_time import Model
+    def run(self, log: Callable[[str], None]) -> Findings:
 
         processes = Processes("cpu", self.threads)
-        say("counting what a step moves, on 2 processes")
+        log("counting what a step moves, on 2 processes")
         moved = _moved(self, processes)
         measured = []
         for ranks in sorted(set(self.ranks)):
-            say(f"collectives of {ranks} processes on gloo")
+            log(f"collectives of {ranks} processes on gloo")
             measured += _measured(self, processes, ranks)
         links, checks = _fitted(measured, sorted(set(self.sizes))[::2])
-        model = Model(*model_sizes(self.model))
+        model = _model(compose(f"model={self.model}").model)
         weak = _steps(self, model, lambda gpus: self.batch)
         strong = _steps(self, model, lambda gpus: self.global_batch // gpus)
         figures = {
@@ -137,25 +136,21 @@ class NetworkBenchSpec(BenchSpec):
 def _moved(spec: NetworkBenchSpec, processes: Processes) -> dict[str, Any]:
     """Calls and bytes of a small run's step by objective and kind, counted and worked out: of `objective`, and of one
     for each way in which objectives communicate. Raises BenchError where they differ."""
-    import torch
-
-    from clipx.bench.traffic import counted
-    from clipx.plan.traffic import StepShape, objective_traffic, of_step
+    from clipx.bench.collectives import count_traffic
+    from clipx.plan.traffic import StepShape, ddp_traffic, objective_traffic
 
     names = list(dict.fromkeys([spec.objective, *_OBJECTIVES]))
     typed = [[*_RUN, f"objective={name}", *_for_few_samples(name)] for name in names]
     runs = [compose(*words) for words in typed]
     run = runs[0]
-    built = run.model.build(torch.device("meta"), torch.float32)
-    parameters, buffers = sum(p.numel() for p in built.parameters()), sum(b.nbytes for b in built.buffers())
+    size = _model(run.model)
     with tempfile.TemporaryDirectory() as folder:
-        found = processes.run(counted, typed, folder, ranks=2)[0]
+        found = processes.run(count_traffic, typed, folder, ranks=2)[0]
     moved = {}
     for name, own, seen in zip(names, runs, found, strict=True):
-        shape = StepShape(
-            objective_traffic(own.objective), run.data.batch_size // 2, 2, built.embed_dim, parameters, buffers
-        )
-        worked_out = of_step(shape).total()
+        traffic = objective_traffic(own.objective)
+        shape = StepShape(traffic, run.data.batch_size // 2, 2, size.dim, size.parameters, size.buffers)
+        worked_out = ddp_traffic(shape).total()
         moved[name] = {"counted": seen, "formula": worked_out}
         if _bytes(seen) != _bytes(worked_out):
             raise BenchError(
@@ -170,24 +165,24 @@ def _for_few_samples(objective: str) -> list[str]:
     return ["objective.rho=2"] if "rho" in own else []
 
 
-def _bytes(kinds: Kinds) -> dict[str, int]:
+def _bytes(kinds: CollectiveCounts) -> dict[str, int]:
     return {kind: kinds[kind][1] for kind in sorted(kinds)}
 
 
-def _measured(spec: NetworkBenchSpec, processes: Processes, ranks: int) -> list[Measured]:
-    from clipx.bench import links
-    from clipx.plan.alpha_beta import Measured
+def _measured(spec: NetworkBenchSpec, processes: Processes, ranks: int) -> list[CollectiveTime]:
+    from clipx.bench.collectives import collective_times
+    from clipx.plan.alpha_beta import CollectiveTime
 
-    found = processes.run(links.times, sorted(set(spec.sizes)), spec.repeats, ranks=ranks)
+    found = processes.run(collective_times, sorted(set(spec.sizes)), spec.repeats, ranks=ranks)
     slowest = {key: [max(times) for times in zip(*(own[key] for own in found), strict=True)] for key in found[0]}
-    return [Measured(kind, ranks, size, min(times)) for (kind, size), times in slowest.items()]
+    return [CollectiveTime(kind, ranks, size, min(times)) for (kind, size), times in slowest.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """A measurement beside the model."""
 
-    measured: Measured
+    measured: CollectiveTime
     seconds: float  # the model's
     held_out: bool
 
@@ -197,12 +192,12 @@ class Check:
         return max(self.seconds / self.measured.seconds, self.measured.seconds / self.seconds)
 
 
-def _fitted(measured: Sequence[Measured], fit_to: Sequence[int]) -> tuple[dict[str, Link], list[Check]]:
+def _fitted(measured: Sequence[CollectiveTime], fit_to: Sequence[int]) -> tuple[dict[str, Link], list[Check]]:
     """A link for each kind of collective, and how it does: gloo's kinds differ in what they do beside sending."""
-    from clipx.plan.alpha_beta import fitted, one_node
+    from clipx.plan.alpha_beta import fit_link, one_node
 
     kinds = dict.fromkeys(m.kind for m in measured)
-    links = {kind: fitted([m for m in measured if m.kind == kind and m.size in fit_to]) for kind in kinds}
+    links = {kind: fit_link([m for m in measured if m.kind == kind and m.size in fit_to]) for kind in kinds}
     checks = [
         Check(m, one_node(m.ranks, links[m.kind]).time(m.kind, 1, m.size), m.size not in fit_to) for m in measured
     ]
@@ -221,8 +216,21 @@ def _deviation(checks: Sequence[Check]) -> dict[str, Any]:
 class Predicted:
     step: Step
     efficiency: float  # against the fewest GPUs
-    unhidden: float  # the same, were no communication hidden
+    without_overlap: float  # the same, were no communication hidden
     fsdp: float  # the same, with sharded parameters
+
+
+def _model(spec: ModelSpec) -> Model:
+    """What a step's time depends on, of a model that is not allocated."""
+    import torch
+
+    from clipx.model.clip import parameter_count
+    from clipx.model.flops import ForwardFlops
+    from clipx.plan.step_time import Model
+
+    model, flops = spec.build(torch.device("meta"), torch.float32), ForwardFlops.of(spec)
+    buffers = sum(buffer.nbytes for buffer in model.buffers())
+    return Model(parameter_count(model), flops.image + flops.text, model.embed_dim, buffers)
 
 
 def _steps(spec: NetworkBenchSpec, model: Model, b: Callable[[int], int]) -> list[Predicted]:
@@ -234,7 +242,7 @@ def _steps(spec: NetworkBenchSpec, model: Model, b: Callable[[int], int]) -> lis
     spread = [step(model, machine, traffic, s.gpus, b(s.gpus), fsdp=True) for s in plain]
     first = plain[0]
     return [
-        Predicted(s, s.efficiency(first), s.efficiency(first) * s.seconds / s.unhidden, f.efficiency(first))
+        Predicted(s, s.efficiency(first), s.efficiency(first) * s.seconds / s.without_overlap, f.efficiency(first))
         for s, f in zip(plain, spread, strict=True)
     ]
 
@@ -271,7 +279,7 @@ def _step_table(title: str, rows: Sequence[Predicted]) -> Table:
     for row in rows:
         s = row.step
         times = (s.towers, s.loss, s.gathers, s.gradients, s.exposed, s.seconds)
-        shares = (f"{share:.3f}" for share in (row.efficiency, row.unhidden, row.fsdp))
+        shares = (f"{share:.3f}" for share in (row.efficiency, row.without_overlap, row.fsdp))
         table.rows.append(
             (f"{s.gpus:,}", f"{s.batch:,}", *(f"{1e3 * t:.2f}" for t in times), f"{s.rate:,.0f}", *shares)
         )
@@ -284,7 +292,7 @@ def _picture(spec: NetworkBenchSpec, predicted: Mapping[str, Sequence[Predicted]
     def shares(title: str, rows: Sequence[Predicted]) -> Panel:
         curves = {
             "gradients beside the backward": [(row.step.gpus, row.efficiency) for row in rows],
-            "nothing hidden": [(row.step.gpus, row.unhidden) for row in rows],
+            "nothing hidden": [(row.step.gpus, row.without_overlap) for row in rows],
             "parameters sharded (FSDP)": [(row.step.gpus, row.fsdp) for row in rows],
         }
         return Panel(f"efficiency, {title}", "GPUs", curves, log=True)

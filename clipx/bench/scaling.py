@@ -86,10 +86,10 @@ class ScalingSpec(BenchSpec):
             return {nodes: nodes * self.tasks_per_node for nodes in sorted(set(self.nodes or (1, 2)))}
         return {tasks: tasks for tasks in sorted(set(self.tasks or (1, 2)))}
 
-    def run(self, say: Callable[[str], None]) -> Findings:
+    def run(self, log: Callable[[str], None]) -> Findings:
         rows = []
         for size, ranks in self.ranks().items():
-            say(f"{self._unit}={size}: {ranks} ranks")
+            log(f"{self._unit}={size}: {ranks} ranks")
             rows.append(_measured(self, size, ranks))
         first = rows[0]
         figures = {

@@ -50,6 +50,6 @@ class BenchSpec:
         )
         return "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
 
-    def run(self, say: Callable[[str], None]) -> Findings:
-        """Measures. `say` shows a line of progress. Raises BenchError."""
+    def run(self, log: Callable[[str], None]) -> Findings:
+        """Measures. `log` shows a line of progress. Raises BenchError."""
         raise NotImplementedError

@@ -62,12 +62,12 @@ class StepSpec(BenchSpec):
             for point in points
         }
 
-    def run(self, say: Callable[[str], None]) -> Findings:
+    def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench import training
 
         device, runs = self.device_type(), self.runs()
         processes = Processes(device, self.threads)
-        say(f"steps of {self.batch} samples on {device}: {', '.join(runs)}")
+        log(f"steps of {self.batch} samples on {device}: {', '.join(runs)}")
         times, losses = processes.run(training.times, runs, False, self.batch, self.repeats, self.seed)[0]
         peaks = {name: processes.run(training.memory, words, self.batch, self.seed)[0] for name, words in runs.items()}
         first = next(iter(runs))

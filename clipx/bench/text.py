@@ -28,13 +28,13 @@ class TextSpec(BenchSpec):
         require(self.batch >= 2, f"batch={self.batch} has no negatives: give at least 2")
         self.check_counts("repeats")
 
-    def run(self, say: Callable[[str], None]) -> Findings:
+    def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench import training
 
         device = self.device_type()
         runs = {name: ("model=vit_b32", f"model.text.packed={name == 'packed'}") for name in ("packed", "padded")}
         length_B = (training.captions(self.batch, 77, self.seed) != 0).sum(dim=1)
-        say(f"steps of {self.batch} samples on {device}, captions of {length_B.float().mean():.1f} tokens on average")
+        log(f"steps of {self.batch} samples on {device}, captions of {length_B.float().mean():.1f} tokens on average")
         times, losses = Processes(device, self.threads).run(
             training.times, runs, True, self.batch, self.repeats, self.seed
         )[0]

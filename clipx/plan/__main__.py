@@ -16,15 +16,15 @@ def show(spec: PlanSpec) -> None:
 
     console = terminal(quiet=spec.json)
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         console.print(text, markup=False)
 
     if spec.published:
-        found = published.plans(spec, say)
+        found = published.plans(spec, log)
         console.print(published.table(found))
         result: object = [published.as_dict(setting, one) for setting, one in found]
     else:
-        one = plan(spec, say)
+        one = plan(spec, log)
         for table in tables(one):
             console.print(table)
         result = as_dict(one)

@@ -8,8 +8,10 @@ other node, by an adapter of its own. Notation: N nodes, G GPUs in each, K = N·
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def one_node(ranks: int, link: Link) -> Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CollectiveTime:
     """What a collective over `ranks` processes of one node took."""
 
     kind: str
@@ -87,34 +89,27 @@ class Measured:
     seconds: float
 
 
-def fitted(measured: Sequence[Measured]) -> Link:
+def fit_link(measured: Sequence[CollectiveTime]) -> Link:
     """The link that explains them best: least squares of the relative errors, for times span decades.
 
     The model is linear in α and 1/β; neither comes out below zero. There must be at least two, that differ.
     """
-    rows = [(*_work(m.kind, m.ranks, m.size), m.seconds) for m in measured]
-    latency, inverse = _least_squares([(a / t, b / t) for a, b, t in rows])
+    terms_M2 = np.array([_terms(m.kind, m.ranks, m.size) for m in measured]) / np.array([[m.seconds] for m in measured])
+    latency, inverse = _solve(terms_M2)
     if latency < 0:
-        latency, inverse = 0.0, _single([b / t for _, b, t in rows])
+        latency, inverse = 0.0, *_solve(terms_M2[:, 1:])
     elif inverse <= 0:
-        latency, inverse = _single([a / t for a, _, t in rows]), 0.0
+        latency, inverse = *_solve(terms_M2[:, :1]), 0.0
     return Link(latency, 1 / inverse if inverse else math.inf)
 
 
-def _work(kind: str, ranks: int, size: int) -> tuple[float, float]:
+def _terms(kind: str, ranks: int, size: int) -> tuple[float, float]:
     """How often the collective takes a latency, and how many bytes go through a link."""
     messages = one_node(ranks, Link(1.0, math.inf)).time(kind, 1, size)
     return messages, one_node(ranks, Link(0.0, 1.0)).time(kind, 1, size)
 
 
-def _least_squares(rows: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """x, y that make a·x + b·y nearest to 1."""
-    aa = ab = bb = a1 = b1 = 0.0
-    for a, b in rows:
-        aa, ab, bb, a1, b1 = aa + a * a, ab + a * b, bb + b * b, a1 + a, b1 + b
-    determinant = aa * bb - ab * ab
-    return (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
-
-
-def _single(values: Sequence[float]) -> float:
-    return sum(values) / sum(v * v for v in values)
+def _solve(terms: np.ndarray) -> list[float]:
+    """The least-squares solution of terms · x = 1."""
+    x: list[float] = np.linalg.lstsq(terms, np.ones(len(terms)), rcond=None)[0].tolist()
+    return x

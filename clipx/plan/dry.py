@@ -28,7 +28,7 @@ from clipx.precision.spec import Precision
 _COUNTED = 8  # samples whose FLOPs are counted: they are in proportion
 
 
-class Live(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Bytes of the storages that live, each once, of those that are made while it is entered."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class DryRun:
 
     def memory(self, samples: int, tokens: float) -> TowerMemory:
         """`tokens` of a text on average; the longest fills the context."""
-        with self._mode, Live() as live:
+        with self._mode, LiveBytes() as live:
             image, packing = self._batch(samples, tokens)
             batch = live.now
             embedded = self._embed(image), self._embed(packing)

@@ -16,7 +16,7 @@ from clipx.plan.dry import Flops
 from clipx.plan.memory import Memory, MemoryModel
 from clipx.plan.spec import PlanSpec
 from clipx.plan.step_time import Machine, Model, Step, step
-from clipx.plan.traffic import StepShape, Traffic, objective_traffic, of_step, sharded
+from clipx.plan.traffic import StepShape, Traffic, ddp_traffic, fsdp_traffic, objective_traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Plan:
     steps: int | None  # of the run; None where its length is not known
 
     @property
-    def local(self) -> int:
+    def micro_batch(self) -> int:
         """Samples of a device and forward pass."""
         return self.spec.data.batch_size // self.ranks // self.spec.data.micro_batches
 
@@ -63,10 +63,10 @@ class Plan:
         return None if price is None or self.gpu_hours is None else price * self.gpu_hours
 
 
-def plan(spec: PlanSpec, say: Callable[[str], None], largest: bool = True) -> Plan:
+def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Plan:
     """Raises ConfigError. `largest`: whether to look for the largest batch, which takes two dry runs more."""
     require(not spec.stages, f"stages={spec.stages}: a plan is of one span; plan each by its own values, and stages=[]")
-    say("dry runs of the model")
+    log("dry runs of the model")
     model_memory = MemoryModel(spec)
     limit = 1e9 * (spec.device_memory_gb - spec.reserve_gb)
     ranks = spec.ranks or _fewest(spec, model_memory, limit)
@@ -143,7 +143,7 @@ def _step_shape(spec: PlanSpec, model: CLIP, ranks: int) -> StepShape:
 def _traffic(spec: PlanSpec, shape: StepShape) -> Traffic:
     if shape.ranks == 1:
         return Traffic()
-    return (sharded if spec.distributed.shards_parameters else of_step)(shape)
+    return (fsdp_traffic if spec.distributed.shards_parameters else ddp_traffic)(shape)
 
 
 def _step(spec: PlanSpec, shape: StepShape, flops: float) -> Step:

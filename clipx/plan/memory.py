@@ -101,7 +101,7 @@ class MemoryModel:
         blocks = [stored_bytes(block) for block in named_blocks(self.dry.model).values()]
         rest = stored_bytes(self.dry.model) - sum(blocks)
         largest = max([*blocks, rest])
-        dtype = spec.gathered.dtype() or self.precision.dtype
+        dtype = spec.param_dtype.dtype() or self.precision.dtype
         share = dtype.itemsize / self.precision.dtype.itemsize
         every = stored_bytes(self.dry.model)
         gathered = round(share * (min(2 * largest, every) if spec.reshard_after_forward else every))

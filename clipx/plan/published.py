@@ -43,11 +43,11 @@ SETTINGS = (
 )
 
 
-def plans(spec: PlanSpec, say: Callable[[str], None]) -> list[tuple[Setting, Plan]]:
+def plans(spec: PlanSpec, log: Callable[[str], None]) -> list[tuple[Setting, Plan]]:
     """Of each setting, on the machine of `spec`."""
     found = []
     for setting in SETTINGS:
-        say(f"{setting.name} on {setting.gpus}")
+        log(f"{setting.name} on {setting.gpus}")
         found.append((setting, plan(_spec(setting, spec), lambda text: None, largest=False)))
     return found
 
@@ -78,7 +78,7 @@ def _row(setting: Setting, one: Plan) -> list[str]:
         setting.name,
         f"{setting.gpus:,}",
         f"{setting.batch:,}",
-        f"{one.local:,}",
+        f"{one.micro_batch:,}",
         f"{sum(one.parameters.values()) / 1e6:,.0f}",
         f"{one.sample_flops / 1e9:,.1f}",
         f"{one.needed / 1e9:,.1f}",

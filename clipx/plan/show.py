@@ -19,7 +19,7 @@ Rows = Sequence[tuple[str, str]]
 def tables(plan: Plan) -> list[Table]:
     spec = plan.spec
     title = (
-        f"{spec.model.name} on {spec.data.name}: {spec.data.batch_size:,} samples a step = {plan.local:,} x "
+        f"{spec.model.name} on {spec.data.name}: {spec.data.batch_size:,} samples a step = {plan.micro_batch:,} x "
         f"{spec.data.micro_batches} micro-batches x {plan.ranks} {spec.gpu}"
     )
     return [
@@ -122,7 +122,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "batch": spec.data.batch_size,
         "ranks": plan.ranks,
         "micro_batches": spec.data.micro_batches,
-        "micro_batch": plan.local,
+        "micro_batch": plan.micro_batch,
         "parameters": plan.parameters,
         "forward_flops": {
             "image": plan.forward.image,

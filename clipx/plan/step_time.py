@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from clipx.objective.spec import ObjectiveTraffic
 from clipx.plan.alpha_beta import Cluster, Link
-from clipx.plan.traffic import Kinds, StepShape, of_step, sharded
+from clipx.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, fsdp_traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Step:
         return self.towers + self.loss + self.gathers + self.exposed + self.rest
 
     @property
-    def unhidden(self) -> float:
+    def without_overlap(self) -> float:
         """Seconds where communication and computation take turns."""
         return self.seconds - self.exposed + self.gradients
 
@@ -75,7 +75,7 @@ def step(model: Model, machine: Machine, objective: ObjectiveTraffic, gpus: int,
     """
     cluster, batch = machine.cluster(gpus), b * gpus
     shape = StepShape(objective, b, gpus, model.dim, model.parameters, model.buffers)
-    moved = (sharded if fsdp else of_step)(shape)
+    moved = (fsdp_traffic if fsdp else ddp_traffic)(shape)
     towers = 3 * model.flops * b / machine.flops
     gradients = _time(cluster, moved.gradients)
     hidden = towers if fsdp else towers * 2 / 3
@@ -91,5 +91,5 @@ def step(model: Model, machine: Machine, objective: ObjectiveTraffic, gpus: int,
     )
 
 
-def _time(cluster: Cluster, kinds: Kinds) -> float:
+def _time(cluster: Cluster, kinds: CollectiveCounts) -> float:
     return sum(cluster.time(kind, calls, size) for kind, (calls, size) in kinds.items())

@@ -14,7 +14,7 @@ _FLOAT, _LONG = 4, 8  # bytes
 _FIRST_BUCKET, _BUCKET = 2**20, 25 * 2**20  # bytes of gradients that DDP sums together
 
 
-Kinds = dict[str, tuple[int, int]]
+CollectiveCounts = dict[str, tuple[int, int]]
 """Calls and bytes of the larger side, by kind: what an all_gather yields, what an all_reduce sums."""
 
 
@@ -22,12 +22,12 @@ Kinds = dict[str, tuple[int, int]]
 class Traffic:
     """Of one step on one rank."""
 
-    loss: Kinds = field(default_factory=dict)  # between the towers' forward and their backward: nothing hides it
-    gradients: Kinds = field(default_factory=dict)  # beside the towers' backward
-    rest: Kinds = field(default_factory=dict)  # before and after
+    loss: CollectiveCounts = field(default_factory=dict)  # between the towers' forward and backward: nothing hides it
+    gradients: CollectiveCounts = field(default_factory=dict)  # beside the towers' backward
+    rest: CollectiveCounts = field(default_factory=dict)  # before and after
 
-    def total(self) -> Kinds:
-        found: Kinds = {}
+    def total(self) -> CollectiveCounts:
+        found: CollectiveCounts = {}
         for kinds in (self.loss, self.gradients, self.rest):
             for kind, (calls, size) in kinds.items():
                 had = found.get(kind, (0, 0))
@@ -63,7 +63,7 @@ def objective_traffic(spec: ObjectiveSpec) -> ObjectiveTraffic:
     return spec.traffic
 
 
-def of_step(shape: StepShape) -> Traffic:
+def ddp_traffic(shape: StepShape) -> Traffic:
     """Data parallel (DDP)."""
     extra, batch = shape.objective, shape.b * shape.ranks
     gathers = [2 * shape.dim * _FLOAT] + ([extra.statistics * _FLOAT] if extra.statistics else [])
@@ -79,9 +79,9 @@ def of_step(shape: StepShape) -> Traffic:
     )
 
 
-def sharded(shape: StepShape) -> Traffic:
-    """As `of_step` with the parameters spread over the ranks, as FSDP does: gathered for the forward and once more for
-    the backward, their gradients reduced and scattered. clipx does not train so, and nothing here counts it."""
-    found, whole = of_step(shape), shape.parameters * _FLOAT
-    found.gradients = {"all_gather": (2 * shape.buckets, 2 * whole), "reduce_scatter": (shape.buckets, whole)}
-    return found
+def fsdp_traffic(shape: StepShape) -> Traffic:
+    """Sharded data parallel (FSDP): parameters are gathered for the forward and once more for the backward, their
+    gradients reduced and scattered. Not compared with a count."""
+    traffic, size = ddp_traffic(shape), shape.parameters * _FLOAT
+    traffic.gradients = {"all_gather": (2 * shape.buckets, 2 * size), "reduce_scatter": (shape.buckets, size)}
+    return traffic
