@@ -239,7 +239,7 @@ class Captioner:
 
         try:
             image = decode(Path(file).read_bytes(), self.spec.max_pixels)
-            return eval_transform(image, self.size, self.model.spec.image.squash)
+            return eval_transform(image, self.size, self.model.spec.image.stretch)
         except OSError as error:
             return f"cannot be read ({error.strerror})"
         except BadSample as error:

@@ -66,8 +66,8 @@ class EvaluateSpec:
         if self.data is not None:
             check_set("data", self.data, any(e.learns for e in self.evaluator.values()))
             require(
-                not self.evaluator or any(e.own for e in self.evaluator.values()),
-                f"data={self.data.kind} has no effect on evaluators of their sets alone: leave out own=false",
+                not self.evaluator or any(e.held_out for e in self.evaluator.values()),
+                f"data={self.data.kind} has no effect on evaluators of their sets alone: leave out held_out=false",
             )
 
 
@@ -181,7 +181,7 @@ def _suite(spec: EvaluateSpec, run: RunSpec, comm: Comm, suites: dict[str, Suite
     key = json.dumps([to_dict(data), *(to_dict(evaluator) for evaluator in evaluators.values()), *evaluators])
     if key not in suites:
         own = (
-            open_on_all_ranks(run.data, comm) if spec.data is None and any(e.own for e in evaluators.values()) else None
+            open_on_all_ranks(run.data, comm) if spec.data is None and any(e.held_out for e in evaluators.values()) else None
         )
         suites[key] = Suite.open(evaluators, None if spec.data is None and own is None else data, own, comm)
     return suites[key]

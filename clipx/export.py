@@ -124,7 +124,7 @@ def _open_clip(folder: Path, weights: Weights, run: RunSpec, found: Checkpoint) 
     if weights.bias is not None:
         model["init_logit_bias"] = weights.bias  # without it open_clip's model has none
     # The resize and crop of clipx's evaluation; the size comes from the model.
-    mode = "squash" if image.squash else "shortest"
+    mode = "squash" if image.stretch else "shortest"
     preprocess = {"mean": image.mean, "std": image.std, "interpolation": "bicubic", "resize_mode": mode}
     folder.mkdir()
     if run.model.text.tokenizer != "clip":

@@ -1,4 +1,4 @@
-"""`python -m clipx.wise_ft zero=… fine=…`: models between one and its fine-tuned self (WiSE-FT, arXiv:2109.01903)."""
+"""`python -m clipx.wise_ft base=… finetuned=…`: models between one and its fine-tuned self (WiSE-FT, arXiv:2109.01903)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class WiseFtSpec:
     """Two models of one architecture, and two sets to try each mixture of them on."""
 
     kind: str = "wise_ft"
-    zero: str = MISSING  # the weights that fine-tuning began with: what model.weights takes
-    fine: str = MISSING  # the fine-tuned ones
+    base: str = MISSING  # the weights that fine-tuning began with: what model.weights takes
+    finetuned: str = MISSING  # the fine-tuned ones
     alphas: list[float] = field(default_factory=lambda: [i / 10 for i in range(11)])  # shares of the fine-tuned weights
     data: DataSpec = MISSING  # what was fine-tuned for
     reference: DataSpec = MISSING  # what should not be lost
     metric: str = "zeroshot/top1"  # of the evaluators, by which models are compared: more is better
-    choose: str = "best"  # which is written: best, by the mean of the metric over both sets; or one of the alphas
+    select: str = "best"  # which is written: best, by the mean of the metric over both sets; or one of the alphas
     out: str | None = None  # a folder for model.safetensors, wise_ft.json and wise_ft.png; null: nothing is written
     evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
     precision: PrecisionSpec = MISSING
@@ -51,12 +51,12 @@ class WiseFtSpec:
         )
         require(len(set(self.alphas)) == len(self.alphas), f"alphas={self.alphas} has one twice: leave it out")
         require(
-            self.choose == "best" or self.choose in [f"{alpha:g}" for alpha in self.alphas],
-            f"choose={self.choose} is neither best nor one of alphas={self.alphas}: give one of them",
+            self.select == "best" or self.select in [f"{alpha:g}" for alpha in self.alphas],
+            f"select={self.select} is neither best nor one of alphas={self.alphas}: give one of them",
         )
         require(
-            self.choose == "best" or self.out is not None,
-            f"choose={self.choose} has no effect without out=FOLDER: give one, or leave it out",
+            self.select == "best" or self.out is not None,
+            f"select={self.select} has no effect without out=FOLDER: give one, or leave it out",
         )
         name, _, of = self.metric.partition("/")
         require(
@@ -95,10 +95,10 @@ def wise_ft(spec: WiseFtSpec) -> None:
 
     comm = spec.distributed.build()
     try:
-        zero, fine = find(spec.zero), find(spec.fine)
+        zero, fine = find(spec.base), find(spec.finetuned)
         check_mixable(zero, fine)
         points = list(_curve(spec, zero, fine, comm))
-        chosen = _chosen(points, spec.choose)
+        chosen = _chosen(points, spec.select)
         if comm.is_main:
             screen = Screen(True)
             _show(screen, spec, points, chosen)
@@ -141,9 +141,9 @@ def check_mixable(zero: Weights, fine: Weights) -> None:
     """Raises ConfigError unless both are one architecture, to the last option that has a part in what it computes."""
     from clipx.weights.compare import check_same
 
-    between = f"zero={zero.place} and fine={fine.place} are not one architecture"
+    between = f"base={zero.place} and finetuned={fine.place} are not one architecture"
     try:
-        check_same(_spec(fine), _spec(zero), f"zero={zero.place}")
+        check_same(_spec(fine), _spec(zero), f"base={zero.place}")
     except CheckpointError as error:
         raise ConfigError(f"{between}: {error}") from None
     names = sorted(zero.model.keys() ^ fine.model.keys())
@@ -190,11 +190,11 @@ def _curve(spec: WiseFtSpec, zero: Weights, fine: Weights, comm: Comm) -> Iterat
         yield Point(alpha, target, reference, spec.metric)
 
 
-def _chosen(points: Sequence[Point], choose: str) -> Point:
+def _chosen(points: Sequence[Point], select: str) -> Point:
     """The best by the mean of both sets, of equals the one nearest to where fine-tuning began; or the one named."""
-    if choose == "best":
+    if select == "best":
         return max(points, key=lambda point: point.mean)
-    return next(point for point in points if f"{point.alpha:g}" == choose)
+    return next(point for point in points if f"{point.alpha:g}" == select)
 
 
 # ------------------------------------------------------------------------------------------------------ what is told
@@ -217,8 +217,8 @@ def _write(out: Path, spec: WiseFtSpec, points: Sequence[Point], chosen: Point, 
     place.mkdir(parents=True)
     write(place / "model.safetensors", weights, None)
     found: dict[str, Any] = {
-        "zero": spec.zero,
-        "fine": spec.fine,
+        "zero": spec.base,
+        "fine": spec.finetuned,
         "metric": spec.metric,
         "chosen": chosen.alpha,
         "points": [

@@ -21,14 +21,16 @@ from support import NEEDED
 from clipx.cli import cli
 from clipx.config.duration import Length, check_cadence
 from clipx.config.registry import CONF_DIR
+from clipx.config.renamed import RENAMED, current_name, group_key
+from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.data.spec import Classes, Dataset
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec
-from clipx.objective.base import Objective
+from clipx.objective.base import Objective, StepInputs
 from clipx.optimizer.groups import parameter_groups
-from clipx.run.load import load_run
+from clipx.trainer.saved_run import load_run
 from clipx.trainer.spec import RunSpec, compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -146,12 +148,12 @@ def test_every_objective_builds_and_scores_a_batch(name: str) -> None:
     assert isinstance(objective, Objective)
     objective.prepare(Classes([str(number) for number in range(12)], ("a {}",)), 16)
     image_bD, text_bD = torch.nn.functional.normalize(torch.randn(2, 8, 16), dim=-1)
-    given = torch.randn(2, 8, 12) if composed("objective", name).objective.taught else ()
-    if composed("objective", name).objective.captions:
-        given = (torch.rand(8, 2) + 1,)
-    if objective.giver is not None:
-        given = (torch.arange(8),)
-    loss, metrics = objective(image_bD.requires_grad_(), text_bD.requires_grad_(), torch.arange(8), *given)
+    outputs = (torch.rand(8, 2) + 1,) if composed("objective", name).objective.captions else ()
+    targets = tuple(torch.randn(2, 8, 12)) if composed("objective", name).objective.taught else ()
+    if objective.target_source is not None:
+        targets = (torch.arange(8),)
+    embeddings = image_bD.requires_grad_(), text_bD.requires_grad_()
+    loss, metrics = objective(StepInputs(*embeddings, torch.arange(8), outputs, targets))
     loss.backward()
     objective.after_step(8)
     assert loss.ndim == 0 and loss.isfinite()
@@ -394,7 +396,7 @@ def test_ones_own_options_are_listed_among_the_others(folder: Path) -> None:
         ),
         (
             MODEL.replace("embed_dim: 64", "embed_dim: wide"),
-            "model.embed_dim=wide has the wrong type: give a whole number (in model/mine.yaml)",
+            "model.embed_dim=wide: Value 'wide' of type 'str' could not be converted to Integer (in model/mine.yaml)",
         ),
         (
             MODEL.replace("/clip@", "/clpi@"),
@@ -508,10 +510,10 @@ def test_a_saved_spec_holds_plain_values(tmp_path: Path) -> None:
         ),
         ({"logger": {"mine": None}}, "logger.kind=None is not known: known are "),
         ({"sede": 1}, "sede is not a key here: the keys are name, run_dir, seed"),
-        ({"seed": "many"}, "seed=many has the wrong type: give a whole number"),
+        ({"seed": "many"}, "seed=many: Value 'many' of type 'str' could not be converted to Integer"),
         ({"seed": -1}, "seed=-1 must lie in [0, 2^63)"),
         ({"model": {"kind": "clip", "name": "m", "depth": 3}}, "model.depth is not a key here: the keys are "),
-        ({"data": None}, "data=null is not allowed: give a value"),
+        ({"data": None}, "data=null: field 'data' is not Optional"),
     ],
 )
 def test_a_saved_spec_with_a_fault_is_refused_in_one_line(change: dict[str, object], message: str) -> None:
@@ -527,6 +529,86 @@ def test_a_saved_spec_of_an_earlier_version_takes_new_defaults() -> None:
     spec = from_dict(RunSpec, values)
     assert to_dict(spec)["objective"]["tile"] == to_dict(compose())["objective"]["tile"]
     assert spec.log_every == "20st"
+
+
+# --------------------------------------------------------------------------------------------- keys that were renamed
+
+SAVED_BY_8DDB223 = Path(__file__).with_name("run_saved_by_8ddb223.yaml")
+
+RENAMED_TYPED = [
+    (("model.image.squash=true",), "model.image.squash is now model.image.stretch: write model.image.stretch=…"),
+    (("+model.image.squash=true",), "model.image.squash is now model.image.stretch: write model.image.stretch=…"),
+    (("evaluator.zeroshot.own=false",), "evaluator.zeroshot.own is now evaluator.zeroshot.held_out: write evaluator.zeroshot.held_out=…"),
+    (
+        ("+evaluator@evaluator.mine=retrieval", "evaluator.mine.repeated=apart"),
+        "evaluator.mine.repeated is now evaluator.mine.duplicate_captions: write evaluator.mine.duplicate_captions=…",
+    ),
+    (("checkpoint.fail_after=1",), "checkpoint.fail_after is now checkpoint.max_failures: write checkpoint.max_failures=…"),
+    (("distributed=fsdp", "distributed.gathered=bfloat16"), "distributed.gathered is now distributed.param_dtype: write distributed.param_dtype=…"),
+    (("distributed=fsdp", "distributed.reduced=float32"), "distributed.reduced is now distributed.reduce_dtype: write distributed.reduce_dtype=…"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "message"), RENAMED_TYPED, ids=str)
+def test_a_renamed_key_is_refused_with_its_new_name(typed: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*typed)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("old", "new"), [("zero", "base"), ("fine", "finetuned"), ("choose", "select")])
+def test_a_renamed_key_of_another_command_is_refused_with_its_new_name(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{old} is now {new}: write {new}=…$"):
+        compose(f"{old}=x", config_name="wise_ft")
+
+
+def test_a_renamed_key_is_named_with_the_file_that_has_it(folder: Path) -> None:
+    (folder / "model" / "mine.yaml").write_text(MODEL.replace("timm: resnet18", "timm: resnet18, squash: true"))
+    with pytest.raises(ConfigError, match=r"^model.image.squash is now .*=… \(in model/mine.yaml\)$"):
+        compose("model=mine", config_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [
+        ("model.image.squash", "model.image.squash"),
+        ("evaluator.mine.own", "evaluator.own"),
+        ("evaluator.mine.sets.birds.path", "data.path"),
+        ("data.sources.cc.path", "data.path"),
+        ("evaluator.mine.sets.birds.sources.cc.path", "data.path"),
+        ("data.sources.cc", "data"),
+        ("data.held_out", "data.held_out"),
+        ("stages[0].until", "stages.until"),
+    ],
+)
+def test_a_key_is_read_in_the_terms_of_its_group(key: str, found: str) -> None:
+    assert group_key(key) == found
+
+
+def test_only_the_last_part_of_a_key_is_renamed() -> None:
+    for old, new in RENAMED.items():
+        assert old.rpartition(".")[0] == new.rpartition(".")[0] and old != new
+    assert not RENAMED.keys() & set(RENAMED.values())
+
+
+def test_a_plugins_field_may_have_an_old_name() -> None:
+    assert current_name("evaluator.own", ["kind", "held_out"]) == "held_out"
+    assert current_name("evaluator.own", ["kind", "held_out", "own"]) is None
+    assert current_name("evaluator.own", ["kind"]) is None
+
+
+def test_a_run_that_8ddb223_saved_is_read() -> None:
+    assert from_dict(RunSpec, read_saved(SAVED_BY_8DDB223)) == compose(
+        *("name=earlier", "duration=30ep", "compile.towers=true", "logger=[wandb]", "logger.wandb.tags=[a,b]"),
+        *("data=mixture", "+data@data.sources.a=csv", "data.sources.a.path=a.csv"),
+        *("+data@data.sources.b=webdataset", "data.sources.b.shards=b.tar", "data.sources.b.weight=2"),
+        *("model=vit_b16_siglip", "objective=siglip", "stages=[{until:5ep,image_size:112},{image_size:224}]"),
+        *("evaluator=[retrieval,zeroshot]", "evaluator.retrieval.duplicate_captions=apart"),
+        *("evaluator.zeroshot.held_out=false", "evaluator.zeroshot.classnames=imagenet"),
+        *("+data@evaluator.zeroshot.sets.birds=folder", "evaluator.zeroshot.sets.birds.path=birds"),
+        *("distributed=fsdp", "distributed.param_dtype=bfloat16", "distributed.reduce_dtype=float32"),
+        "checkpoint.max_failures=7",
+    )
 
 
 # ------------------------------------------------------------------------------------------------- what is refused
@@ -548,28 +630,28 @@ REFUSED = [
     ("objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("+objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("objective.tiel=1", f"objective.tiel is not a key here: {OBJECTIVE_KEYS} (did you mean tile?)"),
-    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, size, squash, projection, options, mean, std, checkpointing, lock, lock_norms (did you mean size?)"),
+    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, size, stretch, projection, options, mean, std, checkpointing, lock, lock_norms (did you mean size?)"),
     ("model.image.options.depth=1", "model.image.options.depth is not a key here: there are none yet; add it by +model.image.options.depth=…"),
     ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
-    ("~nope", "~nope takes out what is not there: leave it away"),
-    ("+seed=1", "+seed=1 adds a key that is there already: write seed=1"),
+    ("~nope", "Could not delete from config. 'nope' does not exist."),
+    ("+seed=1", "Could not append to config. An item is already at 'seed'. Either remove + prefix: 'seed=1' Or add a second + to add or override 'seed': '++seed=1'"),
     ("kind=other", "kind=other cannot be set: leave it out"),
     ("objective.kind=other", "objective.kind=other cannot be set: choose an option of the group, objective=…"),
     # types
-    ("seed=abc", "seed=abc has the wrong type: give a whole number"),
-    ("seed=1.5", "seed=1.5 has the wrong type: give a whole number"),
-    ("seed=[1]", "seed=[1] has the wrong type: give a whole number"),
-    ("data.batch_size=", "data.batch_size= has the wrong type: give a whole number"),
-    ("optimizer.lr=fast", "optimizer.lr=fast has the wrong type: give a number"),
-    ("precision.tf32=maybe", "precision.tf32=maybe has the wrong type: give true or false"),
-    ("optimizer.betas=0.9", "optimizer.betas=0.9 has the wrong type: give a list, optimizer.betas=[…,…]"),
-    ("optimizer.betas=[a,b]", "optimizer.betas[0]=a has the wrong type: give a number"),
-    ("model.image.options=3", "model.image.options=3 has the wrong type: add the values one by one, +model.image.options.KEY=…"),
-    ("model.image=tiny", "model.image=tiny is not possible: it has values of its own, set them by model.image.KEY=…"),
-    ("name=[1]", "name=[1] has the wrong type: give text"),
-    ("optimizer.decay_rule=none", "optimizer.decay_rule=none is not a choice: choose one of published, current"),
-    ("evaluator.zeroshot=3", f"evaluator.zeroshot=3 is not possible: {OPTIONS_FIRST}"),
-    ("+evaluator.mine.kind=zeroshot", f"evaluator.mine.kind=zeroshot is not possible: {OPTIONS_FIRST}"),
+    ("seed=abc", "seed=abc: Value 'abc' of type 'str' could not be converted to Integer"),
+    ("seed=1.5", "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer"),
+    ("seed=[1]", "seed=[1]: Value '[1]' of type 'list' could not be converted to Integer"),
+    ("data.batch_size=", "data.batch_size=: Value '' of type 'str' could not be converted to Integer"),
+    ("optimizer.lr=fast", "optimizer.lr=fast: Value 'fast' of type 'str' could not be converted to Float"),
+    ("precision.tf32=maybe", "precision.tf32=maybe: Value 'maybe' is not a valid bool (type str)"),
+    ("optimizer.betas=0.9", "optimizer.betas=0.9: Invalid value assigned: float is not a ListConfig, list or tuple."),
+    ("optimizer.betas=[a,b]", "optimizer.betas[0]=a: Value 'a' of type 'str' could not be converted to Float"),
+    ("model.image.options=3", "model.image.options=3: Cannot assign int to Dict[str, Any]: set its values by +model.image.options.KEY=…"),
+    ("model.image=tiny", "model.image=tiny: Invalid type assigned: str is not a subclass of ImageTowerSpec. value: tiny: set its values by model.image.KEY=…"),
+    ("name=[1]", "name=[1]: Cannot convert 'list' to string: '[1]'"),
+    ("optimizer.decay_rule=none", "optimizer.decay_rule=none: Invalid value 'none', expected one of [published, current]"),
+    ("evaluator.zeroshot=3", f"evaluator.zeroshot=3: Invalid type assigned: int is not a subclass of EvaluatorSpec. value: 3: {OPTIONS_FIRST}"),
+    ("+evaluator.mine.kind=zeroshot", "Error merging override +evaluator.mine.kind=zeroshot: Invalid type assigned: dict is not a subclass of EvaluatorSpec. value: {}: an option of a group is added by +GROUP@KEY=OPTION, as +data@data.sources.NAME=csv"),
     # options
     ("schedule=cosin", "schedule=cosin is not an option: choose one of constant, constant_cooldown, cosine (did you mean cosine?)"),
     ("schedule=", "schedule= is not an option: choose one of constant, constant_cooldown, cosine"),
@@ -580,29 +662,29 @@ REFUSED = [
     ("evaluator=null", "evaluator=null is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
     ("~evaluator", "~evaluator is not possible: for none write evaluator=[]"),
     ("+schedule=constant", "+schedule=constant adds a second schedule where there can be one: write schedule=constant"),
-    ("++schedule=constant", "++schedule=constant is for keys, not for groups: write schedule=constant"),
+    ("++schedule=constant", "force-add of config groups is not supported: '++schedule=constant'"),
     ("+nothing=here", f"nothing is not a key here: {RUN_KEYS}"),
     ("model/image=vit", f"model/image is not a key here: {RUN_KEYS}"),
     # values that are missing or nothing
     ("~objective", "objective has no value: it is required, add objective=…"),
     ("data.batch_size='???'", "data.batch_size has no value: it is required, add data.batch_size=…"),
-    ("seed=null", "seed=null is not allowed: give a value"),
-    ("data.name=null", "data.name=null is not allowed: give a value"),
-    ("model.image=null", "model.image=null is not allowed: give a value"),
-    ("optimizer.betas=[null,1]", "optimizer.betas[0]=null is not allowed: give a value"),
-    ("evaluator.retrieval=null", f"evaluator.retrieval=null is not possible: {OPTIONS_FIRST}"),
+    ("seed=null", "seed=null: field 'seed' is not Optional"),
+    ("data.name=null", "data.name=null: field 'data.name' is not Optional"),
+    ("model.image=null", "model.image=null: field 'model.image' is not Optional: set its values by model.image.KEY=…"),
+    ("optimizer.betas=[null,1]", "optimizer.betas[0]=null: Invalid type assigned: NoneType is not a subclass of float. value: None"),
+    ("evaluator.retrieval=null", f"evaluator.retrieval=null: field 'evaluator.retrieval' is not Optional: {OPTIONS_FIRST}"),
     ("name=", "name= is empty: give a value, or leave it out"),
     ("run_dir=", "run_dir= is empty: give a value, or leave it out"),
     ("resume=", "resume= is empty: give a value, or leave it out"),
-    ("data.name=${nope}", "name refers to nope, which is not a key: correct the name"),
-    ("seed=${oc.env:CLIPX_NOPE}", "seed refers to the environment variable CLIPX_NOPE, which is not set: export it, or give seed=…"),
+    ("data.name=${nope}", "name: Interpolation key 'nope' not found"),
+    ("seed=${oc.env:CLIPX_NOPE}", "seed: KeyError raised while resolving interpolation: \"Environment variable 'CLIPX_NOPE' not found\""),
     # overrides that are none
     ("seed", f"seed cannot be read: {READ}"),
     ("=3", f"=3 cannot be read: {READ}"),
     ("seed=1 2=", f"seed=1 2= cannot be read: {READ}"),
     ("data.crop_scale=[0.9", f"data.crop_scale=[0.9 cannot be read: {READ}"),
     ("run_dir=${name", f"run_dir=${{name cannot be read: {READ}"),
-    ("schedule=cosine,constant", "schedule=cosine,constant is several values: for a sweep add -m, for a list write schedule=[cosine,constant]"),
+    ("schedule=cosine,constant", "Ambiguous value for argument 'schedule=cosine,constant' 1. To use it as a list, use key=[value1,value2] 2. To use it as string, quote the value: key='value1,value2' 3. To sweep over it, add --multirun to your command line"),
 ]  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def test_other_data_can_be_chosen(trained: Path) -> None:
         (("step=last",), "step=last is no step: give the number of a checkpoint, or all"),
         (("data=csv", "data.path=x.csv", "data.held_out_share=0.5"), "data.held_out_share=0.5 has no effect on a set, which is evaluated whole"),
         (("data=csv", "data.path=/nowhere.csv"), "data.path=/nowhere.csv cannot be read"),
-        (("evaluator=[zeroshot]", "evaluator.zeroshot.own=false"), "evaluator.zeroshot.own=false leaves nothing to evaluate"),
+        (("evaluator=[zeroshot]", "evaluator.zeroshot.held_out=false"), "evaluator.zeroshot.held_out=false leaves nothing to evaluate"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_evaluated_is_one_line(trained: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -105,7 +105,7 @@ def evaluated(path: Path) -> dict[str, Any]:
 def test_several_sets_are_a_table_with_what_each_loses_and_the_same_on_two_ranks(
     trained: Path, sets: tuple[str, ...], tmp_path: Path
 ) -> None:
-    probe = ["evaluator=[zeroshot,linear_probe]", *sets[1:], "evaluator.linear_probe.own=false"]
+    probe = ["evaluator=[zeroshot,linear_probe]", *sets[1:], "evaluator.linear_probe.held_out=false"]
     probe += [word.replace("zeroshot", "linear_probe") for word in sets if "sets.three" in word]
     probe += ["evaluator.linear_probe.sets.three.held_out_share=0.25", "evaluator.linear_probe.validation_share=0.33"]
     command = ("-m", "clipx.evaluate", f"run={trained}", *probe)

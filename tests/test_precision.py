@@ -331,7 +331,7 @@ def test_batch_norm_stays_in_float32_and_its_averages_are_one_state(tmp_path: Pa
         (
             ("precision=int8", "distributed=fsdp"),
             "precision=int8 with master weights does not go with distributed=fsdp, which keeps float32 weights itself: "
-            "use precision=fp32 with distributed.gathered=bfloat16, or distributed=ddp",
+            "use precision=fp32 with distributed.param_dtype=bfloat16, or distributed=ddp",
         ),
         (
             ("precision=fp16", "precision.master_weights=false", "precision.loss_scale=8"),

@@ -338,7 +338,7 @@ def test_embeddings_of_other_data_are_refused_before_any_training(stored: Path, 
         (["objective=distillation", "teacher.embeddings=s3://bucket/a"],
          "teacher.embeddings=s3://bucket/a is a URL: give a local path, and copy it from there"),
         (["objective=distillation", "teacher.weights=a", "teacher.precision=int4"],
-         "teacher.precision=int4 is not a choice: choose one of run, fp32, bf16, fp16"),
+         "teacher.precision=int4: Invalid value 'int4', expected one of [run, fp32, bf16, fp16]"),
     ],
 )  # fmt: skip
 def test_what_cannot_teach_is_refused_at_composition(overrides: list[str], message: str) -> None:

@@ -68,7 +68,7 @@ def test_a_mixture_is_the_weighted_mean_of_all_weights(models: tuple[Weights, We
 @pytest.fixture(scope="module")
 def written(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("wise") / "mixed"
-    done = run(*WISE, f"zero={runs[0]}", f"fine={runs[1]}", *SETS, "alphas=[0,0.5,1]", "choose=0.5", f"out={out}")
+    done = run(*WISE, f"base={runs[0]}", f"finetuned={runs[1]}", *SETS, "alphas=[0,0.5,1]", "select=0.5", f"out={out}")
     return out, done.stdout
 
 
@@ -108,7 +108,7 @@ def test_the_picture_is_one(written: tuple[Path, str]) -> None:
 
 
 def test_best_is_the_highest_mean_and_nothing_is_written_without_out(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    done = run(*WISE, f"zero={runs[0]}", f"fine={runs[1]}", *SETS, "alphas=[1,0]", "metric=zeroshot/top5")
+    done = run(*WISE, f"base={runs[0]}", f"finetuned={runs[1]}", *SETS, "alphas=[1,0]", "metric=zeroshot/top5")
     table = [line.split() for line in done.stdout.splitlines() if "%" in line]
     assert [line[0] for line in table] == ["0", "1"], "in order"
     means = [float(line[3].rstrip("%")) for line in table]
@@ -127,7 +127,7 @@ def test_two_architectures_are_refused_by_name(models: tuple[Weights, Weights], 
     ):
         spec = compose(*NARROW, *words).model
         other = Weights("other", spec.build(torch.device("meta"), torch.float32).state_dict(), spec)
-        with pytest.raises(ConfigError, match=f"zero={zero.place} and fine=other are not one architecture.*{key}"):
+        with pytest.raises(ConfigError, match=f"base={zero.place} and finetuned=other are not one architecture.*{key}"):
             check_mixable(zero, other)
 
 
@@ -136,17 +136,17 @@ def test_two_architectures_are_refused_by_name(models: tuple[Weights, Weights], 
     [
         (("alphas=[0,1.5]",), "alphas=[0.0, 1.5] must be numbers in [0, 1]"),
         (("alphas=[0,0]",), "alphas=[0.0, 0.0] has one twice"),
-        (("choose=0.3", "alphas=[0,1]", "out=x"), "choose=0.3 is neither best nor one of alphas=[0.0, 1.0]"),
-        (("choose=0.5",), "choose=0.5 has no effect without out=FOLDER"),
+        (("select=0.3", "alphas=[0,1]", "out=x"), "select=0.3 is neither best nor one of alphas=[0.0, 1.0]"),
+        (("select=0.5",), "select=0.5 has no effect without out=FOLDER"),
         (("metric=retrieval/recall",), "metric=retrieval/recall is no number of evaluator=[zeroshot]"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        compose("zero=a", "fine=b", *overrides, config_name="wise_ft")
+        compose("base=a", "finetuned=b", *overrides, config_name="wise_ft")
     assert message in str(error.value)
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    done = run(*WISE, "zero=a", "fine=b", f"out={tmp_path}", check=False)
+    done = run(*WISE, "base=a", "finetuned=b", f"out={tmp_path}", check=False)
     assert done.returncode != 0 and f"out={tmp_path} is there already" in done.stderr

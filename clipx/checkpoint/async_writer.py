@@ -117,7 +117,7 @@ class AsyncWriter:
         spread by rows. `state`, plain values, is rank 0's. `keep`: for ever. `score`: the highest is kept.
 
         A save that is still being written is waited for. One that fails is told of and the run goes on; after
-        `fail_after` failures in a row the next call raises CheckpointError on all ranks. With `background=False` it
+        `max_failures` failures in a row the next call raises CheckpointError on all ranks. With `background=False` it
         returns when the checkpoint is on disk, or raises that at once.
         """
         began = time.perf_counter()
@@ -152,9 +152,9 @@ class AsyncWriter:
         pending, self._pending = self._pending, None
         self._fault = pending.result()
         self._failed = self._failed + 1 if self._fault else 0
-        if self._fault is not None and self._failed >= self._spec.fail_after:
+        if self._fault is not None and self._failed >= self._spec.max_failures:
             raise CheckpointError(
-                f"checkpoint.fail_after={self._spec.fail_after} checkpoints in a row could not be written "
+                f"checkpoint.max_failures={self._spec.max_failures} checkpoints in a row could not be written "
                 f"({self._fault.reason}): {_FIX}"
             )
 

@@ -31,7 +31,7 @@ class CheckpointSpec:
     keep_every: str = "none"  # a duration: those saved at its multiples stay for ever
     best: str | None = None  # a metric's name: the one with its highest value stays as well
     background: bool = True  # false: training waits until a checkpoint is on disk
-    fail_after: int = 3  # so many failed saves in a row end the run
+    max_failures: int = 3  # so many failed saves in a row end the run
     remote: str | None = None  # s3://bucket/prefix: checkpoints are copied there too
     # Of those whose upload is verified only the newest stays here, whatever keep_last, keep_every and best say.
     delete_previous: bool = False
@@ -44,7 +44,7 @@ class CheckpointSpec:
             self.keep_every != "end",
             "checkpoint.keep_every=end keeps nothing more, for the last one stays anyway: give a duration, or none",
         )
-        for key, count in {"keep_last": self.keep_last, "fail_after": self.fail_after}.items():
+        for key, count in {"keep_last": self.keep_last, "max_failures": self.max_failures}.items():
             require(count >= 1, f"checkpoint.{key}={count} must be at least 1")
         for key, text in {"best": self.best, "remote": self.remote}.items():
             require(text != "", f"checkpoint.{key}= is empty: give a value, or null")

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -25,19 +25,16 @@ from omegaconf.errors import OmegaConfBaseException
 from clipx.config.messages import (
     LISTS,
     NOT_COMPOSED,
-    chosen,
-    no_such_key,
-    no_such_option,
-    no_value,
+    missing_value,
     one_line,
+    option_key,
+    unknown_key,
+    unknown_option,
     unreadable,
 )
 from clipx.config.registry import CONF_DIR, discover, discover_installed
 from clipx.errors import ClipxError, ConfigError, placed, require
 from clipx.storage.url import check_environment, check_secrets
-
-if TYPE_CHECKING:
-    pass
 
 
 def quoted(override: str) -> str:
@@ -83,10 +80,13 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
             raise ConfigError(f"~{group} is not possible: for none write {group}=[]")
         if override.is_delete() or not known:
             continue
+        if override.is_add() and override.package is None and group not in LISTS and (CONF_DIR / group).is_dir():
+            typed = str(override.input_line)
+            raise ConfigError(f"{typed} adds a second {group} where there can be one: write {typed[1:]}")
         for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
             names = choice if isinstance(choice, list) and group in LISTS else [choice]
             if any(isinstance(name, (NoneType, int, float, list, dict)) for name in names):
-                raise ConfigError(no_such_option(group, str(override.input_line).partition("=")[2], known))
+                raise ConfigError(unknown_option(group, str(override.input_line).partition("=")[2], known))
 
 
 def overrides_of(hydra: Any) -> list[str]:
@@ -102,7 +102,7 @@ def checked(cfg: DictConfig, prefix: str = "") -> Any:
     """The checked spec of a composed configuration, whose keys have `prefix` before them. Raises ConfigError."""
     try:
         if missing := OmegaConf.missing_keys(cfg):
-            raise ConfigError(no_value(prefix + min(missing, key=lambda key: (not key.endswith(".kind"), key))))
+            raise ConfigError(missing_value(prefix + min(missing, key=lambda key: (not key.endswith(".kind"), key))))
         _check_nodes(cfg, prefix)
         return OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
@@ -117,19 +117,19 @@ def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
     cls = OmegaConf.get_type(cfg)
     defaults = {f.name: f.default for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
     for key in map(str, cfg):
-        full, child = f"{prefix}{key}", cfg._get_node(key)
+        full, value = f"{prefix}{key}", cfg[key]
         if defaults is not None and key not in defaults:
-            raise ConfigError(no_such_key(full, list(defaults)))
-        if isinstance(child, DictConfig) and not child._is_none():
-            _check_nodes(child, f"{full}.")
+            raise ConfigError(unknown_key(full, list(defaults)))
+        if isinstance(value, DictConfig):
+            _check_nodes(value, f"{full}.")
             if defaults is None and "." in prefix[:-1]:
-                _check_held(child, full)
-        elif defaults is not None and key == "kind" and cfg[key] != defaults[key]:
-            fix = f"choose an option of the group, {chosen(prefix[:-1])}=…" if prefix else "leave it out"
-            raise ConfigError(f"{full}={cfg[key]} cannot be set: {fix}")
-        elif isinstance(cfg[key], float) and not math.isfinite(cfg[key]):
-            raise ConfigError(f"{full}={cfg[key]} is not a finite number: give one")
-        for text in _texts(cfg[key]):
+                _check_held(value, full)
+        elif defaults is not None and key == "kind" and value != defaults[key]:
+            fix = f"choose an option of the group, {option_key(prefix[:-1])}=…" if prefix else "leave it out"
+            raise ConfigError(f"{full}={value} cannot be set: {fix}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{full}={value} is not a finite number: give one")
+        for text in _texts(value):
             check_secrets(full, text)
             check_environment(full, text)
             require("${" not in text, f"{full}={text} holds ${{, which no saved configuration may: leave it out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -14,10 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from clipx.config.compose import checked, prepare
 from clipx.config.messages import one_line
 from clipx.config.registry import Spec, spec_class
+from clipx.config.renamed import current_name
 from clipx.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 def to_dict(spec: Any) -> dict[str, Any]:
@@ -31,12 +29,15 @@ def save(spec: Any, path: Path) -> None:
 
 
 def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
-    """The inverse of `to_dict`: each group's class is found by its `kind`. Raises ConfigError."""
+    """The inverse of `to_dict`: each group's class is found by its `kind`. Raises ConfigError.
+
+    Keys that were renamed since then are read by their old names.
+    """
     prepare([], [])
     cfg = OmegaConf.structured(cls)
     types = typing.get_type_hints(cls)
     try:
-        for key, value in values.items():
+        for key, value in _renamed(cls, values, "").items():
             if isinstance(value, dict) and "kind" in value:
                 _set(cfg, key, value, key)
             elif isinstance(value, dict) and _holds_options(types.get(key)):
@@ -67,12 +68,28 @@ def option_from_dict(group: str, values: dict[str, Any]) -> Any:
 def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:
     """One option of a group, and the options that it may hold under names, as a mixture does."""
     cls = spec_class(group, values.get("kind") if isinstance(values, dict) else None)
+    values = _renamed(cls, values, f"{group}.")
     cfg[key] = OmegaConf.structured(cls)
     held = {name for name, hint in typing.get_type_hints(cls).items() if _holds_options(hint)}
     for name in held & values.keys():
-        for child, own in (values[name] or {}).items():
-            _set(cfg[key][name], child, own, _group_of(typing.get_type_hints(cls)[name]))
+        for child, option in (values[name] or {}).items():
+            _set(cfg[key][name], child, option, _group_of(typing.get_type_hints(cls)[name]))
     cfg[key].merge_with({name: value for name, value in values.items() if name not in held})
+
+
+def _renamed(cls: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Returns a spec's saved values under the names that its fields have now. `prefix`: of its keys, in its group."""
+    types = typing.get_type_hints(cls)
+    renamed = {}
+    for old, value in values.items():
+        name = current_name(f"{prefix}{old}", types) or old
+        items = typing.get_args(types.get(name))[:1] if isinstance(value, list) else ()
+        if isinstance(value, dict) and dataclasses.is_dataclass(types.get(name)):
+            value = _renamed(types[name], value, f"{prefix}{name}.")
+        elif items and dataclasses.is_dataclass(items[0]):
+            value = [_renamed(items[0], v, f"{prefix}{name}.") if isinstance(v, dict) else v for v in value]
+        renamed[name] = value
+    return renamed
 
 
 def _holds_options(hint: Any) -> bool:

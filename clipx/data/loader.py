@@ -66,7 +66,7 @@ class ImageView:
     size: int
     crop_scale: Sequence[float]
     max_pixels: int
-    squash: bool = False  # of evaluation: model.image.squash
+    stretch: bool = False  # of evaluation: model.image.stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ class _EvalBatches(Dataset["EvalBatch | DataError"]):
                 try:
                     sample = self.source.read(index)
                     image = decode(sample.image, self.view.max_pixels)
-                    pixels = torch.tensor(eval_transform(image, self.view.size, self.view.squash))
+                    pixels = torch.tensor(eval_transform(image, self.view.size, self.view.stretch))
                 except BadSample as error:
                     bad.append(BadRecord(self.source.key(index), str(error)))
                 else:

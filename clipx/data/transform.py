@@ -189,9 +189,9 @@ def _random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random)
     return left, top, left + w, top + h
 
 
-def eval_transform(image: Image.Image, size: int, squash: bool = False) -> Pixels:
-    """The shorter side resized to `size`, bicubic, and the centre cut out; or `squash`: both sides, with all of it."""
-    if squash:
+def eval_transform(image: Image.Image, size: int, stretch: bool = False) -> Pixels:
+    """The shorter side resized to `size`, bicubic, and the centre cut out; or `stretch`: both sides, with all of it."""
+    if stretch:
         return _pixels(image.resize((size, size), Image.Resampling.BICUBIC))
     image = _shortened(image)
     width, height = image.size

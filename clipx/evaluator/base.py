@@ -71,7 +71,7 @@ class Embedder:
             comm=comm,
             precision=precision,
             tokenizer=model_spec.text.build_tokenizer(),
-            view=ImageView(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.squash),
+            view=ImageView(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.stretch),
             workers=data.workers,
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,

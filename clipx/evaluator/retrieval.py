@@ -41,7 +41,7 @@ class RetrievalSpec(EvaluatorSpec):
     compared: ClassVar[tuple[str, ...]] = tuple(f"{way}/recall@{k}" for k in (1, 5) for way in _WAYS)
 
     kind: str = "retrieval"
-    repeated: Repeated = Repeated.merged  # merged: captions that read the same are one; apart: as clip_benchmark
+    duplicate_captions: Repeated = Repeated.merged  # merged: captions that read the same are one; apart: as clip_benchmark
 
     def check(self, data: Dataset) -> None:
         from clipx.evaluator.base import some
@@ -59,7 +59,7 @@ class RetrievalSpec(EvaluatorSpec):
         texts = list(dict.fromkeys(text for texts in images.captions for text in texts))
         text_MD = embedder.texts(texts, self.batch_size)
         pairs_P2 = torch.tensor(_pairs(images.captions, texts))
-        if self.repeated is Repeated.apart:
+        if self.duplicate_captions is Repeated.apart:
             text_MD = text_MD[pairs_P2[:, 1].to(text_MD.device)]
             pairs_P2[:, 1] = torch.arange(len(pairs_P2))
         to_text, to_image = _WAYS

@@ -38,7 +38,7 @@ class EvaluatorSpec:
     kind: str = MISSING
     every: str = "1ep"  # a duration (1ep, 500st, 1e6sa; happens at the end too), end, or none
     batch_size: int = 256  # images or captions embedded at a time
-    own: bool = True  # whether the run's own held-out data is evaluated
+    held_out: bool = True  # whether the held-out samples of the run's data are evaluated
     sets: dict[str, DataSpec] = field(
         default_factory=dict
     )  # others: +data@evaluator.EVALUATOR.sets.NAME=OPTION adds one
@@ -48,8 +48,8 @@ class EvaluatorSpec:
         check_cadence(self.every, f"{key}.every")
         require(self.batch_size >= 1, f"{key}.batch_size={self.batch_size} must be at least 1")
         require(
-            self.own or bool(self.sets),
-            f"{key}.own=false leaves nothing to evaluate: add a set by +data@{key}.sets.NAME=OPTION",
+            self.held_out or bool(self.sets),
+            f"{key}.held_out=false leaves nothing to evaluate: add a set by +data@{key}.sets.NAME=OPTION",
         )
         for name, data in self.sets.items():
             require(

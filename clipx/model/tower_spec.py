@@ -55,7 +55,7 @@ class ImageTowerSpec:
 
     timm: str = MISSING  # a name from timm.list_models()
     size: int = 224  # pixels, square
-    squash: bool = False  # evaluation resizes both sides to size; false: the shorter side, and cuts out the centre
+    stretch: bool = False  # evaluation resizes both sides to size; false: the shorter side, and cuts out the centre
     projection: Projection = Projection.linear
     options: dict[str, Any] = field(default_factory=dict)  # passed on to timm.create_model
     mean: list[float] = field(default_factory=lambda: [0.48145466, 0.4578275, 0.40821073])  # of RGB in [0, 1]

@@ -302,7 +302,7 @@ def _check_16_bit(kind: str, masters: bool, ema_decay: float | None, shards_para
     require(
         not (masters and shards_parameters),
         f"precision={kind} with master weights does not go with distributed=fsdp, which keeps float32 weights itself: "
-        "use precision=fp32 with distributed.gathered=bfloat16, or distributed=ddp",
+        "use precision=fp32 with distributed.param_dtype=bfloat16, or distributed=ddp",
     )
 
 

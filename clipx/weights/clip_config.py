@@ -207,7 +207,7 @@ def spec_of(config: dict[str, Any], name: str) -> ClipSpec:
     else:
         image = _vit_tower(vision, size)
     mean, std = (list(map(float, prepared.take(*given))) for given in (("mean", image.mean), ("std", image.std)))
-    image = replace(image, squash=mode == "squash", mean=mean, std=std)
+    image = replace(image, stretch=mode == "squash", mean=mean, std=std)
     spec = ClipSpec(name=name, embed_dim=embed_dim, quick_gelu=quick, image=image, text=_text_tower(text))
     for words in (whole, prepared, model, vision, text):
         words.finish()

@@ -156,7 +156,7 @@ def _preprocessor(spec: ModelSpec) -> dict[str, Any]:
         "image_processor_type": "CLIPImageProcessor",
         "do_convert_rgb": True,
         "do_resize": True,
-        "size": {"height": size, "width": size} if spec.image.squash else {"shortest_edge": size},
+        "size": {"height": size, "width": size} if spec.image.stretch else {"shortest_edge": size},
         "resample": 3,  # bicubic
         "do_center_crop": True,
         "crop_size": {"height": size, "width": size},

@@ -39,7 +39,6 @@ _SUBMITITS = {
     *("job-name", "partition", "account", "qos", "constraint", "nodes", "ntasks-per-node", "cpus-per-task"),
     *("gpus-per-node", "mem", "time", "dependency"),
 }
-_BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 # Of the process that submits, where that is in a job itself: a job must not take them for its own.
 _OF_A_JOB = re.compile(r"(SLURM|SBATCH|SRUN|PMI|PMIX|OMPI)_(?!CONF$).*")
 _OF_A_RANK = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(MASTER)_(ADDR|PORT)|TORCHELASTIC_.*")
@@ -48,10 +47,10 @@ _OF_A_RANK = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(MASTER)_(ADDR
 def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
     """Submits the points, and waits for them where `wait` says so. Raises ClipxError, before anything is submitted."""
     spec: SlurmSpec = checked(config.hydra.launcher, "hydra.launcher.")
-    sweeper = str(config.hydra.sweeper._target_)
+    sweeper = str(config.hydra.sweeper._target_).rpartition(".")[2]
     require(
-        spec.wait or sweeper == _BASIC,
-        f"hydra.launcher.wait=false gives no results, which {sweeper.rpartition('.')[2]} needs: "
+        spec.wait or sweeper == "BasicSweeper",
+        f"hydra.launcher.wait=false gives no results, which {sweeper} needs: "
         "add hydra.launcher.wait=true",
     )
     return start(Sweep.composed(context, config, overrides, first), spec)

@@ -55,7 +55,7 @@ def test_the_list_of_benchmarks_and_a_benchmarks_keys_need_no_torch() -> None:
             "bacth is not a key here: the keys are run_dir, device, threads, seed, objectives, batch, dim, parts, ranks, "
             "dims, small, repeats (did you mean batch?)",
         ),
-        (["loss", "batch=many"], "batch=many has the wrong type: give a whole number"),
+        (["loss", "batch=many"], "batch=many: Value 'many' of type 'str' could not be converted to Integer"),
         (["loss", "batch=100"], "batch=100 is not divisible by the 8 ranks of parts: give a multiple of 8, or other parts=[…]"),
         (["loss", "device=tpu"], "device=tpu is not a device: choose from auto, cpu, cuda"),
         (

@@ -85,7 +85,7 @@ def test_what_is_left_out_stands_in_the_table_and_the_figures() -> None:
 @pytest.mark.slow
 def test_of_a_run_it_says_whether_that_waits_for_its_loader(tmp_path: Path) -> None:
     run(sys.executable, "-m", "clipx.train", *SMALL, f"run_dir={tmp_path}/run")
-    done = run(*BENCH, f"of={tmp_path}/run", "batches=2", f"run_dir={tmp_path}/found")
+    done = run(*BENCH, f"train_run={tmp_path}/run", "batches=2", f"run_dir={tmp_path}/found")
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["loader_bound"] is (figures["data_wait_share"] > 0.05)
     assert figures["loader_samples_per_second"] > 0
@@ -95,7 +95,7 @@ def test_of_a_run_it_says_whether_that_waits_for_its_loader(tmp_path: Path) -> N
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     for override, said in (
-        (f"of={tmp_path}", f"run={tmp_path} holds no run (no config.yaml): check the path"),
+        (f"train_run={tmp_path}", f"run={tmp_path} holds no run (no config.yaml): check the path"),
         ("samples=100", "samples=100 is less than two batches of 128: give at least 256"),
     ):
         done = run(*BENCH, override, check=False)

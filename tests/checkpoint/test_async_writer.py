@@ -186,7 +186,7 @@ def _small_files_only(bytes_: int) -> None:
 
 def _fails_and_recovers(comm: Comm, path: Path) -> tuple[Told, list[str]]:
     told, errors = Told(), []
-    run = saver(path, told, fail_after=3)
+    run = saver(path, told, max_failures=3)
     run.save(1, tensors(1), {})
     run.wait()
     _small_files_only(10_000)
@@ -218,14 +218,14 @@ def test_a_save_that_fails_is_told_of_and_only_several_in_a_row_end_the_run(tmp_
     assert all("File too large" in facts["message"] and facts["free_bytes"] > 0 for facts in failed)
     assert all(facts["needed_bytes"] > 40_000 for facts in failed)
     assert "the last checkpoint could not be written ([Errno 27] File too large" in errors[0]
-    assert errors[1].startswith("checkpoint.fail_after=3 checkpoints in a row could not be written ([Errno 27]")
+    assert errors[1].startswith("checkpoint.max_failures=3 checkpoints in a row could not be written ([Errno 27]")
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000004"], "no stumps"
     assert loaded(tmp_path / "run")["a/n"] == 4
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_save(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    run = saver(tmp_path / "file" / "checkpoints", fail_after=1)
+    run = saver(tmp_path / "file" / "checkpoints", max_failures=1)
     run.save(1, tensors(1), {})
     with pytest.raises(CheckpointError, match="Not a directory"):
         run.wait()
@@ -248,7 +248,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_made_room_on_but_two_stay(small_disk: Path) -> None:
     told = Told()
-    run = saver(small_disk / "run", told, keep_last=9, fail_after=1)
+    run = saver(small_disk / "run", told, keep_last=9, max_failures=1)
     for step in range(1, 5):
         run.save(step, tensors(step, size=200_000), {}, keep=step == 1)  # 0.8 MB each
     run.save(5, tensors(5, size=400_000), {})
@@ -271,7 +271,7 @@ def test_a_full_disk_is_made_room_on_but_two_stay(small_disk: Path) -> None:
 
 def _one_rank_fails(comm: Comm, path: Path) -> tuple[list[str], Told]:
     told, errors = Told(), []
-    run = saver(path, told, comm, fail_after=2)
+    run = saver(path, told, comm, max_failures=2)
 
     def save(step: int) -> None:
         rows = torch.full((25_000, 1), float(step))
@@ -306,7 +306,7 @@ def test_a_rank_that_cannot_write_is_every_ranks_failure(tmp_path: Path) -> None
     (errors, told), (others, silent) = in_processes(2, tmp_path, _one_rank_fails, tmp_path / "run")
     assert errors == others
     assert "the last checkpoint could not be written (rank 1: [Errno 27] File too large" in errors[0]
-    assert "checkpoint.fail_after=2 checkpoints in a row could not be written (rank 1: " in errors[1]
+    assert "checkpoint.max_failures=2 checkpoints in a row could not be written (rank 1: " in errors[1]
     assert not silent, "rank 0 tells"
     assert [facts["step"] for facts in told.of("checkpoint_saved")] == [1, 3]
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000003"]

@@ -17,7 +17,7 @@ from clipx.errors import ConfigError
         ({"keep_every": "often"}, "checkpoint.keep_every.*often is not a duration"),
         ({"keep_every": "end"}, "checkpoint.keep_every=end keeps nothing more, for the last one stays anyway"),
         ({"keep_last": 0}, "checkpoint.keep_last=0 must be at least 1"),
-        ({"fail_after": 0}, "checkpoint.fail_after=0 must be at least 1"),
+        ({"max_failures": 0}, "checkpoint.max_failures=0 must be at least 1"),
         ({"best": ""}, "checkpoint.best= is empty: give a value, or null"),
         ({"remote": ""}, "checkpoint.remote= is empty: give a value, or null"),
         ({"delete_previous": True}, "checkpoint.delete_previous=true deletes only what is uploaded, and checkpoint.remote"),

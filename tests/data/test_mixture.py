@@ -208,14 +208,14 @@ REFUSED = [
         ["data.sources.big.weight=-1.5"],
         "data.sources.big.weight=-1.5 must be above 0: to draw nothing from it, leave it out",
     ),
-    (["data.sources.big.weight=much"], "data.sources.big.weight=much has the wrong type: give a number"),
+    (["data.sources.big.weight=much"], "data.sources.big.weight=much: Value 'much' of type 'str' could not be converted to Float"),
     (
         ["data.sources.smal.weight=2"],
         "data.sources.smal is not a key here: the keys are big, small (did you mean small?); add it by +data@data.sources.smal=…",
     ),
     (
         ["+data.sources.new=csv"],
-        "data.sources.new=csv is not possible: add an option of the group data by +data@data.sources.new=OPTION",
+        "Error merging override +data.sources.new=csv: Invalid type assigned: str is not a subclass of DataSpec. value: csv: an option of a group is added by +GROUP@KEY=OPTION, as +data@data.sources.NAME=csv",
     ),
     (
         ["data.held_out=smal"],

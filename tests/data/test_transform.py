@@ -426,7 +426,7 @@ def test_an_extreme_panorama_takes_neither_time_nor_memory(size: tuple[int, int]
 def test_a_squashed_view_is_open_clips(size: tuple[int, int]) -> None:
     image = picture(*size)
     theirs = image_transform(32, is_train=False, mean=(0, 0, 0), std=(1, 1, 1), resize_mode="squash")(image)
-    found = eval_transform(image, 32, squash=True)
+    found = eval_transform(image, 32, stretch=True)
     assert (found == (255 * theirs).round().numpy().transpose(1, 2, 0)).all()
 
 

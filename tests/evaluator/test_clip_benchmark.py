@@ -137,7 +137,7 @@ def test_captions_of_several_images_that_read_the_same_are_counted_as_theirs_apa
     expected = zeroshot_retrieval.evaluate(
         theirs, Loader(tmp_path), theirs.tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10]
     )
-    apart = ours(tmp_path, RetrievalSpec(kind="retrieval", repeated=Repeated.apart), theirs)
+    apart = ours(tmp_path, RetrievalSpec(kind="retrieval", duplicate_captions=Repeated.apart), theirs)
     merged = ours(tmp_path, RetrievalSpec(kind="retrieval"), theirs)
     for k in (1, 5, 10):  # of an image's captions, those that read the same tie
         assert apart[f"text_to_image/recall@{k}"] == pytest.approx(expected[f"image_retrieval_recall@{k}"])

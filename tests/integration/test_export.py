@@ -75,9 +75,9 @@ def tokens(run_dir: Path) -> Tensor:
     return load_run(run_dir).model.text.build_tokenizer()(TEXTS)
 
 
-def pixels(image: bytes, size: int, squash: bool = False) -> Tensor:
+def pixels(image: bytes, size: int, stretch: bool = False) -> Tensor:
     """As clipx evaluates it, [1, 3, S, S]."""
-    return torch.from_numpy(eval_transform(decode(image, 1 << 20), size, squash).copy()).permute(2, 0, 1)[None]
+    return torch.from_numpy(eval_transform(decode(image, 1 << 20), size, stretch).copy()).permute(2, 0, 1)[None]
 
 
 # -------------------------------------------------------------------------------------------------- open_clip
@@ -148,7 +148,7 @@ def test_a_tokenizer_that_is_a_file_goes_with_the_model(tmp_path: Path, beside: 
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
     text = ("causal=false", "pool=last", "packed=false", "vocabulary=9", "clean=canonical", "context_length=12")
     options = (*(f"model.text.{option}" for option in text), f"model.text.tokenizer={tmp_path}/tokenizer.json")
-    short = ("duration=1st", "schedule.warmup=1st", "model.image.size=32", "model.image.squash=true")
+    short = ("duration=1st", "schedule.warmup=1st", "model.image.size=32", "model.image.stretch=true")
     Trainer(small(tmp_path / "run", *VIT, *short, *options)).fit()
     out = exported(tmp_path / "run", tmp_path / "out", "format=open_clip")
     theirs, _, transform = open_clip.create_model_and_transforms(f"local-dir:{out}")
@@ -160,7 +160,7 @@ def test_a_tokenizer_that_is_a_file_goes_with_the_model(tmp_path: Path, beside: 
     with torch.inference_mode():
         text_BD, own_BD = theirs.encode_text(own_tokens, normalize=True), ours.encode_text(own_tokens)
         image_BD = theirs.eval().encode_image(prepared, normalize=True)
-        own_image_BD = ours.encode_image(pixels(jpeg(0, 61, 47), 32, squash=True))
+        own_image_BD = ours.encode_image(pixels(jpeg(0, 61, 47), 32, stretch=True))
     torch.testing.assert_close(text_BD, own_BD, atol=1e-5, rtol=0)
     torch.testing.assert_close(image_BD, own_image_BD, atol=1e-5, rtol=0)
     spec = find(str(out)).spec
@@ -216,7 +216,7 @@ def test_clipx_reads_its_own_file_back(runs: dict[str, Path], tmp_path: Path) ->
         ("tiny", ["format=open_clip", "weights=average"], "weights=average: run={run} kept none (optimizer.ema_decay=null): choose trained"),
         ("vit", ["format=open_clip_checkpoint", "out={tmp}/e.pt", "weights=average"], "weights=average has no optimizer's moments, which format=open_clip_checkpoint is for: choose trained"),
         ("vit", ["format=safetensors"], "out={tmp}/out is to be one file with format=safetensors: let its name end in .safetensors"),
-        ("vit", ["format=onnx"], "format=onnx is not a choice: choose one of open_clip, hf, safetensors, open_clip_checkpoint"),
+        ("vit", ["format=onnx"], "format=onnx: Invalid value 'onnx', expected one of [open_clip, hf, safetensors, open_clip_checkpoint]"),
         ("vit", ["format=open_clip", "out={run}"], "out={run} is there already: give another name, or remove it"),
         ("vit", ["format=open_clip", "step=3"], "step-00000003 cannot be used: it is not there; there are 4, 2"),
         ("vit", ["format=open_clip", "out={run}/config.yaml/out"], "out={run}/config.yaml/out cannot be written (File exists): give another"),

@@ -157,10 +157,10 @@ def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) 
     assert done.stderr.splitlines() == [
         "error: 5 of 6 points cannot run, and nothing was started:",
         "  point 1  data.batch_size=32 seed=-1   seed=-1 must lie in [0, 2^63): give 0 or more",
-        "  point 2  data.batch_size=32 seed=one  seed=one has the wrong type: give a whole number",
+        "  point 2  data.batch_size=32 seed=one  seed=one: Value 'one' of type 'str' could not be converted to Integer",
         "  point 3  data.batch_size=33 seed=0    data.batch_size=33 is not divisible by 2 ranks: use 32 or 34",
         "  point 4  data.batch_size=33 seed=-1   seed=-1 must lie in [0, 2^63): give 0 or more",
-        "  point 5  data.batch_size=33 seed=one  seed=one has the wrong type: give a whole number",
+        "  point 5  data.batch_size=33 seed=one  seed=one: Value 'one' of type 'str' could not be converted to Integer",
     ]
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["multirun.yaml"]
 
@@ -173,7 +173,7 @@ def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) 
         (["hydra.sweep.dir=file/s"], "the sweep's folder file/s cannot be made (Not a directory): choose by hydra.sweep.dir a folder you can write"),
         (["run_dir=file/run"], "file/run/.launch/logs cannot be made (Not a directory): choose by hydra.sweep.dir a folder you can write"),
         (["+hydra.launcher.bogus=1"], "hydra.launcher.bogus is not a key here: "),
-        (["hydra.launcher.tasks=two"], "hydra.launcher.tasks=two has the wrong type: give a whole number"),
+        (["hydra.launcher.tasks=two"], "hydra.launcher.tasks=two: Value 'two' of type 'str' could not be converted to Integer"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_launched_is_one_line(

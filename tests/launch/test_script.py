@@ -128,7 +128,7 @@ def test_its_words_are_the_launchers_own(words: list[str], command: list[str]) -
         (["mpirun", "nodes=2"], "mpirun is no script: write sbatch or torchrun, then KEY=VALUE, --, and the run"),
         (["nodes=2", "seed"], "seed is not KEY=VALUE: what `clipx.train` takes comes after --"),
         (["nodes=2", "submit=true"], "submit=true is not this command's to say: submit what it prints, or launch by -m"),
-        (["nodes=2", "network.debug=loud", "--", *RUN], "hydra.launcher.network.debug=loud is not a choice: choose one of version, warn, info, trace"),
+        (["nodes=2", "network.debug=loud", "--", *RUN], "hydra.launcher.network.debug=loud: Invalid value 'loud', expected one of [version, warn, info, trace]"),
         (["nodes=3", "gpus_per_node=0", "--", *RUN], "data.batch_size=32 is not divisible by 3 ranks: use 30 or 33"),
         (["gpus_per_node=0", "network.ib=false", "--", *RUN], "hydra.launcher.network.ib is NCCL's and has no effect on the CPU: leave it out, or use GPUs"),
         (["torchrun", "network.p2p=false", "--", *RUN], "hydra.launcher.network.p2p is NCCL's and has no effect on the CPU: leave it out, or use GPUs"),
