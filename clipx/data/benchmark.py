@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from clipx.config.registry import option
 from clipx.data.class_names import fill, parse_templates
 from clipx.data.shards.cache import Access, check_access
-from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
+from clipx.data.source import BadSample, Sample, Source, WrappedSource
 from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.data.webdataset import Shards
 from clipx.errors import ConfigError, DataError, require
@@ -130,44 +130,16 @@ class _BenchmarkSet:
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
-    """A source that gives other captions than the shards it reads."""
-
-    shards: Shards
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        return self.shards.sizes
-
-    @property
-    def bad(self) -> Sequence[BadRecord]:
-        return self.shards.bad
-
-    @property
-    def fingerprint(self) -> str:
-        return self.shards.fingerprint
-
-    def key(self, index: int) -> str:
-        return self.shards.key(index)
-
-    def prefetch(self, indices: Sequence[int]) -> None:
-        prefetch_samples(self.shards, indices)
-
-    def read(self, index: int) -> Sample:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class MultiCaptionShards(_Around):
+class MultiCaptionShards(WrappedSource):
     """Each line of a caption is one."""
 
     def read(self, index: int) -> Sample:
-        sample = self.shards.read(index)
+        sample = self.source.read(index)
         return replace(sample, captions=[line.strip() for line in sample.captions[0].splitlines() if line.strip()])
 
 
 @dataclass(frozen=True, slots=True)
-class PromptedShards(_Around):
+class PromptedShards(WrappedSource):
     """The captions of a class are its `prompts`, by label. One that has none is bad where it is trained on."""
 
     prompts: Sequence[Sequence[str]]
@@ -176,10 +148,10 @@ class PromptedShards(_Around):
     @property
     def fingerprint(self) -> str:
         prompts = "\n".join(prompt for prompts in self.prompts for prompt in prompts)
-        return hashlib.sha256(f"{self.shards.fingerprint} {prompts}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.source.fingerprint} {prompts}".encode()).hexdigest()[:16]
 
     def read(self, index: int) -> Sample:
-        sample = self.shards.read(index)
+        sample = self.source.read(index)
         if not isinstance(sample.label, int):
             raise BadSample(f"label {sample.label!r} is no index")
         captions = self.prompts[sample.label] if 0 <= sample.label < len(self.prompts) else ()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,18 @@ from clipx.data.shards.packed import Packed
 from clipx.data.source import (
     BadRecord,
     BadSample,
+    ImageFiles,
     Sample,
-    Source,
     check_held_out_share,
     parse_label,
-    read_image,
+    read_bounded,
     split,
-    virtual_shards,
 )
 from clipx.data.spec import Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, DataError, require
 
 Columns = tuple[str, str, str | None]
 """The names of the image, caption and label column."""
-
-Check = Callable[..., None]
-"""`check_columns` of a table: given the names of the columns it has, and a `hint` of another separator."""
 
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
@@ -61,13 +55,10 @@ class CsvSpec(DataSpec):
     def open(self) -> Dataset:
         if self.path is None:
             raise ConfigError("data.path has no value: give the table of images and captions, e.g. data.path=train.csv")
-        train: Source = self._open(self.path, "data.path")
-        held_out: Source | None
-        if self.held_out_path is not None:
-            held_out = self._open(self.held_out_path, "data.held_out_path")
-        else:
-            train, held_out = split(train, self.held_out_share)
-        return Dataset(train, held_out, None)
+        train = self._open(self.path, "data.path")
+        if self.held_out_path is None:
+            return Dataset(*split(train, self.held_out_share))
+        return Dataset(train, self._open(self.held_out_path, "data.held_out_path"))
 
     def open_for_evaluation(self) -> Dataset:
         path = self.held_out_path or self.path
@@ -89,15 +80,11 @@ def _character(separator: str | None, path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class CaptionTable:
+class CaptionTable(ImageFiles):
     """A source over a table's rows, one sample for each image."""
 
-    folder: str
-    images: Sequence[str]
-    captions: Sequence[Sequence[str]]
-    labels: Sequence[int | str | None]
-    bad: Sequence[BadRecord]
-    fingerprint: str
+    captions: Packed[list[str]]
+    labels: Packed[int | str | None]
 
     @classmethod
     def open(cls, path: str, key: str, separator: str | None, columns: Columns) -> CaptionTable:
@@ -118,11 +105,10 @@ class CaptionTable:
         captions: dict[str, list[str]] = {}
         labels: dict[str, int | str | None] = {}
         bad: list[BadRecord] = []
-        parquet = encoded.startswith(b"PAR1")
-        check = partial(check_columns, path, columns=columns, group=group)
-        rows = (
-            _parquet_rows(path, encoded, columns, check) if parquet else _rows(path, encoded, separator, columns, check)
-        )
+        if encoded.startswith(b"PAR1"):
+            rows = _parquet_rows(path, encoded, columns, group)
+        else:
+            rows = _rows(path, encoded, separator, columns, group)
         for line, row in rows:
             try:
                 image, caption, label = _cells(row, columns)
@@ -136,24 +122,17 @@ class CaptionTable:
             reasons = f", e.g. line {bad[0].key.rpartition(':')[2]}: {bad[0].reason}" if bad else ""
             raise DataError(f"{path} holds no row with an image and a caption ({len(bad)} rows without{reasons})")
         fingerprint = hashlib.sha256(f"{separator} {columns} ".encode() + encoded).hexdigest()[:16]
-        columns_of = (Packed.of(captions), Packed.of(captions.values()), Packed.of(labels.values()))
-        return cls(str(path.parent), *columns_of, bad, fingerprint)
-
-    def part(self, piece: slice) -> CaptionTable:
-        """Some of its images. Its fingerprint is still the whole's."""
-        return replace(
-            self, images=self.images[piece], captions=self.captions[piece], labels=self.labels[piece], bad=()
+        return cls(
+            folder=str(path.parent),
+            images=Packed.of(captions),
+            captions=Packed.of(captions.values()),
+            labels=Packed.of(labels.values()),
+            bad=bad,
+            fingerprint=fingerprint,
         )
 
-    @property
-    def sizes(self) -> Sequence[int]:
-        return virtual_shards(len(self.images))
-
-    def key(self, index: int) -> str:
-        return os.path.join(self.folder, self.images[index])  # noqa: PTH118
-
     def read(self, index: int) -> Sample:
-        return Sample(read_image(self.key(index)), self.captions[index], self.labels[index])
+        return Sample(read_bounded(self.key(index)), self.captions[index], self.labels[index])
 
 
 def _cells(row: dict[str | None, Any], columns: Columns) -> tuple[str, str, int | str | None]:
@@ -170,7 +149,7 @@ def _cells(row: dict[str | None, Any], columns: Columns) -> tuple[str, str, int 
 
 
 def _rows(
-    path: Path, encoded: bytes, separator: str, columns: Columns, check: Check
+    path: Path, encoded: bytes, separator: str, columns: Columns, group: str
 ) -> Iterator[tuple[int, dict[str | None, Any]]]:
     """(line number, cells by column) of each row, after a check of the header. Cells too many are under None."""
     utf16 = encoded.startswith((b"\xff\xfe", b"\xfe\xff"))  # "Unicode text" of spreadsheet programs
@@ -180,7 +159,7 @@ def _rows(
         found = [name.strip() for name in reader.fieldnames or ()]
         if not found:
             raise DataError(f"{path} is empty: it needs a header line with {separator.join(columns[:2])}")
-        check(found, hint=_other_separator(text, separator))
+        check_columns(path, found, columns, group, _other_separator(text, separator))
         reader.fieldnames = found
         for row in reader:
             yield reader.line_num, row
@@ -191,7 +170,7 @@ def _rows(
 
 
 def _parquet_rows(
-    path: Path, encoded: bytes, columns: Columns, check: Check
+    path: Path, encoded: bytes, columns: Columns, group: str
 ) -> Iterator[tuple[int, dict[str | None, Any]]]:
     """(row number from 1, cells by column). Several captions in a cell are several rows."""
     import pyarrow as pa
@@ -199,7 +178,7 @@ def _parquet_rows(
 
     try:
         file = pq.ParquetFile(pa.BufferReader(encoded))
-        check(file.schema_arrow.names)
+        check_columns(path, file.schema_arrow.names, columns, group)
         kind = file.schema_arrow.field(columns[0]).type
         require(
             pa.types.is_string(kind) or pa.types.is_large_string(kind),
@@ -220,9 +199,9 @@ def _parquet_rows(
 
 
 def check_columns(
-    path: Path | str, found: Sequence[str], *, columns: Columns, group: str, hint: str | None = None
+    path: Path | str, found: Sequence[str], columns: Columns, group: str, hint: str | None = None
 ) -> None:
-    """Raises ConfigError for a column that is not there."""
+    """Raises ConfigError for a missing column. `hint`: the separator that the table seems to have, by name."""
     for option_name, name in zip(("image_column", "caption_column", "label_column"), columns, strict=True):
         key = f"{group}.{option_name}".lstrip(".")
         separator = f"{group}.separator={hint}".lstrip(".")

@@ -41,8 +41,8 @@ class DigitsSpec(DataSpec):
         make = functools.partial(make_sample, images=images.reshape(-1, 8, 8), labels=labels)
         folder = f"digits-v{_VERSION}-{version}"
         urls = ensure_shards(folder, make, len(images), per_shard=1000, what="digits")
-        train, held_out = split(Shards.open(urls, "json.captions", "json.label"), _HELD_OUT)
-        return Dataset(train, held_out, Classes(NAMES, TEMPLATES))
+        shards = Shards.open(urls, "json.captions", "json.label")
+        return Dataset(*split(shards, _HELD_OUT), Classes(NAMES, TEMPLATES))
 
 
 def make_sample(index: int, *, images: Any, labels: Any) -> Sample:

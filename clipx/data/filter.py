@@ -9,34 +9,20 @@ from dataclasses import dataclass, replace
 
 from PIL import Image
 
-from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
+from clipx.data.source import BadSample, Sample, WrappedSource
 
 
 @dataclass(frozen=True, slots=True)
-class Filtered:
+class Filtered(WrappedSource):
     """A source of which samples with an image smaller than `min_side`, or no caption long enough, are bad ones.
 
     Of several captions those long enough are kept, and a key that is left without one is not drawn.
     """
 
-    source: Source
+    # The fingerprint is the source's: the data is the same, and what is kept of it is part of the configuration.
+
     min_caption_chars: int
     min_side: int
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        return self.source.sizes
-
-    @property
-    def bad(self) -> Sequence[BadRecord]:
-        return self.source.bad
-
-    @property
-    def fingerprint(self) -> str:
-        return self.source.fingerprint  # the data is the same; what is kept of it is part of the configuration
-
-    def key(self, index: int) -> str:
-        return self.source.key(index)
 
     def read(self, index: int) -> Sample:
         sample = self.source.read(index)
@@ -57,9 +43,6 @@ class Filtered:
 
     def _long_enough(self, captions: Sequence[str]) -> list[str]:
         return [caption for caption in captions if len(caption) >= self.min_caption_chars]
-
-    def prefetch(self, indices: Sequence[int]) -> None:
-        prefetch_samples(self.source, indices)
 
 
 def _size(encoded: bytes) -> tuple[int, int]:

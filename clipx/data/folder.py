@@ -11,7 +11,7 @@ from pathlib import Path
 from clipx.config.registry import option
 from clipx.data.class_names import fill, read_names, read_templates
 from clipx.data.shards.packed import Packed
-from clipx.data.source import BadRecord, Sample, Source, check_held_out_share, read_image, split, virtual_shards
+from clipx.data.source import ImageFiles, Sample, check_held_out_share, read_bounded, split
 from clipx.data.spec import Classes, Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, DataError, require
 
@@ -39,14 +39,11 @@ class FolderSpec(DataSpec):
             raise ConfigError("data.path has no value: give a folder of class folders, e.g. data.path=/data/train")
         folders = class_folders(self.path, "data.path")
         classes = self._classes(folders)
-        train: Source = ImageFolder.open(self.path, "data.path", folders, classes)
-        held_out: Source | None
+        train = ImageFolder.open(self.path, "data.path", folders, classes)
         if self.held_out_path is None:
-            train, held_out = split(train, self.held_out_share)
-        else:
-            self._check_known(class_folders(self.held_out_path, "data.held_out_path"), folders)
-            held_out = ImageFolder.open(self.held_out_path, "data.held_out_path", folders, classes)
-        return Dataset(train, held_out, classes)
+            return Dataset(*split(train, self.held_out_share), classes)
+        self._check_known(class_folders(self.held_out_path, "data.held_out_path"), folders)
+        return Dataset(train, ImageFolder.open(self.held_out_path, "data.held_out_path", folders, classes), classes)
 
     def open_for_evaluation(self) -> Dataset:
         path = self.held_out_path or self.path
@@ -75,29 +72,25 @@ class FolderSpec(DataSpec):
 
 def class_folders(path: str, key: str) -> Sequence[str]:
     """The names of the class folders in the folder that the option `key` gives, sorted. Raises ConfigError."""
-    place = Path(path).expanduser()
-    require(place.is_dir(), f"{key}={path} is not a folder: give one that holds a folder for each class")
-    names = sorted(entry.name for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
+    root = Path(path).expanduser()
+    require(root.is_dir(), f"{key}={path} is not a folder: give one that holds a folder for each class")
+    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     require(bool(names), f"{key}={path} holds no folders: put the images of each class into a folder of its name")
     return names
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFolder:
+class ImageFolder(ImageFiles):
     """A source over the images in class folders, class after class."""
 
-    folder: str
-    images: Sequence[str]  # paths in the folder
-    labels: Sequence[int]
+    labels: Packed[int]
     captions: Sequence[Sequence[str]]  # by label
-    fingerprint: str
-    bad: Sequence[BadRecord] = ()
 
     @classmethod
     def open(cls, path: str, key: str, folders: Sequence[str], classes: Classes) -> ImageFolder:
         """`folders`: the classes in the order of their labels. Raises DataError for one that holds no image."""
-        place = Path(path).expanduser()
-        found = {label: _images(place, name) for label, name in enumerate(folders) if (place / name).is_dir()}
+        root = Path(path).expanduser()
+        found = {label: _images(root, name) for label, name in enumerate(folders) if (root / name).is_dir()}
         empty = [folders[label] for label, images in found.items() if not images]
         if empty:
             raise DataError(
@@ -109,25 +102,18 @@ class ImageFolder:
         labels = [label for label, of_class in found.items() for _ in of_class]
         facts = "\n".join([*images, *(caption for texts in captions for caption in texts)])
         digest = hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        return cls(str(place), Packed.of(images), Packed.of(labels), captions, digest)
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        return virtual_shards(len(self.images))
-
-    def key(self, index: int) -> str:
-        return os.path.join(self.folder, self.images[index])  # noqa: PTH118
+        return cls(str(root), Packed.of(images), (), digest, Packed.of(labels), captions)
 
     def read(self, index: int) -> Sample:
         label = self.labels[index]
-        return Sample(read_image(self.key(index)), self.captions[label], label)
+        return Sample(read_bounded(self.key(index)), self.captions[label], label)
 
 
-def _images(place: Path, name: str) -> list[str]:
-    """Those of a class, in folders of the class folder too, as paths in `place`."""
+def _images(root: Path, name: str) -> list[str]:
+    """Those of a class, in folders of the class folder too, as paths in `root`."""
     found = [
-        os.path.relpath(os.path.join(folder, file), place)  # noqa: PTH118
-        for folder, _, files in os.walk(place / name)
+        os.path.relpath(os.path.join(folder, file), root)  # noqa: PTH118
+        for folder, _, files in os.walk(root / name)
         for file in files
         if file.lower().endswith(IMAGES)
     ]

@@ -167,30 +167,21 @@ def _index_shard(captions: Sequence[int], retry_s: float, item: _ShardFile) -> N
 
 
 def _shortfall(url: str, samples: int, retry_s: float) -> str | None:
-    """What is missing of the samples that the shard is said to have, by who wrote it."""
+    """Compares with img2dataset's counts of the shard, or with sizes.json of its folder, which open_clip reads too."""
     folder, slash, name = url.rpartition("/")
     stats = f"{url.removesuffix('.tar')}_stats.json"
-    said_to_have, told_by = _number(_counts(stats, retry_s).get("successes")), stats.rpartition("/")[2]
-    if said_to_have is None:
-        sizes = _sizes(f"{folder}{slash}sizes.json", retry_s)
-        said_to_have, told_by = _number(sizes.get(name)), "sizes.json"
-    if said_to_have is None or samples >= said_to_have:
-        return None
-    return f"shard has {samples:,} samples that can be used where {told_by} says {said_to_have:,}"
+    for file, key in ((stats, "successes"), (f"{folder}{slash}sizes.json", name)):
+        expected = _counts(file, retry_s).get(key)
+        if isinstance(expected, int):
+            found_in = file.rpartition("/")[2]
+            few = samples < expected
+            return f"shard has {samples:,} samples that can be used where {found_in} says {expected:,}" if few else None
+    return None
 
 
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-@lru_cache(maxsize=64)
-def _sizes(url: str, retry_s: float) -> dict[str, Any]:
-    """The sizes.json of a folder, which open_clip reads too: name of a shard -> samples."""
-    return _counts(url, retry_s)
-
-
+@lru_cache(maxsize=64)  # the shards of a folder share one sizes.json
 def _counts(url: str, retry_s: float) -> dict[str, Any]:
-    """A JSON object that may not be there. One that cannot be read says nothing, for it is a cross-check only."""
+    """A JSON object that may not be there. One that cannot be read is ignored, for it is a cross-check only."""
     try:
         found = json.loads(read_whole(url, retry_s))
     except DataError:

@@ -139,7 +139,7 @@ class _TrainBatches(Dataset["Batch | DataError"]):
             try:
                 sample = self.source.read(index)
                 train_transform(sample.image, self.view.crop_scale, self.view.max_pixels, rng, *outs_SS3)
-                caption = sample.draw(rng)
+                caption = sample.draw_caption(rng)
                 return index, caption, () if self.giver is None else self.giver.rows(index, sample, caption)
             except BadSample as error:
                 bad.append(BadRecord(self.source.key(index), str(error)))

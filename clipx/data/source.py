@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
+from clipx.data.shards.packed import Packed
 from clipx.errors import require
 
 MAX_BYTES = 1 << 28  # of an encoded image: 256 MiB, far above any photograph; more is a file of another kind
-_BLOCK = 100
 MAX_TEXT = 1 << 24  # bytes of captions and what else is text about an image: Python makes of JSON ten times as many
 
 
 class BadSample(Exception):
-    """A sample that cannot be used. The message is the reason, alike for alike faults where it can be."""
+    """A sample that cannot be used. The message is the reason, the same for the same fault where it can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class BadRecord:
 
 
 def without_numbers(reason: str) -> str:
-    """A reason without its numbers, so that alike ones are counted together."""
+    """A reason without its numbers, so that the same faults are counted together."""
     return re.sub(r"\d[\d,.x]*", "…", reason)
 
 
@@ -40,7 +40,7 @@ def without_numbers(reason: str) -> str:
 class Sample:
     """One sample as stored: `image` is encoded, there is at least one caption, `label` is an index or a class name.
 
-    `captions_by_key` has the same captions by the key that holds them, each key with its weight, where they come from several.
+    Where captions come from several keys, `captions_by_key` has those of each key, with the key's weight.
     """
 
     image: bytes
@@ -48,37 +48,26 @@ class Sample:
     label: int | str | None = None
     captions_by_key: Sequence[tuple[float, Sequence[str]]] = ()
 
-    def draw(self, rng: random.Random) -> str:
-        """One of the captions, all alike; where they come from several keys, one of a key's that is drawn by weight."""
+    def draw_caption(self, rng: random.Random) -> str:
+        """Draws a key by its weight, where there are several, and one of its captions uniformly."""
         if not self.captions_by_key:
             return rng.choice(self.captions)
         ((_, captions),) = rng.choices(self.captions_by_key, [weight for weight, _ in self.captions_by_key])
         return rng.choice(captions)
 
 
-def read_bounded(path: str, what: str, most: int = MAX_BYTES) -> bytes:
-    """A plain file of at most so many bytes. Raises BadSample for another one, and what `open` does."""
-    with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise BadSample(f"{what} is no plain file")
-        if status.st_size > most:
-            raise BadSample(f"{what} is larger than {most >> 20} MiB")
-        return file.read(status.st_size) or b""
-
-
-def read_image(path: str) -> bytes:
-    """An image's file. Raises BadSample."""
+def read_bounded(path: str, what: str = "image", limit: int = MAX_BYTES) -> bytes:
+    """The content of a plain file of at most `limit` bytes. Raises BadSample for anything else."""
     try:
-        return read_bounded(path, "image")
+        with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise BadSample(f"{what} is no plain file")
+            if status.st_size > limit:
+                raise BadSample(f"{what} is larger than {limit >> 20} MiB")
+            return file.read(status.st_size) or b""
     except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte
-        raise BadSample(f"image cannot be read: {getattr(error, 'strerror', error)}") from None
-
-
-def virtual_shards(images: int) -> list[int]:
-    """The sizes of the shards that image files count as: their order is mixed over all, which costs files nothing."""
-    whole, rest = divmod(images, _BLOCK)
-    return [_BLOCK] * whole + [rest] * (rest > 0)
+        raise BadSample(f"{what} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
@@ -109,16 +98,63 @@ class Source(Protocol):
 
 @runtime_checkable
 class SupportsPrefetch(Protocol):
-    """A source that reads faster when it knows what comes."""
+    """A source that can request samples before they are read."""
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        """These will be read soon, in this process."""
+        """Requests the samples that this process reads next."""
 
 
 def prefetch_samples(source: Source, indices: Sequence[int]) -> None:
-    """Tells a source what will be read next; most need not know."""
+    """Calls `source.prefetch(indices)` where the source has it."""
     if isinstance(source, SupportsPrefetch):
         source.prefetch(indices)
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedSource:
+    """The samples of another source, changed as they are read. A subclass defines `read`."""
+
+    source: Source
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.source.sizes
+
+    @property
+    def bad(self) -> Sequence[BadRecord]:
+        return self.source.bad
+
+    @property
+    def fingerprint(self) -> str:
+        return self.source.fingerprint
+
+    def key(self, index: int) -> str:
+        return self.source.key(index)
+
+    def read(self, index: int) -> Sample:
+        raise NotImplementedError
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        prefetch_samples(self.source, indices)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """What sources of image files have in common. Their order is mixed over all files, which costs files nothing."""
+
+    folder: str
+    images: Packed[str]  # paths in the folder
+    bad: Sequence[BadRecord]
+    fingerprint: str
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Shards of 100 images each, in name only."""
+        full, rest = divmod(len(self.images), 100)
+        return [100] * full + [rest] * (rest > 0)
+
+    def key(self, index: int) -> str:
+        return os.path.join(self.folder, self.images[index])  # noqa: PTH118
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +189,20 @@ class Split:
     def fingerprint(self) -> str:
         return f"{self.source.fingerprint}-{'held' if self.held_out else 'kept'}-{self.held}-of-{self.of}"
 
-    def _place(self, index: int) -> int:
-        """Where a sample of this side is in the source: `_held_before` and its complement, inverted."""
+    def _source_index(self, index: int) -> int:
+        """The index in the source of a sample of this side: `_held_before` and its complement, inverted."""
         if self.held_out:
             return -((index + 1) * self.of // -self.held) - 1
         return index * self.of // (self.of - self.held)
 
     def key(self, index: int) -> str:
-        return self.source.key(self._place(index))
+        return self.source.key(self._source_index(index))
 
     def read(self, index: int) -> Sample:
-        return self.source.read(self._place(index))
+        return self.source.read(self._source_index(index))
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        prefetch_samples(self.source, [self._place(index) for index in indices])
+        prefetch_samples(self.source, [self._source_index(index) for index in indices])
 
 
 def split(source: Source, share: float) -> tuple[Source, Source | None]:

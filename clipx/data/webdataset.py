@@ -27,7 +27,6 @@ from clipx.data.source import (
     BadRecord,
     BadSample,
     Sample,
-    Source,
     caption_text,
     caption_weights,
     check_held_out_share,
@@ -75,13 +74,10 @@ class WebDatasetSpec(DataSpec):
             raise ConfigError(
                 f"data.shards has no value: give the shards of {self.name}, e.g. data.shards='/data/{{0000..0123}}.tar'"
             )
-        train: Source = self._open(self.shards, "data.shards")
-        held_out: Source | None
-        if self.held_out_shards is not None:
-            held_out = self._open(self.held_out_shards, "data.held_out_shards")
-        else:
-            train, held_out = split(train, self.held_out_share)
-        return Dataset(train, held_out, None, self.samples)
+        train = self._open(self.shards, "data.shards")
+        if self.held_out_shards is None:
+            return Dataset(*split(train, self.held_out_share), published=self.samples)
+        return Dataset(train, self._open(self.held_out_shards, "data.held_out_shards"), published=self.samples)
 
     def open_for_evaluation(self) -> Dataset:
         shards = self.held_out_shards or self.shards

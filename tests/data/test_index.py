@@ -134,8 +134,8 @@ def test_the_commands_errors_are_one_line(shards: Path) -> None:
 def test_it_composes_without_torch() -> None:
     code = """
 import sys
-from clipx.data import index, prepare
-from clipx.config import compose
+import clipx.data.index, clipx.data.prepare.prepare
+from clipx.trainer.spec import compose
 print(compose("shards=a.tar", config_name="index").shards, compose("source=a.csv", "out=b", config_name="prepare").out)
 sys.exit("torch" in sys.modules)
 """

@@ -38,18 +38,6 @@ def test_values_come_back_as_they_were() -> None:
             packed[place]
 
 
-@pytest.mark.parametrize(
-    "piece", [slice(None), slice(2, 5), slice(4, 2), slice(-3, None), slice(0, 99), slice(9, 0, -2)], ids=str
-)
-def test_a_slice_is_that_of_the_list(piece: slice) -> None:
-    assert list(Packed.of(VALUES)[piece]) == VALUES[piece]
-
-
-def test_a_slice_is_as_large_as_it_says() -> None:
-    packed = Packed.of(f"number {i}" for i in range(10_000))
-    assert len(pickle.dumps(packed[5000:5010])) < 1000
-
-
 def test_a_value_takes_its_text_and_ten_bytes() -> None:
     texts = (f"images/{i:09d}.jpg" for i in range(200_000))
     gc.collect()

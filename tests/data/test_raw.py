@@ -115,7 +115,7 @@ def test_tables_in_a_folder_of_images_are_told(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize("size", [1, 2, 5, 13, 100])
 def test_shards_are_cut_over_the_ends_of_files(hub: Path, size: int) -> None:
     shards = open_raw(f"{hub}/*.parquet", HOW).shards(size)
-    found = [[_text(sample) for piece in pieces for _, sample in piece.samples()] for pieces in shards]
+    found = [[_text(read()) for piece in pieces for _, read in piece.samples()] for pieces in shards]
     assert found == [[line.partition(": ")[2] for line in lines] for lines in numbered(size)]
     assert all(len(pickle.dumps(pieces)) < 2000 for pieces in shards), "what goes to a process is a place, not the data"
 

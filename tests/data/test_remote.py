@@ -24,8 +24,8 @@ from clipx.data.index import index_shards
 from clipx.data.loader import Batch, ImageView, train_loader
 from clipx.data.order import Order
 from clipx.data.shards import cache, remote
-from clipx.data.shards.cache import Access, File
-from clipx.data.shards.remote import fetch, prefetch_spans, sequential
+from clipx.data.shards.cache import Access, ShardFile
+from clipx.data.shards.remote import fetch, open_sequential, prefetch_spans
 from clipx.data.shards.tar import TXT
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import Shards, WebDatasetSpec
@@ -171,7 +171,7 @@ def test_of_a_file_with_large_members_the_headers_are_read(bucket: str, endpoint
         file.seek(size - 3)
         file.write(b"end")
     admin(endpoint).put_file(str(tmp_path / "large"), f"{bucket}/large")
-    with sequential(f"{bucket}/large", size, 10) as file:
+    with open_sequential(f"{bucket}/large", size, 10) as file:
         assert file.read(4) == bytes(4)
         file.seek(size - 3)
         assert file.read(10) == b"end"
@@ -447,14 +447,14 @@ def test_the_cache_keeps_its_limit_by_forgetting_what_was_used_longest_ago(bucke
     ]
     for k in (0, 1):
         cache.store(files[k])
-    os.utime(files[0].place, (1, 1))
-    os.utime(files[1].place, (2, 2))
+    os.utime(files[0].cache_path, (1, 1))
+    os.utime(files[1].cache_path, (2, 2))
     fetch(files[0], 0, 512)  # used now
     cache.store(files[2])
     assert [file.cache_path.exists() for file in files] == [True, False, True]
     assert sum(p.stat().st_size for p in (tmp_path / "own").iterdir()) <= limit
     for k in (0, 2):
-        assert files[k].place.read_bytes() == (tmp_path / "local" / f"{k:05d}.tar").read_bytes()
+        assert files[k].cache_path.read_bytes() == (tmp_path / "local" / f"{k:05d}.tar").read_bytes()
     prefetch_spans("a reader", [(file, (0, 512)) for file in files])
     assert waiting() == 1, "only the one that is not cached"
 

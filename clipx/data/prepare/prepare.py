@@ -31,26 +31,22 @@ _FIX = "make room, or give another folder with out=…"
 
 def _write_shard(spec: PrepareSpec, out: Path, job: tuple[int, Sequence[SampleRange]]) -> None:
     """Sample i of the source has the key i, whatever was dropped before it."""
-    number, pieces = job
+    number, ranges = job
     dropped: list[tuple[str, str]] = []
-    reasons: Counter[str] = Counter()
     count = 0
 
     def members() -> Iterator[tuple[str, bytes]]:
         nonlocal count
-        found_in_all = chain.from_iterable(piece.samples() for piece in pieces)
-        for count, (origin, found) in enumerate(found_in_all, start=1):
+        for count, (origin, read) in enumerate(chain.from_iterable(part.samples() for part in ranges), start=1):
             name = f"{number * spec.samples_per_shard + count - 1:09d}"
             try:
-                if isinstance(found, BadSample):
-                    raise found
-                yield from _members(name, origin, found, spec)
+                yield from _members(name, origin, read(), spec)
             except BadSample as fault:
                 dropped.append((origin, str(fault)))
-                reasons[without_numbers(str(fault))] += 1
 
     tar = _tar(out, number)
     write_whole(tar, lambda path: write_members(path, members()), _FIX)
+    reasons = Counter(without_numbers(reason) for _, reason in dropped)
     stats = {"count": count, "successes": count - len(dropped), "status_dict": reasons, "dropped": dropped}
     write_whole(_stats(tar), lambda path: Path(path).write_text(json.dumps(stats)), _FIX)
 
@@ -109,7 +105,7 @@ def prepare(spec: PrepareSpec) -> None:
         _check_plan(spec, out, {"source": raw.fingerprint, "shards": len(shards), **_content_options(spec)})
         for left in out.glob(".[0-9]*.*"):  # of a killed run
             left.unlink()
-        jobs = [(k, pieces) for k, pieces in enumerate(shards) if not _stats(_tar(out, k)).is_file()]
+        jobs = [(k, ranges) for k, ranges in enumerate(shards) if not _stats(_tar(out, k)).is_file()]
         done = len(shards) - len(jobs)
         console = terminal()
         if done:

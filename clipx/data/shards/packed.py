@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,11 +20,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Packed(Sequence[T]):
-    """A list of values of JSON (text, numbers, null, lists of them), as JSON laid end to end. 8 bytes each beside that.
-
-    A slice is a copy, so that what is sent to another process is no more than it says.
-    """
+class Packed(Generic[T]):
+    """An immutable list of JSON values, encoded end to end. Each takes its JSON text and 8 bytes."""
 
     encoded: bytes
     bounds: NDArray[np.int64]  # value i lies between bounds i and i + 1
@@ -43,20 +40,11 @@ class Packed(Sequence[T]):
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
+    def __iter__(self) -> Iterator[T]:
+        return map(self.__getitem__, range(len(self)))
 
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-
-    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if step != 1:
-                return [self[i] for i in range(start, stop, step)]
-            bounds = self.bounds[start : max(start, stop) + 1]
-            return Packed(self.encoded[bounds[0] : bounds[-1]], bounds - bounds[0])
-        place = range(len(self))[index]
-        text = self.encoded[self.bounds[place] : self.bounds[place + 1]].decode("utf-8", "surrogatepass")
+    def __getitem__(self, index: int) -> T:
+        i = range(len(self))[index]
+        text = self.encoded[self.bounds[i] : self.bounds[i + 1]].decode("utf-8", "surrogatepass")
         value: T = json.loads(text)
         return value

@@ -2,66 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
 from clipx.data.shards.cache import ShardFile, Span, read_cached
 from clipx.data.source import BadSample
 from clipx.errors import DataError
-from clipx.storage.remote import BLOCK, REQUESTS, is_local, local_path, read_range, said
+from clipx.storage.remote import BLOCK, REQUESTS, file_system, is_local, local_path, read_range, said
 
 
-@contextlib.contextmanager
-def sequential(url: str, size: int, retry_s: float) -> Iterator[IO[bytes]]:
-    """A file to be read from front to end. Of a remote one the next block is fetched while this one is read.
+def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
+    """Opens a file to be read from front to end. Of a remote one the next block is fetched while this one is read.
 
     Headers lie every 30 KB in a usual shard: 512 bytes of each by a request of its own would be a request every 20 ms,
     where one of 16 MiB brings five hundred. Members larger than blocks are stepped over without being fetched.
     """
     if is_local(url):
-        with Path(local_path(url)).open("rb") as file:
-            yield file
-        return
+        return Path(local_path(url)).open("rb")
     from fsspec.caching import BackgroundBlockCache
+    from fsspec.spec import AbstractBufferedFile
 
-    def fetch(start: int, end: int) -> bytes:
-        return read_range(url, start, end, retry_s)
-
-    cache = BackgroundBlockCache(BLOCK, fetch, size, maxblocks=3)
-    try:
-        yield _Sequential(cache, size)  # type: ignore[misc]  # all that tarfile needs of a file
-    finally:
-        cache.close()
-
-
-class _Sequential(io.RawIOBase):
-    def __init__(self, cache: Any, size: int) -> None:
-        self.cache, self.size, self.place = cache, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.place
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self.place = offset + (0, self.place, self.size)[whence]
-        return self.place
-
-    def read(self, size: int = -1) -> bytes:
-        end = self.size if size < 0 else min(self.size, self.place + size)
-        content: bytes = self.cache._fetch(self.place, end) if end > self.place else b""
-        self.place += len(content)
-        return content
+    file: Any = AbstractBufferedFile(*file_system(url), size=size)
+    fetch_block = partial(read_range, url, retry_s=retry_s)  # with our retries
+    file.cache = BackgroundBlockCache(BLOCK, fetch_block, size, maxblocks=3)
+    return file  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------------ spans

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from clipx.data.shards.remote import sequential
+from clipx.data.shards.remote import open_sequential
 from clipx.data.source import MAX_BYTES, MAX_TEXT
 
 COLUMNS = {"jpg": 0, "jpeg": 0, "png": 0, "webp": 0, "txt": 1, "json": 2, "cls": 3}  # the only members ever read
@@ -49,7 +49,7 @@ def scan(url: str, size: int, retry_s: float) -> tuple[list[TarSample], str | No
     entries: list[TarSample] = []
     newest: dict[str, TarSample] = {}
     try:
-        with sequential(url, size, retry_s) as file, _tar(_Headers(file)) as tar:
+        with open_sequential(url, size, retry_s) as file, _tar(_Headers(file)) as tar:
             while (member := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header
                 if member.size < 0 or member.offset_data + member.size > size:
