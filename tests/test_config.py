@@ -18,6 +18,7 @@ from hydra.version import getbase, setbase
 from omegaconf import OmegaConf
 from support import NEEDED
 
+import clipx.wise_ft  # noqa: F401  # registers its options
 from clipx.cli import cli
 from clipx.config.duration import Length, check_cadence
 from clipx.config.registry import CONF_DIR
