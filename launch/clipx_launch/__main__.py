@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from clipx.cli import report
+from clipx.cli import print_error
 from clipx.errors import ClipxError, ConfigError, Exit
 
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(_parser().parse_args(words))
     except ClipxError as error:
-        report(error, full=False)
+        print_error(error, full=False)
         return error.exit_code
     except KeyboardInterrupt:
         return Exit.ABORTED
@@ -44,16 +44,16 @@ def _parser() -> _Parser:
     how = status.add_mutually_exclusive_group()
     how.add_argument("--watch", action="store_true", help="again every few seconds, until all have ended")
     how.add_argument("--json", action="store_true", help="one JSON document")
-    logs = _of_sweep(commands, "logs", "what a point's ranks wrote; without a POINT, those of all that failed")
+    logs = _sweep_command(commands, "logs", "what a point's ranks wrote; without a POINT, those of all that failed")
     logs.add_argument("points", nargs="*", metavar="POINT", help="its number, or its folder")
     logs.add_argument("--rank", type=int, help="of this rank alone; with torchrun, of this node")
     logs.add_argument("--follow", action="store_true", help="and what comes, until the points have ended")
     logs.add_argument("--lines", type=int, default=30, metavar="N", help="the last N of each log; 0: all (default 30)")
-    cancel = _of_sweep(commands, "cancel", "ends points that wait or run; what they trained is saved")
+    cancel = _sweep_command(commands, "cancel", "ends points that wait or run; what they trained is saved")
     cancel.add_argument("points", nargs="*", metavar="POINT", help="its number, or its folder; none: all")
-    _of_sweep(commands, "resume", "starts points again that failed, or were cancelled, stopped or lost")
-    best = _of_sweep(commands, "best", "the best point by a metric")
-    results = _of_sweep(commands, "results", "a row for each point: results.csv, results.parquet and results.png")
+    _sweep_command(commands, "resume", "starts points again that failed, or were cancelled, stopped or lost")
+    best = _sweep_command(commands, "best", "the best point by a metric")
+    results = _sweep_command(commands, "results", "a row for each point: results.csv, results.parquet and results.png")
     for command in (best, results):
         command.add_argument("--metric", help="such as eval/zeroshot/top1 (default: the first headline number)")
         command.add_argument("--lowest", action="store_true", help="the lowest is the best, as it always is of a loss")
@@ -62,40 +62,40 @@ def _parser() -> _Parser:
     return parser
 
 
-def _of_sweep(commands: argparse._SubParsersAction[_Parser], name: str, text: str) -> _Parser:
+def _sweep_command(commands: argparse._SubParsersAction[_Parser], name: str, text: str) -> _Parser:
     command = commands.add_parser(name, help=text, description=text)
     command.add_argument("sweep", type=Path, metavar="SWEEP", help="the folder that hydra.sweep.dir named")
     return command
 
 
-def _run(asked: argparse.Namespace) -> None:
-    match asked.command:
+def _run(arguments: argparse.Namespace) -> None:
+    match arguments.command:
         case "status":
             from clipx_launch.commands import status
 
-            status.show(asked.folders, asked.watch, asked.json)
+            status.show(arguments.folders, arguments.watch, arguments.json)
         case "logs":
             from clipx_launch.commands import logs
 
-            if asked.lines < 0:
-                raise ConfigError(f"--lines={asked.lines} must be 0 (all) or more")
-            logs.show(asked.sweep, asked.points, asked.rank, asked.lines, asked.follow)
+            if arguments.lines < 0:
+                raise ConfigError(f"--lines={arguments.lines} must be 0 (all) or more")
+            logs.show(arguments.sweep, arguments.points, arguments.rank, arguments.lines, arguments.follow)
         case "cancel":
             from clipx_launch.commands.cancel import cancel
 
-            cancel(asked.sweep, asked.points)
+            cancel(arguments.sweep, arguments.points)
         case "resume":
             from clipx_launch.commands.resume import resume
 
-            resume(asked.sweep)
+            resume(arguments.sweep)
         case "best":
             from clipx_launch.commands.best import best
 
-            best(asked.sweep, asked.metric, asked.lowest, asked.json)
+            best(arguments.sweep, arguments.metric, arguments.lowest, arguments.json)
         case _:
             from clipx_launch.commands import results
 
-            results.write(asked.sweep, asked.metric, asked.lowest)
+            results.write(arguments.sweep, arguments.metric, arguments.lowest)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from clipx.errors import ClipxError, require
 from clipx_launch.options import SlurmSpec
 
-USUAL_ARRAY = 1001  # SLURM's default of MaxArraySize
-_NOT_OVER = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")  # of a job that is gone: the accounting missed its end
+DEFAULT_ARRAY_SIZE = 1001  # SLURM's default of MaxArraySize
+_ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")  # of a job that is gone: the accounting missed its end
 _GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 
 
@@ -22,7 +22,7 @@ class SlurmError(ClipxError):
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class NodeGroup:
     """Nodes of one partition that are alike."""
 
     partition: str
@@ -70,12 +70,12 @@ def check_site(spec: SlurmSpec) -> None:
     )
 
 
-def _nodes() -> list[Nodes]:
+def _nodes() -> list[NodeGroup]:
     found = []
-    for line in told("sinfo", "--noheader", "--exact", "--format=%P|%D|%c|%m|%G|%l").splitlines():
+    for line in run_slurm("sinfo", "--noheader", "--exact", "--format=%P|%D|%c|%m|%G|%l").splitlines():
         partition, count, cpus, memory, gres, limit = line.split("|")
         found.append(
-            Nodes(
+            NodeGroup(
                 partition.removesuffix("*"),
                 partition.endswith("*"),
                 int(count),
@@ -99,60 +99,60 @@ def _minutes(text: str) -> int | None:
 
 
 def max_array_size() -> int:
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", told("scontrol", "show", "config"), re.M)
-    return int(found[1]) if found else USUAL_ARRAY
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_slurm("scontrol", "show", "config"), re.M)
+    return int(found[1]) if found else DEFAULT_ARRAY_SIZE
 
 
-def queue() -> dict[str, str]:
+def queued_jobs() -> dict[str, str]:
     """The state of each of this user's jobs that wait or run, by 123 or 123_4."""
-    lines = told("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T").splitlines()
+    lines = run_slurm("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T").splitlines()
     return dict(line.split("|") for line in lines)
 
 
-def ends(ids: Collection[str]) -> dict[str, str]:
+def final_states(ids: Collection[str]) -> dict[str, str]:
     """How jobs that left the queue ended, of those that SLURM, or else its accounting, still knows."""
     found: dict[str, str] = {}
     for job in {name.partition("_")[0] for name in ids}:
         try:
-            lines = told("scontrol", "--oneliner", "show", "job", job).splitlines()
+            lines = run_slurm("scontrol", "--oneliner", "show", "job", job).splitlines()
         except SlurmError:
             continue  # forgotten
         for line in lines:
             values = dict(part.split("=", 1) for part in line.split() if "=" in part)
-            tasks = _tasks(values.get("ArrayTaskId", ""))
+            tasks = _task_ids(values.get("ArrayTaskId", ""))
             names = [f"{values['ArrayJobId']}_{task}" for task in tasks] or [values["JobId"]]
             found |= dict.fromkeys(names, values["JobState"])
     forgotten = [name for name in ids if name not in found]
-    return {name: state for name, state in (found | _accounted(forgotten)).items() if name in ids}
+    return {name: state for name, state in (found | _accounting_states(forgotten)).items() if name in ids}
 
 
-def _accounted(ids: Collection[str]) -> dict[str, str]:
+def _accounting_states(ids: Collection[str]) -> dict[str, str]:
     """What sacct says of jobs that ended; nothing where there is no accounting."""
     if not ids:
         return {}
     jobs = ",".join(sorted({name.partition("_")[0] for name in ids}))
     options = ("--allusers", "--allocations", "--noheader", "--parsable2", "--format=JobID,State")
     try:
-        lines = told("sacct", *options, f"--jobs={jobs}").splitlines()
+        lines = run_slurm("sacct", *options, f"--jobs={jobs}").splitlines()
     except SlurmError:
         return {}
     found: dict[str, str] = {}
     for name, said in (line.split("|") for line in lines):
         job, _, tasks = name.partition("_")
         state = said.partition(" ")[0]  # of "CANCELLED by 0"
-        if state not in _NOT_OVER:
-            found |= dict.fromkeys([f"{job}_{task}" for task in _tasks(tasks.strip("[]"))] or [name], state)
+        if state not in _ACTIVE:
+            found |= dict.fromkeys([f"{job}_{task}" for task in _task_ids(tasks.strip("[]"))] or [name], state)
     return found
 
 
-def _tasks(text: str) -> list[int]:
-    """Of `3`, or of tasks that were never told apart: `0,2-4%2`."""
+def _task_ids(text: str) -> list[int]:
+    """Of `3`, or of tasks that were never split into jobs of their own: `0,2-4%2`."""
     spans = re.findall(r"(\d+)(?:-(\d+))?", text.partition("%")[0])
     return [task for first, last in spans for task in range(int(first), int(last or first) + 1)]
 
 
-def told(*command: str) -> str:
-    """What a command of SLURM's prints. Raises SlurmError."""
+def run_slurm(*command: str) -> str:
+    """Runs a command of SLURM's. Returns what it prints. Raises SlurmError."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -20,26 +20,26 @@ from hydra.types import HydraContext
 
 from clipx.config.compose import checked
 from clipx.errors import ConfigError, Exit, Stopped
-from clipx.storage.local import made
+from clipx.storage.local import ensure_folder
 from clipx.trainer.spec import RunSpec
 from clipx_launch import snapshot
 from clipx_launch.options import LocalSpec
-from clipx_launch.point import Result, files_of
-from clipx_launch.progress import Board, told
-from clipx_launch.slurm import inherited
+from clipx_launch.point import Result, launch_dir
+from clipx_launch.progress import ProgressDisplay, summary
+from clipx_launch.slurm import job_variables
 from clipx_launch.sweep import Overrides, Planned, Sweep
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_LOOK_S = 0.1
-_PEERS_S = 10.0  # after one rank's failure the others have this long to say what they know
+_POLL_S = 0.1
+_PEER_GRACE_S = 10.0  # after one rank's failure the others have this long to say what they know
 
 
 def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
     """Runs the points, and returns when all have ended. Raises Stopped where a signal ended the sweep before."""
     spec: LocalSpec = checked(config.hydra.launcher, "hydra.launcher.")
-    return start(Sweep.composed(context, config, overrides, first), spec)
+    return start(Sweep.compose(context, config, overrides, first), spec)
 
 
 def start(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
@@ -51,22 +51,22 @@ def start(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
 
     sweep.check(rule, dict)
     devices = _devices()
-    cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.left)
+    cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.pending)
     wanted = 0 if cpu or not devices else spec.parallelism * spec.tasks
     if wanted > len(devices):
         raise ConfigError(
             f"hydra.launcher.parallelism={spec.parallelism} x hydra.launcher.tasks={spec.tasks} is more than the "
             f"{len(devices)} GPUs that are visible: lower one of them, or use distributed=cpu"
         )
-    files = files_of(sweep.folder)
-    made(files, f"the sweep's folder {files}", "choose by hydra.sweep.dir")
+    files = launch_dir(sweep.folder)
+    ensure_folder(files, f"the sweep's folder {files}", "choose by hydra.sweep.dir")
     code = snapshot.environment(files / "code" if spec.snapshot else None)
-    for planned in sweep.left:
+    for planned in sweep.pending:
         planned.point.submitted = time.time()
-        planned.point.make(planned.spec)
-    sweep.keep(spec)
+        planned.point.create(planned.spec)
+    sweep.save(spec)
     _Runner(sweep, spec, code, devices if wanted else []).run()
-    return sweep.returns()
+    return sweep.job_returns()
 
 
 @dataclass(slots=True)
@@ -82,22 +82,22 @@ class _Runner:
 
     def __init__(self, sweep: Sweep, spec: LocalSpec, code: dict[str, str], devices: list[str]) -> None:
         self._sweep, self._spec, self._code = sweep, spec, code
-        self._free, self._dealt = list(devices), bool(devices)
+        self._free, self._assigns_devices = list(devices), bool(devices)
         self._running: list[_Running] = []
         self._signal: signal.Signals | None = None
 
     def run(self) -> None:
-        waiting = list(self._sweep.left)
-        with Board(self._sweep) as board, self._passing_on():
+        waiting = list(self._sweep.pending)
+        with ProgressDisplay(self._sweep) as board, self._forward_signals():
             for planned in self._sweep.planned:
                 if planned not in waiting:
                     board.show(planned.point.index, "finished before")
             while self._running or (waiting and self._signal is None):
                 while waiting and self._signal is None and len(self._running) < self._spec.parallelism:
                     self._start(waiting.pop(0), board)
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
                 for running in list(self._running):
-                    self._look(running, board)
+                    self._poll(running, board)
         if self._signal is not None:
             done = sum(p.point.result is not None and p.point.result.state == "finished" for p in self._sweep.planned)
             raise Stopped(
@@ -105,10 +105,10 @@ class _Runner:
                 f"hydra.sweep.dir={self._sweep.folder} goes on"
             )
 
-    def _start(self, planned: Planned, board: Board) -> None:
+    def _start(self, planned: Planned, board: ProgressDisplay) -> None:
         point, tasks = planned.point, self._spec.tasks
-        devices = [self._free.pop(0) for _ in range(tasks)] if self._dealt else []
-        env = {name: value for name, value in os.environ.items() if name not in inherited(os.environ)}
+        devices = [self._free.pop(0) for _ in range(tasks)] if self._assigns_devices else []
+        env = {name: value for name, value in os.environ.items() if name not in job_variables(os.environ)}
         path = [self._code["PYTHONPATH"], env.get("PYTHONPATH", "")]
         env |= {**self._code, **self._spec.variables, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         env |= {"PYTHONUNBUFFERED": "1"}
@@ -134,26 +134,28 @@ class _Runner:
         self._running.append(_Running(planned, devices, processes))
         board.show(point.index, f"running{' on GPU ' + ','.join(devices) if devices else ''}")
 
-    def _look(self, running: _Running, board: Board) -> None:
+    def _poll(self, running: _Running, board: ProgressDisplay) -> None:
         point = running.planned.point
         codes = [process.poll() for process in running.processes]
         if any(codes) and running.failed_at is None:
             running.failed_at = time.monotonic()
         if None in codes:
-            if running.failed_at is not None and time.monotonic() - running.failed_at > _PEERS_S:
+            if running.failed_at is not None and time.monotonic() - running.failed_at > _PEER_GRACE_S:
                 for process in running.processes:
                     process.kill()
             return
         if point.result is None:
             code = next((code for code in codes if code), 1)
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            point.end(Result("failed", code, error=f"a process ended by {how} and could not say why: see {point.logs}"))
-        board.show(point.index, told(point.result or Result("failed", Exit.FAILED)))
+            point.write_result(
+                Result("failed", code, error=f"a process ended by {how} and could not say why: see {point.logs}")
+            )
+        board.show(point.index, summary(point.result or Result("failed", Exit.FAILED)))
         self._free += running.devices
         self._running.remove(running)
 
     @contextmanager
-    def _passing_on(self) -> Iterator[None]:
+    def _forward_signals(self) -> Iterator[None]:
         """SIGINT and SIGTERM go to the points, which save; none is started any more."""
 
         def handle(number: int, frame: FrameType | None) -> None:

@@ -24,7 +24,7 @@ _SBATCH = {
 }  # fmt: skip
 
 
-class Style(StrEnum):
+class LaunchStyle(StrEnum):
     srun = "srun"  # one task for each rank
     torchrun = "torchrun"  # one task for each node, in which torchrun starts the ranks: for sites that demand it
 
@@ -80,7 +80,7 @@ class SlurmSpec(LaunchSpec):
     srun: list[str] = field(default_factory=list)  # more options of srun, such as --container-image=…
     sbatch: dict[str, Any] = field(default_factory=dict)  # more options of sbatch: {reservation: mine, exclusive: true}
     snapshot: bool = True  # false: the points run the code as it is when they start, not as it is now
-    style: Style = Style.srun
+    style: LaunchStyle = LaunchStyle.srun
     signal_before_s: int = 120  # this long before the end of its time a run saves, and is put back into the queue
     max_requeue: int = 20  # how often at most
     wait: bool = False  # true: until all points have ended; a sweeper that needs their results demands it

@@ -22,7 +22,7 @@ from typing import Any
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.errors import Exit
-from clipx.storage.local import made, write_whole
+from clipx.storage.local import ensure_folder, write_atomically
 from clipx.trainer.spec import RunSpec
 
 _FIX = "make room, or choose another folder by hydra.sweep.dir"
@@ -53,67 +53,74 @@ class Point:
     requeues: int = 0
 
     @property
-    def files(self) -> Path:
-        return files_of(self.folder)
+    def launch_dir(self) -> Path:
+        return launch_dir(self.folder)
 
     @property
     def logs(self) -> Path:
-        return self.files / "logs"
+        return self.launch_dir / "logs"
 
     @property
-    def id(self) -> str | None:
+    def job_id(self) -> str | None:
         """As SLURM names it: 123, or 123_4."""
         return self.job if self.task is None else f"{self.job}_{self.task}"
 
-    def make(self, spec: RunSpec) -> None:
+    def create(self, spec: RunSpec) -> None:
         """Writes the point's files, before anything is started. Raises ClipxError."""
-        made(self.logs, f"the folder of logs {self.logs}", "choose by hydra.sweep.dir")
-        write_whole(self.files / "config.yaml", lambda path: save(spec, Path(path)), _FIX)
+        ensure_folder(self.logs, f"the folder of logs {self.logs}", "choose by hydra.sweep.dir")
+        write_atomically(self.launch_dir / "config.yaml", lambda path: save(spec, Path(path)), _FIX)
         for name in ("result.json", "requeue"):
-            (self.files / name).unlink(missing_ok=True)
+            (self.launch_dir / name).unlink(missing_ok=True)
         self.write()
 
     def write(self) -> None:
-        write_json(self.files / "point.json", {**dataclasses.asdict(self), "folder": str(self.folder)})
+        write_json(self.launch_dir / "point.json", {**dataclasses.asdict(self), "folder": str(self.folder)})
+
+    def record_job(self, job: str, task: int | None) -> None:
+        """Writes which job of SLURM the point is."""
+        self.job, self.task, self.submitted = job, task, time.time()
+        self.write()
 
     @classmethod
     def read(cls, folder: Path) -> Point | None:
         """None where no launcher ever was."""
-        values = read_json(files_of(folder) / "point.json")
+        values = read_json(launch_dir(folder) / "point.json")
         return None if values is None else cls(**{**values, "folder": folder})
 
     def spec(self) -> RunSpec:
-        return from_dict(RunSpec, read_saved(self.files / "config.yaml"))
+        return from_dict(RunSpec, read_saved(self.launch_dir / "config.yaml"))
 
     @property
     def result(self) -> Result | None:
-        values = read_json(self.files / "result.json")
+        values = read_json(self.launch_dir / "result.json")
         return None if values is None else Result(**values)
 
-    def end(self, result: Result) -> None:
+    def write_result(self, result: Result) -> None:
         """Writes how the point ended, unless another rank has: the first knows the cause."""
-        own = self.files / f".result.{os.getpid()}"
+        own = self.launch_dir / f".result.{os.getpid()}"
         own.write_text(json.dumps(dataclasses.asdict(result)) + "\n", encoding="utf-8")
         try:
-            os.link(own, self.files / "result.json")
+            os.link(own, self.launch_dir / "result.json")
         except FileExistsError:
             pass
         finally:
             own.unlink()
 
 
-def files_of(folder: Path) -> Path:
+def launch_dir(folder: Path) -> Path:
     """The launcher's own folder in a run's, or a sweep's, directory."""
     return folder / ".launch"
 
 
-def content_of(spec: RunSpec) -> str:
+def config_hash(spec: RunSpec) -> str:
     values = {key: value for key, value in to_dict(spec).items() if key not in _PLACE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def write_json(path: Path, values: Any) -> None:
-    write_whole(path, lambda other: Path(other).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8"), _FIX)
+    write_atomically(
+        path, lambda other: Path(other).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8"), _FIX
+    )
 
 
 def read_json(path: Path) -> Any:

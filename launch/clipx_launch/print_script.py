@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     try:
-        command = translated(words)
+        command = hydra_arguments(words)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def translated(words: Sequence[str]) -> list[str]:
+def hydra_arguments(words: Sequence[str]) -> list[str]:
     """The words of `clipx.train` that have a launcher print it. Raises ConfigError."""
     own, overrides = list(words), []
     if "--" in own:

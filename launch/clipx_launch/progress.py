@@ -9,28 +9,28 @@ from types import TracebackType
 from rich.live import Live
 from rich.table import Table
 
-from clipx.report.console import terminal
+from clipx.report.console import stdout_console
 from clipx_launch.cluster import SlurmError
 from clipx_launch.point import Point, Result
 from clipx_launch.sweep import Sweep
 
-_OVER = {
+_TERMINAL_STATES = {
     *("GONE", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "DEADLINE", "BOOT_FAIL", "REVOKED"),
 }
-_LOOK_S, _MOST_S = 1.0, 15.0
+_POLL_S, _MAX_POLL_S = 1.0, 15.0
 
 
-class Board:
+class ProgressDisplay:
     """What is known of each point, by its number."""
 
     def __init__(self, sweep: Sweep) -> None:
-        self._typed = {p.point.index: sweep.typed(p.point.index) for p in sweep.planned}
+        self._typed = {p.point.index: sweep.varied(p.point.index) for p in sweep.planned}
         self._states: dict[int, str] = {}
-        self._console = terminal()
+        self._console = stdout_console()
         self._live = Live(console=self._console) if self._console.is_terminal else None
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> ProgressDisplay:
         if self._live:
             self._live.start()
         return self
@@ -52,45 +52,45 @@ class Board:
         self._live.update(table)
 
 
-def told(result: Result) -> str:
+def summary(result: Result) -> str:
     """A result in a few words."""
     value = "" if result.value is None else f" {result.value:.4g}"
     return f"{result.state}{value}" + ("" if result.error is None else f": {result.error.splitlines()[0]}")
 
 
-def follow(sweep: Sweep, states: Callable[[Collection[str]], Mapping[str, str]]) -> None:
+def wait_for(sweep: Sweep, states: Callable[[Collection[str]], Mapping[str, str]]) -> None:
     """Returns when each point has ended, or its job has: `states` gives those of jobs, by id.
 
     A job must be over at two looks: a result may be slower through a shared file system than word of its job's end.
     """
-    points = [p.point if p in sweep.left or p.before is None else p.before for p in sweep.planned]
+    points = [p.point if p in sweep.pending or p.previous is None else p.previous for p in sweep.planned]
     over: set[int] = set()
     start = time.monotonic()
-    with Board(sweep) as board:
+    with ProgressDisplay(sweep) as board:
         while points:
             try:
-                known = states({point.id for point in points if point.id})
+                known = states({point.job_id for point in points if point.job_id})
             except SlurmError:  # busy: it answers another time
                 known = {}
             points = [point for point in points if not _ended(point, known, over, board)]
             if points:  # what takes days is not asked for every second
-                time.sleep(min(_LOOK_S + 0.01 * (time.monotonic() - start), _MOST_S))
+                time.sleep(min(_POLL_S + 0.01 * (time.monotonic() - start), _MAX_POLL_S))
 
 
-def _ended(point: Point, known: Mapping[str, str], over: set[int], board: Board) -> bool:
+def _ended(point: Point, known: Mapping[str, str], over: set[int], board: ProgressDisplay) -> bool:
     result = point.result
-    state = known.get(point.id or "")
+    state = known.get(point.job_id or "")
     if result is not None and result.state != "stopped":
-        board.show(point.index, told(result))
+        board.show(point.index, summary(result))
         return True
-    if state in _OVER:
+    if state in _TERMINAL_STATES:
         if point.index not in over:
             over.add(point.index)
             return False
-        point.end(Result("failed", 1, error=f"its job {point.id} is {state.lower()}"))
-        board.show(point.index, told(point.result or Result("failed", 1)))
+        point.write_result(Result("failed", 1, error=f"its job {point.job_id} is {state.lower()}"))
+        board.show(point.index, summary(point.result or Result("failed", 1)))
         return True
     over.discard(point.index)
     if state is not None:
-        board.show(point.index, f"{state.lower()}, job {point.id}")
+        board.show(point.index, f"{state.lower()}, job {point.job_id}")
     return False

@@ -10,8 +10,8 @@ from typing import Any
 
 from clipx.errors import Exit
 from clipx_launch import snapshot
-from clipx_launch.options import SlurmSpec, Style
-from clipx_launch.point import files_of
+from clipx_launch.options import LaunchStyle, SlurmSpec
+from clipx_launch.point import launch_dir
 
 _SCRIPT = """\
 # What a point is and does is in its folder's .launch.
@@ -61,10 +61,23 @@ srun --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="$files/logs/
   {python} -u -m {module} --requeue "$point\""""
 
 
-def script(folders: Sequence[Path], spec: SlurmSpec, code: Mapping[str, str]) -> str:
-    """What follows after #SBATCH: runs the point of the task's number, and puts it back where it was stopped."""
+def sbatch_script(
+    spec: SlurmSpec, sweep: Path, points: Sequence[Path], code: Mapping[str, str], after: str | None = None
+) -> str:
+    """The whole script of a job, or of a job array: a task runs the point of its number.
+
+    `sweep` and `points` are folders, `code` the variables that lead to the code, `after` the job that has to end before
+    this one starts.
+    """
+    directives = _directives(spec, sweep, len(points), after).items()
+    lines = [f"#SBATCH --{key}" + ("" if value is True else f"={shlex.quote(str(value))}") for key, value in directives]
+    return "\n".join(["#!/bin/bash", *lines, "", _body(spec, points, code)])
+
+
+def _body(spec: SlurmSpec, points: Sequence[Path], code: Mapping[str, str]) -> str:
+    """What follows the directives."""
     own = {name: value for name, value in code.items() if name != "PYTHONPATH"}
-    command = (_TORCHRUN if spec.style is Style.torchrun else _SRUN).format(
+    command = (_TORCHRUN if spec.style is LaunchStyle.torchrun else _SRUN).format(
         python=spec.python or shlex.quote(sys.executable),
         srun="".join(f"{shlex.quote(option)} " for option in spec.srun),
         module=snapshot.MODULE,
@@ -73,7 +86,7 @@ def script(folders: Sequence[Path], spec: SlurmSpec, code: Mapping[str, str]) ->
         signals=SIGNALS,
     )
     return _SCRIPT.format(
-        points="\n".join(shlex.quote(str(folder)) for folder in folders),
+        points="\n".join(shlex.quote(str(folder)) for folder in points),
         setup="\n".join(spec.setup),
         environment=exports({"PYTHONUNBUFFERED": "1", **own, **spec.variables}),
         code=shlex.quote(code["PYTHONPATH"]),
@@ -83,10 +96,12 @@ def script(folders: Sequence[Path], spec: SlurmSpec, code: Mapping[str, str]) ->
     )
 
 
-def parameters(spec: SlurmSpec, folder: Path, points: int) -> dict[str, Any]:
-    """What #SBATCH says, by sbatch's own words, but for the array. `folder` is the sweep's."""
-    torchrun = spec.style is Style.torchrun
+def _directives(spec: SlurmSpec, sweep: Path, points: int, after: str | None) -> dict[str, Any]:
+    """What #SBATCH says, by the names of sbatch's options."""
+    torchrun = spec.style is LaunchStyle.torchrun
     values = {
+        "array": f"0-{points - 1}%{min(points, spec.parallelism or points)}" if points > 1 else None,
+        "dependency": f"afterany:{after}" if after else None,
         "job-name": spec.name,
         "partition": spec.partition,
         "account": spec.account,
@@ -99,22 +114,13 @@ def parameters(spec: SlurmSpec, folder: Path, points: int) -> dict[str, Any]:
         "mem": None if spec.mem_gb is None else f"{spec.mem_gb * 1024:.0f}M",
         "time": spec.minutes,
         "chdir": str(Path.cwd()),
-        "output": str(files_of(folder) / "logs" / f"{'%A_%a' if points > 1 else '%j'}.log"),
+        "output": str(launch_dir(sweep) / "logs" / f"{'%A_%a' if points > 1 else '%j'}.log"),
         "open-mode": "append",
         "requeue": True,
         "signal": f"USR1@{spec.signal_before_s}" if spec.signal_before_s else None,
         **{key.replace("_", "-"): value for key, value in spec.sbatch.items()},
     }
     return {key: value for key, value in values.items() if value not in (None, False)}
-
-
-def whole(spec: SlurmSpec, folders: Sequence[Path], folder: Path, code: Mapping[str, str]) -> str:
-    """The script as sbatch takes it. What submits through submitit has the same lines from there."""
-    points = len(folders)
-    several = {"array": f"0-{points - 1}%{min(points, spec.parallelism or points)}"} if points > 1 else {}
-    flags = (several | parameters(spec, folder, points)).items()
-    lines = [f"#SBATCH --{key}" + ("" if value is True else f"={shlex.quote(str(value))}") for key, value in flags]
-    return "\n".join(["#!/bin/bash", *lines, "", script(folders, spec, code)])
 
 
 def exports(values: Mapping[str, str]) -> str:

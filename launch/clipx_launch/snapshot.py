@@ -10,10 +10,10 @@ from pathlib import Path
 
 from clipx.config import plugins
 from clipx.config.registry import CONF_DIR, PACKAGE
-from clipx.storage.local import made
+from clipx.storage.local import ensure_folder
 
 _HERE = Path(__file__).parent
-_FOLDERS = [PACKAGE, _HERE, *([] if CONF_DIR.parent == PACKAGE else [CONF_DIR])]  # a wheel's package holds conf/
+_SOURCES = [PACKAGE, _HERE, *([] if CONF_DIR.parent == PACKAGE else [CONF_DIR])]  # a wheel's package holds conf/
 MODULE = f"{__package__}.worker"
 
 
@@ -25,13 +25,13 @@ def environment(folder: Path | None) -> dict[str, str]:
     code = os.pathsep.join(dict.fromkeys(str(package.parent) for package in (PACKAGE, _HERE)))
     own = [Path(place) for place in plugins.__path__ if Path(place).is_dir()]
     if folder is not None:
-        code = str(_copied(_FOLDERS, folder))
-        own = [_copied([place], folder) / place.name for place in own]
+        code = str(_copy(_SOURCES, folder))
+        own = [_copy([place], folder) / place.name for place in own]
     # Safe path: the folder that a job starts in may be the checkout, and would come first.
     return {"PYTHONPATH": code, "PYTHONSAFEPATH": "1", "CLIPX_PLUGINS": os.pathsep.join(map(str, own))}
 
 
-def _copied(folders: list[Path], to: Path) -> Path:
+def _copy(folders: list[Path], to: Path) -> Path:
     """The folder, named by its content, that holds copies of these. There may be one from before."""
     digest = hashlib.sha256()
     for folder in folders:
@@ -44,7 +44,7 @@ def _copied(folders: list[Path], to: Path) -> Path:
         for folder in folders:
             for path in _files(folder):
                 copy = partial / path.relative_to(folder.parent)
-                made(copy.parent, f"the copy of the code {copy.parent}", "choose by hydra.sweep.dir")
+                ensure_folder(copy.parent, f"the copy of the code {copy.parent}", "choose by hydra.sweep.dir")
                 shutil.copyfile(path, copy)
         partial.replace(place)
     return place

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,14 +21,14 @@ from clipx.run.directory import RunDir
 from clipx.run.lock import Holder
 from clipx.trainer.spec import RunSpec
 from clipx_launch.options import LaunchSpec, LocalSpec
-from clipx_launch.point import Point, Result, content_of, files_of, read_json, write_json
+from clipx_launch.point import Point, Result, config_hash, launch_dir, read_json, write_json
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Overrides = Sequence[Sequence[str]]  # of each point, what Hydra composes it with
 
-_WORKING = re.compile(r"[^%\\'\"\n\r`$!]+")  # of a folder's name: what sbatch, srun and bash all take as it is
+_SAFE_PATH = re.compile(r"[^%\\'\"\n\r`$!]+")  # of a folder's name: what sbatch, srun and bash all take as it is
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class Planned:
 
     point: Point
     spec: RunSpec
-    before: Point | None = None
+    previous: Point | None = None
     finished: bool = False  # it is done, by that submission
 
 
@@ -51,18 +50,18 @@ class Sweep:
     planned: list[Planned] = field(default_factory=list)
     errors: dict[int, ClipxError] = field(default_factory=dict)
     queued: list[Planned] = field(default_factory=list)  # they wait or run, by an earlier submission
-    left: list[Planned] = field(default_factory=list)  # neither finished nor queued
+    pending: list[Planned] = field(default_factory=list)  # neither finished nor queued
 
     @classmethod
-    def composed(cls, context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> Sweep:
+    def compose(cls, context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> Sweep:
         """Each point, or what is wrong with it: `check` raises that."""
         numbered = {index: list(typed) for index, typed in enumerate(overrides, start=first)}
         sweep = cls(Path(config.hydra.sweep.dir).absolute(), numbered)
-        _check_name(sweep.folder, "hydra.sweep.dir")
+        _check_path(sweep.folder, "hydra.sweep.dir")
         folders: dict[Path, int] = {}
         for index, typed in numbered.items():
             try:
-                planned = _planned(compose_point(context, config, typed, index), typed, index)
+                planned = _plan(compose_point(context, config, typed, index), typed, index)
                 other = folders.setdefault(planned.point.folder, index)
                 require(
                     other == index,
@@ -74,12 +73,12 @@ class Sweep:
         return sweep
 
     @classmethod
-    def kept(cls, folder: Path, points: Sequence[Point]) -> Sweep:
+    def from_points(cls, folder: Path, points: Sequence[Point]) -> Sweep:
         """Points that were launched before, to be launched again as their folders have them: nothing is composed."""
         sweep = cls(folder, {point.index: point.overrides for point in points})
         for point in points:
             try:
-                sweep.planned.append(_again(point))
+                sweep.planned.append(_replan(point))
             except ClipxError as error:
                 sweep.errors[point.index] = error
         return sweep
@@ -89,10 +88,10 @@ class Sweep:
 
         `states` gives the jobs in the queue: points that are there are left to themselves.
         """
-        waiting = states() if any(p.before is not None and p.before.id for p in self.planned) else {}
-        self.queued = [p for p in self.planned if p.before is not None and p.before.id in waiting and not p.finished]
-        self.left = [p for p in self.planned if not p.finished and p not in self.queued]
-        for planned in self.left:
+        waiting = states() if any(p.previous and p.previous.job_id for p in self.planned) else {}
+        self.queued = [p for p in self.planned if p.previous and p.previous.job_id in waiting and not p.finished]
+        self.pending = [p for p in self.planned if not p.finished and p not in self.queued]
+        for planned in self.pending:
             try:
                 rule(planned.spec)
                 RunDir(planned.point.folder).claim(planned.spec)
@@ -101,30 +100,30 @@ class Sweep:
         if self.errors:
             raise ConfigError(self._table())
 
-    def typed(self, index: int) -> str:
+    def varied(self, index: int) -> str:
         """What tells point `index` from the others of this launch."""
         common = set.intersection(*map(set, self.overrides.values()))
         return " ".join(text for text in self.overrides[index] if text not in common)
 
     def _table(self) -> str:
         """All points that cannot run: what was typed for each, and why it cannot."""
-        rows = [(f"point {index}", self.typed(index), str(error)) for index, error in sorted(self.errors.items())]
+        rows = [(f"point {index}", self.varied(index), str(error)) for index, error in sorted(self.errors.items())]
         wide = [min(60, max(len(row[column]) for row in rows)) for column in (0, 1)]
         lines = [f"  {name:{wide[0]}}  {f'{typed:{wide[1]}}  ' if typed else ''}{error}" for name, typed, error in rows]
         number = "1 point" if len(self.overrides) == 1 else f"{len(self.overrides)} points"
         return "\n".join([f"{len(rows)} of {number} cannot run, and nothing was started:", *lines])
 
-    def keep(self, spec: LaunchSpec) -> None:
+    def save(self, spec: LaunchSpec) -> None:
         """Writes `sweep.json`: the points of this launch and of those before it, their jobs, and how to go on."""
-        path = files_of(self.folder) / "sweep.json"
+        path = launch_dir(self.folder) / "sweep.json"
         known = {"launches": [], "points": []} | (read_json(path) or {})
         launches, rows = known["launches"], {row["folder"]: row for row in known["points"]}
-        if (launch := launch_of(spec)) not in launches:
+        if (launch := launch_record(spec)) not in launches:
             launches.append(launch)
         for planned in self.planned:
             point = planned.point
-            again = planned in self.left
-            job = point if again or planned.before is None else planned.before
+            again = planned in self.pending
+            job = point if again or planned.previous is None else planned.previous
             before = rows.get(str(point.folder))
             rows[str(point.folder)] = {
                 "index": point.index,
@@ -137,7 +136,7 @@ class Sweep:
         jobs = sorted({row["job"] for row in rows.values() if row["job"]}, key=int)
         write_json(path, {"launches": launches, "jobs": jobs, "points": list(rows.values())})
 
-    def returns(self, ended: bool = True) -> list[JobReturn]:
+    def job_returns(self, ended: bool = True) -> list[JobReturn]:
         """What Hydra wants to know of each point: its value, or an error; without an end, that it was launched."""
         found = []
         for planned in self.planned:
@@ -147,7 +146,7 @@ class Sweep:
                 job.return_value = result.value
             else:
                 job.status = JobStatus.FAILED
-                job.return_value = PointFailed.of(planned.point, self.typed(planned.point.index), result)
+                job.return_value = PointFailed.of(planned.point, self.varied(planned.point.index), result)
             found.append(job)
         return found
 
@@ -162,12 +161,12 @@ class PointFailed(ClipxError):
         return cls(f"{name} {how}; its logs are in {point.logs}")
 
 
-def _planned(spec: RunSpec, overrides: list[str], index: int) -> Planned:
+def _plan(spec: RunSpec, overrides: list[str], index: int) -> Planned:
     require(isinstance(spec, RunSpec), f"hydra/launcher launches clipx.train alone, not {spec.kind}: leave it out")
     folder = Path(spec.run_dir).absolute()
-    _check_name(folder, "run_dir")
+    _check_path(folder, "run_dir")
     spec.run_dir = str(folder)
-    point = Point(folder=folder, index=index, overrides=overrides, content=content_of(spec))
+    point = Point(folder=folder, index=index, overrides=overrides, content=config_hash(spec))
     before = Point.read(folder)
     if before is None or before.content != point.content:
         return Planned(point, spec)
@@ -175,15 +174,15 @@ def _planned(spec: RunSpec, overrides: list[str], index: int) -> Planned:
     return Planned(point, replace(spec, resume="auto") if spec.resume == "none" else spec, before, done)
 
 
-def _again(point: Point) -> Planned:
+def _replan(point: Point) -> Planned:
     """A point that goes on from its checkpoint, where it has one."""
     spec = point.spec()
     spec.run_dir = str(point.folder)  # which may have been moved
-    fresh = Point(folder=point.folder, index=point.index, overrides=point.overrides, content=content_of(spec))
+    fresh = Point(folder=point.folder, index=point.index, overrides=point.overrides, content=config_hash(spec))
     return Planned(fresh, replace(spec, resume="auto") if spec.resume == "none" else spec, point)
 
 
-def launch_of(spec: LaunchSpec) -> dict[str, Any]:
+def launch_record(spec: LaunchSpec) -> dict[str, Any]:
     """What `clipx-sweep resume` needs to launch points again as this process does, and who looks after them."""
     waits = dataclasses.asdict(_me()) if isinstance(spec, LocalSpec) else None  # with SLURM the job does
     return {
@@ -194,18 +193,12 @@ def launch_of(spec: LaunchSpec) -> dict[str, Any]:
     }
 
 
-_me = functools.cache(Holder.me)
+_me = functools.cache(Holder.current)
 
 
-def _check_name(folder: Path, key: str) -> None:
+def _check_path(folder: Path, key: str) -> None:
     require(
-        _WORKING.fullmatch(str(folder)) is not None,
+        _SAFE_PATH.fullmatch(str(folder)) is not None,
         f"{key}={str(folder)!r} holds a quote, or one of % \\ $ ! `, which job scripts read as something else: "
         "choose another folder",
     )
-
-
-def submitted(planned: Planned, job: str, task: int | None) -> None:
-    """Writes which job the point is."""
-    planned.point.job, planned.point.task, planned.point.submitted = job, task, time.time()
-    planned.point.write()

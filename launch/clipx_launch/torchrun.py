@@ -42,7 +42,7 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
         f"hydra/launcher=clipx_torchrun prints the command of one run, and these are {len(overrides)}: give one value "
         "each, or sweep by clipx_slurm",
     )
-    sweep = Sweep.composed(context, config, overrides, first)
+    sweep = Sweep.compose(context, config, overrides, first)
 
     def rule(run: RunSpec) -> None:
         spec.network.check(run.distributed.device)
@@ -50,7 +50,7 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
 
     sweep.check(rule, dict)
     print(script(spec, sweep.planned[0]), end="")
-    return sweep.returns(ended=False)
+    return sweep.job_returns(ended=False)
 
 
 def script(spec: TorchrunSpec, planned: Planned) -> str:

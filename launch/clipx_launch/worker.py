@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from clipx.checkpoint.resume import CHECKPOINTS
-from clipx.cli import report
+from clipx.cli import print_error
 from clipx.config import plugins
 from clipx.config.registry import discover
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
@@ -32,7 +32,7 @@ def main() -> None:
         sys.exit(f"error: {sys.argv[-1]} holds no point: give a folder that a launcher made")
     rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))
     if "--requeue" in sys.argv:
-        _mark_when_stopped(point, rank)
+        _request_requeue_when_stopped(point, rank)
     point.requeues = int(os.environ.get("SLURM_RESTART_COUNT", 0))
     by_hand = point.job is None and "--requeue" in sys.argv  # a printed script, of which only its job knows the number
     if by_hand:
@@ -43,10 +43,10 @@ def main() -> None:
         point.write()
     result = _run(point)
     code = result.exit_code
-    if result.state == "stopped" and ((point.files / "requeue").exists() or rank > 0):
+    if result.state == "stopped" and ((point.launch_dir / "requeue").exists() or rank > 0):
         code = Exit.FINISHED  # srun would end the others, which may not be there yet
     if rank == 0 or result.state == "failed":
-        point.end(result)
+        point.write_result(result)
     sys.stdout.flush()
     sys.stderr.flush()
     if result.state == "failed":
@@ -60,10 +60,10 @@ def _run(point: Point) -> Result:
     try:
         value = train(_spec(point))
     except Stopped as error:
-        report(error, full=False)
+        print_error(error, full=False)
         return Result("stopped", error.exit_code, error=str(error))
     except ClipxError as error:
-        report(error, full=True)
+        print_error(error, full=True)
         if isinstance(error, PeerLost):  # the rank that is lost knows why, or the script says so for all
             sys.stderr.flush()
             os._exit(error.exit_code)
@@ -81,14 +81,14 @@ def _run(point: Point) -> Result:
 def _spec(point: Point) -> RunSpec:
     """The point's own; started again, it goes on where it was."""
     for folder in reversed(list(plugins.__path__)):
-        discover(Path(folder), own=False)
+        discover(Path(folder), plugin=True)
     spec = point.spec()
     fresh = spec.resume == "none" or (Path(spec.run_dir) / CHECKPOINTS).is_dir()
     return dataclasses.replace(spec, resume="auto") if point.requeues and fresh else spec
 
 
-def _mark_when_stopped(point: Point, rank: int) -> None:
-    """Has `clipx.run.signals.Stop` leave the file after the save, which it does by calling what was there before it.
+def _request_requeue_when_stopped(point: Point, rank: int) -> None:
+    """Has `clipx.run.signals.StopSignals` leave the file after the save, which it does by calling what was there before it.
 
     A signal before training began, or in a process that was forked, comes here at once.
     """
@@ -101,7 +101,7 @@ def _mark_when_stopped(point: Point, rank: int) -> None:
         if os.getpid() != own:
             return
         if rank == 0 and not (training and point.spec().checkpoint.every == "none"):  # then it would never get further
-            (point.files / "requeue").touch()
+            (point.launch_dir / "requeue").touch()
         if not training:
             os._exit(Exit.FINISHED)
 

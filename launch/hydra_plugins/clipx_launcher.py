@@ -27,10 +27,12 @@ class _ClipxLauncher(Launcher):
     def __init__(self, **_: Any) -> None: ...
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from clipx.storage.local import made
+        from clipx.storage.local import ensure_folder
 
         folder = Path(config.hydra.sweep.dir)
-        made(folder, f"the sweep's folder {folder}", "choose by hydra.sweep.dir")  # which Hydra makes without a word
+        ensure_folder(
+            folder, f"the sweep's folder {folder}", "choose by hydra.sweep.dir"
+        )  # which Hydra makes without a word
         self._context, self._config = copy(hydra_context), config
         # clipx_launch composes each point and lists all that cannot be composed. The sweeper would stop at the first.
         unread = copy(hydra_context.config_loader)

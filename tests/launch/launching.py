@@ -28,7 +28,7 @@ def launch(*arguments: str, check: bool = True, **env: str) -> subprocess.Comple
     return done
 
 
-def told(*command: str) -> str:
+def output_of(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 
 
@@ -37,23 +37,23 @@ def job_of(output: str) -> str:
     return str(job)
 
 
-def shown(job: str) -> list[dict[str, str]]:
+def slurm_tasks(job: str) -> list[dict[str, str]]:
     """What scontrol says of a job, a dictionary for each of its tasks."""
-    lines = told("scontrol", "--oneliner", "show", "job", job).splitlines()
+    lines = output_of("scontrol", "--oneliner", "show", "job", job).splitlines()
     return [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
 
 
-def ended(job: str, seconds: float = 120) -> list[str]:
+def wait_for_job(job: str, seconds: float = 120) -> list[str]:
     """The states in which a job's tasks ended."""
 
     def states() -> list[str] | None:
-        found = [task["JobState"] for task in shown(job)]
+        found = [task["JobState"] for task in slurm_tasks(job)]
         return None if {"PENDING", "RUNNING", "SIGNALING", "COMPLETING", "REQUEUED"} & set(found) else found
 
-    return until(states, seconds, f"job {job} does not end")
+    return wait_until(states, seconds, f"job {job} does not end")
 
 
-def until(true: Callable[[], Any], seconds: float, what: str) -> Any:
+def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
     end = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < end, f"{what} in {seconds} s"
@@ -61,9 +61,9 @@ def until(true: Callable[[], Any], seconds: float, what: str) -> Any:
     return found
 
 
-def at_work(point: Path, steps: int = 2) -> None:
+def wait_for_steps(point: Path, steps: int = 2) -> None:
     """Returns when a point has logged so many steps."""
-    until(lambda: len(rows(point)) >= steps, 60, f"{point} does not train: {logs(point)}")
+    wait_until(lambda: len(rows(point)) >= steps, 60, f"{point} does not train: {logs(point)}")
 
 
 def rows(point: Path) -> list[dict[str, float]]:
@@ -75,7 +75,7 @@ def losses(point: Path) -> list[float]:
     return [row["train/loss"] for row in rows(point) if "train/loss" in row]
 
 
-def said(point: Path, name: str) -> Any:
+def launch_json(point: Path, name: str) -> Any:
     return json.loads((point / ".launch" / f"{name}.json").read_text())
 
 

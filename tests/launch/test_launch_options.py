@@ -17,9 +17,10 @@ from clipx.errors import ClipxError, ConfigError
 from clipx.trainer.spec import compose
 from clipx_launch import cluster, snapshot
 from clipx_launch.cluster import check_site
-from clipx_launch.options import LocalSpec, SlurmSpec, Style
-from clipx_launch.point import Point, Result, content_of
-from clipx_launch.slurm import Array, inherited, script
+from clipx_launch.options import LaunchStyle, LocalSpec, SlurmSpec
+from clipx_launch.point import Point, Result, config_hash
+from clipx_launch.sbatch_script import sbatch_script
+from clipx_launch.slurm import job_variables
 
 CPU = {"gpus_per_node": 0}
 
@@ -86,7 +87,7 @@ def test_every_option_is_in_the_script_where_sbatch_or_bash_reads_it(tmp_path: P
         environment={"WORDS": "two $words"}, max_requeue=3,
     )  # fmt: skip
     folders = [tmp_path / "a b", tmp_path / "c"]
-    text = Array(tmp_path, spec, 2).text(script(folders, spec, snapshot.environment(None)))
+    text = sbatch_script(spec, tmp_path, folders, snapshot.environment(None))
     assert parsed(text) == {
         "array": "0-1%2", "job-name": "mine", "partition": "a,b", "account": "me", "qos": "high", "constraint": "h200&ib",
         "nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "4", "cpus-per-task": "6", "mem": "1536M", "time": "1440",
@@ -102,8 +103,8 @@ def test_every_option_is_in_the_script_where_sbatch_or_bash_reads_it(tmp_path: P
 
 
 def test_torchrun_gets_one_task_and_all_cores_of_a_node(tmp_path: Path) -> None:
-    spec = SlurmSpec(nodes=2, tasks_per_node=4, gpus_per_node=4, cpus_per_task=6, style=Style.torchrun)
-    text = Array(tmp_path, spec, 1).text(script([tmp_path], spec, snapshot.environment(None)))
+    spec = SlurmSpec(nodes=2, tasks_per_node=4, gpus_per_node=4, cpus_per_task=6, style=LaunchStyle.torchrun)
+    text = sbatch_script(spec, tmp_path, [tmp_path], snapshot.environment(None))
     found = parsed(text)
     assert (found["ntasks-per-node"], found["cpus-per-task"], found["gpus-per-node"]) == ("1", "24", "4")
     assert "--nnodes=2 --nproc-per-node=4" in text
@@ -120,8 +121,8 @@ def test_a_process_in_a_job_passes_none_of_it_on() -> None:
         "PATH": "",
     }
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"}
-    assert set(inherited({**job, **ranks})) == {*job, *ranks} - {"SLURM_CONF", "PATH"}
-    assert inherited({"SBATCH_ACCOUNT": "mine", "SLURM_CONF": "/c"}) == [], "a person's own, outside any job"
+    assert set(job_variables({**job, **ranks})) == {*job, *ranks} - {"SLURM_CONF", "PATH"}
+    assert job_variables({"SBATCH_ACCOUNT": "mine", "SLURM_CONF": "/c"}) == [], "a person's own, outside any job"
 
 
 # ----------------------------------------------------------------------------------------------- the command line
@@ -203,21 +204,26 @@ def test_a_launcher_without_a_sweep_is_an_error() -> None:
 
 def test_the_first_rank_that_fails_says_how_a_point_ended(tmp_path: Path) -> None:
     spec = small(tmp_path / "run")
-    point = Point(folder=tmp_path / "run", index=0, overrides=["seed=0"], content=content_of(spec))
-    point.make(spec)
+    point = Point(folder=tmp_path / "run", index=0, overrides=["seed=0"], content=config_hash(spec))
+    point.create(spec)
     assert Point.read(tmp_path / "run") == point
     assert point.spec() == spec
     assert point.result is None
-    point.end(Result("failed", 1, error="the cause"))
-    point.end(Result("failed", 1, error="what came of it"))
+    point.write_result(Result("failed", 1, error="the cause"))
+    point.write_result(Result("failed", 1, error="what came of it"))
     assert point.result == Result("failed", 1, error="the cause")
-    assert sorted(path.name for path in point.files.iterdir()) == ["config.yaml", "logs", "point.json", "result.json"]
+    assert sorted(path.name for path in point.launch_dir.iterdir()) == [
+        "config.yaml",
+        "logs",
+        "point.json",
+        "result.json",
+    ]
 
 
 def test_a_points_content_is_what_it_computes_not_where() -> None:
-    content = content_of(compose("name=a", "run_dir=b"))
-    assert content == content_of(compose("name=c", "run_dir=d", "resume=auto"))
-    assert content != content_of(compose("seed=1"))
+    content = config_hash(compose("name=a", "run_dir=b"))
+    assert content == config_hash(compose("name=c", "run_dir=d", "resume=auto"))
+    assert content != config_hash(compose("seed=1"))
 
 
 def test_a_snapshot_is_named_by_its_content_and_holds_what_runs(tmp_path: Path) -> None:
@@ -269,4 +275,4 @@ def test_slurms_own_times(text: str, minutes: int | None) -> None:
 
 def test_a_command_that_does_not_answer_is_one_line() -> None:
     with pytest.raises(ClipxError, match="squeue-of-nobody does not answer"):
-        cluster.told("squeue-of-nobody")
+        cluster.run_slurm("squeue-of-nobody")

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import LOCAL, QUICK, SLURM, TRAIN, at_work, launch, logs, losses, rows, said
+from launching import LOCAL, QUICK, SLURM, TRAIN, launch, launch_json, logs, losses, rows, wait_for_steps
 from support import SMALL, VIT, run
 
 PLUGIN = Path(__file__).parent / "plugin"
@@ -22,7 +22,7 @@ def test_points_run_side_by_side_each_with_devices_of_its_own_and_one_fails_alon
     done = launch(*options, "objective.rank=null,1", check=False, CUDA_VISIBLE_DEVICES="4,5,6,7")
     assert done.returncode == 1
     assert "point 1 (objective.rank=1) failed: RuntimeError: a bug of rank 1" in done.stderr
-    assert [said(sweep / point, "result")["state"] for point in "01"] == ["finished", "failed"]
+    assert [launch_json(sweep / point, "result")["state"] for point in "01"] == ["finished", "failed"]
     assert "devices=4,5\n" in logs(sweep / "0")
     assert "devices=6,7\n" in logs(sweep / "1")
     assert "on 2 x cpu" in logs(sweep / "0")
@@ -43,15 +43,15 @@ def test_points_run_side_by_side_each_with_devices_of_its_own_and_one_fails_alon
 def test_an_interrupted_sweep_saves_starts_no_more_and_goes_on_by_the_same_command(tmp_path: Path) -> None:
     command = (*LOCAL, *LONG, "seed=0,1", f"hydra.sweep.dir={tmp_path}")
     with subprocess.Popen([*TRAIN, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as sweep:
-        at_work(tmp_path / "0")
+        wait_for_steps(tmp_path / "0")
         sweep.send_signal(signal.SIGINT)
-        _, told = sweep.communicate(timeout=60)
+        _, errors = sweep.communicate(timeout=60)
     assert sweep.returncode == 75
-    assert told == (
+    assert errors == (
         "stopped: SIGINT: 0 of 2 points are finished; the same command with "
         f"hydra.sweep.dir={tmp_path} goes on\n"
     )  # fmt: skip
-    assert said(tmp_path / "0", "result")["state"] == "stopped"
+    assert launch_json(tmp_path / "0", "result")["state"] == "stopped"
     assert not (tmp_path / "1/metrics.jsonl").exists()
     launch(*LOCAL, *LONG, "seed=0", f"hydra.sweep.dir={tmp_path}")
     assert [row["step"] for row in rows(tmp_path / "0")] == list(range(1, 41)), "each step once"
@@ -102,7 +102,7 @@ main()
 """
 
 
-def swept(tmp_path: Path, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def sweep_with(tmp_path: Path, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     (tmp_path / "best.py").write_text(SWEEPER)
     return run(
         TRAIN[0],
@@ -115,15 +115,15 @@ def swept(tmp_path: Path, *options: str, check: bool = True) -> subprocess.Compl
 
 
 def test_a_sweeper_gets_the_values_of_the_points(tmp_path: Path) -> None:
-    done = swept(tmp_path, *LOCAL, *QUICK, "evaluator=[retrieval]")
+    done = sweep_with(tmp_path, *LOCAL, *QUICK, "evaluator=[retrieval]")
     values = json.loads(done.stdout.rpartition("values ")[2])
-    assert values == [said(tmp_path / "s" / point, "result")["value"] for point in "01"]
+    assert values == [launch_json(tmp_path / "s" / point, "result")["value"] for point in "01"]
     assert all(0 <= value <= 1 for value in values)
-    assert len(said(tmp_path / "s", "sweep")["points"]) == 2
+    assert len(launch_json(tmp_path / "s", "sweep")["points"]) == 2
 
 
 def test_a_sweeper_that_needs_values_has_to_wait_for_jobs(tmp_path: Path) -> None:
-    done = swept(tmp_path, *SLURM, *QUICK, check=False)
+    done = sweep_with(tmp_path, *SLURM, *QUICK, check=False)
     assert done.returncode == 2
     assert (
         "error: hydra.launcher.wait=false gives no results, which Best needs: add hydra.launcher.wait=true"

@@ -1,25 +1,26 @@
-"""`python -m clipx_launch.print_script`: scripts that are started by hand, and the network's settings in them."""
+"""`clipx-sweep script`: scripts that are started by hand, and the network's settings in them."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
-from launching import ended, logs, losses, said, told
+from launching import launch_json, logs, losses, output_of, wait_for_job
 from s3server import free_ports
 from support import SMALL, VIT, small
+from sweeps import make_sweep
 
 from clipx.errors import ConfigError
 from clipx.trainer.trainer import Trainer
-from clipx_launch import snapshot
+from clipx_launch import slurm, snapshot
 from clipx_launch.network import VARIABLES, AsyncErrors, Debug, NetworkSpec
-from clipx_launch.options import LocalSpec, SlurmSpec, Style, TorchrunSpec
-from clipx_launch.print_script import main, translated
-from clipx_launch.sbatch_script import script, whole
-from clipx_launch.slurm import Array
+from clipx_launch.options import LaunchStyle, LocalSpec, SlurmSpec, TorchrunSpec
+from clipx_launch.print_script import hydra_arguments, main
+from clipx_launch.sbatch_script import sbatch_script
 
 TWO = ("nodes=2", "network.interface=lo")
 RUN = (*SMALL, *VIT, "checkpoint=none", "distributed=cpu")
@@ -92,16 +93,31 @@ def directives(text: str) -> set[str]:
         SlurmSpec(
             name="mine", partition="a,b", account="me", qos="high", constraint="h200&ib", nodes=2, tasks_per_node=4,
             gpus_per_node=4, mem_gb=1.5, parallelism=2, sbatch={"mail_type": "END", "exclusive": True, "hint": None},
-            style=Style.torchrun, network=NetworkSpec(interface="ib0"), environment={"WORDS": "two $words"},
+            style=LaunchStyle.torchrun, network=NetworkSpec(interface="ib0"), environment={"WORDS": "two $words"},
         ),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("points", [1, 3])
-def test_the_printed_script_says_what_the_launcher_would_submit(tmp_path: Path, spec: SlurmSpec, points: int) -> None:
-    folders, code = [tmp_path / f"{k}" for k in range(points)], snapshot.environment(None)
-    printed, submitted = whole(spec, folders, tmp_path, code), script(folders, spec, code)
-    assert directives(printed) == directives(Array(tmp_path, spec, points).text(submitted))
-    assert printed.endswith(submitted)
+def test_the_printed_script_is_what_the_launcher_submits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: SlurmSpec, points: int
+) -> None:
+    """To an `sbatch` that writes down what it gets, from a process that has a rank."""
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/submitted\nenv > {tmp_path}/env\necho Submitted batch job 7\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    sweep, code = (
+        make_sweep(tmp_path / "s", *([f"seed={k}"] for k in range(points)), spec=spec),
+        snapshot.environment(None),
+    )
+    printed = sbatch_script(spec, sweep.folder, [planned.point.folder for planned in sweep.planned], code)
+    assert slurm._submit_array(sweep.folder, sweep.planned, spec, code, None) == "7"
+    assert (tmp_path / "submitted").read_text() == printed
+    assert "LOCAL_RANK=" not in (tmp_path / "env").read_text() and os.environ["LOCAL_RANK"] == "3"
+    assert [planned.point.job_id for planned in sweep.planned] == (["7"] if points == 1 else ["7_0", "7_1", "7_2"])
+    assert (sweep.folder / "0/.launch/script.sh").read_text() == printed
     assert any(line.startswith("--signal") for line in directives(printed)) == (spec.signal_before_s > 0)
     assert subprocess.run(["bash", "-n"], input=printed, text=True, check=False).returncode == 0
     exported = dict(re.findall(r"^export (\w+)=(.*)$", printed, re.M))
@@ -119,7 +135,7 @@ def test_the_printed_script_says_what_the_launcher_would_submit(tmp_path: Path, 
     ],
 )  # fmt: skip
 def test_its_words_are_the_launchers_own(words: list[str], command: list[str]) -> None:
-    assert translated(words) == ["-m", *command]
+    assert hydra_arguments(words) == ["-m", *command]
 
 
 @pytest.mark.parametrize(
@@ -177,11 +193,11 @@ def test_the_printed_script_runs_on_two_nodes_when_it_is_given_to_sbatch(
     assert main([*keys, "--", *RUN, f"hydra.sweep.dir={tmp_path}/s"]) == 0
     text = capfd.readouterr().out
     assert (tmp_path / "s/.launch/script.sh").read_text() == (tmp_path / "s/0/.launch/script.sh").read_text() == text
-    assert said(tmp_path / "s/0", "point")["job"] is None
-    job = told("sbatch", "--parsable", str(tmp_path / "s/.launch/script.sh"))
-    assert ended(job) == ["COMPLETED"], logs(tmp_path / "s/0")
-    assert said(tmp_path / "s/0", "result")["state"] == "finished"
-    assert said(tmp_path / "s/0", "point")["job"] == job
+    assert launch_json(tmp_path / "s/0", "point")["job"] is None
+    job = output_of("sbatch", "--parsable", str(tmp_path / "s/.launch/script.sh"))
+    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "s/0")
+    assert launch_json(tmp_path / "s/0", "result")["state"] == "finished"
+    assert launch_json(tmp_path / "s/0", "point")["job"] == job
     assert "on 2 x cpu" in logs(tmp_path / "s/0")
     assert losses(tmp_path / "s/0") == pytest.approx(alone, rel=1e-5)
     assert main([*keys, "--", *RUN, f"hydra.sweep.dir={tmp_path}/s"]) == 2
@@ -199,6 +215,6 @@ def test_the_printed_torchrun_command_trains_as_one_process_does_when_each_host_
     script = tmp_path / "run.sh"
     script.write_text(text)
     hosts = [subprocess.Popen(["bash", script, f"{number}"], stderr=subprocess.PIPE, text=True) for number in (1, 0)]
-    told = [host.communicate(timeout=120)[1] for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0], told
+    errors = [host.communicate(timeout=120)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], errors
     assert losses(tmp_path / "run") == pytest.approx(alone, rel=1e-5)

@@ -16,10 +16,23 @@ from pathlib import Path
 import pytest
 import slurm_cluster
 import torch
-from launching import SLURM, at_work, ended, job_of, launch, logs, losses, rows, said, shown, told, until
+from launching import (
+    SLURM,
+    job_of,
+    launch,
+    launch_json,
+    logs,
+    losses,
+    output_of,
+    rows,
+    slurm_tasks,
+    wait_for_job,
+    wait_for_steps,
+    wait_until,
+)
 from slurm_cluster import Kind, Unavailable
 from support import SMALL, VIT, small, tensors
-from swept import states, sweep_of
+from sweeps import make_sweep, states
 
 from clipx.trainer.trainer import Trainer
 from clipx_launch import cluster
@@ -79,10 +92,10 @@ def submitted(sweep: Path, *options: str) -> str:
 def finished_as(straight: Path, sweep: Path, job: str) -> int:
     """Bit for bit, with each step logged once. Returns how often it was restarted."""
     point = sweep / "0"
-    assert ended(job, 200) == ["COMPLETED"], logs(point)
-    assert said(point, "result")["state"] == "finished"
-    restarts = int(said(point, "point")["requeues"])
-    assert shown(job)[0]["Restarts"] == str(restarts)
+    assert wait_for_job(job, 200) == ["COMPLETED"], logs(point)
+    assert launch_json(point, "result")["state"] == "finished"
+    restarts = int(launch_json(point, "point")["requeues"])
+    assert slurm_tasks(job)[0]["Restarts"] == str(restarts)
     ours, theirs = tensors(point, STEPS), tensors(straight, STEPS)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -93,8 +106,8 @@ def finished_as(straight: Path, sweep: Path, job: str) -> int:
 
 def preempted(straight: Path, sweep: Path, signal: str) -> None:
     job = submitted(sweep, "hydra.launcher.partition=low")
-    at_work(sweep / "0")
-    told("srun", "--partition=main", f"--nodes={len(slurm_cluster.NODES)}", "--exclusive", "true")
+    wait_for_steps(sweep / "0")
+    output_of("srun", "--partition=main", f"--nodes={len(slurm_cluster.NODES)}", "--exclusive", "true")
     assert states(sweep)["0"][0] == "requeued"
     assert finished_as(straight, sweep, job) == 1
     assert f"{signal}: stopped after step" in logs(sweep / "0")
@@ -117,8 +130,8 @@ def test_a_signal_that_reaches_the_task_alone_has_its_loader_processes_end_as_we
     tmp_path: Path, straight: Path
 ) -> None:
     job = submitted(tmp_path)
-    at_work(tmp_path / "0")
-    told("scancel", "--signal=USR1", job)
+    wait_for_steps(tmp_path / "0")
+    output_of("scancel", "--signal=USR1", job)
     assert finished_as(straight, tmp_path, job) == 1
     assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
 
@@ -128,7 +141,7 @@ def test_a_run_that_is_longer_than_its_time_limit_ends_as_if_there_were_none(
 ) -> None:
     """SLURM looks every 30 s: the signal comes within 35 s of a run of more than 40 s."""
     job = submitted(tmp_path, "hydra.launcher.time=1m", "hydra.launcher.signal_before_s=25", "objective.step_s=1")
-    assert shown(job)[0]["TimeLimit"] == "00:01:00"
+    assert slurm_tasks(job)[0]["TimeLimit"] == "00:01:00"
     assert finished_as(straight, tmp_path, job) >= 1
     assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
 
@@ -137,14 +150,14 @@ def test_a_requeued_run_goes_on_and_one_that_was_so_too_often_is_failed_and_says
     slurm: Path, tmp_path: Path
 ) -> None:
     point, job = tmp_path / "0", submitted(tmp_path, "hydra.launcher.max_requeue=1")
-    at_work(point)
-    told("scontrol", "requeue", job)
-    resumed = until(lambda: re.search(r"resumed  at step (\d+),", logs(point)), 60, "it does not go on")
+    wait_for_steps(point)
+    output_of("scontrol", "requeue", job)
+    resumed = wait_until(lambda: re.search(r"resumed  at step (\d+),", logs(point)), 60, "it does not go on")
     assert f"SIGTERM: stopped after step {resumed[1]} of" in logs(point)
-    at_work(point, int(resumed[1]) + 2)
-    told("scancel", "--signal=USR1", job)
-    assert ended(job) == ["FAILED"]
-    assert shown(job)[0]["Restarts"] == "1"
+    wait_for_steps(point, int(resumed[1]) + 2)
+    output_of("scancel", "--signal=USR1", job)
+    assert wait_for_job(job) == ["FAILED"]
+    assert slurm_tasks(job)[0]["Restarts"] == "1"
     line = "stopped and saved, but not put back into the queue (hydra.launcher.max_requeue=1)"
     assert line in (tmp_path / f".launch/logs/{job}.log").read_text()
     assert [row["step"] for row in rows(point)] == list(range(1, len(rows(point)) + 1))
@@ -157,13 +170,15 @@ def test_a_run_whose_node_fails_goes_on_elsewhere_from_its_last_checkpoint(
     accounted: Path, tmp_path: Path, straight: Path
 ) -> None:
     job = submitted(tmp_path, "checkpoint.every=5st", "checkpoint.keep_last=9")
-    at_work(tmp_path / "0", 12)
-    node = shown(job)[0]["NodeList"]
+    wait_for_steps(tmp_path / "0", 12)
+    node = slurm_tasks(job)[0]["NodeList"]
     slurm_cluster.crash(accounted.parent, node)
-    told("scontrol", "update", f"nodename={node}", "state=down", "reason=test")  # as SLURM itself, after SlurmdTimeout
+    output_of(
+        "scontrol", "update", f"nodename={node}", "state=down", "reason=test"
+    )  # as SLURM itself, after SlurmdTimeout
     try:
         assert finished_as(straight, tmp_path, job) == 1
-        assert shown(job)[0]["NodeList"] != node
+        assert slurm_tasks(job)[0]["NodeList"] != node
     finally:
         slurm_cluster.start(accounted.parent, Kind.accounted)
     assert "resumed  at step 10," in logs(tmp_path / "0")
@@ -172,14 +187,16 @@ def test_a_run_whose_node_fails_goes_on_elsewhere_from_its_last_checkpoint(
 @pytest.mark.usefixtures("accounted")
 def test_how_an_old_job_ended_the_accounting_knows_when_the_controller_has_forgotten(tmp_path: Path) -> None:
     spec = SlurmSpec(gpus_per_node=0, cpus_per_task=1, setup=["exit 3"], sbatch={"hold": True})
-    launcher.start(sweep_of(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
-    (job,) = said(tmp_path, "sweep")["jobs"]
-    told("scontrol", "release", f"{job}_0")
-    until(lambda: f"{job}_0" not in cluster.queue(), 30, "point 0 does not end")
-    told("scancel", job)
+    launcher.start(make_sweep(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
+    (job,) = launch_json(tmp_path, "sweep")["jobs"]
+    output_of("scontrol", "release", f"{job}_0")
+    wait_until(lambda: f"{job}_0" not in cluster.queued_jobs(), 30, "point 0 does not end")
+    output_of("scancel", job)
     expected = {"0": ("failed", f"its job {job}_0 is failed"), "1": ("cancelled", f"its job {job}_1 is cancelled")}
     assert states(tmp_path) == expected
     known = ("scontrol", "show", "job", job)
-    until(lambda: subprocess.run(known, capture_output=True, check=False).returncode, 90, f"job {job} is not forgotten")
+    wait_until(
+        lambda: subprocess.run(known, capture_output=True, check=False).returncode, 90, f"job {job} is not forgotten"
+    )
     assert states(tmp_path) == expected
-    assert cluster.ends({"999999"}) == {}
+    assert cluster.final_states({"999999"}) == {}

@@ -12,24 +12,24 @@ from launching import (
     QUICK,
     SLURM,
     TRAIN,
-    at_work,
-    ended,
     job_of,
     launch,
+    launch_json,
     logs,
     losses,
+    output_of,
     rows,
-    said,
-    shown,
-    told,
-    until,
+    slurm_tasks,
+    wait_for_job,
+    wait_for_steps,
+    wait_until,
 )
 from support import SMALL, VIT, small, tensors
 
 from clipx.trainer.trainer import Trainer
 from clipx_launch import cluster, slurm
 from clipx_launch.options import SlurmSpec
-from clipx_launch.point import Point, content_of
+from clipx_launch.point import Point, config_hash
 from clipx_launch.sweep import Planned, Sweep
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -45,13 +45,13 @@ def test_a_sweep_is_an_array_whose_values_come_back_and_whose_finished_points_ar
     job = job_of(done.stdout)
     assert f"{sweep}: 3 of 3 points submitted" in done.stdout
     assert "point 2  seed=2  finished 0" in done.stdout
-    assert ended(job) == ["COMPLETED"] * 3
-    assert {task["ArrayTaskThrottle"] for task in shown(job)} == {"2"}
+    assert wait_for_job(job) == ["COMPLETED"] * 3
+    assert {task["ArrayTaskThrottle"] for task in slurm_tasks(job)} == {"2"}
     for task in range(3):
-        point = said(sweep / f"{task}", "point")
+        point = launch_json(sweep / f"{task}", "point")
         assert (point["job"], point["task"], point["requeues"]) == (job, task, 0)
         assert f"seed={task}" in point["overrides"]
-        result = said(sweep / f"{task}", "result")
+        result = launch_json(sweep / f"{task}", "result")
         assert result["state"] == "finished"
         assert 0 <= result["value"] <= 1
         assert "run directory" in (sweep / f"{task}/.launch/logs/{job}_{task}.0.log").read_text()
@@ -60,8 +60,8 @@ def test_a_sweep_is_an_array_whose_values_come_back_and_whose_finished_points_ar
     assert len({tuple(losses(sweep / f"{task}")) for task in range(3)}) == 3
     again = launch(*options, "hydra.launcher.wait=true", "seed=0,1,2,3")
     assert f"{sweep}: 1 of 4 points submitted (3 finished before)" in again.stdout
-    assert said(sweep / "3", "point")["job"] == job_of(again.stdout)
-    assert [point["job"] for point in said(sweep, "sweep")["points"]] == [job] * 3 + [job_of(again.stdout)]
+    assert launch_json(sweep / "3", "point")["job"] == job_of(again.stdout)
+    assert [point["job"] for point in launch_json(sweep, "sweep")["points"]] == [job] * 3 + [job_of(again.stdout)]
 
 
 def test_two_nodes_of_two_tasks_train_as_one_process_does(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_two_nodes_of_two_tasks_train_as_one_process_does(tmp_path: Path) -> Non
     sweep = (f"run_dir={tmp_path}/four", f"hydra.sweep.dir={tmp_path}/s")
     job = job_of(launch(*SLURM, *FOUR, *SMALL, *common, *sweep).stdout)
     Trainer(small(tmp_path / "one", *common)).fit()
-    assert ended(job) == ["COMPLETED"], logs(tmp_path / "four")
+    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "four")
     assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     assert "on 4 x cpu" in logs(tmp_path / "four")
     assert len(list((tmp_path / "four/.launch/logs").glob(f"{job}.[0-3].log"))) == 4
@@ -79,11 +79,11 @@ def test_two_nodes_of_two_tasks_train_as_one_process_does(tmp_path: Path) -> Non
 def test_torchrun_on_each_node_trains_the_same_and_passes_signals_on(tmp_path: Path) -> None:
     options = (*SLURM, *FOUR, "hydra.launcher.style=torchrun", *LONG, *VIT)
     job = job_of(launch(*options, f"run_dir={tmp_path}/four", f"hydra.sweep.dir={tmp_path}/s").stdout)
-    at_work(tmp_path / "four")
-    told("scancel", "--signal=USR1", job)
+    wait_for_steps(tmp_path / "four")
+    output_of("scancel", "--signal=USR1", job)
     Trainer(small(tmp_path / "one", *LONG, *VIT)).fit()
-    assert ended(job) == ["COMPLETED"], logs(tmp_path / "four")
-    assert said(tmp_path / "four", "point")["requeues"] == 1
+    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "four")
+    assert launch_json(tmp_path / "four", "point")["requeues"] == 1
     assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
@@ -91,14 +91,14 @@ def test_torchrun_on_each_node_trains_the_same_and_passes_signals_on(tmp_path: P
 def test_a_signalled_run_saves_is_requeued_and_ends_bit_for_bit_as_if_it_had_not_been(tmp_path: Path) -> None:
     """As SLURM sends it before the time limit: with loader processes, all of which get the signal as well."""
     job = job_of(launch(*SLURM, f"hydra.sweep.dir={tmp_path}", *LONG).stdout)
-    at_work(tmp_path / "0")
-    told("scancel", "--signal=USR1", job)
+    wait_for_steps(tmp_path / "0")
+    output_of("scancel", "--signal=USR1", job)
     Trainer(small(tmp_path / "straight", *LONG)).fit()
-    assert ended(job) == ["COMPLETED"], logs(tmp_path / "0")
-    (task,) = shown(job)
+    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "0")
+    (task,) = slurm_tasks(job)
     assert task["Restarts"] == "1"
-    assert said(tmp_path / "0", "point")["requeues"] == 1
-    assert said(tmp_path / "0", "result")["state"] == "finished"
+    assert launch_json(tmp_path / "0", "point")["requeues"] == 1
+    assert launch_json(tmp_path / "0", "result")["state"] == "finished"
     assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
     ours, theirs = tensors(tmp_path / "0", 40), tensors(tmp_path / "straight", 40)
     assert ours.keys() == theirs.keys()
@@ -111,25 +111,25 @@ def test_a_stopped_run_saves_and_goes_on_by_the_same_command_until_it_is_finishe
     requeue; its SIGTERM reaches the loader process as well."""
     point, options = tmp_path / "0", (*SLURM, f"hydra.sweep.dir={tmp_path}", *LONG, "hydra.launcher.max_requeue=0")
     job = job_of(launch(*options).stdout)
-    at_work(point)
+    wait_for_steps(point)
     assert "0 of 1 points submitted (1 in the queue)" in launch(*options).stdout
-    told("scancel", "--signal=USR1", job)
-    assert ended(job) == ["FAILED"]
-    assert said(point, "result")["state"] == "stopped"
+    output_of("scancel", "--signal=USR1", job)
+    assert wait_for_job(job) == ["FAILED"]
+    assert launch_json(point, "result")["state"] == "stopped"
     batch = (tmp_path / f".launch/logs/{job}.log").read_text()
     assert "not put back into the queue (hydra.launcher.max_requeue=0)" in batch
     done = len(rows(point))
     assert [path.name for path in (point / "checkpoints").glob("step-*")] == [f"step-{done:08d}"]
 
     job = job_of(launch(*options).stdout)
-    at_work(point, done + 2)
-    told("scancel", job)
-    assert ended(job) == ["CANCELLED"]
-    assert shown(job)[0]["Restarts"] == "0"
-    assert said(point, "result")["state"] == "stopped"
+    wait_for_steps(point, done + 2)
+    output_of("scancel", job)
+    assert wait_for_job(job) == ["CANCELLED"]
+    assert slurm_tasks(job)[0]["Restarts"] == "0"
+    assert launch_json(point, "result")["state"] == "stopped"
 
     launch(*options, "hydra.launcher.wait=true")
-    assert said(point, "result")["state"] == "finished"
+    assert launch_json(point, "result")["state"] == "finished"
     assert [row["step"] for row in rows(point)] == list(range(1, 41)), "each step once"
 
 
@@ -140,11 +140,11 @@ def test_a_rank_that_fails_ends_its_job_as_failed_and_what_runs_is_the_code_of_t
     options = (*SLURM, *FOUR, "objective=faulty", "objective.rank=2", *QUICK, f"hydra.sweep.dir={tmp_path}/s")
     job = job_of(launch("--config-dir", str(mine), *options, "+hydra.launcher.sbatch={hold: true}").stdout)
     faulty.write_text("raise RuntimeError('edited since')")
-    told("scontrol", "release", job)
+    output_of("scontrol", "release", job)
     point = tmp_path / "s" / "0"
-    assert ended(job) == ["FAILED"], logs(point)
-    assert shown(job)[0]["ExitCode"] == "1:0"
-    assert said(point, "result") == {
+    assert wait_for_job(job) == ["FAILED"], logs(point)
+    assert slurm_tasks(job)[0]["ExitCode"] == "1:0"
+    assert launch_json(point, "result") == {
         "state": "failed",
         "exit_code": 1,
         "value": None,
@@ -160,10 +160,12 @@ def test_a_waited_for_job_that_is_cancelled_before_it_starts_is_noticed(tmp_path
     with subprocess.Popen(
         [*TRAIN, *SLURM, *sweep, *QUICK], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as waiting:
-        job = until(
-            lambda: (tmp_path / "0/.launch/point.json").is_file() and said(tmp_path / "0", "point")["job"], 60, "no job"
+        job = wait_until(
+            lambda: (tmp_path / "0/.launch/point.json").is_file() and launch_json(tmp_path / "0", "point")["job"],
+            60,
+            "no job",
         )
-        told("scancel", job)
+        output_of("scancel", job)
         output, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == 1
     assert f"its job {job} is cancelled" in output
@@ -176,27 +178,28 @@ def test_a_sweep_beyond_the_clusters_arrays_is_several_that_keep_to_its_parallel
     sweep = Sweep(tmp_path, {seed: [f"seed={seed}"] for seed in range(5)})
     for seed in range(5):
         spec = small(tmp_path / f"{seed}", f"seed={seed}")
-        point = Point(folder=tmp_path / f"{seed}", index=seed, overrides=[f"seed={seed}"], content=content_of(spec))
+        point = Point(folder=tmp_path / f"{seed}", index=seed, overrides=[f"seed={seed}"], content=config_hash(spec))
         sweep.planned.append(Planned(point, spec))
     sweep.check(lambda spec: None, dict)
     slurm._submit(sweep, SlurmSpec(gpus_per_node=0, cpus_per_task=1, parallelism=2, sbatch={"hold": True}))
-    jobs = said(tmp_path, "sweep")["jobs"]
+    jobs = launch_json(tmp_path, "sweep")["jobs"]
     try:
         assert len(jobs) == 3
         assert [
-            (said(tmp_path / f"{k}", "point")["job"], said(tmp_path / f"{k}", "point")["task"]) for k in range(5)
+            (launch_json(tmp_path / f"{k}", "point")["job"], launch_json(tmp_path / f"{k}", "point")["task"])
+            for k in range(5)
         ] == [*((jobs[0], 0), (jobs[0], 1), (jobs[1], 0), (jobs[1], 1), (jobs[2], None))]
-        assert shown(jobs[1])[0]["Dependency"].startswith(f"afterany:{jobs[0]}")
-        assert shown(jobs[2])[0]["Dependency"].startswith(f"afterany:{jobs[1]}")
+        assert slurm_tasks(jobs[1])[0]["Dependency"].startswith(f"afterany:{jobs[0]}")
+        assert slurm_tasks(jobs[2])[0]["Dependency"].startswith(f"afterany:{jobs[1]}")
     finally:
-        told("scancel", *jobs)
+        output_of("scancel", *jobs)
 
 
 def test_a_job_submits_jobs_of_its_own(tmp_path: Path) -> None:
     """Its own SLURM_* and ranks are not those of the jobs it submits."""
     inner = (*TRAIN, *SLURM, f"hydra.sweep.dir={tmp_path}", "hydra.launcher.wait=true", *QUICK)
-    told("srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "env", "RANK=3", "WORLD_SIZE=4", *inner)
-    assert said(tmp_path / "0", "result")["state"] == "finished"
+    output_of("srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "env", "RANK=3", "WORLD_SIZE=4", *inner)
+    assert launch_json(tmp_path / "0", "result")["state"] == "finished"
     assert "on 1 x cpu" in logs(tmp_path / "0")
 
 

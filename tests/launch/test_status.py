@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import small
-from swept import launched_by, locked_by, process, states, sweep_of
+from sweeps import idle_process, make_sweep, set_launcher, states, write_lock
 
 from clipx.run.lock import LOCK, Holder
 from clipx.trainer.trainer import Trainer
@@ -83,26 +83,26 @@ def test_the_state_of_a_run_that_nobody_swept_follows_from_its_last_lines(
 
 def test_a_run_whose_process_is_gone_is_lost_here_and_silent_elsewhere(tmp_path: Path) -> None:
     run_with(tmp_path, 5000, START)
-    with process() as (child, holder):
-        locked_by(tmp_path, holder)
+    with idle_process() as (child, holder):
+        write_lock(tmp_path, holder)
         assert runs_in([tmp_path])[0].state == "silent"
         child.kill()
         child.wait()
         assert (runs_in([tmp_path])[0].state, runs_in([tmp_path])[0].reason) == ("lost", "its process is gone")
-        locked_by(tmp_path, replace(holder, machine="another"))
+        write_lock(tmp_path, replace(holder, machine="another"))
         assert runs_in([tmp_path])[0].state == "silent", "its lock is fresh"
 
 
 def test_points_of_this_machine_wait_start_run_and_are_lost_with_their_launcher(tmp_path: Path) -> None:
-    sweep = sweep_of(tmp_path, *([f"seed={seed}"] for seed in range(5)))
+    sweep = make_sweep(tmp_path, *([f"seed={seed}"] for seed in range(5)))
     points = [planned.point for planned in sweep.planned]
     run_with(points[0].folder, 5, START)
     (points[1].logs / "local.0.log").touch()
-    points[3].end(Result("failed", 1, error="\nRuntimeError: a bug\nof two lines"))
-    points[4].end(Result("stopped", 75, error="SIGTERM: stopped after step 3"))
-    with process() as (launcher, holder), process() as (child, worker):
-        launched_by(tmp_path, holder)
-        locked_by(points[0].folder, worker)
+    points[3].write_result(Result("failed", 1, error="\nRuntimeError: a bug\nof two lines"))
+    points[4].write_result(Result("stopped", 75, error="SIGTERM: stopped after step 3"))
+    with idle_process() as (launcher, holder), idle_process() as (child, worker):
+        set_launcher(tmp_path, holder)
+        write_lock(points[0].folder, worker)
         found = states(tmp_path)
         assert found["0"] == ("running", "")
         assert found["1"] == ("starting", "")
@@ -120,15 +120,15 @@ def test_points_of_this_machine_wait_start_run_and_are_lost_with_their_launcher(
 def test_a_points_overrides_are_those_that_others_do_not_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep_of(tmp_path, ["seed=0", "optimizer.lr=1e-3"], ["seed=1", "optimizer.lr=1e-3"])
-    assert [run.typed for run in sweep_runs(tmp_path)] == [{"seed": "0"}, {"seed": "1"}]
+    make_sweep(tmp_path, ["seed=0", "optimizer.lr=1e-3"], ["seed=1", "optimizer.lr=1e-3"])
+    assert [run.varied for run in sweep_runs(tmp_path)] == [{"seed": "0"}, {"seed": "1"}]
     main(["status", str(tmp_path)])
     assert "seed=1" in (shown := capsys.readouterr().out)
     assert "lr" not in shown
 
 
 def test_a_sweep_that_was_moved_is_found_where_it_is_now(tmp_path: Path) -> None:
-    sweep_of(tmp_path / "old", ["seed=0"], ["seed=1"])
+    make_sweep(tmp_path / "old", ["seed=0"], ["seed=1"])
     (tmp_path / "old").rename(tmp_path / "new")
     assert [run.folder for run in sweep_runs(tmp_path / "new")] == [tmp_path / "new/0", tmp_path / "new/1"]
 
@@ -136,10 +136,10 @@ def test_a_sweep_that_was_moved_is_found_where_it_is_now(tmp_path: Path) -> None
 def test_watching_ends_when_all_runs_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "_LOOK_S", 0.05)
+    monkeypatch.setattr(status, "_POLL_S", 0.05)
     run_with(tmp_path / "run", 5, START)
-    with process() as (child, holder):
-        locked_by(tmp_path / "run", holder)
+    with idle_process() as (child, holder):
+        write_lock(tmp_path / "run", holder)
         watch = threading.Thread(target=main, args=(["status", str(tmp_path), "--watch"],))
         watch.start()
         watch.join(1)
@@ -152,13 +152,13 @@ def test_watching_ends_when_all_runs_have(
 
 
 def broken(folder: Path) -> list[str]:
-    sweep_of(folder / "s", ["seed=0"])
+    make_sweep(folder / "s", ["seed=0"])
     (folder / "s/0/.launch/point.json").write_text('{"index": 0}')
     return ["status", str(folder)]
 
 
 def half(folder: Path) -> list[str]:
-    sweep_of(folder / "s", ["seed=0"])
+    make_sweep(folder / "s", ["seed=0"])
     (folder / "s/.launch/sweep.json").write_text("{")
     return ["best", str(folder / "s")]
 
@@ -180,11 +180,11 @@ def test_what_cannot_be_shown_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: object, code: int, message: str
 ) -> None:
     assert main(typed(tmp_path)) == code  # type: ignore[operator]
-    out, told = capsys.readouterr()
+    out, errors = capsys.readouterr()
     assert out == ""
-    assert told.startswith("error: ")
-    assert told.endswith(message.format(folder=tmp_path) + "\n")
-    assert told.count("\n") == 1
+    assert errors.startswith("error: ")
+    assert errors.endswith(message.format(folder=tmp_path) + "\n")
+    assert errors.count("\n") == 1
 
 
 def test_the_command_starts_without_torch(tmp_path: Path) -> None:
@@ -199,5 +199,5 @@ def test_a_lock_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     run_with(tmp_path, 5, START)
     (tmp_path / LOCK).write_text("{")
     assert runs_in([tmp_path])[0].state == "running"
-    locked_by(tmp_path, Holder.me())
+    write_lock(tmp_path, Holder.current())
     assert runs_in([tmp_path])[0].state == "running"

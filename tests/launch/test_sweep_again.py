@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import logs, rows, said, shown, told
-from swept import launched_by, locked_by, only, process, states, sweep_of, trained
+from launching import launch_json, logs, output_of, rows, slurm_tasks
+from sweeps import idle_process, make_sweep, run_named, set_launcher, states, train, write_lock
 
 from clipx_launch import cluster, slurm
 from clipx_launch.__main__ import main
@@ -23,11 +23,11 @@ from clipx_launch.sweep import Sweep
 def test_a_points_process_gets_sigterm_and_its_neighbours_do_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = sweep_of(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"])
-    with process() as (launcher, keeper), process() as (one, first), process() as (other, second):
-        launched_by(tmp_path, keeper)
-        locked_by(sweep.planned[0].point.folder, first)
-        locked_by(sweep.planned[1].point.folder, second)
+    sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"])
+    with idle_process() as (launcher, keeper), idle_process() as (one, first), idle_process() as (other, second):
+        set_launcher(tmp_path, keeper)
+        write_lock(sweep.planned[0].point.folder, first)
+        write_lock(sweep.planned[1].point.folder, second)
         assert main(["cancel", str(tmp_path), "1"]) == 0
         assert capsys.readouterr().out == f"cancelled point 1: SIGTERM to {second}\n"
         assert other.wait(60) == -signal.SIGTERM
@@ -54,16 +54,16 @@ def test_resuming_goes_on_with_failed_points_as_they_were_launched_and_leaves_ot
     common = ("evaluator=[]", "checkpoint.every=2st", "checkpoint.keep_last=2")
     (tmp_path / "launched").mkdir()
     monkeypatch.chdir(tmp_path / "launched")
-    made = sweep_of(tmp_path / "s", ["seed=0"], ["seed=1"], ["seed=2"], common=common, spec=settings)
+    made = make_sweep(tmp_path / "s", ["seed=0"], ["seed=1"], ["seed=2"], common=common, spec=settings)
     monkeypatch.chdir(tmp_path)
     sweep, killed = tmp_path / "s", made.planned[1].point
-    made.planned[0].point.end(Result("finished", value=0.5))
+    made.planned[0].point.write_result(Result("finished", value=0.5))
     trained_to_two(made)
-    before = (sweep / "0/.launch/point.json").stat().st_mtime_ns, only(sweep, "0").rows
-    with process() as (_, gone):
-        launched_by(sweep, gone)
-    with process() as (_, worker):
-        locked_by(made.planned[2].point.folder, worker)
+    before = (sweep / "0/.launch/point.json").stat().st_mtime_ns, run_named(sweep, "0").rows
+    with idle_process() as (_, gone):
+        set_launcher(sweep, gone)
+    with idle_process() as (_, worker):
+        write_lock(made.planned[2].point.folder, worker)
         assert {name: state for name, (state, _) in states(sweep).items()} == {
             "0": "finished",
             "1": "lost",
@@ -74,11 +74,11 @@ def test_resuming_goes_on_with_failed_points_as_they_were_launched_and_leaves_ot
     assert states(sweep)["1"][0] == "finished", logs(killed.folder)
     assert [row["step"] for row in rows(killed.folder)] == [1, 2, 3, 4], "each step once"
     assert "going on" in logs(killed.folder) or "step 2" in logs(killed.folder), logs(killed.folder)
-    assert ((sweep / "0/.launch/point.json").stat().st_mtime_ns, only(sweep, "0").rows) == before
-    first, again = said(sweep, "sweep")["launches"]
+    assert ((sweep / "0/.launch/point.json").stat().st_mtime_ns, run_named(sweep, "0").rows) == before
+    first, again = launch_json(sweep, "sweep")["launches"]
     assert again["settings"] == first["settings"]
     assert again["cwd"] == first["cwd"] == str(tmp_path / "launched")
-    assert [point["launch"] for point in said(sweep, "sweep")["points"]] == [0, 1, 0]
+    assert [point["launch"] for point in launch_json(sweep, "sweep")["points"]] == [0, 1, 0]
     assert Path.cwd() == tmp_path
     assert not (sweep / ".launch/code").exists(), "snapshot=false holds"
     capsys.readouterr()
@@ -90,7 +90,7 @@ def trained_to_two(sweep: Sweep) -> None:
     """Point 1 as a kill after its first checkpoint leaves it."""
     planned = sweep.planned[1]
     run = planned.point.folder
-    trained(planned)
+    train(planned)
     (run / ".launch/result.json").unlink()
     for path in sorted((run / "checkpoints/step-00000004").iterdir()):
         path.unlink()
@@ -101,8 +101,8 @@ def trained_to_two(sweep: Sweep) -> None:
 
 
 def test_what_cannot_be_resumed_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = sweep_of(tmp_path / "s", ["seed=0"])
-    sweep.planned[0].point.end(Result("failed", 1, error="a bug"))
+    sweep = make_sweep(tmp_path / "s", ["seed=0"])
+    sweep.planned[0].point.write_result(Result("failed", 1, error="a bug"))
     path = tmp_path / "s/.launch/sweep.json"
     whole = path.read_text()
     path.write_text(whole.replace(str(Path.cwd()), str(tmp_path / "gone")))
@@ -113,8 +113,8 @@ def test_what_cannot_be_resumed_is_one_line(tmp_path: Path, capsys: pytest.Captu
     path.write_text(whole.replace('"launch": 0', '"launch": null'))
     assert main(["resume", str(tmp_path / "s")]) == 1
     assert "does not say how point 0 was launched: give its command again" in capsys.readouterr().err
-    sweep.planned[0].point.make(sweep.planned[0].spec)
-    sweep.planned[0].point.end(Result("finished"))
+    sweep.planned[0].point.create(sweep.planned[0].spec)
+    sweep.planned[0].point.write_result(Result("finished"))
     assert main(["resume", str(tmp_path / "s")]) == 0
     assert capsys.readouterr().out == "nothing to resume: 1 finished\n"
 
@@ -127,12 +127,12 @@ HELD = SlurmSpec(gpus_per_node=0, cpus_per_task=2, name="mine", parallelism=2, s
 @pytest.fixture
 def submitted(slurm: Path, tmp_path: Path) -> Iterator[Path]:
     """Three points in SLURM's queue, where they stay."""
-    sweep = sweep_of(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"], spec=HELD)
+    sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"], spec=HELD)
     start(sweep)
     try:
         yield tmp_path
     finally:
-        told("scancel", *said(tmp_path, "sweep")["jobs"])
+        output_of("scancel", *launch_json(tmp_path, "sweep")["jobs"])
 
 
 def start(sweep: Sweep) -> None:
@@ -142,29 +142,29 @@ def start(sweep: Sweep) -> None:
 def test_queued_points_wait_are_cancelled_one_by_one_and_are_resumed_alone(
     submitted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = said(submitted, "sweep")["jobs"][0]
+    job = launch_json(submitted, "sweep")["jobs"][0]
     assert {name: state for name, (state, _) in states(submitted).items()} == dict.fromkeys("012", "waiting")
     assert states(submitted)["0"][1] == "JobHeldUser"
-    assert [only(submitted, name).job for name in "012"] == [f"{job}_{task}" for task in range(3)]
+    assert [run_named(submitted, name).job for name in "012"] == [f"{job}_{task}" for task in range(3)]
 
     assert main(["cancel", str(submitted), "1"]) == 0
     assert capsys.readouterr().out == f"cancelled point 1, job {job}_1, which was waiting\n"
     assert [states(submitted)[name][0] for name in "012"] == ["waiting", "cancelled", "waiting"]
 
-    told("scancel", f"{job}_2")
+    output_of("scancel", f"{job}_2")
     (submitted / "2/.launch/result.json").write_text('{"state": "failed", "exit_code": 1, "error": "a bug"}')
     assert main(["resume", str(submitted)]) == 0
     printed = capsys.readouterr().out
     assert f"{submitted}: 2 of 2 points submitted" in printed
     for verb in ("status", "logs", "cancel"):
         assert f"  {verb:7} python -m clipx_launch {verb} {submitted}\n" in printed
-    first, again = said(submitted, "sweep")["jobs"]
-    assert [point["job"] for point in said(submitted, "sweep")["points"]] == [first, again, again]
+    first, again = launch_json(submitted, "sweep")["jobs"]
+    assert [point["job"] for point in launch_json(submitted, "sweep")["points"]] == [first, again, again]
     assert [states(submitted)[name][0] for name in "012"] == ["waiting"] * 3
     assert {
-        (task["JobName"], task["NumCPUs"], task["ArrayTaskThrottle"], task["JobState"]) for task in shown(again)
+        (task["JobName"], task["NumCPUs"], task["ArrayTaskThrottle"], task["JobState"]) for task in slurm_tasks(again)
     } == {("mine", "2", "2", "PENDING")}
-    assert len(said(submitted, "sweep")["launches"]) == 1, "launched alike"
+    assert len(launch_json(submitted, "sweep")["launches"]) == 1, "launched alike"
 
     assert main(["cancel", str(submitted)]) == 0
     assert capsys.readouterr().out.count("cancelled point") == 3
@@ -176,26 +176,26 @@ def test_queued_points_wait_are_cancelled_one_by_one_and_are_resumed_alone(
 def test_a_job_that_is_gone_is_what_slurm_says_of_it_and_lost_where_that_is_nothing(
     submitted: Path,
 ) -> None:
-    (job,) = said(submitted, "sweep")["jobs"]
-    told("scancel", f"{job}_0")
+    (job,) = launch_json(submitted, "sweep")["jobs"]
+    output_of("scancel", f"{job}_0")
     assert states(submitted)["0"] == ("lost", f"its job {job}_0 is gone, and left no result"), (
         "SLURM forgets it at once"
     )
-    told("scancel", job)
+    output_of("scancel", job)
     for name in "12":
         assert states(submitted)[name] == ("cancelled", f"its job {job}_{name} is cancelled")
 
 
 @pytest.mark.parametrize(("text", "tasks"), [("", []), ("3", [3]), ("0,2-4%2", [0, 2, 3, 4]), ("1-2", [1, 2])])
 def test_tasks_that_slurm_has_not_told_apart(text: str, tasks: list[int]) -> None:
-    assert cluster._tasks(text) == tasks
+    assert cluster._task_ids(text) == tasks
 
 
 def test_a_point_that_saved_and_waits_again_is_requeued(submitted: Path) -> None:
     result = '{"state": "stopped", "exit_code": 75, "error": "SIGUSR1: stopped after step 3 of 4, saved"}'
     (submitted / "0/.launch/result.json").write_text(result)
     assert states(submitted)["0"] == ("requeued", "JobHeldUser")
-    told("scancel", str(only(submitted, "0").job))
+    output_of("scancel", str(run_named(submitted, "0").job))
     assert states(submitted)["0"] == ("stopped", "SIGUSR1: stopped after step 3 of 4, saved")
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from matplotlib.image import imread
-from swept import locked_by, process, sweep_of, trained
+from sweeps import idle_process, make_sweep, train, write_lock
 
 from clipx_launch.__main__ import main
 from clipx_launch.commands import logs
-from clipx_launch.commands.parallel_coordinates import Line, apart, draw, log_spaced, typed_axis
+from clipx_launch.commands.parallel_coordinates import Line, draw, drop_overlapping, log_spaced, override_axis
 from clipx_launch.commands.runs import varied
 from clipx_launch.point import Result
 
@@ -35,11 +35,11 @@ MEDIAN = "eval/retrieval/text_to_image/median_rank"
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two points are finished, one has failed in one of its two ranks, one was never begun."""
     folder = tmp_path_factory.mktemp("results") / "a sweep"
-    made = sweep_of(folder, *TYPED, common=("duration=4st", "evaluator=[retrieval]", "checkpoint.every=2st"))
+    made = make_sweep(folder, *TYPED, common=("duration=4st", "evaluator=[retrieval]", "checkpoint.every=2st"))
     for planned in made.planned[:2]:
-        trained(planned)
+        train(planned)
     failed = made.planned[2].point
-    failed.end(Result("failed", 1, error="RuntimeError: a bug of rank 1"))
+    failed.write_result(Result("failed", 1, error="RuntimeError: a bug of rank 1"))
     (failed.logs / "local.0.log").write_text("".join(f"line {i}\n" for i in range(100)))
     (failed.logs / "local.1.log").write_text("Traceback\nRuntimeError: a bug of rank 1")
     return folder
@@ -105,7 +105,7 @@ def test_the_picture_shows_something(sweep: Path, written: list[dict[str, Any]])
 
 
 def test_a_sweep_of_one_point_has_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep_of(tmp_path, ["seed=0"])
+    make_sweep(tmp_path, ["seed=0"])
     assert main(["results", str(tmp_path)]) == 0
     assert "nothing varies, so that there is no picture" in capsys.readouterr().out
     assert not (tmp_path / "results.png").exists()
@@ -125,13 +125,13 @@ def test_what_is_not_there_is_one_line(
     sweep: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert main([arguments[0], str(sweep), *arguments[1:]]) == 2
-    out, told = capsys.readouterr()
-    assert (out, told.count("\n")) == ("", 1)
-    assert message in told
+    out, errors = capsys.readouterr()
+    assert (out, errors.count("\n")) == ("", 1)
+    assert message in errors
 
 
 def test_no_number_yet_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep_of(tmp_path, ["seed=0"])
+    make_sweep(tmp_path, ["seed=0"])
     assert main(["best", str(tmp_path)]) == 2
     assert f"metric=train/loss has no value yet in {tmp_path}" in capsys.readouterr().err
 
@@ -153,7 +153,7 @@ def test_logs_are_those_of_all_ranks_of_the_points_that_failed(sweep: Path, caps
 
 
 def test_without_a_failed_point_logs_names_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = sweep_of(tmp_path, ["seed=0"], ["seed=1"])
+    made = make_sweep(tmp_path, ["seed=0"], ["seed=1"])
     (made.planned[1].point.logs / "local.0.log").write_text("a word\n")
     assert main(["logs", str(tmp_path)]) == 0
     assert capsys.readouterr().out == (
@@ -164,8 +164,8 @@ def test_without_a_failed_point_logs_names_those_there_are(tmp_path: Path, capsy
 def test_followed_logs_go_on_until_the_point_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_LOOK_S", 0.02)
-    point = sweep_of(tmp_path, ["seed=0"]).planned[0].point
+    monkeypatch.setattr(logs, "_POLL_S", 0.02)
+    point = make_sweep(tmp_path, ["seed=0"]).planned[0].point
     log, printed = point.logs / "local.0.log", ""
     log.write_text("before\n")
 
@@ -178,8 +178,8 @@ def test_followed_logs_go_on_until_the_point_has_ended(
             threading.Event().wait(0.02)
         raise AssertionError(f"{text!r} does not come: {printed!r}")
 
-    with process() as (_, holder):
-        locked_by(point.folder, holder)
+    with idle_process() as (_, holder):
+        write_lock(point.folder, holder)
         follow = threading.Thread(target=main, args=(["logs", str(tmp_path), "0", "--follow"],))
         follow.start()
         wait_for("before\n")
@@ -187,7 +187,7 @@ def test_followed_logs_go_on_until_the_point_has_ended(
             (point.logs / name).write_text(text)
             wait_for(text.splitlines()[-1])
         assert follow.is_alive()
-        point.end(Result("finished"))
+        point.write_result(Result("finished"))
         follow.join(60)
         assert not follow.is_alive()
     printed += capsys.readouterr().out
@@ -209,22 +209,22 @@ def test_values_that_are_spaced_by_factors_are_on_a_logarithmic_axis(values: lis
 
 
 def test_numbers_are_placed_by_value_and_words_evenly() -> None:
-    axis = typed_axis("optimizer.lr", ["1e-4", "1e-3", "1e-2"])
-    assert axis.places == pytest.approx([0, 0.5, 1])
+    axis = override_axis("optimizer.lr", ["1e-4", "1e-3", "1e-2"])
+    assert axis.positions == pytest.approx([0, 0.5, 1])
     assert axis.title == "optimizer.lr\n(log)"
     assert [text for _, text in axis.labels] == ["0.0001", "0.001", "0.01"]
-    assert typed_axis("seed", ["0", "1", "4"]).places == pytest.approx([0, 0.25, 1])
-    words = typed_axis("objective.rank", ["null", None, "1"])
-    assert sorted(place for place in words.places if place is not None) == pytest.approx([1 / 6, 3 / 6, 5 / 6])
+    assert override_axis("seed", ["0", "1", "4"]).positions == pytest.approx([0, 0.25, 1])
+    words = override_axis("objective.rank", ["null", None, "1"])
+    assert sorted(place for place in words.positions if place is not None) == pytest.approx([1 / 6, 3 / 6, 5 / 6])
     assert {text for _, text in words.labels} == {"null", "(not given)", "1"}
 
 
 def test_labels_of_an_axis_do_not_overlap() -> None:
-    axis = typed_axis("optimizer.lr", [str(1e-5 * 1.3**k) for k in range(40)])
+    axis = override_axis("optimizer.lr", [str(1e-5 * 1.3**k) for k in range(40)])
     places = sorted(at for at, _ in axis.labels)
     assert 3 <= len(places) <= 12
     assert min(b - a for a, b in pairwise(places)) >= 0.045
-    assert apart([(0.0, "a"), (0.01, "b"), (0.5, "c")]) == [(0.0, "a"), (0.5, "c")]
+    assert drop_overlapping([(0.0, "a"), (0.01, "b"), (0.5, "c")]) == [(0.0, "a"), (0.5, "c")]
 
 
 def test_a_picture_can_be_drawn_of_whatever_there_is() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from clipx.checkpoint.resume import step_of
 from clipx.errors import ConfigError
 from clipx.report.console import format_value
-from clipx_launch.commands.results import lowest_wins
-from clipx_launch.commands.run import Number, Run, metric_of, value_of
+from clipx_launch.commands.results import lower_is_better
+from clipx_launch.commands.run import MetricValue, Run, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
 
 
@@ -21,7 +21,7 @@ def best(folder: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
     valued = [(number, run) for run in runs if (number := value_of(run, metric))]
     if not valued:
         raise ConfigError(f"metric={metric} has no value yet in {folder}: wait for the first evaluation, or row")
-    sign = -1 if lowest_wins(metric, lowest) else 1
+    sign = -1 if lower_is_better(metric, lowest) else 1
     number, run = max(valued, key=lambda found: sign * found[0].value)
     found = {
         "metric": metric,
@@ -29,24 +29,24 @@ def best(folder: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
         "step": number.step,
         "point": run.point.index if run.point else None,
         "state": run.state,
-        "overrides": run.typed,
+        "overrides": run.varied,
         "run": str(run.folder),
         "checkpoint": _checkpoint(run, number),
         "points": len(runs),
         "points_with_value": len(valued),
     }
-    print(json.dumps(found, indent=1) if as_json else _told(found, run, number))
+    print(json.dumps(found, indent=1) if as_json else _summary(found, run, number))
 
 
-def _checkpoint(run: Run, number: Number) -> str | None:
+def _checkpoint(run: Run, number: MetricValue) -> str | None:
     """That of the number's step; else the newest."""
     of_step = [path for path in run.checkpoints if step_of(path) == number.step]
     return next((str(path) for path in of_step + run.checkpoints), None)
 
 
-def _told(found: dict[str, object], run: Run, number: Number) -> str:
+def _summary(found: dict[str, object], run: Run, number: MetricValue) -> str:
     metric = str(found["metric"])
-    typed = " ".join(f"{key}={value}" for key, value in run.typed.items())
+    typed = " ".join(f"{key}={value}" for key, value in run.varied.items())
     lines = {
         metric: f"{format_value(metric, number.value)} at step {number.step:,}",
         "point": f"{run.name}, {run.state}; of {found['points']} points {found['points_with_value']} have a value",

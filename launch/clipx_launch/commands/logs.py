@@ -9,16 +9,16 @@ from pathlib import Path
 
 from clipx.errors import ConfigError
 from clipx_launch.commands.run import ENDED, Run, State
-from clipx_launch.commands.runs import picked, sweep_runs
-from clipx_launch.point import files_of
+from clipx_launch.commands.runs import select_runs, sweep_runs
+from clipx_launch.point import launch_dir
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follow: bool) -> None:
     """Prints the last lines of each log. Without names: of the points that failed. Raises ClipxError."""
     runs = sweep_runs(folder)
-    chosen = picked(runs, names) if names else [run for run in runs if run.state is State.failed]
+    chosen = select_runs(runs, names) if names else [run for run in runs if run.state is State.failed]
     if not chosen:
         _list(runs)
         return
@@ -47,7 +47,7 @@ def logs_of(run: Run, sweep: Path, rank: int | None) -> list[Path]:
             known = ", ".join(map(str, sorted(ranks)))
             raise ConfigError(f"--rank={rank} is not a log of point {run.name}: there are {known}")
         return [ranks[rank]]
-    batch = files_of(sweep) / "logs" / f"{run.job}.log"
+    batch = launch_dir(sweep) / "logs" / f"{run.job}.log"
     own = [batch] if rank is None and batch.is_file() and batch.stat().st_size else []
     return [ranks[number] for number in sorted(ranks)] + own
 
@@ -77,7 +77,7 @@ def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Pa
     last: Path | None = next(reversed(shown), None)
     over = False
     while not over:
-        runs = picked(sweep_runs(folder), names)
+        runs = select_runs(sweep_runs(folder), names)
         over = all(run.state in ENDED for run in runs)  # before the last look at what they wrote
         for path in (path for run in runs for path in logs_of(run, folder, rank)):
             text, size = _since(path, shown.get(path, 0))
@@ -86,7 +86,7 @@ def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Pa
                 last = path
             shown[path] = size
         if not over:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
 
 def _since(path: Path, at: int) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clipx.report.console import format_value
-from clipx.report.figure import INK, MUTED, SURFACE, png
+from clipx.report.figure import INK, MUTED, SURFACE, to_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AXIS = "#d0d4d9"
-_NEAR = 0.045  # of the height: labels of an axis are no nearer to each other
-_LONGEST = 16  # letters of a label
-_FAN = 0.05  # of the height: so wide are lines spread that cross an axis at the same value
+_LABEL_GAP = 0.045  # of the height: labels of an axis are no nearer to each other
+_LABEL_LENGTH = 16  # letters of a label
+_FAN_WIDTH = 0.05  # of the height: so wide are lines spread that cross an axis at the same value
 _LETTER = 0.075  # inches
 
 
@@ -39,11 +39,11 @@ class Axis:
     """Where each line crosses it, between 0 and 1, and the labels, the same way."""
 
     title: str
-    places: list[float | None]
+    positions: list[float | None]
     labels: list[tuple[float, str]]
 
 
-def numbers(texts: Sequence[str | None]) -> list[str | int | float | None]:
+def parse_numbers(texts: Sequence[str | None]) -> list[str | int | float | None]:
     """Whole numbers, else numbers, where all that is not missing is such; else as it was typed."""
     for kind in (int, float):
         try:
@@ -59,7 +59,7 @@ def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
 
     keys = list({key: None for line in lines for key in line.values})
     found = [line.number for line in lines]
-    axes_of = [typed_axis(key, [line.values.get(key) for line in lines]) for key in keys]
+    axes_of = [override_axis(key, [line.values.get(key) for line in lines]) for key in keys]
     axes_of.append(_axis(_wrapped(metric), found, _formatted(metric)))
     before = 0.4 + _LETTER * max(len(text) for _, text in axes_of[0].labels)
     width = before + 1.9 * len(keys) + 2.3
@@ -73,15 +73,15 @@ def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
     told += f"; the best, drawn wide: {_formatted(metric)(best)}" if best is not None else ""
     for y, text, colour, size in ((0.955, title, INK, 13), (0.905, told, MUTED, 9)):
         figure.text(0.15 / width, y, text, color=colour, fontsize=size, va="center")
-    return png(figure)
+    return to_png(figure)
 
 
 # -------------------------------------------------------------------------------------------------------- axes
 
 
-def typed_axis(key: str, texts: Sequence[str | None]) -> Axis:
+def override_axis(key: str, texts: Sequence[str | None]) -> Axis:
     """Of an override: by value where all are numbers, by their logarithm where that spaces them more evenly."""
-    cells = numbers(texts)
+    cells = parse_numbers(texts)
     known = sorted({float(cell) for cell in cells if isinstance(cell, int | float)})
     if None not in cells and known and not any(isinstance(cell, str) for cell in cells) and _finite(known):
         values = [float(cell) for cell in cells if isinstance(cell, int | float)]
@@ -104,10 +104,10 @@ def log_spaced(values: Sequence[float]) -> bool:
         return values[1] / values[0] >= 10
     steps = [b - a for a, b in pairwise(values)]
     ratios = [math.log(b / a) for a, b in pairwise(values)]
-    return _spread(ratios) < _spread(steps)
+    return _relative_deviation(ratios) < _relative_deviation(steps)
 
 
-def _spread(values: Sequence[float]) -> float:
+def _relative_deviation(values: Sequence[float]) -> float:
     return statistics.pstdev(values) / statistics.mean(values)
 
 
@@ -130,7 +130,7 @@ def _axis(
         return (value - low) / (high - low)
 
     ticks = list(labelled) if 0 < len(labelled) <= 9 else _round(low, high, log)
-    labels = apart([(place(tick), text(tick)) for tick in ticks])
+    labels = drop_overlapping([(place(tick), text(tick)) for tick in ticks])
     return Axis(title, [None if value is None else place(value) for value in values], labels)
 
 
@@ -143,11 +143,11 @@ def _round(low: float, high: float, log: bool) -> list[float]:
     return [low, *([high] if low < high else []), *inner]
 
 
-def apart(labels: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+def drop_overlapping(labels: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """Those that do not stand in the way of one before."""
     kept: list[tuple[float, str]] = []
     for at, text in labels:
-        if all(abs(at - other) >= _NEAR for other, _ in kept):
+        if all(abs(at - other) >= _LABEL_GAP for other, _ in kept):
             kept.append((at, text))
     return kept
 
@@ -157,14 +157,14 @@ def _formatted(metric: str) -> Callable[[float], str]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _LABEL_LENGTH else f"{text[: _LABEL_LENGTH - 1]}…"
 
 
 def _wrapped(key: str) -> str:
     """A long name in lines, broken where its parts begin."""
     lines = [""]
     for part in key.replace(".", "\0.").replace("/", "/\0").split("\0"):
-        if lines[-1] and len(lines[-1] + part) > _LONGEST:
+        if lines[-1] and len(lines[-1] + part) > _LABEL_LENGTH:
             lines.append("")
         lines[-1] += part
     return "\n".join(_cut(line) for line in lines)
@@ -201,9 +201,9 @@ def _draw_lines(
     colours.set_cmap("viridis" if lowest else "viridis_r")  # the best are dark
     sign = -1 if lowest else 1
     order = sorted(range(len(found)), key=lambda i: -math.inf if (n := found[i]) is None else sign * n)  # the best last
-    fanned = [_fanned(axis.places, order) for axis in axes_of]
+    fanned = [_fan_out(axis.positions, order) for axis in axes_of]
     for i in order:
-        at = [(x, places[i]) for x, places in enumerate(fanned) if places[i] is not None]
+        at = [(x, positions[i]) for x, positions in enumerate(fanned) if positions[i] is not None]
         number, wide = found[i], bool(known) and i == order[-1]
         axes.plot(
             *zip(*at, strict=True),
@@ -218,16 +218,16 @@ def _draw_lines(
     return None if not known else min(known) if lowest else max(known)
 
 
-def _fanned(places: Sequence[float | None], order: Sequence[int]) -> list[float | None]:
+def _fan_out(positions: Sequence[float | None], order: Sequence[int]) -> list[float | None]:
     """Places that several lines share, spread a little in the order of the lines' numbers."""
     groups: dict[float, list[int]] = {}
     for i in order:
-        if (at := places[i]) is not None:
+        if (at := positions[i]) is not None:
             groups.setdefault(at, []).append(i)
     gap = min((b - a for a, b in pairwise(sorted(groups))), default=1.0)
-    spread = list(places)
+    spread = list(positions)
     for at, group in groups.items():
-        wide = min(_FAN, gap / 2, 0.01 * (len(group) - 1))
+        wide = min(_FAN_WIDTH, gap / 2, 0.01 * (len(group) - 1))
         for rank, i in enumerate(group):
             spread[i] = at + wide * (rank / max(1, len(group) - 1) - 0.5)
     return spread

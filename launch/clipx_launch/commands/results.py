@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from clipx.report.console import clock, format_value, headline, terminal
-from clipx.storage.local import write_whole
+from clipx.report.console import format_clock, format_value, is_headline, stdout_console
+from clipx.storage.local import write_atomically
 from clipx_launch.commands import parallel_coordinates
 from clipx_launch.commands.run import Run, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
@@ -18,7 +18,7 @@ Cell = str | int | float | None
 _FIX = "make room, or copy the sweep where you can write"
 
 
-def lowest_wins(metric: str, asked: bool) -> bool:
+def lower_is_better(metric: str, asked: bool) -> bool:
     return asked or metric.endswith("loss")
 
 
@@ -27,25 +27,25 @@ def write(folder: Path, metric: str | None, lowest: bool) -> None:
     runs = sweep_runs(folder)
     metric = metric_of(runs, metric)
     rows = rows_of(runs)
-    write_whole(folder / "results.csv", lambda path: _csv(Path(path), rows), _FIX)
-    write_whole(folder / "results.parquet", lambda path: _parquet(path, rows), _FIX)
+    write_atomically(folder / "results.csv", lambda path: _csv(Path(path), rows), _FIX)
+    write_atomically(folder / "results.parquet", lambda path: _parquet(path, rows), _FIX)
     names = ["results.csv", "results.parquet"]
     lines = [
-        parallel_coordinates.Line(run.typed, number.value if (number := value_of(run, metric)) else None)
+        parallel_coordinates.Line(run.varied, number.value if (number := value_of(run, metric)) else None)
         for run in runs
     ]
     if any(line.values for line in lines):
-        drawn = parallel_coordinates.draw(folder.absolute().name, metric, lines, lowest_wins(metric, lowest))
-        write_whole(folder / "results.png", lambda path: Path(path).write_bytes(drawn), _FIX)
+        drawn = parallel_coordinates.draw(folder.absolute().name, metric, lines, lower_is_better(metric, lowest))
+        write_atomically(folder / "results.png", lambda path: Path(path).write_bytes(drawn), _FIX)
         names.append("results.png")
-    terminal().print(_short(runs, metric))
+    stdout_console().print(_summary_table(runs, metric))
     alike = "" if len(names) == 3 else "; nothing varies, so that there is no picture"
     print(f"written to {folder}: {', '.join(names)}{alike}")
 
 
 def rows_of(runs: Sequence[Run]) -> list[dict[str, Cell]]:
     """All runs have the same columns: what varied, the state, the last number of each metric, the best of some."""
-    typed = _columns([run.typed for run in runs])
+    typed = _columns([run.varied for run in runs])
     numbers = list({name: None for run in runs for name in run.newest if name.startswith("eval/")})
     rows = []
     for run, values in zip(runs, typed, strict=True):
@@ -54,7 +54,7 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, Cell]]:
         row |= {"step": int(run.last["step"]) if run.last else None, "steps": run.steps}
         row |= {"train/loss": run.last.get("train/loss")}
         row |= {name: run.newest[name].value if name in run.newest else None for name in numbers}
-        for name in filter(headline, numbers):
+        for name in filter(is_headline, numbers):
             row[f"best/{name}"] = run.best[name].value if name in run.best else None
         rows.append(row | {"samples_per_second": run.samples_per_second, "seconds": run.seconds})
     return rows
@@ -63,7 +63,7 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, Cell]]:
 def _columns(typed: Sequence[dict[str, str]]) -> list[dict[str, Cell]]:
     """Overrides as cells: a column is of numbers where all of it is."""
     keys = list({key: None for values in typed for key in values})
-    columns = {key: parallel_coordinates.numbers([values.get(key) for values in typed]) for key in keys}
+    columns = {key: parallel_coordinates.parse_numbers([values.get(key) for values in typed]) for key in keys}
     return [{key: columns[key][i] for key in keys} for i in range(len(typed))]
 
 
@@ -81,8 +81,8 @@ def _parquet(path: str, rows: Sequence[dict[str, Cell]]) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
 
 
-def _short(runs: Sequence[Run], metric: str) -> Table:
-    keys = list({key: None for run in runs for key in run.typed})
+def _summary_table(runs: Sequence[Run], metric: str) -> Table:
+    keys = list({key: None for run in runs for key in run.varied})
     table = Table("run", *keys, "state")
     for name in (metric.removeprefix("eval/"), "at step", "samples/s", "time"):
         table.add_column(name, justify="right")
@@ -90,10 +90,10 @@ def _short(runs: Sequence[Run], metric: str) -> Table:
         number, rate = value_of(run, metric), run.samples_per_second
         table.add_row(
             run.name,
-            *(run.typed.get(key, "") for key in keys),
+            *(run.varied.get(key, "") for key in keys),
             run.state,
             *(("", "") if number is None else (format_value(metric, number.value), f"{number.step:,}")),
             "" if rate is None else f"{rate:,.0f}",
-            clock(run.seconds),
+            format_clock(run.seconds),
         )
     return table

@@ -12,8 +12,8 @@ from typing import Any
 from clipx.config.registry import discover
 from clipx.config.saved import from_dict
 from clipx.errors import ClipxError
-from clipx_launch.commands.cancel import states
-from clipx_launch.commands.run import AGAIN, Run
+from clipx_launch.commands.cancel import count_states
+from clipx_launch.commands.run import RESUMABLE, Run
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.options import LocalSpec, SlurmSpec
 from clipx_launch.sweep import Sweep
@@ -25,9 +25,9 @@ def resume(folder: Path) -> None:
     They run today's code, with the settings, and in the working directory, of their last launch. Others are left alone.
     """
     runs = sweep_runs(folder)
-    again = [run for run in runs if run.state in AGAIN]
+    again = [run for run in runs if run.state in RESUMABLE]
     if not again:
-        print(f"nothing to resume: {states(runs)}")
+        print(f"nothing to resume: {count_states(runs)}")
         return
     for launch, points in _by_launch(again):
         _start(folder.absolute(), launch, points)
@@ -50,9 +50,9 @@ def _start(folder: Path, launch: dict[str, Any], runs: Sequence[Run]) -> None:
         if not Path(place).is_dir():
             raise ClipxError(f"{place}, which the sweep was launched with, is gone: restore it")
     for place in reversed(launch["plugins"]):
-        discover(Path(place), own=False)
+        discover(Path(place), plugin=True)
     with contextlib.chdir(launch["cwd"]):
-        sweep = Sweep.kept(folder, [run.point for run in runs if run.point is not None])
+        sweep = Sweep.from_points(folder, [run.point for run in runs if run.point is not None])
         if settings["kind"] == "slurm":
             from clipx_launch import slurm
 

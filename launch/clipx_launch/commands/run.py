@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from clipx.checkpoint.format import MANIFEST
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.config.duration import Duration, Length
-from clipx.config.messages import near
+from clipx.config.messages import did_you_mean
 from clipx.config.safe_yaml import read_saved
 from clipx.errors import ConfigError
 from clipx.logger import Row
-from clipx.report.console import headline
+from clipx.report.console import is_headline
 from clipx_launch.point import Point
 
 
@@ -36,10 +36,10 @@ class State(StrEnum):
 
 
 ENDED = frozenset({State.finished, State.failed, State.cancelled, State.stopped, State.lost})
-AGAIN = ENDED - {State.finished}  # what `resume` starts
+RESUMABLE = ENDED - {State.finished}  # what `resume` starts
 
 
-class Number(NamedTuple):
+class MetricValue(NamedTuple):
     value: float
     step: int
 
@@ -56,11 +56,11 @@ class Run:
     events: list[dict[str, Any]] = field(repr=False)
     state: State = State.starting
     reason: str = ""  # why it waits, or how it failed, in a line
-    typed: dict[str, str] = field(default_factory=dict)  # the overrides that not all runs here have
+    varied: dict[str, str] = field(default_factory=dict)  # the overrides that not all runs here have
 
     @property
     def job(self) -> str | None:
-        return None if self.point is None else self.point.id
+        return None if self.point is None else self.point.job_id
 
     @cached_property
     def last(self) -> Row:
@@ -68,18 +68,18 @@ class Run:
         return next((row for row in reversed(self.rows) if "train/loss" in row), {})
 
     @cached_property
-    def newest(self) -> dict[str, Number]:
+    def newest(self) -> dict[str, MetricValue]:
         """Each metric's last number, in the order in which they came."""
-        return {name: Number(row[name], int(row["step"])) for row in self.rows for name in row if "/" in name}
+        return {name: MetricValue(row[name], int(row["step"])) for row in self.rows for name in row if "/" in name}
 
     @cached_property
-    def best(self) -> dict[str, Number]:
+    def best(self) -> dict[str, MetricValue]:
         """The highest of each headline number."""
-        found: dict[str, Number] = {}
+        found: dict[str, MetricValue] = {}
         for row in self.rows:
-            for name in filter(headline, row):
+            for name in filter(is_headline, row):
                 if name not in found or row[name] > found[name].value:
-                    found[name] = Number(row[name], int(row["step"]))
+                    found[name] = MetricValue(row[name], int(row["step"]))
         return found
 
     @property
@@ -136,16 +136,16 @@ def metric_of(runs: Collection[Run], asked: str | None) -> str:
     """
     names = list({name: None for run in runs for name in run.newest})
     if asked is None:
-        return next(filter(headline, names), "train/loss")
+        return next(filter(is_headline, names), "train/loss")
     found = next((name for name in (asked, f"eval/{asked}") if name in names), None)
     if found is None:
         shown = [name for name in names if name.startswith("eval/")] or names
-        there = f"give one of {', '.join(shown)}{near(asked, names)}" if names else "no run has any number yet"
+        there = f"give one of {', '.join(shown)}{did_you_mean(asked, names)}" if names else "no run has any number yet"
         raise ConfigError(f"metric={asked} is no number of these runs: {there}")
     return found
 
 
-def value_of(run: Run, metric: str) -> Number | None:
+def value_of(run: Run, metric: str) -> MetricValue | None:
     """Its newest number, where that is one."""
     number = run.newest.get(metric)
     return number if number is not None and math.isfinite(number.value) else None

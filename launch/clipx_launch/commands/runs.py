@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from clipx.checkpoint.resume import CHECKPOINTS
-from clipx.config.messages import near
+from clipx.config.messages import did_you_mean
 from clipx.errors import ClipxError, ConfigError
 from clipx.logger import read_rows
 from clipx_launch.commands.run import Run
 from clipx_launch.commands.state import jobs_of, state_of
-from clipx_launch.point import Point, files_of, read_json
+from clipx_launch.point import Point, launch_dir, read_json
 
 
 def sweep_runs(folder: Path) -> list[Run]:
     """The points of a sweep by their numbers. Raises ClipxError where the folder holds none."""
-    if not (files_of(folder) / "sweep.json").is_file():
+    if not (launch_dir(folder) / "sweep.json").is_file():
         raise ConfigError(_no_sweep(folder))
     return runs_in([folder], points_only=True)
 
@@ -29,7 +29,7 @@ def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[Run]:
     """All runs under some folders, sweeps' and others. Raises ClipxError where there is none, or a file is broken."""
     found: dict[Path, Run] = {}
     for folder in folders:
-        for place, launch in _places(folder.resolve(), points_only):
+        for place, launch in _run_dirs(folder.resolve(), points_only):
             name = os.path.relpath(place, folder.resolve())
             found.setdefault(place, _read(place, str(folder) if name == "." else name, launch))
     if not found:
@@ -38,18 +38,18 @@ def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[Run]:
     now = time.time()
     jobs = jobs_of(runs)
     for run, typed in zip(runs, varied([run.point.overrides if run.point else [] for run in runs]), strict=True):
-        run.typed = typed
+        run.varied = typed
         run.state, run.reason = state_of(run, jobs, now)
     return runs
 
 
-def picked(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
+def select_runs(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
     """The runs of these numbers or folders; all where none is named. Raises ConfigError."""
     known = {str(run.point.index): run for run in runs if run.point} | {run.name: run for run in runs}
     for name in names:
         if name not in known and Path(name).resolve() not in {run.folder for run in runs}:
             raise ConfigError(
-                f"point {name} is not in this sweep: give one of {', '.join(list(known)[:20])}{near(name, list(known))}"
+                f"point {name} is not in this sweep: give one of {', '.join(list(known)[:20])}{did_you_mean(name, list(known))}"
             )
     by_folder = {run.folder: run for run in runs}
     return [known.get(name) or by_folder[Path(name).resolve()] for name in names] or list(runs)
@@ -68,7 +68,7 @@ def _pair(text: str) -> tuple[str, str]:
     return key.lstrip("+~"), value
 
 
-def _places(folder: Path, points_only: bool) -> Iterable[tuple[Path, dict[str, Any] | None]]:
+def _run_dirs(folder: Path, points_only: bool) -> Iterable[tuple[Path, dict[str, Any] | None]]:
     """Run directories, and how they were launched where a sweep.json says so."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not there: check the path")
@@ -76,7 +76,7 @@ def _places(folder: Path, points_only: bool) -> Iterable[tuple[Path, dict[str, A
     for at, folders, files in os.walk(folder):
         place = Path(at)
         if ".launch" in folders:
-            runs |= _of_sweep(place)
+            runs |= _sweep_points(place)
             if (place / ".launch/point.json").is_file():
                 runs.setdefault(place, None)
         if "config.yaml" in files and not points_only:
@@ -85,18 +85,18 @@ def _places(folder: Path, points_only: bool) -> Iterable[tuple[Path, dict[str, A
     return runs.items()
 
 
-def _of_sweep(folder: Path) -> dict[Path, dict[str, Any] | None]:
-    path = files_of(folder) / "sweep.json"
+def _sweep_points(folder: Path) -> dict[Path, dict[str, Any] | None]:
+    path = launch_dir(folder) / "sweep.json"
     if not path.is_file():
         return {}
     try:
-        known = _whole(path)
+        known = _read_required(path)
         launches = dict(enumerate(known.get("launches", [])))
         # Of a sweep that was moved the points are where it is now.
         places = [(Path(row["folder"]), launches.get(row.get("launch"))) for row in known["points"]]
         return {(place if place.is_dir() else folder / place.name).resolve(): launch for place, launch in places}
     except (AttributeError, KeyError, TypeError):
-        raise _broken(path) from None
+        raise _unreadable(path) from None
 
 
 def _no_sweep(folder: Path) -> str:
@@ -108,26 +108,26 @@ def _no_sweep(folder: Path) -> str:
     return f"{folder} holds no sweep (no .launch/sweep.json): give the folder that hydra.sweep.dir named{there}"
 
 
-def _whole(path: Path) -> Any:
+def _read_required(path: Path) -> Any:
     values = read_json(path)
     if values is None:
-        raise _broken(path)
+        raise _unreadable(path)
     return values
 
 
-def _broken(path: Path) -> ClipxError:
+def _unreadable(path: Path) -> ClipxError:
     return ClipxError(f"{path} cannot be read: restore it, or delete it and launch again")
 
 
 def _read(folder: Path, name: str, launch: dict[str, Any] | None) -> Run:
-    path = files_of(folder) / "point.json"
+    path = launch_dir(folder) / "point.json"
     point = None
     if path.is_file():
-        _whole(path)
+        _read_required(path)
         try:
             point = Point.read(folder)
         except TypeError:
-            raise _broken(path) from None
+            raise _unreadable(path) from None
     return Run(folder, name, point, launch, read_rows(folder / "metrics.jsonl"), _events(folder / "events.jsonl"))
 
 

@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.table import Table
 
 from clipx.checkpoint.resume import step_of
-from clipx.report.console import clock, format_value, terminal
+from clipx.report.console import format_clock, format_value, stdout_console
 from clipx_launch.commands.run import ENDED, Run, metric_of, value_of
 from clipx_launch.commands.runs import runs_in
 
-_LOOK_S = 3.0  # as often as SLURM may be asked
+_POLL_S = 3.0  # as often as SLURM may be asked
 
 
 def show(folders: Sequence[Path], watch: bool = False, as_json: bool = False) -> None:
@@ -27,14 +27,14 @@ def show(folders: Sequence[Path], watch: bool = False, as_json: bool = False) ->
     elif watch:
         _watch(folders, runs)
     else:
-        terminal().print(table(runs))
+        stdout_console().print(table(runs))
 
 
 def _watch(folders: Sequence[Path], runs: list[Run]) -> None:
     """On a terminal; elsewhere the table is printed when all have ended."""
-    with Live(table(runs), console=terminal(), auto_refresh=False) as live:
+    with Live(table(runs), console=stdout_console(), auto_refresh=False) as live:
         while any(run.state not in ENDED for run in runs):
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             runs = runs_in(folders)
             live.update(table(runs), refresh=True)
 
@@ -84,7 +84,7 @@ def _row(run: Run, metric: str, now: float) -> dict[str, str]:
     newest = run.checkpoints[:1]
     return {
         "run": run.name,
-        "overrides": " ".join(f"{key}={value}" for key, value in run.typed.items()),
+        "overrides": " ".join(f"{key}={value}" for key, value in run.varied.items()),
         "job": (run.job or "") + (f", requeued {run.point.requeues}x" if run.point and run.point.requeues else ""),
         "state": run.state,
         "step": step + (f" / {run.steps:,}" if step and run.steps else ""),
@@ -107,4 +107,4 @@ def _metric(run: Run, metric: str) -> str:
 
 
 def _age(seconds: float) -> str:
-    return f"{clock(seconds)} ago"
+    return f"{format_clock(seconds)} ago"
