@@ -1,6 +1,6 @@
-"""BatchNorm over all ranks' samples. timm's and torch's own on CUDA; they refuse the CPU, which has the one below.
+"""BatchNorm over all ranks' samples: timm's and torch's on CUDA; on the CPU, which they refuse, the one below.
 
-Shape suffixes: N samples, C channels, ... places within a sample.
+Shape suffixes: N samples, C channels, ... positions within a sample.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def synchronize(model: nn.Module, comm: Comm) -> None:
             convert_sync_batchnorm(tower)
         return
     for norm in norms:
-        synced = _SYNCED.get(type(norm))
+        synced = _SYNC_CLASSES.get(type(norm))
         if synced is None:
             raise ConfigError(
                 f"distributed.sync_batchnorm=true knows no {type(norm).__name__} on {comm.device.type}: train on cuda, "
@@ -43,7 +43,7 @@ def synchronize(model: nn.Module, comm: Comm) -> None:
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over the ranks. Its gradient is the sum over the ranks of the gradients that each has for it."""
+    """The sum over the ranks, and of its gradients: torch.distributed.nn.functional.all_reduce, which is deprecated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -58,19 +58,19 @@ class _Sum(torch.autograd.Function):
         return out
 
 
-def _normalised(norm: _BatchNorm, x_NC: Tensor) -> Tensor:
-    """x [N, C, ...] by the mean and the variance of each channel over all ranks' N and all places; in x's dtype."""
+def _normalize(norm: _BatchNorm, x_NC: Tensor) -> Tensor:
+    """x [N, C, ...] normalized by each channel's mean and variance over all ranks' samples; in x's dtype."""
     dims = [0, *range(2, x_NC.ndim)]
     shape = [1, -1, *[1] * (x_NC.ndim - 2)]
     wide_NC = x_NC.to(torch.promote_types(x_NC.dtype, torch.float32))
     channels = x_NC.shape[1]
-    count = wide_NC.new_full((1,), x_NC.numel() / channels)
-    total = _Sum.apply(torch.cat([wide_NC.sum(dims), count]))
-    number = total[-1].detach()
-    centred_NC = wide_NC - (total[:-1] / number).view(shape)
-    var_C = _Sum.apply(centred_NC.square().sum(dims)) / number
+    local_count = wide_NC.new_full((1,), x_NC.numel() / channels)
+    total = _Sum.apply(torch.cat([wide_NC.sum(dims), local_count]))
+    count = total[-1].detach()
+    centred_NC = wide_NC - (total[:-1] / count).view(shape)
+    var_C = _Sum.apply(centred_NC.square().sum(dims)) / count
     with torch.no_grad():
-        _keep(norm, total[:-1] / number, var_C * number / (number - 1))
+        _update_running_stats(norm, total[:-1] / count, var_C * count / (count - 1))
     out_NC = centred_NC * torch.rsqrt(var_C + norm.eps).view(shape)
     if norm.affine:
         out_NC = out_NC * norm.weight.view(shape) + norm.bias.view(shape)
@@ -78,8 +78,8 @@ def _normalised(norm: _BatchNorm, x_NC: Tensor) -> Tensor:
     return normalised_NC
 
 
-def _keep(norm: _BatchNorm, mean_C: Tensor, var_C: Tensor) -> None:
-    """Moves the running averages as BatchNorm does; its momentum is 0 while they are to wait."""
+def _update_running_stats(norm: _BatchNorm, mean_C: Tensor, var_C: Tensor) -> None:
+    """Updates the running averages as BatchNorm does; its momentum is 0 while they are paused."""
     if norm.running_mean is None or norm.running_var is None:
         return
     if norm.num_batches_tracked is not None:
@@ -94,16 +94,16 @@ def _keep(norm: _BatchNorm, mean_C: Tensor, var_C: Tensor) -> None:
 
 class _SyncedBatchNorm2d(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
-        return _normalised(self, input) if self.training else super().forward(input)
+        return _normalize(self, input) if self.training else super().forward(input)
 
 
 class _SyncedBatchNormAct2d(BatchNormAct2d):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.act(self.drop(_normalised(self, x))) if self.training else super().forward(x)
+        out: Tensor = self.act(self.drop(_normalize(self, x))) if self.training else super().forward(x)
         return out
 
 
-_SYNCED: dict[type[_BatchNorm], type[_BatchNorm]] = {
+_SYNC_CLASSES: dict[type[_BatchNorm], type[_BatchNorm]] = {
     nn.BatchNorm2d: _SyncedBatchNorm2d,
     BatchNormAct2d: _SyncedBatchNormAct2d,
 }
