@@ -88,7 +88,7 @@ def _spec(point: Point) -> RunSpec:
 
 
 def _request_requeue_when_stopped(point: Point, rank: int) -> None:
-    """Has `clipx.run.signals.StopSignals` leave the file after the save, which it does by calling what was there before it.
+    """Has `clipx.run.signals.StopSignals` leave the requeue file after the save: it calls the handler from before it.
 
     A signal before training began, or in a process that was forked, comes here at once.
     """
