@@ -1,0 +1,69 @@
+"""A run that commit 8ddb223 saved, under the names that options and modules had then, resumes bit for bit.
+
+`stored_run/` holds its options, its data, its configuration and two of its checkpoints: of step 3, and of step 6, where it
+ended. FastCLIP v2 in float64, with per-sample temperatures, a moving average, patch dropout and two micro-batches.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from support import tensors
+
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+
+STORED = Path(__file__).parent / "stored_run"
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options that resume a copy of the run from step 3. Its paths are relative to the working directory."""
+    for name in ("train.tar", "held_out.tar", "tokenizer.json"):
+        shutil.copy(STORED / name, tmp_path)
+    shutil.copytree(STORED / "checkpoints" / "step-00000003", tmp_path / "run" / "checkpoints" / "step-00000003")
+    for name in ("config.yaml", "metrics.jsonl", "events.jsonl"):
+        shutil.copy(STORED / name, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    return [*(STORED / "options.txt").read_text().split(), "name=stored", "run_dir=run", "resume=step:3"]
+
+
+def same_machine() -> bool:
+    """Whether torch and the processor are those that the run was saved with, so that sums are taken in one order."""
+    return json.loads((STORED / "machine.json").read_text()) == {
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu": _processor(),
+    }
+
+
+def _processor() -> list[str]:
+    facts = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    first = {key.strip(): value.strip() for key, _, value in reversed(facts)}
+    return [first.get("model name", ""), first.get("cpu family", ""), first.get("model", "")]
+
+
+def test_every_tensor_and_the_position_are_restored(options: list[str]) -> None:
+    trainer = Trainer(compose(*options))
+    assert (trainer.resumed, trainer.notes, trainer.samples_seen, trainer.steps_done) == (True, [], 48, 3)
+    restored = trainer.learner.state.capture()
+    expected = tensors(STORED, 3)
+    assert restored.keys() == expected.keys()
+    for name, value in restored.items():
+        found = value if isinstance(value, torch.Tensor) else value.tensor
+        torch.testing.assert_close(found, expected[name], rtol=0, atol=0, equal_nan=True, msg=name)
+    trainer.close()
+
+
+def test_the_resumed_run_ends_as_the_run_that_was_saved(options: list[str]) -> None:
+    """To the bit where the machine is the same, to 1e-9 where another one sums in another order."""
+    Trainer(compose(*options)).fit()
+    ended, expected = tensors(Path("run"), 6), tensors(STORED, 6)
+    assert ended.keys() == expected.keys()
+    tolerance = 0 if same_machine() else 1e-9
+    for name, value in expected.items():
+        torch.testing.assert_close(ended[name], value, rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
