@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from clipx.config.registry import option
 from clipx.data.class_names import fill, parse_templates
@@ -21,7 +21,7 @@ from clipx.data.source import BadSample, Sample, Source, WrappedSource
 from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.data.webdataset import Shards
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage.remote import is_local, local_path, read_whole, refusals_as
+from clipx.storage.remote import errors_as, is_local, local_path, read_file
 from clipx.storage.url import check_url
 
 _CLASSES, _TEMPLATES, _TYPE, _NUMBER = (
@@ -121,10 +121,11 @@ class _BenchmarkSet:
     def _text(self, name: str) -> str | None:
         """A small file's; None where it is not there."""
         url = f"{self.path}/{name}"
-        told = partial("{} cannot be read ({}): check the path".format, url)
         try:
-            with refusals_as(lambda said: DataError(told(said)), FileNotFoundError):
-                return read_whole(url, self.access.retry_s).decode("utf-8-sig")
+            with errors_as(
+                lambda reason: DataError(f"{url} cannot be read ({reason}): check the path"), FileNotFoundError
+            ):
+                return read_file(url, self.access.retry_s).decode("utf-8-sig")
         except (FileNotFoundError, NotADirectoryError):
             return None
 

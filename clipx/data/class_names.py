@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipx.config.lazy_torch import torch
-from clipx.config.messages import near
+from clipx.config.messages import did_you_mean
 from clipx.errors import ConfigError, require
 
 _LISTS = Path(__file__).parent / "lists"
@@ -62,7 +62,7 @@ def _lines(path: Path, value: str, key: str, known: Sequence[str]) -> Sequence[s
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
             f"{key}={value} cannot be read: {reason}; give a file with one a line, or {' or '.join(known)}"
-            f"{near(value, known)}"
+            f"{did_you_mean(value, known)}"
         ) from None
     lines = [line for line in lines if line]
     require(bool(lines), f"{key}={value} is empty: it needs one line for each entry")

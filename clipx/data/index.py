@@ -23,8 +23,8 @@ from clipx.data.shards.tar import JSON, TXT, scan
 from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadRecord, caption_weights, check_held_out_share, check_key, without_numbers
 from clipx.errors import DataError, require
-from clipx.storage.local import cache_folder, write_whole
-from clipx.storage.remote import file_system, is_local, persist, read_whole, refusals_as
+from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.remote import errors_as, file_system, is_local, read_file, retry
 from clipx.storage.url import check_path
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def index_shards(urls: Sequence[str], *captions: int, retry_s: float = RETRY_S) 
     """
     with ThreadPoolExecutor(32) as pool:  # a remote shard answers after some 50 ms
         found = list(pool.map(partial(_table_path, cache_folder("index"), captions, retry_s), urls))
-    items = [_ShardFile(url, path, size) for url, (path, size) in zip(urls, found, strict=True)]
+    items = [_Lookup(url, path, size) for url, (path, size) in zip(urls, found, strict=True)]
     new = [item for item in items if not (item.table.is_file() and _meta(item.table).is_file())]
     make = partial(_index_shard, captions, retry_s)
     if all(is_local(item.url) for item in new):
@@ -94,14 +94,16 @@ def load_table(path: str) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _ShardFile:
+class _Lookup:
+    """A shard and the path of its table, which need not exist yet."""
+
     url: str
     table: Path
     size: int
 
 
 def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) -> tuple[Path, int]:
-    """In the cache, under a name that changes when the shard does; and the shard's size."""
+    """The path in the cache, whose name changes when the shard does, and the shard's size."""
 
     def call() -> dict[str, Any]:
         fs, path = file_system(url)
@@ -109,8 +111,8 @@ def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) 
         return found
 
     try:
-        with refusals_as(lambda said: DataError(f"shard {url} cannot be opened: {said}"), FileNotFoundError):
-            info = persist(url, retry_s, call)
+        with errors_as(lambda reason: DataError(f"shard {url} cannot be opened: {reason}"), FileNotFoundError):
+            info = retry(url, retry_s, call)
     except FileNotFoundError:
         raise DataError(f"shard {url} does not exist: check the path") from None
     if info["type"] == "directory":
@@ -118,8 +120,8 @@ def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) 
     if info["size"] is None:
         raise DataError(f"shard {url} has no known size, so it cannot be read at random: copy it to a store that has")
     version = next((info[key] for key in _VERSIONS if info.get(key)), None)
-    place = url if "://" in url else Path(url).resolve()
-    identity = f"{_VERSION} {'+'.join(map(str, captions))} {place} {info['size']} {version}"
+    location = url if "://" in url else Path(url).resolve()
+    identity = f"{_VERSION} {'+'.join(map(str, captions))} {location} {info['size']} {version}"
     return cache / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npy", int(info["size"])
 
 
@@ -127,28 +129,28 @@ def _meta(table_path: Path) -> Path:
     return table_path.with_suffix(".json")
 
 
-def _load(item: _ShardFile) -> ShardIndex:
+def _load(item: _Lookup) -> ShardIndex:
     meta = json.loads(_meta(item.table).read_text())
     return ShardIndex(
         str(item.table), meta["samples"], meta["digest"], [BadRecord(*bad) for bad in meta["bad"]], item.size
     )
 
 
-def _index_shard(captions: Sequence[int], retry_s: float, item: _ShardFile) -> None:
+def _index_shard(captions: Sequence[int], retry_s: float, item: _Lookup) -> None:
     import numpy as np
 
-    with refusals_as(lambda said: DataError(f"shard {item.url} cannot be read: {said}")):
-        entries, damage = scan(item.url, item.size, retry_s)
+    with errors_as(lambda reason: DataError(f"shard {item.url} cannot be read: {reason}")):
+        samples, damage = scan(item.url, item.size, retry_s)
     rows, bad = [], []
     digest = hashlib.sha256()
-    for entry in entries:
-        digest.update(f"{entry.name} {sorted(entry.members.items())}\n".encode("utf-8", "replace"))
-        if fault := entry.fault(captions):
-            bad.append((f"{item.url}:{entry.name}", fault))
+    for sample in samples:
+        digest.update(f"{sample.name} {sorted(sample.members.items())}\n".encode("utf-8", "replace"))
+        if fault := sample.fault(captions):
+            bad.append((f"{item.url}:{sample.name}", fault))
         else:
-            rows.append(entry.row())
+            rows.append(sample.row())
     if damage:
-        if entries and entries[-1].fault(captions):
+        if samples and samples[-1].fault(captions):
             bad.pop()  # it is the damage that the last sample's members are missing for
         bad.append((item.url, f"shard {damage}; {len(rows):,} samples before that are used"))
     if shortfall := _shortfall(item.url, len(rows), retry_s):
@@ -159,8 +161,8 @@ def _index_shard(captions: Sequence[int], retry_s: float, item: _ShardFile) -> N
         with open(path, "wb") as file:  # noqa: PTH123
             np.save(file, np.asarray(rows, dtype=np.int64).reshape(-1, 4, 2), allow_pickle=False)
 
-    write_whole(item.table, save)
-    write_whole(_meta(item.table), lambda path: Path(path).write_text(meta))
+    write_atomically(item.table, save)
+    write_atomically(_meta(item.table), lambda path: Path(path).write_text(meta))
 
 
 # ------------------------------------------------------------------------------------------------------ counts
@@ -183,7 +185,7 @@ def _shortfall(url: str, samples: int, retry_s: float) -> str | None:
 def _counts(url: str, retry_s: float) -> dict[str, Any]:
     """A JSON object that may not be there. One that cannot be read is ignored, for it is a cross-check only."""
     try:
-        found = json.loads(read_whole(url, retry_s))
+        found = json.loads(read_file(url, retry_s))
     except DataError:
         raise
     except Exception:  # not there, forbidden, no JSON: a remote file system raises what its library does
@@ -237,12 +239,12 @@ class IndexSpec:
 def index(spec: IndexSpec) -> None:
     """Shard i belongs to part 1 + i mod N: shards of one size or growing ones spread evenly."""
     from clipx.data.shards.urls import expand
-    from clipx.report.console import terminal
+    from clipx.report.console import stdout_console
 
     k, n = spec.share
     everything = expand(spec.shards, "shards")
     urls = everything[k - 1 :: n]
-    console = terminal()
+    console = stdout_console()
     if not urls:
         console.print(f"part {k} of {n} of {len(everything)} shards is empty: nothing to do")
         return
@@ -290,6 +292,7 @@ def _bad_sample_summary(indices: Sequence[ShardIndex], most: int = 10) -> list[s
 
 
 def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Sequence[ShardIndex]) -> None:
+    """Writes each shard's url, samples, bytes and digest, and the total, as JSON."""
     shards = [
         {"url": url, "samples": index.samples, "bytes": index.size, "digest": index.digest}
         for url, index in zip(urls, indices, strict=True)
@@ -301,7 +304,7 @@ def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Se
         "shards": shards,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda other: Path(other).write_text(json.dumps(manifest, indent=1) + "\n"))
+    write_atomically(path, lambda other: Path(other).write_text(json.dumps(manifest, indent=1) + "\n"))
 
 
 main = cli(index, "index")

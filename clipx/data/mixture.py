@@ -19,11 +19,11 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from clipx.config.messages import near
+from clipx.config.messages import did_you_mean
 from clipx.config.registry import option
 from clipx.data.source import BadRecord, Sample, Source, prefetch_samples
 from clipx.data.spec import Classes, Dataset, DataSpec, non_default_values, open_data
-from clipx.errors import ClipxError, ConfigError, placed, require
+from clipx.errors import ClipxError, ConfigError, require, with_location
 
 if TYPE_CHECKING:
     from clipx.data.order import SampleOrder, SourceCount
@@ -65,7 +65,7 @@ class MixtureSpec(DataSpec):
             require(
                 self.held_out in names,
                 f"data.held_out={self.held_out} is not a source: choose one of {', '.join(names)}, or null for all"
-                f"{near(self.held_out, names)}",
+                f"{did_you_mean(self.held_out, names)}",
             )
 
     @property
@@ -90,7 +90,7 @@ class MixtureSpec(DataSpec):
         return Dataset(
             train=Mixture.of({name: data.train for name, data in opened.items()}),
             held_out=Mixture.of(held_out) if held_out else None,
-            classes=_classes([opened[name].classes for name in held_out]),
+            classes=_common_classes([opened[name].classes for name in held_out]),
             published=self.published,
         )
 
@@ -114,13 +114,13 @@ def _open(name: str, source: DataSpec) -> Dataset:
     try:
         return open_data(source)
     except ClipxError as error:
-        raise placed(error, f"data.sources.{name}", [f.name for f in dataclasses.fields(source)]) from None
+        raise with_location(error, f"data.sources.{name}", [f.name for f in dataclasses.fields(source)]) from None
 
 
-def _classes(of_sources: Sequence[Classes | None]) -> Classes | None:
+def _common_classes(by_source: Sequence[Classes | None]) -> Classes | None:
     """Those of the held-out sources, where they are the same in all of them: else a label means several things."""
-    first = of_sources[0] if of_sources else None
-    return first if all(classes == first for classes in of_sources) else None
+    first = by_source[0] if by_source else None
+    return first if all(classes == first for classes in by_source) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,26 +149,26 @@ class Mixture:
         facts = "\n".join(f"{name} {source.fingerprint}" for name, source in zip(self.names, self.sources, strict=True))
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
-    def _place(self, index: int) -> tuple[int, int]:
+    def _locate(self, index: int) -> tuple[int, int]:
         """(source, index in it) of a sample."""
         k = bisect_right(self._ends, index)
         return k, index - (self._ends[k - 1] if k else 0)
 
     def key(self, index: int) -> str:
-        k, own = self._place(index)
-        return self.sources[k].key(own)
+        k, local = self._locate(index)
+        return self.sources[k].key(local)
 
     def read(self, index: int) -> Sample:
-        k, own = self._place(index)
-        return self.sources[k].read(own)
+        k, local = self._locate(index)
+        return self.sources[k].read(local)
 
     def prefetch(self, indices: Sequence[int]) -> None:
         wanted: list[list[int]] = [[] for _ in self.sources]
         for index in indices:
-            k, own = self._place(index)
-            wanted[k].append(own)
-        for source, own_indices in zip(self.sources, wanted, strict=True):
-            prefetch_samples(source, own_indices)
+            k, local = self._locate(index)
+            wanted[k].append(local)
+        for source, local_indices in zip(self.sources, wanted, strict=True):
+            prefetch_samples(source, local_indices)
 
 
 # ----------------------------------------------------------------------------------------------------- the order
@@ -177,7 +177,7 @@ class Mixture:
 class MixedOrder:
     """The endless stream of a mixture's sample indices. `orders` are the sources' own, in the order of their indices.
 
-    A tree of sources: of the first n positions of a node, floor(n·w + phase) are its first branch's, w being that
+    A tree of sources: of the first n positions of a node, floor(n·w + phase) are its left branch's, w being that
     branch's share of the node's weight, exact in integers. So a source's share is exact in the long run, its count
     after any n positions is within log2 of the number of sources (rounded up) of n times its share, and both sides of
     the question, whose is position n and which of theirs is it, take a few integer operations anywhere.
@@ -193,13 +193,13 @@ class MixedOrder:
         self._tree = _tree(range(len(orders)), weights, rng)
 
     def __call__(self, position: int) -> int:
-        k, own = _place(self._tree, position)
-        return self._starts[k] + self.orders[k](own)
+        k, local = _locate(self._tree, position)
+        return self._starts[k] + self.orders[k](local)
 
     def substitute(self, position: int, rng: random.Random) -> int:
         """From the same source, so that bad samples do not shift the shares."""
-        k, own = _place(self._tree, position)
-        return self._starts[k] + self.orders[k].substitute(own, rng)
+        k, local = _locate(self._tree, position)
+        return self._starts[k] + self.orders[k].substitute(local, rng)
 
     def source_counts(self, position: int) -> Mapping[str, SourceCount]:
         """A source that is a mixture itself counts as a whole and in its parts, `a` and `a.b`."""
@@ -213,46 +213,46 @@ class MixedOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fork:
-    """Of the first n positions, (n · share + phase) // whole are those of `one`, the rest are those of `other`."""
+class _Node:
+    """Of the first n positions, (n · numerator + phase) // denominator are those of `left`, the rest of `right`."""
 
-    one: _Fork | int  # an int is a source
-    other: _Fork | int
-    share: int
-    whole: int
+    left: _Node | int  # an int is a source
+    right: _Node | int
+    numerator: int
+    denominator: int
     phase: int
 
-    def before(self, position: int) -> int:
-        """How many of the positions before this one are those of `one`."""
-        return (position * self.share + self.phase) // self.whole
+    def count_left(self, position: int) -> int:
+        """How many of the positions before this one are those of `left`."""
+        return (position * self.numerator + self.phase) // self.denominator
 
 
-def _tree(sources: Sequence[int], weights: Sequence[Fraction], rng: random.Random) -> _Fork | int:
+def _tree(sources: Sequence[int], weights: Sequence[Fraction], rng: random.Random) -> _Node | int:
     if len(sources) == 1:
         return sources[0]
     half = len(sources) // 2
     share = Fraction(sum(weights[:half]), sum(weights))
     phase = rng.randrange(share.denominator)
-    one, other = _tree(sources[:half], weights[:half], rng), _tree(sources[half:], weights[half:], rng)
-    return _Fork(one, other, share.numerator, share.denominator, phase)
+    left, right = _tree(sources[:half], weights[:half], rng), _tree(sources[half:], weights[half:], rng)
+    return _Node(left, right, share.numerator, share.denominator, phase)
 
 
-def _place(tree: _Fork | int, position: int) -> tuple[int, int]:
+def _locate(tree: _Node | int, position: int) -> tuple[int, int]:
     """(source, position in its own stream) of a position."""
     while not isinstance(tree, int):
-        before = tree.before(position)
-        if tree.before(position + 1) > before:
-            tree, position = tree.one, before
+        before = tree.count_left(position)
+        if tree.count_left(position + 1) > before:
+            tree, position = tree.left, before
         else:
-            tree, position = tree.other, position - before
+            tree, position = tree.right, position - before
     return tree, position
 
 
-def _counts(tree: _Fork | int, position: int) -> Iterator[tuple[int, int]]:
-    """(source, how many of the positions before this one are its own)."""
+def _counts(tree: _Node | int, position: int) -> Iterator[tuple[int, int]]:
+    """(source, how many of the positions before this one are that source's)."""
     if isinstance(tree, int):
         yield tree, position
     else:
-        before = tree.before(position)
-        yield from _counts(tree.one, before)
-        yield from _counts(tree.other, position - before)
+        before = tree.count_left(position)
+        yield from _counts(tree.left, before)
+        yield from _counts(tree.right, position - before)

@@ -26,7 +26,7 @@ class SourceCount(NamedTuple):
     """How many samples were drawn from a source, and how many it has."""
 
     samples: int
-    of: int
+    size: int
 
 
 class SampleOrder(Protocol):
@@ -40,16 +40,16 @@ class SampleOrder(Protocol):
         """The index of the sample at a position of the stream."""
 
     def substitute(self, position: int, rng: random.Random) -> int:
-        """A sample drawn by `rng` that may stand at the position, where the one that belongs there cannot be used."""
+        """A sample drawn by `rng` that replaces the one at the position, which cannot be used."""
 
     def source_counts(self, position: int) -> Mapping[str, SourceCount]:
-        """What the positions before this one draw from each source by name; nothing where there is but one."""
+        """The samples that the positions before this one draw from each source, by name; {} of a single source."""
 
 
 class Order:
     """The endless stream of sample indices for shards of the given sizes.
 
-    Positions run on over epochs: position p is place p mod n of epoch p div n, n being the number of samples. With
+    Positions run on over epochs: position p is offset p mod n of epoch p div n, n being the number of samples. With
     `replacement` each position draws from all samples alike, whatever others drew. Streams of one seed that are told
     apart by `stream` have nothing to do with each other.
     Memory: 8 bytes for each sample of two windows, and 32 for each shard.
@@ -68,8 +68,8 @@ class Order:
         self._windows: dict[tuple[int, int], Indices] = {}
 
     def __call__(self, position: int) -> int:
-        epoch, place = (0, position) if self.replacement else divmod(position, self.samples)
-        window, offset = divmod(place, self.window)
+        epoch, in_epoch = (0, position) if self.replacement else divmod(position, self.samples)
+        window, offset = divmod(in_epoch, self.window)
         indices = self._windows.get((epoch, window))
         if indices is None:
             indices = self._draw_block(window) if self.replacement else self._shuffled(epoch, window)
@@ -94,15 +94,15 @@ class Order:
         length = min(self.window, self.samples - start)
         return self._indices(epoch, start + self._rng(epoch, 1 + window).permutation(length))
 
-    def _indices(self, epoch: int, places: Indices) -> Indices:
-        """The samples at places of the shards laid end to end in the epoch's order."""
+    def _indices(self, epoch: int, offsets: Indices) -> Indices:
+        """The samples at offsets into the shards laid end to end in the epoch's order."""
         if self._shards is None or self._shards[0] != epoch:
             shards = self._rng(epoch, 0).permutation(len(self.sizes))
             self._shards = (epoch, shards, np.cumsum(self.sizes[shards]))
         _, shards, ends = self._shards
-        k = np.searchsorted(ends, places, side="right")
+        k = np.searchsorted(ends, offsets, side="right")
         last: Indices = (self.starts + self.sizes)[shards[k]]
-        return last - (ends[k] - places)
+        return last - (ends[k] - offsets)
 
     def _rng(self, epoch: int, purpose: int) -> np.random.Generator:
         entropy = (self.seed, epoch, purpose, *self.stream)

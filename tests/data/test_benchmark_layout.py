@@ -40,14 +40,14 @@ def retrieval(folder: Path) -> Path:
     return folder
 
 
-def theirs(folder: Path) -> Any:
+def clip_benchmark_set(folder: Path) -> Any:
     return build_wds_dataset("x", lambda image: np.array(image.convert("RGB")), "test", str(folder))
 
 
 def test_a_classification_set_has_the_images_labels_names_and_templates_that_clip_benchmark_reads(
     tmp_path: Path,
 ) -> None:
-    expected = theirs(classification(tmp_path))
+    expected = clip_benchmark_set(classification(tmp_path))
     data = spec(tmp_path).open_for_evaluation()
     assert data.held_out is not None and data.classes is not None
     assert list(data.classes.names) == expected.classes
@@ -60,7 +60,7 @@ def test_a_classification_set_has_the_images_labels_names_and_templates_that_cli
 
 
 def test_a_retrieval_set_has_the_images_and_captions_that_clip_benchmark_reads(tmp_path: Path) -> None:
-    expected = theirs(retrieval(tmp_path))
+    expected = clip_benchmark_set(retrieval(tmp_path))
     data = spec(tmp_path).open_for_evaluation()
     assert data.held_out is not None
     assert data.classes is None
@@ -97,18 +97,18 @@ def test_a_set_may_be_in_an_object_store(tmp_path: Path, own_bucket: str) -> Non
         fs.pipe_file(f"{root}/{path.relative_to(tmp_path)}", path.read_bytes())
     data = spec(f"{own_bucket}/set").open_for_evaluation()
     assert data.held_out is not None and data.classes is not None
-    assert [s.label for s in read_all(data.held_out)] == [s.label for s in read_all(_held(tmp_path))]
+    assert [s.label for s in read_all(data.held_out)] == [s.label for s in read_all(_held_out(tmp_path))]
     assert list(data.classes.names) == ["red fox", "owl", "eel"]
 
 
-def _held(folder: Path) -> Any:
+def _held_out(folder: Path) -> Any:
     return spec(folder).open_for_evaluation().held_out
 
 
 def test_a_sample_without_a_label_is_bad_and_named(tmp_path: Path) -> None:
     classification(tmp_path)
     write_tar(tmp_path / "test" / "1.tar", [("x.jpg", jpeg()), ("y.jpg", jpeg(1)), ("y.cls", b"2")])
-    (bad,) = _held(tmp_path).bad
+    (bad,) = _held_out(tmp_path).bad
     assert bad.key.endswith("1.tar:x")
     assert bad.reason == "label is missing or empty"
 
@@ -116,7 +116,7 @@ def test_a_sample_without_a_label_is_bad_and_named(tmp_path: Path) -> None:
 def test_a_label_that_is_no_index_is_bad(tmp_path: Path) -> None:
     classification(tmp_path)
     write_tar(tmp_path / "test" / "1.tar", [("x.jpg", jpeg()), ("x.cls", b"eel")])
-    source = _held(tmp_path)
+    source = _held_out(tmp_path)
     with pytest.raises(BadSample, match="label 'eel' is no index"):
         source.read(sum(source.sizes) - 1)
 

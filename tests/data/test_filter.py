@@ -64,11 +64,11 @@ def test_held_out_samples_are_not_filtered() -> None:
 def test_what_will_be_read_is_passed_on() -> None:
     told: list[Any] = []
 
-    class Ahead(Numbers):
+    class Prefetching(Numbers):
         def prefetch(self, indices: Any) -> None:
             told.append(indices)
 
-    Filtered(Ahead([3]), 1, 1).prefetch([0, 2])
+    Filtered(Prefetching([3]), 1, 1).prefetch([0, 2])
     assert told == [[0, 2]]
 
 

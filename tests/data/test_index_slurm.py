@@ -37,10 +37,12 @@ def array(folder: Path, *parts: int) -> dict[int, str]:
     (folder / "index.sh").write_text(script.replace("1-16", f"1-{PARTS}").replace("/16", f"/{PARTS}"))
     options = ["--exclusive", f"--chdir={folder}", "--output=%a.out"]
     options += [f"--array={','.join(map(str, parts))}"] * bool(parts)
-    job = _told("sbatch", "--parsable", *options, f"{folder}/index.sh")
+    job = _stdout("sbatch", "--parsable", *options, f"{folder}/index.sh")
     end = time.monotonic() + 120
     while time.monotonic() < end:  # `sbatch --wait` would ask after 2 s, 4 s more, 6 s more
-        found = re.findall(r"ArrayTaskId=(\d+) .*?JobState=(\w+)", _told("scontrol", "--oneliner", "show", "job", job))
+        found = re.findall(
+            r"ArrayTaskId=(\d+) .*?JobState=(\w+)", _stdout("scontrol", "--oneliner", "show", "job", job)
+        )
         states = {int(part): state for part, state in found}
         if len(states) == (len(parts) or PARTS) and not {"PENDING", "RUNNING", "COMPLETING"} & set(states.values()):
             return states
@@ -48,7 +50,7 @@ def array(folder: Path, *parts: int) -> dict[int, str]:
     raise AssertionError(f"job {job} does not end: {states}")
 
 
-def _told(*command: str) -> str:
+def _stdout(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 
 
@@ -56,7 +58,7 @@ def output(folder: Path) -> dict[int, str]:
     return {k: (folder / f"{k}.out").read_text() for k in range(1, PARTS + 1)}
 
 
-def whole(folder: Path, manifest: str) -> tuple[dict[str, Any], bool]:
+def read_manifest(folder: Path, manifest: str) -> tuple[dict[str, Any], bool]:
     """The manifest of one process, and whether it had anything to index."""
     done = run(
         sys.executable, "-m", "clipx.data.index", f"shards=@{folder}/shards.txt", f"manifest={folder / manifest}"
@@ -70,11 +72,11 @@ def test_an_array_indexes_what_one_process_would(shards: Path, monkeypatch: pyte
         assert f"indexing: {len(range(k - 1, SHARDS, PARTS))} shards" in text, "a part indexes its own shards only"
     there = {path: path.stat().st_mtime_ns for path in (shards.parent / "cache" / "index").iterdir()}
     assert len(there) == 2 * SHARDS
-    of_array, indexed = whole(shards, "array.json")
+    of_array, indexed = read_manifest(shards, "array.json")
     assert not indexed
     assert {path: path.stat().st_mtime_ns for path in there} == there
     monkeypatch.setenv("CLIPX_CACHE", str(shards.parent / "other"))
-    straight, indexed = whole(shards, "straight.json")
+    straight, indexed = read_manifest(shards, "straight.json")
     assert indexed
     assert of_array == straight
     assert straight["samples"] == sum(range(SHARDS))
@@ -88,4 +90,4 @@ def test_a_part_that_fails_is_a_failed_task_and_can_be_run_again(shards: Path) -
     assert re.search(r"^error: shard \S*00005.tar does not exist: check the path$", output(shards)[theirs], re.M)
     (shards / "00005.tar").write_bytes(content)
     assert array(shards, theirs) == {theirs: "COMPLETED"}, output(shards)
-    assert not whole(shards, "manifest.json")[1], "the other parts were in the cache"
+    assert not read_manifest(shards, "manifest.json")[1], "the other parts were in the cache"

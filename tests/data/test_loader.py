@@ -47,14 +47,14 @@ def assert_same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
 
 
 @pytest.fixture(scope="module")
-def straight() -> list[Batch]:
+def one_run() -> list[Batch]:
     """Two epochs and a bit, uninterrupted, in one process."""
     return batches(SOURCE, 0, 240)
 
 
-def test_a_batch_has_images_tokens_and_indices_of_the_stream(straight: list[Batch]) -> None:
+def test_a_batch_has_images_tokens_and_indices_of_the_stream(one_run: list[Batch]) -> None:
     order = Order(SOURCE.sizes, seed=3, window=30)
-    for step, batch in enumerate(straight):
+    for step, batch in enumerate(one_run):
         assert (batch.image.dtype, batch.image.shape) == (torch.uint8, (12, 3, 12, 12))
         assert batch.image.is_contiguous(memory_format=torch.channels_last)
         assert (batch.tokens.dtype, batch.tokens.shape) == (torch.int64, (12, 16))
@@ -76,14 +76,14 @@ def test_images_belong_to_their_samples() -> None:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("workers", [1, 3])
-def test_batches_are_the_same_for_any_number_of_workers(straight: list[Batch], workers: int) -> None:
-    assert_same(batches(SOURCE, 0, 240, workers=workers), straight)
+def test_batches_are_the_same_for_any_number_of_workers(one_run: list[Batch], workers: int) -> None:
+    assert_same(batches(SOURCE, 0, 240, workers=workers), one_run)
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_the_ranks_batches_are_the_parts_of_the_global_batch(straight: list[Batch], world: int) -> None:
+def test_the_ranks_batches_are_the_parts_of_the_global_batch(one_run: list[Batch], world: int) -> None:
     ranks = [batches(SOURCE, 0, 240, rank=rank, world=world, workers=rank % 2) for rank in range(world)]
-    for step, whole in enumerate(straight):
+    for step, whole in enumerate(one_run):
         parts = [rank[step] for rank in ranks]
         assert_same(
             [
@@ -99,8 +99,8 @@ def test_the_ranks_batches_are_the_parts_of_the_global_batch(straight: list[Batc
 
 
 @pytest.mark.parametrize("step", range(0, 20, 3))
-def test_starting_anywhere_goes_on_as_without_a_stop(straight: list[Batch], step: int) -> None:
-    assert_same(batches(SOURCE, 12 * step, 240), straight[step:])
+def test_starting_anywhere_goes_on_as_without_a_stop(one_run: list[Batch], step: int) -> None:
+    assert_same(batches(SOURCE, 12 * step, 240), one_run[step:])
 
 
 def test_starting_late_reads_nothing_that_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_starting_late_reads_nothing_that_comes_before(monkeypatch: pytest.Monke
     assert len(read) == 24
 
 
-def test_another_seed_gives_other_batches(straight: list[Batch]) -> None:
+def test_another_seed_gives_other_batches(one_run: list[Batch]) -> None:
     order = Order(SOURCE.sizes, seed=3, window=30)  # the same samples, other crops and captions
     other = train_loader(
         SOURCE,
@@ -132,9 +132,9 @@ def test_another_seed_gives_other_batches(straight: list[Batch]) -> None:
         prefetch=2,
         pin=False,
     )
-    for one, two in zip(straight[:10], other, strict=True):
+    for one, two in zip(one_run[:10], other, strict=True):
         assert not torch.equal(one.image, two.image)
-    assert any(not torch.equal(one.tokens, two.tokens) for one, two in zip(straight, other, strict=False))
+    assert any(not torch.equal(one.tokens, two.tokens) for one, two in zip(one_run, other, strict=False))
 
 
 def test_all_captions_of_a_sample_are_drawn_and_views_differ_between_epochs() -> None:
@@ -178,29 +178,29 @@ def test_a_loader_knows_its_number_of_steps() -> None:
 # ------------------------------------------------------------------------------------------------- bad samples
 
 
-def test_a_bad_sample_is_named_and_its_place_taken_by_a_good_one(straight: list[Batch]) -> None:
+def test_a_bad_sample_is_named_and_its_place_taken_by_a_good_one(one_run: list[Batch]) -> None:
     order = Order(SOURCE.sizes, seed=3, window=30)
-    for step, batch in enumerate(straight):
+    for step, batch in enumerate(one_run):
         asked = [order(12 * step + place) for place in range(12)]
         assert len(batch.index) == 12
         assert not set(batch.index.tolist()) & BROKEN
         assert {b.key for b in batch.bad} >= {f"sample {i}" for i in asked if i in BROKEN}
         assert {b.reason for b in batch.bad} <= {"broken on purpose"}
         assert all(i == wanted for i, wanted in zip(batch.index.tolist(), asked, strict=True) if wanted not in BROKEN)
-    assert sum(len(batch.bad) for batch in straight) >= 10  # five in each of two epochs
+    assert sum(len(batch.bad) for batch in one_run) >= 10  # five in each of two epochs
 
 
-def test_a_replacement_is_drawn_by_seed_and_position(straight: list[Batch]) -> None:
+def test_a_replacement_is_drawn_by_seed_and_position(one_run: list[Batch]) -> None:
     order = Order(SOURCE.sizes, seed=3, window=30)
     taken = [
         index
-        for step, batch in enumerate(straight)
+        for step, batch in enumerate(one_run)
         for place, index in enumerate(batch.index.tolist())
         if order(12 * step + place) in BROKEN
     ]
     assert len(set(taken)) > len(taken) // 2, "not always the same one"
     again = batches(SOURCE, 0, 240, window=30)
-    assert [b.index.tolist() for b in again] == [b.index.tolist() for b in straight]
+    assert [b.index.tolist() for b in again] == [b.index.tolist() for b in one_run]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -299,8 +299,8 @@ def test_shards_are_trained_on_by_several_workers(tmp_path: Path) -> None:
         assert torch.equal(batch.tokens, expected)
 
 
-def test_a_batch_goes_through_pickle_and_to_a_device(straight: list[Batch]) -> None:
-    batch = straight[0]
+def test_a_batch_goes_through_pickle_and_to_a_device(one_run: list[Batch]) -> None:
+    batch = one_run[0]
     assert_same([pickle.loads(pickle.dumps(batch)), batch.to(torch.device("cpu"))], [batch, batch])
 
 

@@ -20,7 +20,7 @@ from support import VIT, rows, run, tensors, torchrun
 from clipx.config.registry import CONF_DIR
 from clipx.config.saved import from_dict, to_dict
 from clipx.data.loader import ImageView, train_loader
-from clipx.data.mixture import MixedOrder, Mixture, _classes
+from clipx.data.mixture import MixedOrder, Mixture, _common_classes
 from clipx.data.order import Order
 from clipx.data.spec import Classes
 from clipx.errors import CheckpointError, ConfigError, DataError
@@ -33,7 +33,7 @@ NAMES = ("a", "b", "c", "d")
 WEIGHTS = ("2", "0.3", "1e-2", "5.5")
 
 
-def mixed(weights: Sequence[str] = WEIGHTS, seed: int = 3, sizes: Sequence[Sequence[int]] = SIZES) -> MixedOrder:
+def mixed_order(weights: Sequence[str] = WEIGHTS, seed: int = 3, sizes: Sequence[Sequence[int]] = SIZES) -> MixedOrder:
     orders = [Order(shards, seed, 6, stream=(k,)) for k, shards in enumerate(sizes, 1)]
     return MixedOrder(NAMES[: len(sizes)], orders, [Fraction(w) for w in weights], random.Random(f"{seed}/mixture/()"))
 
@@ -51,7 +51,7 @@ def source_of(order: MixedOrder, index: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("weights", [WEIGHTS, ("1", "1", "1", "1"), ("1e-3", "1", "1e3", "0.1")], ids=str)
 def test_every_stretch_of_the_stream_has_each_sources_share(weights: Sequence[str]) -> None:
-    order = mixed(weights)
+    order = mixed_order(weights)
     total = sum(map(float, weights))
     counts = Counter[int]()
     for position in range(5000):
@@ -62,14 +62,14 @@ def test_every_stretch_of_the_stream_has_each_sources_share(weights: Sequence[st
 
 
 def test_shares_are_exact_in_the_long_run() -> None:
-    order = mixed(("0.1", "0.2", "0.3", "0.4"))
+    order = mixed_order(("0.1", "0.2", "0.3", "0.4"))
     assert {n: d.samples for n, d in order.source_counts(10**15).items()} == {
         "a": 10**14, "b": 2 * 10**14, "c": 3 * 10**14, "d": 4 * 10**14,
     }  # fmt: skip
 
 
 def test_each_source_is_read_in_its_own_order_each_sample_once_a_pass() -> None:
-    order = mixed()
+    order = mixed_order()
     own: dict[int, list[int]] = {k: [] for k in range(4)}
     for position in range(20_000):
         k, index = source_of(order, order(position))
@@ -82,16 +82,16 @@ def test_each_source_is_read_in_its_own_order_each_sample_once_a_pass() -> None:
 
 
 def test_the_order_is_a_pure_function_of_seed_and_position() -> None:
-    straight = [mixed()(position) for position in range(300)]
-    order = mixed()
+    straight = [mixed_order()(position) for position in range(300)]
+    order = mixed_order()
     shuffled = random.Random(0).sample(range(300), 300)
     assert [order(position) for position in shuffled] == [straight[position] for position in shuffled]
-    assert [mixed(seed=4)(position) for position in range(300)] != straight
+    assert [mixed_order(seed=4)(position) for position in range(300)] != straight
 
 
 def test_the_order_of_a_seed_stays_what_it_was() -> None:
     # A run can only be resumed or compared while this holds.
-    order = mixed(("2", "1"), sizes=([3, 2], [4]))
+    order = mixed_order(("2", "1"), sizes=([3, 2], [4]))
     assert [order(position) for position in range(18)] == GOLDEN
 
 
@@ -99,7 +99,7 @@ GOLDEN = [8, 4, 0, 7, 2, 1, 6, 3, 4, 5, 2, 0, 8, 1, 3, 6, 2, 3]
 
 
 def test_sources_of_one_size_are_shuffled_differently() -> None:
-    order = mixed(("1", "1"), sizes=([50], [50]))
+    order = mixed_order(("1", "1"), sizes=([50], [50]))
     own: tuple[list[int], list[int]] = ([], [])
     for position in range(100):
         k, index = source_of(order, order(position))
@@ -108,12 +108,12 @@ def test_sources_of_one_size_are_shuffled_differently() -> None:
 
 
 def test_any_position_costs_the_same() -> None:
-    order = mixed()
+    order = mixed_order()
     assert [0 <= order(position) < order.samples for position in (10**9, 10**12, 10**15)] == [True] * 3
 
 
 def test_one_source_is_that_source() -> None:
-    order = mixed(("3",), sizes=([5, 6],))
+    order = mixed_order(("3",), sizes=([5, 6],))
     alone = Order([5, 6], 3, 6, stream=(1,))
     assert [order(p) for p in range(40)] == [alone(p) for p in range(40)]
 
@@ -155,7 +155,7 @@ def test_ranks_and_workers_share_one_stream(world: int, workers: int) -> None:
 
     def read(rank: int, world: int, workers: int) -> torch.Tensor:
         loader = train_loader(
-            mixture, mixed(("1", "0.4"), sizes=sizes), ImageView(4, [1.0, 1.0], 10**6), Tokenizer(8),
+            mixture, mixed_order(("1", "0.4"), sizes=sizes), ImageView(4, [1.0, 1.0], 10**6), Tokenizer(8),
             seed=0, samples=range(12, 132), batch=12, rank=rank, world=world, workers=workers, prefetch=2, pin=False,
         )  # fmt: skip
         return torch.stack([batch.index for batch in loader])
@@ -166,10 +166,10 @@ def test_ranks_and_workers_share_one_stream(world: int, workers: int) -> None:
 
 def test_labels_mean_something_where_all_held_out_sources_agree() -> None:
     one, two = Classes(["cat"], ["{}"]), Classes(["dog"], ["{}"])
-    assert _classes([one, one]) == one
-    assert _classes([one, two]) is None
-    assert _classes([one, None]) is None
-    assert _classes([]) is None
+    assert _common_classes([one, one]) == one
+    assert _common_classes([one, two]) is None
+    assert _common_classes([one, None]) is None
+    assert _common_classes([]) is None
 
 
 # ------------------------------------------------------------------------------------------------- configuration

@@ -56,7 +56,7 @@ def table(folder: Path, rows: Sequence[tuple[str, str]], ending: str = "csv") ->
     return path
 
 
-def made(source: Path | str, out: Path, **options: Any) -> Source:
+def prepared(source: Path | str, out: Path, **options: Any) -> Source:
     prepare(PrepareSpec(source=str(source), out=str(out), **{"samples_per_shard": 3, **options}))
     return shards(out)
 
@@ -76,7 +76,9 @@ def dropped(out: Path) -> dict[str, str]:
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
 def test_a_table_becomes_shards(tmp_path: Path, ending: str) -> None:
     paths = images(tmp_path / "images")
-    source = made(table(tmp_path, [(f"images/{p.name}", f"picture {p.stem}") for p in paths], ending), tmp_path / "out")
+    source = prepared(
+        table(tmp_path, [(f"images/{p.name}", f"picture {p.stem}") for p in paths], ending), tmp_path / "out"
+    )
     assert source.sizes == [3, 3, 1]
     assert captions(source) == [f"picture {i:03d}" for i in range(7)]
     assert [sample.image for sample in read_all(source)] == [path.read_bytes() for path in paths]
@@ -98,7 +100,7 @@ def test_a_folder_of_images_with_captions_becomes_shards(tmp_path: Path) -> None
         path.with_suffix(".txt").write_text(f"first {i}\n\nsecond {i}\n")
     (tmp_path / "in" / "notes.md").write_text("no image")
     (tmp_path / "in" / "a" / "lonely.png").write_bytes(encode(picture(8, 8), "PNG"))
-    source = made(tmp_path / "in", tmp_path / "out")
+    source = prepared(tmp_path / "in", tmp_path / "out")
     assert captions(source) == [f"first {i}" for i in range(4)]
     assert dropped(tmp_path / "out") == {"lonely.png": "caption is missing"}
     both = WebDatasetSpec(name="x", shards=f"{tmp_path}/out/*.tar", held_out_share=0.0, caption_key="json.captions")
@@ -113,7 +115,7 @@ def test_parquet_with_images_inside_becomes_shards(tmp_path: Path, kind: str, ro
     data = pa.table({"image": column, "text": [f"picture {i}" for i in range(8)], "label": list(range(8))})
     pq.write_table(data, tmp_path / "in.parquet", row_group_size=row_group)
     options = {"image_column": "image", "caption_column": "text", "label_column": "label"}
-    source = made(tmp_path / "in.parquet", tmp_path / "out", **options)
+    source = prepared(tmp_path / "in.parquet", tmp_path / "out", **options)
     assert source.sizes == [3, 3, 2]
     assert captions(source) == [f"picture {i}" for i in range(8)]
     assert [sample.image for sample in read_all(source)] == content
@@ -131,7 +133,7 @@ def test_several_captions_of_a_cell_are_kept(tmp_path: Path) -> None:
     ]
     data = pa.table({"image": [image.read_bytes()], "caption": [["one", "two"]]})
     pq.write_table(data, tmp_path / "b.parquet")
-    made(tmp_path / "b.parquet", tmp_path / "out", image_column="image")
+    prepared(tmp_path / "b.parquet", tmp_path / "out", image_column="image")
     both = WebDatasetSpec(name="x", shards=f"{tmp_path}/out/*.tar", held_out_share=0, caption_key="json.captions")
     assert read_all(both.open().train)[0].captions == ["one", "two"]
 
@@ -147,7 +149,7 @@ def test_what_cannot_be_used_is_dropped_told_and_named(tmp_path: Path, capsys: p
     paths[4].unlink()
     rows = [(p.name, f"picture {p.stem}") for p in paths]
     rows[5] = (rows[5][0], "")
-    source = made(table(tmp_path, rows), tmp_path / "out")
+    source = prepared(table(tmp_path, rows), tmp_path / "out")
     assert captions(source) == ["picture 000", "picture 006", "picture 007"]
     found = dropped(tmp_path / "out")
     assert list(found) == ["table.csv:7", "001.jpg", "002.jpg", "003.jpg", "004.jpg"]
@@ -178,8 +180,8 @@ def test_every_kind_of_image_is_kept_as_it_is_or_made_a_jpeg(tmp_path: Path) -> 
     for name, content in kinds.items():
         (tmp_path / name).write_bytes(content)
     path = table(tmp_path, [(name, name) for name in kinds])
-    assert [s.image for s in read_all(made(path, tmp_path / "kept"))] == list(kinds.values())
-    resized = read_all(made(path, tmp_path / "resized", resize=Resize.keep_ratio, size=20))
+    assert [s.image for s in read_all(prepared(path, tmp_path / "kept"))] == list(kinds.values())
+    resized = read_all(prepared(path, tmp_path / "resized", resize=Resize.keep_ratio, size=20))
     sizes = [decode(sample.image, 10**6).size for sample in resized]
     assert sizes == [(30, 20), (30, 20), (30, 20), (20, 30), (30, 20)]
     assert all(Image.open(io.BytesIO(sample.image)).format == "JPEG" for sample in resized)
@@ -188,7 +190,7 @@ def test_every_kind_of_image_is_kept_as_it_is_or_made_a_jpeg(tmp_path: Path) -> 
 def test_an_image_of_too_many_pixels_is_dropped(tmp_path: Path) -> None:
     images(tmp_path, 2)
     (tmp_path / "001.jpg").write_bytes(encode(picture(200, 200), "PNG"))
-    made(table(tmp_path, [("000.jpg", "a"), ("001.jpg", "b")]), tmp_path / "out", max_pixels=10_000)
+    prepared(table(tmp_path, [("000.jpg", "a"), ("001.jpg", "b")]), tmp_path / "out", max_pixels=10_000)
     assert dropped(tmp_path / "out") == {"001.jpg": "image has 200x200 pixels, more than data.max_pixels=10000"}
 
 
@@ -202,7 +204,7 @@ def test_plain_webdataset_and_open_clip_read_the_shards(tmp_path: Path, monkeypa
     expander = functools.partial(theirs.tar_file_expander, eof_value=None)
     monkeypatch.setattr(theirs, "tar_file_expander", expander)
     paths = images(tmp_path, 12)
-    made(table(tmp_path, [(p.name, f"picture {p.stem}") for p in paths]), tmp_path / "out", samples_per_shard=6)
+    prepared(table(tmp_path, [(p.name, f"picture {p.stem}") for p in paths]), tmp_path / "out", samples_per_shard=6)
     pattern = f"{tmp_path}/out/{{00000..00001}}.tar"
     plain = webdataset.WebDataset(pattern, shardshuffle=False).decode("pilrgb").to_tuple("jpg", "txt", "json")
     found = list(plain)
@@ -268,7 +270,7 @@ def test_the_same_source_makes_the_same_bytes(tmp_path: Path) -> None:
     paths = images(tmp_path)
     path = table(tmp_path, [(p.name, "a picture") for p in paths])
     for out, processes in (("a", 1), ("b", 2)):
-        made(path, tmp_path / out, processes=processes, resize=Resize.center_crop, size=16)
+        prepared(path, tmp_path / out, processes=processes, resize=Resize.center_crop, size=16)
     tars = [[p.read_bytes() for p in sorted((tmp_path / out).glob("*.tar"))] for out in "ab"]
     assert len(tars[0]) == 3
     assert tars[0] == tars[1]
@@ -294,7 +296,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert captions(shards(out)) == [f"picture {p.stem}" for p in paths]
     assert {p: p.stat().st_mtime_ns for p in done} == done, "what was whole is not made again"
     assert not list(out.glob(".0*"))
-    straight = made(path, tmp_path / "straight", resize=Resize.border, size=200)
+    straight = prepared(path, tmp_path / "straight", resize=Resize.border, size=200)
     assert shards(out).fingerprint == straight.fingerprint
 
 
@@ -306,22 +308,22 @@ def test_two_runs_do_not_write_the_same_folder(tmp_path: Path) -> None:
     with (tmp_path / "out" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(DataError, match=r"out=\S+ is being written by another process: wait for it"):
-            made(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")
+            prepared(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")
 
 
 def test_another_source_or_other_options_want_another_folder(tmp_path: Path) -> None:
     images(tmp_path)
     path = table(tmp_path, [("000.jpg", "a")])
-    made(path, tmp_path / "out")
+    prepared(path, tmp_path / "out")
     with pytest.raises(
         ConfigError, match=r"holds shards made otherwise \(resize was no, is border, .*\): give another"
     ):
-        made(path, tmp_path / "out", resize=Resize.border)
+        prepared(path, tmp_path / "out", resize=Resize.border)
     with pytest.raises(ConfigError, match=r"holds shards made otherwise \(source was"):
-        made(table(tmp_path, [("001.jpg", "a")]), tmp_path / "out")
+        prepared(table(tmp_path, [("001.jpg", "a")]), tmp_path / "out")
     write_tar(tmp_path / "mine" / "a.tar", [])
     with pytest.raises(ConfigError, match=r"holds shards that are not of this command"):
-        made(path, tmp_path / "mine")
+        prepared(path, tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
@@ -361,10 +363,10 @@ def test_data_of_images_inside_parquet_names_the_way(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cut.parquet cannot be read as Parquet"):
         CsvSpec(name="x", path=str(tmp_path / "cut.parquet")).open()
     with pytest.raises(DataError, match=r"cut.parquet cannot be read as Parquet"):
-        made(tmp_path / "cut.parquet", tmp_path / "out")
+        prepared(tmp_path / "cut.parquet", tmp_path / "out")
 
 
 def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
     images(tmp_path, 1)[0].write_bytes(b"")
     with pytest.raises(DataError, match=r"all 1 samples were dropped, the first because image is empty: \S+/000.jpg"):
-        made(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")
+        prepared(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")

@@ -24,7 +24,7 @@ from clipx.data.source import Sample
 from clipx.errors import ConfigError, DataError, StorageError
 
 INSIDE = {"image_column": "image", "caption_column": "text"}
-HOW = ReadOptions(("image", "text", None), None, 5.0)
+OPTIONS = ReadOptions(("image", "text", None), None, 5.0)
 SIZES = (3, 0, 7, 2, 1)
 
 
@@ -52,7 +52,7 @@ def hub(tmp_path: Path) -> Path:
     return tmp_path / "hub"
 
 
-def made(source: str, out: Path, **options: Any) -> list[list[str]]:
+def prepared(source: str, out: Path, **options: Any) -> list[list[str]]:
     """The captions in each shard, after a check of the names."""
     prepare(PrepareSpec(source=source, out=str(out), **{"samples_per_shard": 4, **options}))
     return [_captions(path) for path in sorted(out.glob("*.tar"))]
@@ -78,7 +78,7 @@ def numbered(size: int = 4) -> list[list[str]]:
 )  # fmt: skip
 def test_samples_are_numbered_over_all_files(hub: Path, tmp_path: Path, written: str) -> None:
     (hub / "list.txt").write_text("# all\n" + "\n".join(path.name for path in sorted(hub.glob("*.parquet"))))
-    assert made(written.format(hub, hub), tmp_path / "out", **INSIDE) == numbered()
+    assert prepared(written.format(hub, hub), tmp_path / "out", **INSIDE) == numbered()
 
 
 def test_every_file_of_every_kind_is_a_piece(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_every_file_of_every_kind_is_a_piece(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": ["b/1.jpg"], "text": ["c 0"]}), tmp_path / "c.parquet")
     (tmp_path / "d.tsv").write_text("image\ttext\na/0.jpg\td 0\n")
     parquet(tmp_path / "e.parquet", range(2))
-    found = made(f"{tmp_path}/{{a,b}}/t.csv::{tmp_path}/*.parquet::{tmp_path}/d.tsv::{tmp_path}/b", tmp_path / "out", **INSIDE)  # fmt: skip
+    found = prepared(f"{tmp_path}/{{a,b}}/t.csv::{tmp_path}/*.parquet::{tmp_path}/d.tsv::{tmp_path}/b", tmp_path / "out", **INSIDE)  # fmt: skip
     expected = ["a 0", "a 1", "b 0", "b 1", "c 0", "picture 0", "picture 1", "d 0", "b text 0", "b text 1"]
     assert [line for lines in found for line in lines] == [f"{i}: {text}" for i, text in enumerate(expected)]
     with tarfile.open(tmp_path / "out" / "00000.tar") as tar:
@@ -105,7 +105,7 @@ def test_tables_in_a_folder_of_images_are_told(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "in" / "0.jpg").write_bytes(jpeg())
     (tmp_path / "in" / "0.txt").write_text("a picture")
     (tmp_path / "in" / "metadata.csv").write_text("filepath,caption\n")
-    assert made(f"{tmp_path}/in", tmp_path / "out") == [["0: a picture"]]
+    assert prepared(f"{tmp_path}/in", tmp_path / "out") == [["0: a picture"]]
     assert f"{tmp_path}/in holds images: its 1 tables are not read" in capsys.readouterr().err
 
 
@@ -114,7 +114,7 @@ def test_tables_in_a_folder_of_images_are_told(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("size", [1, 2, 5, 13, 100])
 def test_shards_are_cut_over_the_ends_of_files(hub: Path, size: int) -> None:
-    shards = open_raw(f"{hub}/*.parquet", HOW).shards(size)
+    shards = open_raw(f"{hub}/*.parquet", OPTIONS).shards(size)
     found = [[_text(read()) for piece in pieces for _, read in piece.samples()] for pieces in shards]
     assert found == [[line.partition(": ")[2] for line in lines] for lines in numbered(size)]
     assert all(len(pickle.dumps(pieces)) < 2000 for pieces in shards), "what goes to a process is a place, not the data"
@@ -126,14 +126,14 @@ def _text(sample: object) -> str:
 
 
 def test_a_sample_names_its_file_and_row(hub: Path) -> None:
-    keys = [key for piece in open_raw(f"{hub}/*.parquet", HOW).shards(100)[0] for key, _ in piece.samples()]
+    keys = [key for piece in open_raw(f"{hub}/*.parquet", OPTIONS).shards(100)[0] for key, _ in piece.samples()]
     assert keys[2:5] == [f"{hub}/train-0000{k}-of-00005.parquet:{row}" for k, row in ((0, 3), (2, 1), (2, 2))]
 
 
 def test_one_table_is_in_memory_at_a_time(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.csv").write_text("image,text\n" + "".join(f"{i}.jpg,{name}\n" for i in range(100)))
-    shards = open_raw(f"{tmp_path}/*.csv", HOW).shards(40)
+    shards = open_raw(f"{tmp_path}/*.csv", OPTIONS).shards(40)
     assert [len(pieces) for pieces in shards] == [1, 1, 2, 1, 1, 1, 1, 1]
     for pieces in shards:
         assert sum(1 for piece in pieces for _ in piece.samples()) <= 40
@@ -145,26 +145,26 @@ def test_the_same_files_make_the_same_bytes_and_a_lost_shard_again(hub: Path, tm
     def content(out: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (tmp_path / out).glob("*.tar")}
 
-    made(str(hub), tmp_path / "a", processes=1, **INSIDE)
-    made(str(hub), tmp_path / "b", processes=2, **INSIDE)
+    prepared(str(hub), tmp_path / "a", processes=1, **INSIDE)
+    prepared(str(hub), tmp_path / "b", processes=2, **INSIDE)
     assert content("a") == content("b")
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
     (tmp_path / "a" / "00001_stats.json").unlink()
     (tmp_path / "a" / "00001.tar").write_bytes(b"half")
-    made(str(hub), tmp_path / "a", **INSIDE)
+    prepared(str(hub), tmp_path / "a", **INSIDE)
     assert content("a") == content("b")
     again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
     assert [name for name in times if times[name] != again[name]] == ["00001.tar"]
 
 
 def test_another_set_of_files_wants_another_folder(hub: Path, tmp_path: Path) -> None:
-    made(str(hub), tmp_path / "out", **INSIDE)
+    prepared(str(hub), tmp_path / "out", **INSIDE)
     copy = parquet(tmp_path / "moved" / "x.parquet", range(3))
-    first = open_raw(str(hub / "train-00000-of-00005.parquet"), HOW).fingerprint
-    assert open_raw(str(copy), HOW).fingerprint == first, "a file may move"
+    first = open_raw(str(hub / "train-00000-of-00005.parquet"), OPTIONS).fingerprint
+    assert open_raw(str(copy), OPTIONS).fingerprint == first, "a file may move"
     parquet(hub / "train-00002-of-00005.parquet", [3, 4, 5, 6, 8, 7, 9])
     with pytest.raises(ConfigError, match=r"holds shards made otherwise \(source was"):
-        made(str(hub), tmp_path / "out", **INSIDE)
+        prepared(str(hub), tmp_path / "out", **INSIDE)
 
 
 # --------------------------------------------------------------------------------------------------------- errors
@@ -174,14 +174,14 @@ def test_what_cannot_be_read_in_any_file_is_said_before_a_sample_is(hub: Path, t
     last = hub / "train-00004-of-00005.parquet"
     pq.write_table(pa.table({"picture": [b"x"], "text": ["x"]}), last)
     with pytest.raises(ConfigError, match=r"^image_column=image is not a column of \S+00004-of-00005.parquet: it has picture, text"):  # fmt: skip
-        made(str(hub), tmp_path / "out", **INSIDE)
+        prepared(str(hub), tmp_path / "out", **INSIDE)
     last.write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match=r"^source=\S+00004-of-00005.parquet cannot be read as Parquet"):
-        made(str(hub), tmp_path / "out", **INSIDE)
+        prepared(str(hub), tmp_path / "out", **INSIDE)
     last.unlink()
     (hub / "x.csv").write_text("a,b\n")
     with pytest.raises(ConfigError, match=r"image_column=image is not a column of \S+x.csv"):
-        made(str(hub), tmp_path / "out", **INSIDE)
+        prepared(str(hub), tmp_path / "out", **INSIDE)
     assert not (tmp_path / "out").exists()
 
 
@@ -191,13 +191,13 @@ def test_damage_behind_the_footer_names_the_file(hub: Path, tmp_path: Path) -> N
     content[4:60] = bytes(56)  # the header of the first page
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"^\S+train-00002-of-00005.parquet cannot be read \(.*\): check the file"):
-        made(str(hub), tmp_path / "out", **INSIDE)
+        prepared(str(hub), tmp_path / "out", **INSIDE)
 
 
 def test_a_table_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
     for name in "ab":  # of several, so that the first is read again
         (tmp_path / f"{name}.csv").write_text("image,text\n0.jpg,a\n1.jpg,b\n")
-    (pieces,) = open_raw(f"{tmp_path}/*.csv", HOW).shards(10)
+    (pieces,) = open_raw(f"{tmp_path}/*.csv", OPTIONS).shards(10)
     (tmp_path / "a.csv").write_text("image,text\n0.jpg,a\n")
     with pytest.raises(DataError, match=r"source=\S+a.csv changes while it is read"):
         list(pieces[0].samples())
@@ -207,7 +207,7 @@ def test_a_table_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def far(hub: Path, own_bucket: str, proxy: FaultyProxy, endpoint: str) -> str:
+def remote_hub(hub: Path, own_bucket: str, proxy: FaultyProxy, endpoint: str) -> str:
     fs = admin(endpoint)
     for path in sorted(hub.iterdir()):
         fs.put_file(str(path), f"{own_bucket}/{path.name}")
@@ -215,27 +215,28 @@ def far(hub: Path, own_bucket: str, proxy: FaultyProxy, endpoint: str) -> str:
 
 
 def test_parquet_far_away_is_read_through_failing_requests(
-    far: str, hub: Path, proxy: FaultyProxy, tmp_path: Path
+    remote_hub: str, hub: Path, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     proxy.set("some", 4)  # every fourth request fails
-    found = made(f"{far}/train-*.parquet", tmp_path / "far", retry_s=30.0, processes=1, **INSIDE)
-    assert found == made(str(hub), tmp_path / "near", **INSIDE) == numbered()
+    found = prepared(f"{remote_hub}/train-*.parquet", tmp_path / "far", retry_s=30.0, processes=1, **INSIDE)
+    assert found == prepared(str(hub), tmp_path / "near", **INSIDE) == numbered()
 
 
 def test_what_is_far_away_and_cannot_be_read_is_one_line(
-    far: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path
+    remote_hub: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(
         DataError, match=r"^source=s3://\S+/no.parquet cannot be read as Parquet \(.*\): check the file$"
     ):
-        open_raw(f"{far}/no.parquet", HOW)
+        open_raw(f"{remote_hub}/no.parquet", OPTIONS)
     for name, content in {"t.csv": b"image,text\na,b\n", "t.parquet": _paths()}.items():
-        admin(endpoint).pipe_file(f"{far}/{name}", content)
+        admin(endpoint).pipe_file(f"{remote_hub}/{name}", content)
         with pytest.raises(
             ConfigError, match=rf"^source=\S+{name} is a table of paths: copy it to where its images are"
         ):
-            open_raw(f"{far}/{name}", HOW)
-    pieces = open_raw(f"{far}/train-00002-of-00005.parquet", ReadOptions(HOW.columns, None, 1.0)).shards(100)[0]
+            open_raw(f"{remote_hub}/{name}", OPTIONS)
+    options = ReadOptions(OPTIONS.columns, None, 1.0)
+    (pieces,) = open_raw(f"{remote_hub}/train-00002-of-00005.parquet", options).shards(100)
     proxy.set("status", 503)
     with pytest.raises(StorageError, match=r"s3://\S+ cannot be read: for \d+ s the storage failed"):
         list(pieces[0].samples())

@@ -31,7 +31,7 @@ from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import Shards, WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
-from clipx.storage.remote import BLOCK, is_final, persist, read_whole
+from clipx.storage.remote import BLOCK, is_final, read_file, retry
 
 SIZES = (6, 9, 5)
 
@@ -40,12 +40,12 @@ SIZES = (6, 9, 5)
 def proxy(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
     """With a cache of the test's own."""
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
-    forget()
+    clear_caches()
     yield proxy
-    forget()
+    clear_caches()
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """What fsspec and clipx keep for a process."""
     forget_sessions()
     remote._prefetcher.cache_clear()
@@ -78,7 +78,7 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def later(seconds: float, call: functools.partial[None]) -> None:
+def run_later(seconds: float, call: functools.partial[None]) -> None:
     threading.Timer(seconds, call).start()
 
 
@@ -121,7 +121,7 @@ def test_a_shard_that_is_replaced_on_s3_is_indexed_anew(bucket: str, endpoint: s
     other = write_tar(tmp_path / "other.tar", img2dataset(range(100, 106)))
     assert other.stat().st_size == before.size
     admin(endpoint).put_file(str(other), url)
-    forget()
+    clear_caches()
     after = index_shards([url], TXT)[0]
     assert (after.table != before.table, after.digest != before.digest) == (True, True)
 
@@ -202,7 +202,7 @@ def test_a_server_that_knows_no_ranges_is_refused(tmp_path: Path, monkeypatch: p
 # ------------------------------------------------------------------------------------------------------- faults
 
 
-def far_file(bucket: str, **access: float) -> ShardFile:
+def remote_file(bucket: str, **access: float) -> ShardFile:
     (found,) = index_shards([f"{bucket}/00001.tar"], TXT)
     return ShardFile(f"{bucket}/00001.tar", Path(found.table).stem, found.size, Access(**{"retry_s": 20.0, **access}))  # type: ignore[arg-type]
 
@@ -224,7 +224,7 @@ def test_a_storage_that_comes_back_costs_no_sample(bucket: str, proxy: FaultyPro
     source = opened(f"{bucket}/*.tar")
     source.read(0)
     proxy.set(mode, amount)
-    later(1.5, functools.partial(proxy.set, "up"))
+    run_later(1.5, functools.partial(proxy.set, "up"))
     start = time.monotonic()
     assert source.read(7).captions == ["caption 7"]
     assert time.monotonic() - start > 1, "it was tried through the outage"
@@ -256,12 +256,12 @@ def test_an_outage_while_indexing_names_the_url(
 
 def test_indexing_goes_on_through_an_outage(bucket: str, proxy: FaultyProxy) -> None:
     proxy.set("cut", 3000)  # in the middle of a shard
-    later(1.5, functools.partial(proxy.set, "up"))
+    run_later(1.5, functools.partial(proxy.set, "up"))
     assert opened(f"{bucket}/{{00000..00002}}.tar").sizes == list(SIZES)
 
 
 @contextlib.contextmanager
-def asked(proxy: FaultyProxy, requests: int) -> Iterator[None]:
+def counted_requests(proxy: FaultyProxy, requests: int) -> Iterator[None]:
     """So many are made, whatever becomes of them."""
     before = proxy.requests
     yield
@@ -271,16 +271,16 @@ def asked(proxy: FaultyProxy, requests: int) -> Iterator[None]:
 def test_what_will_not_pass_is_not_tried_again(bucket: str, endpoint: str, proxy: FaultyProxy) -> None:
     source = opened(f"{bucket}/*.tar")
     admin(endpoint).rm_file(f"{bucket}/00001.tar")
-    with asked(proxy, 1), pytest.raises(BadSample, match="^shard cannot be read: "):
+    with counted_requests(proxy, 1), pytest.raises(BadSample, match="^shard cannot be read: "):
         source.read(7)
     proxy.set("status", 403)
-    with asked(proxy, 1), pytest.raises(BadSample, match="^shard cannot be read: "):
+    with counted_requests(proxy, 1), pytest.raises(BadSample, match="^shard cannot be read: "):
         source.read(0)
-    forget()  # fsspec's list of the bucket
-    with asked(proxy, 1), pytest.raises(DataError, match=r"shard \S+/00000.tar cannot be opened: "):
+    clear_caches()  # fsspec's list of the bucket
+    with counted_requests(proxy, 1), pytest.raises(DataError, match=r"shard \S+/00000.tar cannot be opened: "):
         opened(f"{bucket}/00000.tar")
     proxy.set("up")
-    forget()
+    clear_caches()
     with pytest.raises(DataError, match=r"shard \S+/00001.tar does not exist: check the path"):
         opened(f"{bucket}/{{00000..00002}}.tar")
 
@@ -295,7 +295,7 @@ def test_a_shard_that_became_shorter_gives_bad_samples(bucket: str, endpoint: st
 
 def test_no_credentials_are_told_at_once(bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody:else")
-    with asked(proxy, 1), pytest.raises(DataError, match=r"shard \S+ cannot be opened: "):
+    with counted_requests(proxy, 1), pytest.raises(DataError, match=r"shard \S+ cannot be opened: "):
         opened(f"{bucket}/00000.tar")
 
 
@@ -313,7 +313,7 @@ def test_pauses_grow_and_leave_the_seeded_draws_alone(monkeypatch: pytest.Monkey
 
     random.seed(5)
     expected = random.Random(5).random()
-    assert persist("s3://b/x", 60, call) == "read"
+    assert retry("s3://b/x", 60, call) == "read"
     assert random.random() == expected
     assert len(pauses) == 6
     for k, pause in enumerate(pauses):
@@ -322,9 +322,9 @@ def test_pauses_grow_and_leave_the_seeded_draws_alone(monkeypatch: pytest.Monkey
 
 def test_local_errors_are_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        read_whole(f"{tmp_path}/none", 60)
+        read_file(f"{tmp_path}/none", 60)
     with pytest.raises(OSError, match="broken"):
-        persist("/local/x", 60, functools.partial(_raise, OSError("broken")))
+        retry("/local/x", 60, functools.partial(_raise, OSError("broken")))
 
 
 class _Answered(Exception):
@@ -460,7 +460,7 @@ def test_the_cache_keeps_its_limit_by_forgetting_what_was_used_longest_ago(bucke
 
 
 def test_what_a_killed_process_left_is_cleared(bucket: str) -> None:
-    file = far_file(bucket, cache_bytes=10**9)
+    file = remote_file(bucket, cache_bytes=10**9)
     place = file.cache_path
     dead = place.with_name(f"{0:032x}.part")
     dead.write_bytes(bytes(100))
@@ -471,7 +471,7 @@ def test_what_a_killed_process_left_is_cleared(bucket: str) -> None:
 
 
 def test_processes_fetch_a_shard_once(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
-    file = far_file(bucket, cache_bytes=10**9)
+    file = remote_file(bucket, cache_bytes=10**9)
     proxy.set("slow", 0.5)
     proxy.requests = 0
     threads = [threading.Thread(target=cache.store, args=(file,)) for _ in range(4)]
@@ -484,7 +484,7 @@ def test_processes_fetch_a_shard_once(bucket: str, proxy: FaultyProxy, tmp_path:
 
 
 def test_a_kill_while_fetching_leaves_no_wrong_file(bucket: str, proxy: FaultyProxy) -> None:
-    file = far_file(bucket, cache_bytes=10**9)
+    file = remote_file(bucket, cache_bytes=10**9)
     _ = file.cache_path.parent
     proxy.set("hang")
     child = os.fork()

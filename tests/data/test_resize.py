@@ -24,7 +24,7 @@ def spec(mode: Resize = Resize.keep_ratio, **options: Any) -> PrepareSpec:
     return PrepareSpec(source="a", out="b", resize=mode, **options)
 
 
-def whole(encoded: bytes, how: PrepareSpec) -> Image.Image:
+def resized_from_full_size(encoded: bytes, how: PrepareSpec) -> Image.Image:
     """By the definition: everything decoded, then resized."""
     image = decode(encoded, how.max_pixels)
     resized = resize(image, how, image.size)
@@ -109,7 +109,7 @@ def test_shrinking_costs_less_than_the_jpeg_that_is_written(
     encoded = encode(photograph, "JPEG", quality=92, subsampling=subsampling)
     how = spec(mode, size=size, quality=95)
     assert _factor(photograph.size, how) > 1
-    straight = whole(encoded, how)
+    straight = resized_from_full_size(encoded, how)
     small = shard_image(encoded, how)
     assert (small.size, small.original) == (straight.size, photograph.size)
     written = opened(encode(straight, "JPEG", quality=95))
@@ -133,7 +133,7 @@ def test_any_size_is_shrunk_to_that_of_the_whole() -> None:
         encoded = jpeg(0, width, height)
         for mode in SCALED:
             how = spec(mode, size=size, only_shrink=False)
-            small, straight = shard_image(encoded, how), whole(encoded, how)
+            small, straight = shard_image(encoded, how), resized_from_full_size(encoded, how)
             assert (small.size, small.original) == (straight.size, (width, height))
             if _factor((width, height), how) > 1 and mode is Resize.keep_ratio:
                 assert fitted((width, height), how) == small.size
@@ -143,7 +143,7 @@ def test_any_size_is_shrunk_to_that_of_the_whole() -> None:
 def test_grey_and_turned_jpegs_are_what_they_are() -> None:
     base = picture(640, 480)
     grey = encode(base.convert("L"), "JPEG")
-    assert decibel(opened(shard_image(grey, spec(size=60)).encoded), whole(grey, spec(size=60))) > 40
+    assert decibel(opened(shard_image(grey, spec(size=60)).encoded), resized_from_full_size(grey, spec(size=60))) > 40
     exif = Image.Exif()
     exif[0x0112] = 6
     turned = shard_image(encode(base, "JPEG", exif=exif), spec(size=60))

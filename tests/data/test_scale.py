@@ -212,7 +212,7 @@ def test_opening_a_data_set_that_was_indexed_before(tmp_path: Path, monkeypatch:
 
 
 @dataclass(frozen=True)
-class StandIn:
+class FakeSource:
     """As many samples as one likes, each with an image of no bytes and a caption of its own."""
 
     sizes: Sequence[int]
@@ -241,7 +241,7 @@ def anonymous(pid: int) -> int:
 def test_a_worker_does_not_grow_over_a_million_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """0.0 MiB a million samples in each of two workers, of 342 MiB with torch; 38 s."""
     monkeypatch.setattr("clipx.data.loader.train_transform", lambda *_: torch.zeros(2, 2, 3, dtype=torch.uint8))
-    source = StandIn([PER_SHARD] * SHARDS, str(tmp_path))
+    source = FakeSource([PER_SHARD] * SHARDS, str(tmp_path))
     batch, total = 1000, 1_000_000
     order = Order(source.sizes, 0, 20_000)  # fifty windows: they come and go often, so that a trend stands out
     loader = train_loader(

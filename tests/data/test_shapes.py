@@ -111,7 +111,7 @@ def scenes() -> Iterator[Scene]:
         yield Scene(**{name: rng.choice(list(values)) for name, values in ALL.items()})
 
 
-def named(text: str) -> dict[str, str]:
+def attributes_of(text: str) -> dict[str, str]:
     """The attributes that a caption names."""
     words = [re.sub(r"^(cross)es$|^(.*[^s])s$", r"\1\2", word) for word in re.findall(r"[a-z]+", text)]
     return {name: word for name, values in ALL.items() for word in words if word in values}
@@ -119,13 +119,13 @@ def named(text: str) -> dict[str, str]:
 
 def test_the_full_caption_names_every_attribute_as_it_is() -> None:
     for scene in scenes():
-        assert named(full_caption(scene)) == {f.name: getattr(scene, f.name) for f in fields(scene)}
+        assert attributes_of(full_caption(scene)) == {f.name: getattr(scene, f.name) for f in fields(scene)}
 
 
 def test_captions_say_nothing_untrue_and_always_name_the_combination() -> None:
     left_out: Counter[str] = Counter()
     for scene in scenes():
-        told = named(caption(scene, random.Random(scene.label)))
+        told = attributes_of(caption(scene, random.Random(scene.label)))
         assert all(getattr(scene, name) == value for name, value in told.items())
         assert {"colour", "texture", "shape"} <= set(told)
         left_out.update(set(ALL) - set(told) - {"count"})

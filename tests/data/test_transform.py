@@ -21,7 +21,7 @@ from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Rando
 from torchvision.transforms.functional import resized_crop
 
 from clipx.data.source import BadSample
-from clipx.data.transform import _random_box, decode, eval_transform, train_transform
+from clipx.data.transform import decode, eval_transform, random_box, train_transform
 
 LIMIT = 10_000_000
 
@@ -253,7 +253,7 @@ SCALES = [(0.9, 1.0), (0.08, 1.0), (0.5, 0.5)]
 def boxes(size: tuple[int, int], scale: tuple[float, float], n: int) -> tuple[np.ndarray, np.ndarray]:
     """(left, top, width, height) of n boxes, ours and torchvision's."""
     rng = random.Random(0)
-    drawn = [_random_box(size, scale, rng) for _ in range(n)]
+    drawn = [random_box(size, scale, rng) for _ in range(n)]
     ours = np.array([(left, top, right - left, bottom - top) for left, top, right, bottom in drawn])
     torch.manual_seed(0)
     image = torch.empty(3, size[1], size[0])
@@ -287,19 +287,17 @@ def test_boxes_of_long_images_are_torchvisions(size: tuple[int, int]) -> None:
 
 
 def test_the_same_random_numbers_give_the_same_box() -> None:
-    assert _random_box((500, 375), (0.5, 1.0), random.Random(7)) == _random_box(
-        (500, 375), (0.5, 1.0), random.Random(7)
-    )
+    assert random_box((500, 375), (0.5, 1.0), random.Random(7)) == random_box((500, 375), (0.5, 1.0), random.Random(7))
 
 
-def trained(encoded: bytes, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
+def train_view(encoded: bytes, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
     out = torch.empty(size, size, 3, dtype=torch.uint8)
     train_transform(encoded, scale, LIMIT, random.Random(seed), out)
     return out.numpy().astype(int)
 
 
 def by_torchvision(image: Image.Image, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
-    left, top, right, bottom = _random_box(image.size, scale, random.Random(seed))
+    left, top, right, bottom = random_box(image.size, scale, random.Random(seed))
     where = (top, left, bottom - top, right - left)
     return np.asarray(resized_crop(image, *where, [size, size], InterpolationMode.BICUBIC)).astype(int)
 
@@ -309,7 +307,7 @@ def by_torchvision(image: Image.Image, size: int, seed: int, scale: tuple[float,
 def test_a_training_crop_is_torchvisions(size: tuple[int, int], kind: str, target: int) -> None:
     encoded = encode(picture(*size), kind)
     for seed in range(10):
-        difference = np.abs(trained(encoded, target, seed) - by_torchvision(decode(encoded, LIMIT), target, seed))
+        difference = np.abs(train_view(encoded, target, seed) - by_torchvision(decode(encoded, LIMIT), target, seed))
         assert difference.max() <= 2  # torch's filter and Pillow's round at other places
         assert difference.mean() < 0.3
 
@@ -322,9 +320,9 @@ def test_a_jpeg_that_is_shrunk_while_it_is_decoded_is_close_to_one_that_is_not(s
     image = Image.fromarray((127.5 + 120 * waves).astype(np.uint8))
     encoded = encode(image, "JPEG", quality=95)
     for seed in range(5):
-        difference = np.abs(trained(encoded, 224, seed) - by_torchvision(decode(encoded, LIMIT), 224, seed))
+        difference = np.abs(train_view(encoded, 224, seed) - by_torchvision(decode(encoded, LIMIT), 224, seed))
         assert difference.mean() < 5
-    plain = [np.abs(trained(encoded, 224, s) - by_torchvision(decode(encoded, LIMIT), 224, s + 9)) for s in range(5)]
+    plain = [np.abs(train_view(encoded, 224, s) - by_torchvision(decode(encoded, LIMIT), 224, s + 9)) for s in range(5)]
     assert np.mean(plain) > 20, "another box is another picture"
 
 
@@ -333,7 +331,7 @@ def test_a_turned_jpeg_is_upright_in_training(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     encoded = encode(picture(90, 60), "JPEG", exif=exif.tobytes())
-    assert np.abs(trained(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2
+    assert np.abs(train_view(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2
 
 
 def segment(kind: int, content: bytes) -> bytes:
@@ -363,19 +361,19 @@ def test_a_note_of_the_orientation_is_found_wherever_it_stands(header: bytes) ->
     plain = encode(picture(90, 60), "JPEG")
     encoded = plain[:2] + header + plain[2:]
     assert decode(encoded, LIMIT).size == (60, 90)
-    assert np.abs(trained(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2
+    assert np.abs(train_view(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_a_jpeg_of_other_colours_is_rgb_in_training(mode: str) -> None:
     encoded = encode(picture(90, 60).convert(mode), "JPEG", quality=95)
-    assert np.abs(trained(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2
+    assert np.abs(train_view(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2
 
 
 def test_a_cut_jpeg_and_one_of_too_many_pixels_are_bad_in_training() -> None:
     encoded = encode(picture(300, 200), "JPEG")
     with pytest.raises(BadSample, match="image cannot be decoded"):
-        trained(encoded[: len(encoded) // 2], 32, 0)
+        train_view(encoded[: len(encoded) // 2], 32, 0)
     with pytest.raises(BadSample, match="image has 300x200 pixels, more than data.max_pixels=59999"):
         train_transform(encoded, (0.9, 1.0), 59_999, random.Random(0), torch.empty(32, 32, 3, dtype=torch.uint8))
 
@@ -417,7 +415,7 @@ def test_an_extreme_panorama_takes_neither_time_nor_memory(size: tuple[int, int]
     # Resized whole it would be 224 x 13,440,000 pixels: 9 GB.
     image = Image.new("RGB", size, (10, 200, 30))
     start = time.perf_counter()
-    for view in (eval_transform(image, 224), trained(encode(image, "PNG"), 224, 0)):
+    for view in (eval_transform(image, 224), train_view(encode(image, "PNG"), 224, 0)):
         assert (view == (10, 200, 30)).all()
     assert time.perf_counter() - start < 2
 
@@ -441,13 +439,13 @@ def test_a_crop_is_written_to_its_place_in_a_batch_and_nowhere_else(kind: str) -
     encoded = encode(picture(300, 200), kind)
     batch = torch.full((3, 48, 48, 3), 7, dtype=torch.uint8)
     train_transform(encoded, (0.5, 1.0), LIMIT, random.Random(3), batch[1])
-    assert (batch[1].numpy() == trained(encoded, 48, 3)).all()
+    assert (batch[1].numpy() == train_view(encoded, 48, 3)).all()
     assert (batch[::2] == 7).all()
 
 
 def test_threads_decode_at_the_same_time() -> None:
     files = [encode(picture(40 * i, 30 * i), "JPEG") for i in range(4, 12)] * 8
-    alone = [trained(encoded, 48, 1) for encoded in files]
+    alone = [train_view(encoded, 48, 1) for encoded in files]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda encoded: trained(encoded, 48, 1), files))
+        together = list(pool.map(lambda encoded: train_view(encoded, 48, 1), files))
     assert all((one == other).all() for one, other in zip(alone, together, strict=True))

@@ -12,7 +12,7 @@ from clipx.data.shards.write import ensure_shards, run_in_pool
 from clipx.data.source import Sample
 from clipx.data.webdataset import Shards
 from clipx.errors import ConfigError, DataError
-from clipx.storage.local import cache_folder, write_whole
+from clipx.storage.local import cache_folder, write_atomically
 
 
 def make(index: int, note: Path) -> Sample:
@@ -28,7 +28,7 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "made"
 
 
-def made(note: Path) -> list[int]:
+def created(note: Path) -> list[int]:
     """What was made since this was last asked."""
     found = sorted(int(path.name) for path in note.iterdir())
     for path in note.iterdir():
@@ -49,13 +49,13 @@ def test_samples_are_written_in_shards(note: Path, samples: int, sizes: list[int
 def test_shards_are_written_once_and_a_lost_one_again(note: Path) -> None:
     ensure = functools.partial(ensure_shards, "folder", functools.partial(make, note=note), 25, per_shard=10, what="x")
     urls = ensure()
-    assert made(note) == list(range(25))
+    assert created(note) == list(range(25))
     assert ensure() == urls
-    assert made(note) == []
+    assert created(note) == []
     before = Path(urls[1]).read_bytes()
     Path(urls[1]).unlink()
     assert ensure() == urls
-    assert made(note) == list(range(10, 20))
+    assert created(note) == list(range(10, 20))
     assert Path(urls[1]).read_bytes() == before
 
 
@@ -65,12 +65,12 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / "file", fails)
+        write_atomically(tmp_path / "file", fails)
     assert list(tmp_path.iterdir()) == []
-    write_whole(tmp_path / "file", lambda path: Path(path).write_text("whole"))
+    write_atomically(tmp_path / "file", lambda path: Path(path).write_text("whole"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / "file", fails)
+        write_atomically(tmp_path / "file", fails)
     assert (tmp_path / "file").read_text() == "whole"
 
 
@@ -82,7 +82,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"file cannot be written \(No space left on device\): make room, or set CLIPX_"
     ):
-        write_whole(tmp_path / "file", full)
+        write_atomically(tmp_path / "file", full)
 
 
 def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.shards.write import run_in_pool, write_members
 from clipx.data.source import BadRecord, BadSample, Sample, caption_text, without_numbers
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage.local import take, write_whole
+from clipx.storage.local import acquire_lock, write_atomically
 
 _FIX = "make room, or give another folder with out=…"
 
@@ -45,10 +45,10 @@ def _write_shard(spec: PrepareSpec, out: Path, job: tuple[int, Sequence[SampleRa
                 dropped.append((origin, str(fault)))
 
     tar = _tar(out, number)
-    write_whole(tar, lambda path: write_members(path, members()), _FIX)
+    write_atomically(tar, lambda path: write_members(path, members()), _FIX)
     reasons = Counter(without_numbers(reason) for _, reason in dropped)
     stats = {"count": count, "successes": count - len(dropped), "status_dict": reasons, "dropped": dropped}
-    write_whole(_stats(tar), lambda path: Path(path).write_text(json.dumps(stats)), _FIX)
+    write_atomically(_stats(tar), lambda path: Path(path).write_text(json.dumps(stats)), _FIX)
 
 
 def _members(name: str, origin: str, sample: Sample, spec: PrepareSpec) -> list[tuple[str, bytes]]:
@@ -90,7 +90,7 @@ def _stats(tar: Path) -> Path:
 
 def prepare(spec: PrepareSpec) -> None:
     """Raises ConfigError where `out` holds shards of another source or of other options."""
-    from clipx.report.console import terminal
+    from clipx.report.console import stdout_console
 
     raw = open_raw(spec.source, ReadOptions(spec.columns, spec.separator, spec.retry_s))
     shards = raw.shards(spec.samples_per_shard)
@@ -101,13 +101,13 @@ def prepare(spec: PrepareSpec) -> None:
     except OSError as error:
         raise ConfigError(f"out={out} cannot be made ({error.strerror}): give a folder that you can write") from None
     with lock:
-        take(lock, f"out={out}")
+        acquire_lock(lock, f"out={out}")
         _check_plan(spec, out, {"source": raw.fingerprint, "shards": len(shards), **_content_options(spec)})
-        for left in out.glob(".[0-9]*.*"):  # of a killed run
-            left.unlink()
+        for partial_file in out.glob(".[0-9]*.*"):  # of a killed run
+            partial_file.unlink()
         jobs = [(k, ranges) for k, ranges in enumerate(shards) if not _stats(_tar(out, k)).is_file()]
         done = len(shards) - len(jobs)
-        console = terminal()
+        console = stdout_console()
         if done:
             console.print(f"{done:,} of {len(shards):,} shards are there from an earlier run")
         from clipx.data import transform  # noqa: F401  # once, before processes are made
@@ -134,9 +134,9 @@ def _check_plan(spec: PrepareSpec, out: Path, plan: dict[str, Any]) -> None:
             f"out={out} holds shards made otherwise ({differences}): give another folder, or delete that one",
         )
         return
-    there = sorted(out.glob("*.tar"))
-    require(not there, f"out={out} holds shards that are not of this command, e.g. {there[:1]}: give another folder")
-    write_whole(path, lambda other: Path(other).write_text(json.dumps(plan, indent=1) + "\n"), _FIX)
+    others = sorted(out.glob("*.tar"))
+    require(not others, f"out={out} holds shards that are not of this command, e.g. {others[:1]}: give another folder")
+    write_atomically(path, lambda other: Path(other).write_text(json.dumps(plan, indent=1) + "\n"), _FIX)
 
 
 def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRecord]) -> None:
@@ -145,7 +145,7 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
 
     from clipx.data.index import IndexSpec, index_shards, summary_table, write_manifest
     from clipx.data.shards.tar import TXT
-    from clipx.report.console import terminal
+    from clipx.report.console import stdout_console
 
     tars = [_tar(out, k) for k in range(shards)]
     stats = [json.loads(_stats(tar).read_text()) for tar in tars]
@@ -154,10 +154,10 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
         *((origin, reason) for stat in stats for origin, reason in stat["dropped"]),
     ]
     lines = [json.dumps({"sample": origin, "reason": reason}) + "\n" for origin, reason in dropped]
-    write_whole(out / "dropped.jsonl", lambda path: Path(path).write_text("".join(lines)), _FIX)
+    write_atomically(out / "dropped.jsonl", lambda path: Path(path).write_text("".join(lines)), _FIX)
     sizes = {tar.name: stat["successes"] for tar, stat in zip(tars, stats, strict=True)}
-    write_whole(out / "sizes.json", lambda path: Path(path).write_text(json.dumps(sizes, indent=1) + "\n"), _FIX)
-    console = terminal()
+    write_atomically(out / "sizes.json", lambda path: Path(path).write_text(json.dumps(sizes, indent=1) + "\n"), _FIX)
+    console = stdout_console()
     total = sum(sizes.values())
     reasons = Counter(without_numbers(reason) for _, reason in dropped)
     table = RichTable(title=f"dropped: {len(dropped):,} of {total + len(dropped):,}; named in {out}/dropped.jsonl")

@@ -23,7 +23,7 @@ from clipx.data.shards.remote import open_sequential
 from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.errors import DataError, require
-from clipx.storage.remote import REQUESTS, file_system, is_local, local_path, persist, refusals_as, said
+from clipx.storage.remote import REQUESTS, error_text, errors_as, file_system, is_local, local_path, retry
 
 if TYPE_CHECKING:
     from pyarrow import Schema
@@ -221,7 +221,9 @@ class ParquetRows(_RowRange):
             with open_sequential(self.url, self.size, self.options.retry_s) as file:
                 yield from self._rows(pq.ParquetFile(file))
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self.url} cannot be read ({said(error)}): check the file, and start again") from None
+            raise DataError(
+                f"{self.url} cannot be read ({error_text(error)}): check the file, and start again"
+            ) from None
 
     def _rows(self, parquet: ParquetFile) -> Iterator[dict[str, Any]]:
         sizes = [parquet.metadata.row_group(k).num_rows for k in range(parquet.num_row_groups)]
@@ -255,8 +257,8 @@ def _open_parquet(url: str, options: ReadOptions) -> RawSource | None:
         not is_local(url) or Path(local_path(url)).is_file(),
         f"source={url} is neither a file nor a folder: check the path",
     )
-    with refusals_as(lambda said: DataError(f"source={url} cannot be read as Parquet ({said}): check the file")):
-        footer = persist(url, options.retry_s, partial(_read_footer, url))
+    with errors_as(lambda reason: DataError(f"source={url} cannot be read as Parquet ({reason}): check the file")):
+        footer = retry(url, options.retry_s, partial(_read_footer, url))
     if footer is not None:
         check_columns(url, footer.schema.names, options.columns, group="")
         if footer.has_images(options.columns[0]):

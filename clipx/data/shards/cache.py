@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from clipx.errors import DataError, require
-from clipx.storage.local import cache_folder, made
-from clipx.storage.remote import BLOCK, is_local, read_range, said
+from clipx.storage.local import cache_folder, ensure_folder
+from clipx.storage.remote import BLOCK, error_text, is_local, read_range
 
 Span = tuple[int, int]
 """(first byte, number of bytes)"""
@@ -45,7 +45,7 @@ class Access:
 def _cache_dir(path: str | None) -> Path:
     if path is None:
         return cache_folder("shards")
-    return made(Path(path).expanduser(), f"data.cache_dir={path}", "give")
+    return ensure_folder(Path(path).expanduser(), f"data.cache_dir={path}", "give")
 
 
 def check_access(retry_s: float, cache_gb: float) -> None:
@@ -116,7 +116,7 @@ def _store_in_background(file: ShardFile) -> None:
             store(file)
         except (DataError, OSError) as error:
             background.not_before = time.monotonic() + _PAUSE
-            print(f"{file.url} is not cached: {said(error)}", file=sys.stderr)
+            print(f"{file.url} is not cached: {error_text(error)}", file=sys.stderr)
         finally:
             background.fetching.release()
 
@@ -154,15 +154,15 @@ def store(file: ShardFile) -> None:
             raise
 
 
-def _make_room(folder: Path, mine: Path, size: int, limit: int) -> bool:
-    """Deletes what was used longest ago, and what a killed process left. Open files stay readable.
+def _make_room(folder: Path, part: Path, size: int, limit: int) -> bool:
+    """Deletes the files used longest ago, and those that a killed process left. Open files stay readable.
 
-    Only files with names that the cache gives: its folder may hold others' shards.
+    Only files with names that the cache gives are deleted: its folder may hold others' shards.
     """
-    files = {p: p.stat() for p in folder.iterdir() if _CACHED_NAME.fullmatch(p.name) and p != mine}
+    files = {p: p.stat() for p in folder.iterdir() if _CACHED_NAME.fullmatch(p.name) and p != part}
     for path in [p for p in files if p.suffix == ".part"]:
-        with path.open("rb") as left, contextlib.suppress(OSError):
-            fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with path.open("rb") as orphan, contextlib.suppress(OSError):
+            fcntl.flock(orphan, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
             del files[path]
     held = sum(stat.st_size for stat in files.values())

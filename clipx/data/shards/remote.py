@@ -12,7 +12,7 @@ from typing import IO, Any
 from clipx.data.shards.cache import ShardFile, Span, read_cached
 from clipx.data.source import BadSample
 from clipx.errors import DataError
-from clipx.storage.remote import BLOCK, REQUESTS, file_system, is_local, local_path, read_range, said
+from clipx.storage.remote import BLOCK, REQUESTS, error_text, file_system, is_local, local_path, read_range
 
 
 def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
@@ -60,7 +60,7 @@ def fetch(file: ShardFile, offset: int, size: int) -> bytes:
             prefetch_spans(reader, [])  # nor will those be read that wait behind it
         raise
     except Exception as error:  # a remote file system raises what its library does
-        raise BadSample(f"shard cannot be read: {said(error)}") from None
+        raise BadSample(f"shard cannot be read: {error_text(error)}") from None
     if len(span) < size:
         raise BadSample("shard is shorter than its index says")
     return span

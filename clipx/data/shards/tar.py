@@ -13,8 +13,8 @@ from clipx.data.source import MAX_BYTES, MAX_TEXT
 COLUMNS = {"jpg": 0, "jpeg": 0, "png": 0, "webp": 0, "txt": 1, "json": 2, "cls": 3}  # the only members ever read
 IMAGE, TXT, JSON, CLS = range(4)
 _MISSING = (0, -1)
-_MOST = (MAX_BYTES, MAX_TEXT, MAX_TEXT, MAX_TEXT)  # bytes of a member, by column
-_HEADER = 1 << 20  # bytes that a header, its long names included, may have
+_MAX_MEMBER_BYTES = (MAX_BYTES, MAX_TEXT, MAX_TEXT, MAX_TEXT)  # bytes of a member, by column
+_MAX_HEADER_BYTES = 1 << 20  # bytes that a header, its long names included, may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class TarSample:
         for columns, what in (((IMAGE,), "image"), (captions, "label" if captions == (CLS,) else "caption")):
             if all(row[column][1] <= 0 for column in columns):
                 return f"{what} is missing or empty"
-        for (_, size), ending, most in zip(row, ("image", "txt", "json", "cls"), _MOST, strict=True):
-            if size > most:
-                return f"{ending} is larger than {most >> 20} MiB"
+        for (_, size), ending, limit in zip(row, ("image", "txt", "json", "cls"), _MAX_MEMBER_BYTES, strict=True):
+            if size > limit:
+                return f"{ending} is larger than {limit >> 20} MiB"
         return None
 
 
@@ -46,14 +46,14 @@ def scan(url: str, size: int, retry_s: float) -> tuple[list[TarSample], str | No
 
     Members of a sample need not be neighbours, as they are not in a tar of an unsorted folder.
     """
-    entries: list[TarSample] = []
+    samples: list[TarSample] = []
     newest: dict[str, TarSample] = {}
     try:
-        with open_sequential(url, size, retry_s) as file, _tar(_Headers(file)) as tar:
+        with open_sequential(url, size, retry_s) as file, _open_tar(file) as tar:
             while (member := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every header
                 if member.size < 0 or member.offset_data + member.size > size:
-                    return entries, f"is cut off inside {member.name}"
+                    return samples, f"is cut off inside {member.name}"
                 folder, slash, base = member.name.rpartition("/")
                 stem, _, ending = base.partition(".")
                 name, ending = f"{folder}{slash}{stem}", ending.lower()
@@ -61,17 +61,18 @@ def scan(url: str, size: int, retry_s: float) -> tuple[list[TarSample], str | No
                     continue
                 if name not in newest or ending in newest[name].members:  # or another sample of the same name
                     newest[name] = TarSample(name)
-                    entries.append(newest[name])
+                    samples.append(newest[name])
                 newest[name].members[ending] = (member.offset_data, member.size)
-            return entries, _end_damage(file, tar.offset)
+            return samples, _end_damage(file, tar.offset)
     except (tarfile.TarError, RecursionError) as error:  # tarfile calls itself for each header before a member's own
-        if entries:
-            return entries, f"is cut off or damaged after {entries[-1].name} ({error})"
-        return entries, f"cannot be read as an uncompressed tar: {error}"
+        if samples:
+            return samples, f"is cut off or damaged after {samples[-1].name} ({error})"
+        return samples, f"cannot be read as an uncompressed tar: {error}"
 
 
-def _tar(file: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=file, mode="r:")  # r: no gzip bomb
+def _open_tar(file: IO[bytes]) -> tarfile.TarFile:
+    headers: Any = _Headers(file)
+    return tarfile.open(fileobj=headers, mode="r:")  # r: no gzip bomb
 
 
 class _Headers:
@@ -81,7 +82,7 @@ class _Headers:
         self._file, self.tell, self.seek = file, file.tell, file.seek
 
     def read(self, size: int) -> bytes:
-        if size > _HEADER:
+        if size > _MAX_HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {size:,} bytes")
         return self._file.read(size)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage.remote import file_system, is_local, persist, read_whole, refusals_as, said
+from clipx.storage.remote import error_text, errors_as, file_system, is_local, read_file, retry
 from clipx.storage.url import check_url
 
 _RETRY_S = 30.0  # of listing, at the start of a run, where somebody watches
@@ -49,9 +49,9 @@ def _part(part: str, key: str, what: str) -> list[str]:
 def _lines(url: str, key: str) -> list[str]:
     """The URLs in a list: one a line; empty lines and those from # on are left out."""
     try:
-        text = read_whole(url if "://" in url else os.path.expanduser(url), _RETRY_S).decode("utf-8-sig")  # noqa: PTH111
+        text = read_file(url if "://" in url else os.path.expanduser(url), _RETRY_S).decode("utf-8-sig")  # noqa: PTH111
     except (OSError, ValueError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else said(error)
+        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error_text(error)
         raise ConfigError(f"{key}=@{url} cannot be read ({reason}): give a text file with a URL on each line") from None
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     require(bool(lines), f"{key}=@{url} is empty: write a path or URL on each line")
@@ -73,5 +73,5 @@ def _glob(url: str) -> list[str]:
         return sorted(fs.unstrip_protocol(found) for found in fs.glob(path))
 
     fix = "check the path" if is_local(url) else "check the URL and the credentials"
-    with refusals_as(lambda said: DataError(f"{url} cannot be listed ({said}): {fix}")):
-        return persist(url, _RETRY_S, call)
+    with errors_as(lambda reason: DataError(f"{url} cannot be listed ({reason}): {fix}")):
+        return retry(url, _RETRY_S, call)

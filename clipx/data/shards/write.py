@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from clipx.data.source import Sample
 from clipx.errors import DataError
-from clipx.storage.local import cache_folder, write_whole
+from clipx.storage.local import cache_folder, write_atomically
 
 MakeSample = Callable[[int], Sample]
 T = TypeVar("T")
@@ -30,9 +30,9 @@ def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, w
 
     Sample i of `samples` is `make(i)`, alone of what it depends on, so any shard can be written again at any time.
     """
-    place = cache_folder(folder)
+    root = cache_folder(folder)
     starts = range(0, samples, per_shard)
-    paths = {place / f"{i:06d}.tar": range(start, min(samples, start + per_shard)) for i, start in enumerate(starts)}
+    paths = {root / f"{i:06d}.tar": range(start, min(samples, start + per_shard)) for i, start in enumerate(starts)}
     missing = [(path, indices) for path, indices in paths.items() if not path.is_file()]
     run_in_pool(partial(_write_shard, make=make), missing, f"writing {what}")
     return [str(path) for path in paths]
@@ -67,30 +67,27 @@ def _with_progress(done: Iterable[object], what: str, total: int) -> Iterator[ob
 
         yield from track(done, what, total, console=Console(stderr=True))
         return
-    told = time.monotonic()
+    reported = time.monotonic()
     print(f"{what}: {total:,} shards", file=sys.stderr, flush=True)
     for count, item in enumerate(done, start=1):
-        if time.monotonic() - told > _PROGRESS_EVERY:
-            told = time.monotonic()
+        if time.monotonic() - reported > _PROGRESS_EVERY:
+            reported = time.monotonic()
             print(f"{what}: {count:,} of {total:,} shards", file=sys.stderr, flush=True)
         yield item
 
 
 def _write_shard(item: tuple[Path, range], make: MakeSample) -> None:
     path, indices = item
-    write_whole(path, partial(_write_tar, indices=indices, make=make))
+    write_atomically(path, lambda temporary: write_members(temporary, _members(indices, make)))
 
 
-def _write_tar(path: str, indices: range, make: MakeSample) -> None:
-    def members() -> Iterator[tuple[str, bytes]]:
-        for index in indices:
-            sample = make(index)
-            meta = {"captions": list(sample.captions), "label": sample.label}
-            yield f"{index:09d}.jpg", sample.image
-            yield f"{index:09d}.json", json.dumps(meta).encode()
-            yield f"{index:09d}.txt", sample.captions[0].encode()
-
-    write_members(path, members())
+def _members(indices: range, make: MakeSample) -> Iterator[tuple[str, bytes]]:
+    for index in indices:
+        sample = make(index)
+        meta = {"captions": list(sample.captions), "label": sample.label}
+        yield f"{index:09d}.jpg", sample.image
+        yield f"{index:09d}.json", json.dumps(meta).encode()
+        yield f"{index:09d}.txt", sample.captions[0].encode()
 
 
 def write_members(path: str, members: Iterable[tuple[str, bytes]]) -> None:
