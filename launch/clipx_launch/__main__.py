@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from clipx.cli import print_error
-from clipx.errors import ClipxError, ConfigError, Exit
+from clipx.errors import ClipxError, ConfigError, Exit, require
+from clipx_launch import print_script
+from clipx_launch.commands import logs, results, status
+from clipx_launch.commands.best import print_best
+from clipx_launch.commands.cancel import cancel
+from clipx_launch.commands.resume import resume
 
 
 class _Parser(argparse.ArgumentParser):
@@ -21,9 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code; an error is one line."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["script"]:  # whose words are Hydra's
-        from clipx_launch.print_script import main as script
-
-        return script(words[1:])
+        return print_script.main(words[1:])
     try:
         _run(_parser().parse_args(words))
     except ClipxError as error:
@@ -39,22 +42,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> _Parser:
     parser = _Parser("clipx-sweep", description="What came of a sweep, and what is to become of it.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    status = commands.add_parser("status", help="a table of the runs under some folders, swept or not")
-    status.add_argument("folders", type=Path, nargs="*", default=[Path("outputs")], metavar="FOLDER")
-    how = status.add_mutually_exclusive_group()
-    how.add_argument("--watch", action="store_true", help="again every few seconds, until all have ended")
-    how.add_argument("--json", action="store_true", help="one JSON document")
-    logs = _sweep_command(commands, "logs", "what a point's ranks wrote; without a POINT, those of all that failed")
-    logs.add_argument("points", nargs="*", metavar="POINT", help="its number, or its folder")
-    logs.add_argument("--rank", type=int, help="of this rank alone; with torchrun, of this node")
-    logs.add_argument("--follow", action="store_true", help="and what comes, until the points have ended")
-    logs.add_argument("--lines", type=int, default=30, metavar="N", help="the last N of each log; 0: all (default 30)")
-    cancel = _sweep_command(commands, "cancel", "ends points that wait or run; what they trained is saved")
-    cancel.add_argument("points", nargs="*", metavar="POINT", help="its number, or its folder; none: all")
+    command = commands.add_parser("status", help="a table of the runs under some folders, swept or not")
+    command.add_argument("folders", type=Path, nargs="*", default=[Path("outputs")], metavar="FOLDER")
+    output = command.add_mutually_exclusive_group()
+    output.add_argument("--watch", action="store_true", help="again every few seconds, until all have ended")
+    output.add_argument("--json", action="store_true", help="one JSON document")
+    command = _sweep_command(commands, "logs", "what a point's ranks wrote; without a POINT, those of all that failed")
+    command.add_argument("points", nargs="*", metavar="POINT", help="its number, or its folder")
+    command.add_argument("--rank", type=int, help="of this rank alone; with torchrun, of this node")
+    command.add_argument("--follow", action="store_true", help="and what comes, until the points have ended")
+    command.add_argument("--lines", type=int, default=30, metavar="N", help="last N of each log; 0: all (default 30)")
+    command = _sweep_command(commands, "cancel", "ends points that wait or run; what they trained is saved")
+    command.add_argument("points", nargs="*", metavar="POINT", help="its number, or its folder; none: all")
     _sweep_command(commands, "resume", "starts points again that failed, or were cancelled, stopped or lost")
     best = _sweep_command(commands, "best", "the best point by a metric")
-    results = _sweep_command(commands, "results", "a row for each point: results.csv, results.parquet and results.png")
-    for command in (best, results):
+    table = _sweep_command(commands, "results", "a row for each point: results.csv, results.parquet and results.png")
+    for command in (best, table):
         command.add_argument("--metric", help="such as eval/zeroshot/top1 (default: the first headline number)")
         command.add_argument("--lowest", action="store_true", help="the lowest is the best, as it always is of a loss")
     best.add_argument("--json", action="store_true", help="one JSON document")
@@ -71,30 +74,17 @@ def _sweep_command(commands: argparse._SubParsersAction[_Parser], name: str, tex
 def _run(arguments: argparse.Namespace) -> None:
     match arguments.command:
         case "status":
-            from clipx_launch.commands import status
-
             status.show(arguments.folders, arguments.watch, arguments.json)
         case "logs":
-            from clipx_launch.commands import logs
-
-            if arguments.lines < 0:
-                raise ConfigError(f"--lines={arguments.lines} must be 0 (all) or more")
+            require(arguments.lines >= 0, f"--lines={arguments.lines} must be 0 (all) or more")
             logs.show(arguments.sweep, arguments.points, arguments.rank, arguments.lines, arguments.follow)
         case "cancel":
-            from clipx_launch.commands.cancel import cancel
-
             cancel(arguments.sweep, arguments.points)
         case "resume":
-            from clipx_launch.commands.resume import resume
-
             resume(arguments.sweep)
         case "best":
-            from clipx_launch.commands.best import best
-
-            best(arguments.sweep, arguments.metric, arguments.lowest, arguments.json)
+            print_best(arguments.sweep, arguments.metric, arguments.lowest, arguments.json)
         case _:
-            from clipx_launch.commands import results
-
             results.write(arguments.sweep, arguments.metric, arguments.lowest)
 
 

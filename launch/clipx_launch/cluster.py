@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from clipx.errors import ClipxError, require
 from clipx_launch.options import SlurmSpec
@@ -103,10 +104,16 @@ def max_array_size() -> int:
     return int(found[1]) if found else DEFAULT_ARRAY_SIZE
 
 
-def queued_jobs() -> dict[str, str]:
-    """The state of each of this user's jobs that wait or run, by 123 or 123_4."""
-    lines = run_slurm("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i|%T").splitlines()
-    return dict(line.split("|") for line in lines)
+class Job(NamedTuple):
+    state: str  # SLURM's word
+    reason: str = ""
+
+
+def queued_jobs(user: int | None = None) -> dict[str, Job]:
+    """The jobs of a user, by default this one, that wait or run, by 123 or 123_4."""
+    user = os.getuid() if user is None else user
+    lines = run_slurm("squeue", "--noheader", "--array", f"--user={user}", "--format=%i|%T|%r").splitlines()
+    return {name: Job(*words) for name, *words in (line.split("|", 2) for line in lines)}
 
 
 def final_states(ids: Collection[str]) -> dict[str, str]:

@@ -21,7 +21,6 @@ from hydra.types import HydraContext
 from clipx.config.compose import checked
 from clipx.errors import ConfigError, Exit, Stopped
 from clipx.storage.local import ensure_folder
-from clipx.trainer.spec import RunSpec
 from clipx_launch import snapshot
 from clipx_launch.options import LocalSpec
 from clipx_launch.point import Result, launch_dir
@@ -44,12 +43,7 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
 
 def start(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
     """`launch` without composing."""
-
-    def rule(run: RunSpec) -> None:
-        spec.network.check(run.distributed.device)
-        run.data.check_ranks(spec.world)
-
-    sweep.check(rule, dict)
+    sweep.check(spec)
     devices = _devices()
     cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.pending)
     wanted = 0 if cpu or not devices else spec.parallelism * spec.tasks

@@ -55,6 +55,15 @@ class LaunchSpec:
         """Of every process: the network's, and `environment`."""
         return {**self.network.variables(), **self.environment}
 
+    @property
+    def world(self) -> int:
+        """Ranks of a point."""
+        raise NotImplementedError
+
+    def check(self, distributed: DistributedSpec) -> None:
+        """Raises ConfigError where these options and a run's contradict each other."""
+        self.network.check(distributed.device)
+
 
 @option("launcher")
 @dataclass(kw_only=True, slots=True)
@@ -134,21 +143,19 @@ class SlurmSpec(LaunchSpec):
 
     @property
     def world(self) -> int:
-        """Ranks of a point."""
         return self.nodes * self.tasks_per_node
 
     def check(self, distributed: DistributedSpec) -> None:
-        """Raises ConfigError where the job's devices and the run's contradict each other."""
-        place = f"hydra.launcher.gpus_per_node={self.gpus_per_node}"
+        gpus = f"hydra.launcher.gpus_per_node={self.gpus_per_node}"
         own = any(word in key for key in self.sbatch for word in ("gpu", "gres"))
         cpu = distributed.device == "cpu"
         require(
             not (cpu and self.gpus_per_node),
-            f"distributed.device=cpu leaves the GPUs of {place} idle: add hydra.launcher.gpus_per_node=0",
+            f"distributed.device=cpu leaves the GPUs of {gpus} idle: add hydra.launcher.gpus_per_node=0",
         )
         require(
             not (distributed.device == "cuda" and self.gpus_per_node == 0 and not own),
-            f"distributed.device=cuda, but {place}: ask for GPUs, or use distributed=cpu",
+            f"distributed.device=cuda, but {gpus}: ask for GPUs, or use distributed=cpu",
         )
         self.network.check("cpu" if cpu or not (self.gpus_per_node or own) else distributed.device)
 
@@ -172,7 +179,6 @@ class LocalSpec(LaunchSpec):
 
     @property
     def world(self) -> int:
-        """Ranks of a point."""
         return self.tasks
 
 
@@ -205,5 +211,4 @@ class TorchrunSpec(LaunchSpec):
 
     @property
     def world(self) -> int:
-        """Ranks of a point."""
         return self.nodes * self.tasks_per_node

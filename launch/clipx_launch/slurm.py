@@ -19,7 +19,6 @@ from submitit.slurm.slurm import SlurmExecutor
 from clipx.config.compose import checked
 from clipx.errors import require
 from clipx.storage.local import ensure_folder
-from clipx.trainer.spec import RunSpec
 from clipx_launch import cluster, snapshot
 from clipx_launch.options import SlurmSpec
 from clipx_launch.point import launch_dir
@@ -48,12 +47,7 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
 
 def start(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:
     """`launch` without composing."""
-
-    def rule(run: RunSpec) -> None:
-        spec.check(run.distributed)
-        run.data.check_ranks(spec.world)
-
-    sweep.check(rule, dict if spec.dry_run else cluster.queued_jobs)
+    sweep.check(spec, tuple if spec.dry_run else cluster.queued_jobs)
     if spec.dry_run:
         code = snapshot.environment(None) | ({"PYTHONPATH": "<a copy of the code>"} if spec.snapshot else {})
         print(sbatch_script(spec, sweep.folder, _folders(sweep.pending), code), end="")
@@ -193,6 +187,6 @@ def _print_summary(sweep: Sweep) -> None:
 
 def _job_states(ids: Collection[str]) -> dict[str, str]:
     """Of jobs that wait or run, and of those that did, how SLURM says they ended."""
-    waiting = cluster.queued_jobs()
-    gone = [name for name in ids if name not in waiting]
-    return waiting | dict.fromkeys(gone, "GONE") | cluster.final_states(gone)
+    queued = {name: job.state for name, job in cluster.queued_jobs().items()}
+    gone = [name for name in ids if name not in queued]
+    return queued | dict.fromkeys(gone, "GONE") | cluster.final_states(gone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,17 +83,18 @@ class Sweep:
                 sweep.errors[point.index] = error
         return sweep
 
-    def check(self, rule: Callable[[RunSpec], None], states: Callable[[], dict[str, str]]) -> None:
-        """Holds each point to the launcher's `rule`. Raises ConfigError, which lists all points that cannot run.
+    def check(self, spec: LaunchSpec, queued: Callable[[], Collection[str]] = tuple) -> None:
+        """Checks each point against the launcher's options. Raises ConfigError, which lists all that cannot run.
 
-        `states` gives the jobs in the queue: points that are there are left to themselves.
+        `queued` returns the ids of the jobs that wait or run: their points are neither checked nor launched again.
         """
-        waiting = states() if any(p.previous and p.previous.job_id for p in self.planned) else {}
+        waiting = queued() if any(p.previous and p.previous.job_id for p in self.planned) else ()
         self.queued = [p for p in self.planned if p.previous and p.previous.job_id in waiting and not p.finished]
         self.pending = [p for p in self.planned if not p.finished and p not in self.queued]
         for planned in self.pending:
             try:
-                rule(planned.spec)
+                spec.check(planned.spec.distributed)
+                planned.spec.data.check_ranks(spec.world)
                 RunDir(planned.point.folder).claim(planned.spec)
             except ClipxError as error:
                 self.errors[planned.point.index] = error

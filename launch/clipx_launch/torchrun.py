@@ -13,7 +13,6 @@ from hydra.types import HydraContext
 from clipx.config import plugins
 from clipx.config.compose import checked
 from clipx.errors import require
-from clipx.trainer.spec import RunSpec
 from clipx_launch.options import TorchrunSpec
 from clipx_launch.sbatch_script import SIGNALS, exports
 from clipx_launch.sweep import Overrides, Planned, Sweep
@@ -43,12 +42,7 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
         "each, or sweep by clipx_slurm",
     )
     sweep = Sweep.compose(context, config, overrides, first)
-
-    def rule(run: RunSpec) -> None:
-        spec.network.check(run.distributed.device)
-        run.data.check_ranks(spec.world)
-
-    sweep.check(rule, dict)
+    sweep.check(spec)
     print(script(spec, sweep.planned[0]), end="")
     return sweep.job_returns(ended=False)
 

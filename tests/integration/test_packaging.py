@@ -13,7 +13,9 @@ import pytest
 import yaml
 from support import NEEDED, SMALL, run
 
+import clipx_launch
 from clipx.config.registry import CONF_DIR
+from hydra_plugins import clipx_launcher
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +62,11 @@ def test_the_wheel_holds_the_package_its_configuration_and_its_merges(wheel: Pat
     assert len(lists) == 4 and lists <= names  # ImageNet's names, two lists of templates, and whose they are
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
+
+
+def test_a_checkout_runs_the_launchers_of_its_launch_folder() -> None:
+    assert Path(clipx_launch.__file__).parent == ROOT / "launch/clipx_launch"
+    assert Path(clipx_launcher.__file__).parent == ROOT / "launch/hydra_plugins"
 
 
 def test_every_option_composes_from_the_installed_wheel(installed: Path, tmp_path: Path) -> None:

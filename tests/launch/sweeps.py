@@ -32,7 +32,7 @@ def make_sweep(
         run = small(folder / f"{index}", *common, *own)
         point = Point(folder=folder / f"{index}", index=index, overrides=[*common, *own], content=config_hash(run))
         sweep.planned.append(Planned(point, run))
-    sweep.check(lambda run: None, dict)
+    sweep.check(LocalSpec())
     for planned in sweep.planned:
         planned.point.create(planned.spec)
     (folder / ".launch").mkdir(exist_ok=True)

@@ -28,7 +28,7 @@ from support import SMALL, VIT, small, tensors
 
 from clipx.trainer.trainer import Trainer
 from clipx_launch import cluster, slurm
-from clipx_launch.options import SlurmSpec
+from clipx_launch.options import LocalSpec, SlurmSpec
 from clipx_launch.point import Point, config_hash
 from clipx_launch.sweep import Planned, Sweep
 
@@ -180,7 +180,7 @@ def test_a_sweep_beyond_the_clusters_arrays_is_several_that_keep_to_its_parallel
         spec = small(tmp_path / f"{seed}", f"seed={seed}")
         point = Point(folder=tmp_path / f"{seed}", index=seed, overrides=[f"seed={seed}"], content=config_hash(spec))
         sweep.planned.append(Planned(point, spec))
-    sweep.check(lambda spec: None, dict)
+    sweep.check(LocalSpec())
     slurm._submit(sweep, SlurmSpec(gpus_per_node=0, cpus_per_task=1, parallelism=2, sbatch={"hold": True}))
     jobs = launch_json(tmp_path, "sweep")["jobs"]
     try:

@@ -14,8 +14,8 @@ from clipx_launch.commands.run import MetricValue, Run, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
 
 
-def best(folder: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
-    """The point whose last number of the metric is the highest. Raises ConfigError where no point has one."""
+def print_best(folder: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
+    """Prints the point whose last number of the metric is the best. Raises ConfigError where no point has one."""
     runs = sweep_runs(folder)
     metric = metric_of(runs, metric)
     valued = [(number, run) for run in runs if (number := value_of(run, metric))]

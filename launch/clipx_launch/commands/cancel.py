@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from clipx.errors import ClipxError, Exit
-from clipx.run.lock import Holder, read_holder
+from clipx.run.lock import read_holder
 from clipx_launch.cluster import run_slurm
 from clipx_launch.commands.run import ENDED, Run, State
 from clipx_launch.commands.runs import select_runs, sweep_runs
@@ -50,7 +50,9 @@ def _cancel_processes(runs: Sequence[Run], all_of_them: bool) -> None:
     """Where all are to end their launcher is told, which passes it on and starts no more."""
     left = list(runs)
     if all_of_them:
-        for launcher in _unlike(launcher for run in runs if (launcher := launcher_of(run)) and launcher.alive):
+        for launcher in dict.fromkeys(map(launcher_of, runs)):
+            if launcher is None or not launcher.alive:
+                continue
             os.kill(launcher.pid, signal.SIGTERM)
             kept = [run for run in left if launcher_of(run) == launcher]
             left = [run for run in left if run not in kept]
@@ -74,7 +76,3 @@ def _cancel_process(run: Run) -> str | None:
         return f"point {run.name} was submitted by hand: cancel its job by scancel"
     where = "" if launcher.alive else f" on {launcher.host}"
     return f"point {run.name} has not begun, and cannot be cancelled alone: cancel the whole sweep{where}, {launcher}"
-
-
-def _unlike(launchers: Iterator[Holder]) -> list[Holder]:
-    return list(dict.fromkeys(launchers))

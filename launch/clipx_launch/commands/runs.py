@@ -49,7 +49,8 @@ def select_runs(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
     for name in names:
         if name not in known and Path(name).resolve() not in {run.folder for run in runs}:
             raise ConfigError(
-                f"point {name} is not in this sweep: give one of {', '.join(list(known)[:20])}{did_you_mean(name, list(known))}"
+                f"point {name} is not in this sweep: give one of {', '.join(list(known)[:20])}"
+                f"{did_you_mean(name, list(known))}"
             )
     by_folder = {run.folder: run for run in runs}
     return [known.get(name) or by_folder[Path(name).resolve()] for name in names] or list(runs)

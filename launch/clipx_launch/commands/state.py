@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from clipx.run.lock import LOCK, Holder, read_holder
-from clipx_launch.cluster import SlurmError, final_states, run_slurm
+from clipx_launch.cluster import Job, SlurmError, final_states, queued_jobs
 from clipx_launch.commands.run import Run, State
 from clipx_launch.point import Result
 
 _SILENT_S = 600.0  # nothing written for so long, a run that has not ended is called silent
 _PENDING = {"PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "STOPPED"}
 _RUNNING = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"}
-
-
-class Job(NamedTuple):
-    state: str  # SLURM's word
-    reason: str = ""
 
 
 def jobs_of(runs: Sequence[Run]) -> dict[str, Job] | None:
@@ -27,8 +22,7 @@ def jobs_of(runs: Sequence[Run]) -> dict[str, Job] | None:
         return {}
     user = points[0].launch_dir.stat().st_uid  # whoever launched it
     try:
-        lines = run_slurm("squeue", "--noheader", "--array", f"--user={user}", "--format=%i|%T|%r").splitlines()
-        found = {name: Job(*words) for name, *words in (line.split("|", 2) for line in lines)}
+        found = queued_jobs(user)
         gone = {str(point.job_id) for point in points} - found.keys()
         return found | {name: Job(state) for name, state in final_states(gone).items()}
     except SlurmError:
