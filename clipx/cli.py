@@ -15,8 +15,8 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from clipx.config.compose import as_typed, checked, in_its_folder, overrides_of, prepare, quoted
-from clipx.config.messages import NOT_COMPOSED, one_line
+from clipx.config.compose import checked, command_line, prepare, quote_pattern, task_overrides, with_run_dir
+from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.registry import CONF_DIR
 from clipx.distributed.launch_env import rank_or_none
 from clipx.errors import ClipxError, ConfigError, Exit, PeerLost, Stopped, require
@@ -45,9 +45,9 @@ def cli(task: Callable[[Any], Any], config_name: str, unused: Sequence[str] = ()
             if full_error is not None:
                 os.environ["HYDRA_FULL_ERROR"] = full_error
         for error in errors:
-            report(error, full_error == "1")
+            print_error(error, full_error == "1")
         if errors:
-            leave(errors[0])
+            exit_with(errors[0])
 
     return main
 
@@ -65,18 +65,18 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
         launcher = hydra.runtime.choices.get("hydra/launcher", "basic")
         try:
             require(sweep or launcher == "basic", f"hydra/launcher={launcher} has no effect without -m: add -m")
-            for text in overrides_of(hydra):
+            for text in task_overrides(hydra):
                 group = re.split(r"[.=@]", text.lstrip("+~"))[0]
                 require(group not in unused, f"{text} has no effect on {hydra.job.name}: leave it out")
-            return task(checked(in_its_folder(cfg, hydra) if sweep else cfg))
+            return task(checked(with_run_dir(cfg, hydra) if sweep else cfg))
         except ClipxError as error:  # past Hydra, which would print a line of its own
             if not sweep:
                 failed.append(error)
                 return None
-            failed.append(type(error)(f"point {hydra.job.num} ({as_typed(hydra)}): {error}"))
+            failed.append(type(error)(f"point {hydra.job.num} ({command_line(hydra)}): {error}"))
             raise failed[-1] from error
 
-    sys.argv[1:] = map(quoted, sys.argv[1:])
+    sys.argv[1:] = map(quote_pattern, sys.argv[1:])
     try:
         # Hydra's parser has no public name, and options must be registered before Hydra composes.
         arguments = get_args_parser().parse_args()
@@ -85,7 +85,7 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
         hydra_main(config_path=str(CONF_DIR), config_name=config_name, version_base="1.3")(job)()
     except ClipxError as error:
         return failed or [error]
-    except NOT_COMPOSED as error:
+    except COMPOSITION_ERRORS as error:
         failed.append(_worded(error, one_line(error)))
     except ValueError as error:
         if started:
@@ -100,7 +100,7 @@ def _worded(error: Exception, message: str) -> ConfigError:
     return worded
 
 
-def leave(error: ClipxError) -> NoReturn:
+def exit_with(error: ClipxError) -> NoReturn:
     """Ends the process with the error's exit code."""
     if isinstance(error, PeerLost):  # on the usual way the threads of a broken process group may abort, or wait
         sys.stdout.flush()
@@ -108,7 +108,7 @@ def leave(error: ClipxError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def report(error: ClipxError, full: bool) -> None:
+def print_error(error: ClipxError, full: bool) -> None:
     """Says on stderr what went wrong, in one line; with `full` the traceback before it."""
     if full:
         print(redacted("".join(traceback.format_exception(error))), file=sys.stderr)

@@ -23,7 +23,7 @@ from clipx.distributed.spec import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.precision.spec import PrecisionSpec
-from clipx.storage.local import take
+from clipx.storage.local import acquire_lock
 from clipx.storage.url import check_folder_url
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _locked(place: Place, comm: Comm) -> Iterator[None]:
     with (folder / ".lock").open("w") as lock:
 
         def begin() -> None:
-            take(lock, f"out={place.out}")
+            acquire_lock(lock, f"out={place.out}")
             for left in folder.glob(".*.*.*"):
                 left.unlink()
 
@@ -183,10 +183,10 @@ def _check_plan(place: Place, plan: dict[str, Any]) -> None:
 
 def _written(writer: Writer, data: DataSpec, comm: Comm) -> list[Record]:
     """The records of all shards: those that are there already, and the others, which the ranks share."""
-    from clipx.report.console import terminal
+    from clipx.report.console import stdout_console
     from clipx.teacher.embedding_store import finished
 
-    total, console = writer.shards(), terminal()
+    total, console = writer.shards(), stdout_console()
     found: dict[int, Record] = {}
     for part in comm.gather_objects(finished(writer.place, range(comm.rank, total, comm.world))):
         found |= part
@@ -205,7 +205,7 @@ def _written(writer: Writer, data: DataSpec, comm: Comm) -> list[Record]:
 
 
 def _finish(place: Place, plan: dict[str, Any], records: list[Record], max_bad_share: float) -> None:
-    from clipx.report.console import terminal
+    from clipx.report.console import stdout_console
     from clipx.teacher.embedding_store import MANIFEST, put_json
 
     bad = [item for record in records for item in record["bad"]]
@@ -217,7 +217,7 @@ def _finish(place: Place, plan: dict[str, Any], records: list[Record], max_bad_s
             f"first because {reason}: {key}"
         )
     put_json(place, MANIFEST, {**plan, "captions": captions, "bad": len(bad), "shards": records})
-    console = terminal()
+    console = stdout_console()
     console.print(
         f"{plan['samples'] - len(bad):,} images and {captions:,} captions in {len(records):,} shards, {len(bad):,} bad "
         f"samples: {place.out}",

@@ -72,7 +72,7 @@ def require(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def placed(error: ClipxError, place: str, keys: Iterable[str]) -> ClipxError:
+def with_location(error: ClipxError, place: str, keys: Iterable[str]) -> ClipxError:
     """An error of the data at `place`, its `keys` named where they are: a spec knows the name of its group only.
 
     So `data.path` becomes `data.sources.NAME.path` for a source of a mixture, `evaluator.EVALUATOR.sets.NAME.path` for

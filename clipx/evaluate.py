@@ -84,7 +84,7 @@ def evaluate(spec: EvaluateSpec) -> None:
         candidates = _of_runs(spec, runs, steps, comm) if runs else _of_weights(spec, comm)
         for candidate in candidates:
             found.append((candidate.suite, Evaluated(candidate.name, candidate.step, candidate.evaluate(comm))))
-            screen.say(f"evaluated {found[-1][1].label}")
+            screen.print(f"evaluated {found[-1][1].label}")
         if not found:
             raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
         if comm.is_main:
@@ -181,7 +181,9 @@ def _suite(spec: EvaluateSpec, run: RunSpec, comm: Comm, suites: dict[str, Suite
     key = json.dumps([to_dict(data), *(to_dict(evaluator) for evaluator in evaluators.values()), *evaluators])
     if key not in suites:
         own = (
-            open_on_all_ranks(run.data, comm) if spec.data is None and any(e.held_out for e in evaluators.values()) else None
+            open_on_all_ranks(run.data, comm)
+            if spec.data is None and any(e.held_out for e in evaluators.values())
+            else None
         )
         suites[key] = Suite.open(evaluators, None if spec.data is None and own is None else data, own, comm)
     return suites[key]
@@ -261,7 +263,7 @@ def _tell(
         _write(path, *_several([one for _, one in found], suite, data, screen))
     else:
         _write(path, *_single(first, suite, data, screen))
-    screen.say(
+    screen.print(
         f"written to {path}" + (f" and {path.with_suffix('.png').name}" if path.with_suffix(".png").is_file() else "")
     )
 

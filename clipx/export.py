@@ -80,8 +80,8 @@ def export(spec: ExportSpec) -> None:
     which = "the moving average of its weights, " if chosen == "average" else ""
     screen = Screen(True)
     for note in notes:
-        screen.say(f"note     {note}")
-    screen.say(f"written  {spec.run}, step {found.step:,}, {which}to {out}: {_usage(spec.format, out)}")
+        screen.print(f"note     {note}")
+    screen.print(f"written  {spec.run}, step {found.step:,}, {which}to {out}: {_usage(spec.format, out)}")
 
 
 def _weights(spec: ExportSpec, run: RunSpec, found: Checkpoint, chosen: str) -> tuple[Weights, list[str]]:

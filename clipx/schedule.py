@@ -63,7 +63,7 @@ class ScheduleSpec:
 
 
 @dataclass(kw_only=True, slots=True)
-class FallingSpec(ScheduleSpec):
+class DecayingSpec(ScheduleSpec):
     """A schedule that ends at a rate of its own."""
 
     min_lr: float = 0.0  # at the end of the run
@@ -78,7 +78,7 @@ class FallingSpec(ScheduleSpec):
 
 @option("schedule")
 @dataclass(kw_only=True, slots=True)
-class CosineSpec(FallingSpec):
+class CosineSpec(DecayingSpec):
     """Half a cosine from lr to min_lr after the warm-up (arXiv:1608.03983, no restarts)."""
 
     kind: str = "cosine"
@@ -94,7 +94,7 @@ class CosineSpec(FallingSpec):
 
 @option("schedule")
 @dataclass(kw_only=True, slots=True)
-class ConstantSpec(ScheduleSpec):
+class ConstantScheduleSpec(ScheduleSpec):
     """lr after the warm-up."""
 
     kind: str = "constant"
@@ -105,7 +105,7 @@ class ConstantSpec(ScheduleSpec):
 
 @option("schedule")
 @dataclass(kw_only=True, slots=True)
-class ConstantCooldownSpec(FallingSpec):
+class ConstantCooldownSpec(DecayingSpec):
     """lr after the warm-up, and at the end (1 - e/E)^power · (lr - min_lr) + min_lr, e of E samples into the cool-down
     (open_clip's const-cooldown; arXiv:2405.18392)."""
 
@@ -114,7 +114,7 @@ class ConstantCooldownSpec(FallingSpec):
     power: float = 1.0  # 1: linear; above it falls faster at first, below at last
 
     def __post_init__(self) -> None:
-        FallingSpec.__post_init__(self)
+        DecayingSpec.__post_init__(self)
         Duration.parse(self.cooldown, "schedule.cooldown", share=True)
         require(self.power > 0, f"schedule.power={self.power} must be above 0: 1.0 is linear")
 

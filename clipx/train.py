@@ -9,7 +9,7 @@ from clipx.trainer.spec import RunSpec
 
 def train(spec: RunSpec) -> float | None:
     """Returns the held-out score that a sweeper maximises, where there is one."""
-    from clipx.report.console import headline
+    from clipx.report.console import is_headline
     from clipx.trainer.trainer import Trainer  # torch is loaded when the configuration is known to be good
 
     trainer = Trainer(spec)
@@ -19,7 +19,7 @@ def train(spec: RunSpec) -> float | None:
         trainer.comm.close()
         raise
     trainer.comm.close()
-    return next((value for name, value in final.items() if headline(name)), None)
+    return next((value for name, value in final.items() if is_headline(name)), None)
 
 
 main = cli(train, "train")

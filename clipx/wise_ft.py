@@ -16,7 +16,7 @@ from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.precision.spec import PrecisionSpec
-from clipx.report.figure import COLOURS, INK, MUTED, panel, png, titled
+from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_png
 
 if TYPE_CHECKING:
     from clipx.config.lazy_torch import torch
@@ -104,7 +104,7 @@ def wise_ft(spec: WiseFtSpec) -> None:
             _show(screen, spec, points, chosen)
             if out is not None:
                 _write(out, spec, points, chosen, mixed(zero, fine, chosen.alpha))
-                screen.say(f"written  alpha {chosen.alpha:g} to {out}: model.weights={out / 'model.safetensors'}")
+                screen.print(f"written  alpha {chosen.alpha:g} to {out}: model.weights={out / 'model.safetensors'}")
         comm.barrier()
     finally:
         comm.close()
@@ -201,12 +201,12 @@ def _chosen(points: Sequence[Point], select: str) -> Point:
 
 
 def _show(screen: Screen, spec: WiseFtSpec, points: Sequence[Point], chosen: Point) -> None:
-    screen.say(f"{spec.metric}: {spec.data.name} is what was fine-tuned for, {spec.reference.name} the reference")
+    screen.print(f"{spec.metric}: {spec.data.name} is what was fine-tuned for, {spec.reference.name} the reference")
     width = max(len(spec.data.name), len(spec.reference.name), 7)
-    screen.say(f"alpha  {spec.data.name:>{width}}  {spec.reference.name:>{width}}  {'mean':>{width}}")
+    screen.print(f"alpha  {spec.data.name:>{width}}  {spec.reference.name:>{width}}  {'mean':>{width}}")
     for point in points:
         numbers = "  ".join(f"{value:{width}.2%}" for value in (*point.scores, point.mean))
-        screen.say(f"{point.alpha:5g}  {numbers}{'  <' if point is chosen else ''}")
+        screen.print(f"{point.alpha:5g}  {numbers}{'  <' if point is chosen else ''}")
 
 
 def _write(out: Path, spec: WiseFtSpec, points: Sequence[Point], chosen: Point, weights: Weights) -> None:
@@ -237,9 +237,9 @@ def _short(numbers: Mapping[str, float]) -> dict[str, float]:
 
 def draw(metric: str, target: str, reference: str, points: Sequence[Point], chosen: Point) -> bytes:
     """The curve as PNG: one set against the other, each alpha beside its point."""
-    figure = titled(f"{metric}, %", 6.4, 5.2)
+    figure = new_figure(f"{metric}, %", 6.4, 5.2)
     axes = figure.subplots()
-    panel(axes, f"chosen is alpha {chosen.alpha:g}")
+    style_axes(axes, f"chosen is alpha {chosen.alpha:g}")
     axes.set_xlabel(f"{reference}: the reference", color=MUTED, fontsize=9)
     axes.set_ylabel(f"{target}: fine-tuned for", color=MUTED, fontsize=9)
     axes.margins(0.12)
@@ -249,7 +249,7 @@ def draw(metric: str, target: str, reference: str, points: Sequence[Point], chos
         if point is chosen:
             axes.plot(*place, marker="o", ms=11, mfc="none", mec=COLOURS[1], mew=2)
         axes.annotate(f"{point.alpha:g}", place, (7, 6), textcoords="offset points", fontsize=9, color=INK)
-    return png(figure)
+    return to_png(figure)
 
 
 main = cli(wise_ft, "wise_ft")

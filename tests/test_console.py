@@ -10,14 +10,14 @@ import sys
 import pytest
 from support import SMALL, run
 
-from clipx.report.console import clock, format_value
+from clipx.report.console import format_clock, format_value
 
 COMMAND = (sys.executable, "-m", "clipx.train", *SMALL, "checkpoint=none", "evaluator=[zeroshot,retrieval]")
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "00:00"), (61.4, "01:01"), (3723, "1:02:03"), (-5, "00:00")])
 def test_clock(seconds: float, shown: str) -> None:
-    assert clock(seconds) == shown
+    assert format_clock(seconds) == shown
 
 
 @pytest.mark.parametrize(

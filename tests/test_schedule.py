@@ -13,7 +13,7 @@ from support import small
 
 from clipx.config.duration import Cadence, Duration, Length, check_cadence
 from clipx.errors import ConfigError
-from clipx.schedule import ConstantCooldownSpec, ConstantSpec, CosineSpec, ScheduleSpec
+from clipx.schedule import ConstantCooldownSpec, ConstantScheduleSpec, CosineSpec, ScheduleSpec
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
@@ -185,7 +185,7 @@ def test_cosine_equals_its_definition_at_every_step(warmup: int, min_lr: float) 
 
 @pytest.mark.parametrize("warmup", [0, 1, 30])
 def test_constant_equals_its_definition_at_every_step(warmup: int) -> None:
-    rate = ConstantSpec(warmup=f"{warmup}st").build(5e-4, Length(EPOCH, BATCH, 300 * BATCH))
+    rate = ConstantScheduleSpec(warmup=f"{warmup}st").build(5e-4, Length(EPOCH, BATCH, 300 * BATCH))
     for step in range(300):
         assert rate(step * BATCH) == pytest.approx(reference(step, warmup, 300, 5e-4, lambda _: 5e-4), rel=1e-13)
 
@@ -199,8 +199,10 @@ def test_cosine_begins_at_the_peak_and_ends_at_the_minimum() -> None:
 
 
 @pytest.mark.parametrize("text", ["2ep", "200st", "12800sa"])
-@pytest.mark.parametrize("spec", [CosineSpec, ConstantSpec])
-def test_a_warm_up_in_any_unit_gives_the_same_rates(spec: type[CosineSpec] | type[ConstantSpec], text: str) -> None:
+@pytest.mark.parametrize("spec", [CosineSpec, ConstantScheduleSpec])
+def test_a_warm_up_in_any_unit_gives_the_same_rates(
+    spec: type[CosineSpec] | type[ConstantScheduleSpec], text: str
+) -> None:
     total = 10 * EPOCH
     rate = spec(warmup=text).build(5e-4, Length(EPOCH, BATCH, total))
     expected = spec(warmup="200st").build(5e-4, Length(EPOCH, BATCH, total))
@@ -231,7 +233,7 @@ def test_a_warm_up_that_ends_inside_a_step_never_passes_the_peak(batch: int) -> 
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
 
 
-@pytest.mark.parametrize("spec", [CosineSpec, ConstantSpec, ConstantCooldownSpec])
+@pytest.mark.parametrize("spec", [CosineSpec, ConstantScheduleSpec, ConstantCooldownSpec])
 def test_a_warm_up_as_a_share_of_the_run_gives_the_same_rates(spec: Callable[..., ScheduleSpec]) -> None:
     length = Length(EPOCH, BATCH, 10 * EPOCH)
     rate, expected = (spec(warmup=text).build(5e-4, length) for text in ("5%", "50st"))
@@ -264,7 +266,7 @@ def test_the_schedules_are_open_clips() -> None:
     length = Length(EPOCH, BATCH, steps * BATCH)
     pairs = [
         (CosineSpec(warmup="30st"), open_clip.cosine_lr(_NoGroups(), base, warmup, steps)),
-        (ConstantSpec(warmup="10%"), open_clip.const_lr(_NoGroups(), base, warmup, steps)),
+        (ConstantScheduleSpec(warmup="10%"), open_clip.const_lr(_NoGroups(), base, warmup, steps)),
         (
             ConstantCooldownSpec(warmup="0.3ep", cooldown="20%", power=power, min_lr=end),
             open_clip.const_lr_cooldown(_NoGroups(), base, warmup, steps, cooldown, power, end),
@@ -321,7 +323,7 @@ def test_a_negative_minimum_and_one_above_the_peak_are_refused(
     ):
         spec(warmup="1st", min_lr=1e-2).check(1e-3)
     spec(warmup="1st", min_lr=1e-3).check(1e-3)
-    ConstantSpec(warmup="1st").check(1e-3)
+    ConstantScheduleSpec(warmup="1st").check(1e-3)
 
 
 # ------------------------------------------------------------------------------------------- what must fit the run

@@ -16,12 +16,12 @@ from clipx.config.registry import CONF_DIR
 def bench(words: Sequence[str], spec: BenchSpec) -> None:
     """`words` are what was typed."""
     from clipx.bench.publish import check, publish
-    from clipx.report.console import terminal
+    from clipx.report.console import stdout_console
 
     command = ["python", "-m", "clipx.bench", spec.kind]
     command += [word for word in words if word not in (spec.kind, _named(spec.kind))]
     check(spec)
-    console = terminal()
+    console = stdout_console()
     publish(spec, spec.run(lambda text: console.print(text, markup=False)), command, console)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clipx.report import figure as figures
-from clipx.report.figure import COLOURS, INK, MUTED, png, titled
+from clipx.report.figure import COLOURS, INK, MUTED, new_figure, to_png
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ def draw(title: str, panels: Sequence[Panel], columns: int) -> bytes:
     """Axes begin at zero, unless they are logarithmic: what grows linearly looks so. Ticks are where something was
     measured."""
     rows = -(-len(panels) // columns)
-    figure = titled(title, 4 * columns, 3.2 * rows)
+    figure = new_figure(title, 4 * columns, 3.2 * rows)
     known: list[str] = []  # the labels of the last legend
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
         figures.panel(axes, panel.title)
@@ -44,4 +44,4 @@ def draw(title: str, panels: Sequence[Panel], columns: int) -> bytes:
         if panel.curves and known != list(panel.curves):
             known = list(panel.curves)
             axes.legend(fontsize=8, frameon=False, labelcolor=INK)
-    return png(figure)
+    return to_png(figure)

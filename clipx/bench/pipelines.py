@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from clipx.data.loader import Batch, ImageView, _TrainBatches, train_loader
+from clipx.data.loader import Batch, ImageView, TrainBatches, train_loader
 from clipx.data.order import Order
 from clipx.data.shards.urls import expand
 from clipx.data.shards.write import write_members
 from clipx.data.source import Source
 from clipx.data.spec import open_data
-from clipx.data.transform import _random_box
+from clipx.data.transform import random_box
 from clipx.data.webdataset import Shards
 from clipx.distributed.comm import Comm
 from clipx.model.tokenizer import Tokenizer
@@ -68,10 +68,10 @@ def _source(folder: str) -> Source:
     return Shards.open(expand(f"{folder}/*.tar", "shards"), "txt", None)
 
 
-def _stream(folder: str, seed: int) -> tuple[_TrainBatches, Order]:
+def _stream(folder: str, seed: int) -> tuple[TrainBatches, Order]:
     source = _source(folder)
     order = Order(source.sizes, seed, 200_000)
-    return _TrainBatches(source, order, ImageView(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed), order
+    return TrainBatches(source, order, ImageView(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed), order
 
 
 def _fork_workers() -> None:
@@ -169,7 +169,7 @@ def spdl_frame(encoded: bytes, size: int, rng: random.Random) -> Any:
     import spdl.io
 
     packets = spdl.io.demux_image(encoded)
-    left, top, right, bottom = _random_box((packets.codec.width, packets.codec.height), _CROP, rng)
+    left, top, right, bottom = random_box((packets.codec.width, packets.codec.height), _CROP, rng)
     cut = f"crop={right - left}:{bottom - top}:{left}:{top}:exact=1"
     graph = f"{cut},scale={size}:{size}:flags=bicubic,format=pix_fmts=rgb24"
     return spdl.io.decode_packets(packets, filter_desc=graph)

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from clipx.bench.findings import Findings, Table, medians, ratio
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
-from clipx.config.compose import quoted
+from clipx.config.compose import quote_pattern
 from clipx.config.messages import one_line
 from clipx.config.registry import option
 from clipx.errors import ConfigError, require
@@ -100,5 +100,5 @@ def gathered(words: Sequence[str]) -> list[str]:
     if not overrides:
         return list(words)
     rest = [word for word in words if word not in overrides]
-    texts = ["'" + re.sub(r"(\\*)'", r"\1\1\\'", quoted(word)) + "'" for word in overrides]  # as Hydra quotes
+    texts = ["'" + re.sub(r"(\\*)'", r"\1\1\\'", quote_pattern(word)) + "'" for word in overrides]  # as Hydra quotes
     return [*rest, f"overrides=[{','.join(texts)}]"]

@@ -21,7 +21,7 @@ from pathlib import Path
 from clipx.checkpoint.format import MANIFEST, find_damage, sync
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.errors import CheckpointError, ConfigError, require
-from clipx.storage.remote import Folder, download, persist, read_whole, refusals_as, said
+from clipx.storage.remote import StorageFolder, download, error_text, errors_as, read_file, retry
 
 HISTORY_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # needed to resume elsewhere
 RETRY_S = 120.0  # that a storage is waited for
@@ -29,15 +29,15 @@ RETRY_S = 120.0  # that a storage is waited for
 
 def check_writable(url: str, retry_s: float = RETRY_S) -> None:
     """Writes a small file and removes it. Raises ConfigError where that cannot work, StorageError in an outage."""
-    folder, name = Folder(url), f".writable.{os.getpid()}"
+    folder, name = StorageFolder(url), f".writable.{os.getpid()}"
 
     def call() -> None:
         folder.write(name, b"clipx")
         folder.remove(name)
 
     advice = "check the URL, that it exists, and that the credentials allow writing and deleting"
-    with refusals_as(lambda said: ConfigError(f"checkpoint.remote={url} cannot be written ({said}): {advice}")):
-        persist(url, retry_s, call)
+    with errors_as(lambda said: ConfigError(f"checkpoint.remote={url} cannot be written ({said}): {advice}")):
+        retry(url, retry_s, call)
 
 
 def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, str]]:
@@ -47,7 +47,7 @@ def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, st
     """
     root = url.rstrip("/")
     with _looking(url):
-        files = persist(url, retry_s, partial(Folder(root).files, CHECKPOINTS))
+        files = retry(url, retry_s, partial(StorageFolder(root).files, CHECKPOINTS))
     whole = [name for name, names in group_by_checkpoint(files).items() if MANIFEST in names]
     found = [(step_of(Path(name)), f"{root}/{CHECKPOINTS}/{name}") for name in whole]
     return sorted(found, reverse=True)
@@ -75,7 +75,7 @@ def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
         sync(into)
     except OSError as error:
         raise CheckpointError(
-            f"checkpoint {url} cannot be fetched to {into} ({said(error)}): free space, and check the permissions"
+            f"checkpoint {url} cannot be fetched to {into} ({error_text(error)}): free space, and check the permissions"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -111,7 +111,7 @@ def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
         path = run_dir / name
         if not path.exists():
             with suppress(FileNotFoundError), _looking(url):
-                content = read_whole(f"{url.rstrip('/')}/{name}", retry_s)
+                content = read_file(f"{url.rstrip('/')}/{name}", retry_s)
                 part = path.with_name(f".{name}.part")
                 part.write_bytes(content)
                 part.replace(path)
@@ -125,14 +125,14 @@ def _download(url: str, folder: Path, retry_s: float) -> None:
     """All files of a checkpoint, not yet compared."""
     try:
         with _looking(url):
-            manifest = read_whole(f"{url}/{MANIFEST}", retry_s)
+            manifest = read_file(f"{url}/{MANIFEST}", retry_s)
         names = list(dict(json.loads(manifest)))
     except FileNotFoundError:
         raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} is missing") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} cannot be read: {error}") from None
     with _looking(url):
-        sizes = persist(url, retry_s, Folder(url).files)
+        sizes = retry(url, retry_s, StorageFolder(url).files)
     for name in names:
         if not re.fullmatch(r"\w[\w.-]*", name):  # a path could lead out of the folder
             raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} names {name!r}, which is no file of it")
@@ -146,7 +146,7 @@ def _download(url: str, folder: Path, retry_s: float) -> None:
 def _looking(url: str) -> AbstractContextManager[None]:
     """What the storage does not allow becomes a CheckpointError; what is not there stays a FileNotFoundError."""
     advice = "check checkpoint.remote and the credentials"
-    return refusals_as(lambda said: CheckpointError(f"{url} cannot be read ({said}): {advice}"), FileNotFoundError)
+    return errors_as(lambda said: CheckpointError(f"{url} cannot be read ({said}): {advice}"), FileNotFoundError)
 
 
 def group_by_checkpoint(files: Iterable[str]) -> dict[str, list[str]]:

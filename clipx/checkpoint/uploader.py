@@ -19,7 +19,7 @@ from clipx.checkpoint.downloader import HISTORY_FILES, group_by_checkpoint
 from clipx.checkpoint.format import MANIFEST, STATE
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.checkpoint.retention import CheckpointInfo
-from clipx.storage.remote import Folder, Stopped, pauses, said
+from clipx.storage.remote import StorageFolder, TransferStopped, backoff, error_text
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Uploader:
     ) -> None:
         self._run_dir, self._event, self._keep, self._back_to = run_dir, event, keep, back_to
         self._stop = threading.Event()
-        self._remote = Folder(url, self._stop, _TRIES)
+        self._remote = StorageFolder(url, self._stop, _TRIES)
         self._changed = threading.Condition()  # guards the next four
         self._jobs = {
             p.name: _Job(p, fresh=False) for p in (run_dir / CHECKPOINTS).glob("step-*") if is_checkpoint(p.name)
@@ -127,7 +127,7 @@ class Uploader:
     # From here on: the thread.
 
     def _run(self) -> None:
-        waits = pauses(*_PAUSES)
+        waits = backoff(*_PAUSES)
         while not self._stop.is_set():
             job = self._next()
             try:
@@ -136,7 +136,7 @@ class Uploader:
                     self._copy_small()
                 else:
                     self._copy(job)
-            except Stopped:
+            except TransferStopped:
                 return
             except Exception as error:  # a remote file system raises what its library does
                 if (
@@ -146,7 +146,7 @@ class Uploader:
                     self._wait(next(waits))
             else:
                 self._settle(job)
-                waits = pauses(*_PAUSES)
+                waits = backoff(*_PAUSES)
 
     def _next(self) -> _Job | None:
         """The newest checkpoint; None when only the small files are left, or the thread is to stop."""
@@ -265,10 +265,10 @@ class Uploader:
                     self._remote.remove_all(f"{CHECKPOINTS}/{name}")
             mine = f"{CHECKPOINTS}/{just.name}/"  # of an attempt that was cut
             self._remote.abort_uploads(CHECKPOINTS, lambda name, age_s: age_s >= _ORPHAN_S or name.startswith(mine))
-        except Stopped:
+        except TransferStopped:
             raise
         except Exception as error:  # the checkpoint is there all the same
-            self._tell("remote_not_tidied", message=said(error))
+            self._tell("remote_not_tidied", message=error_text(error))
 
     def _found(self) -> dict[str, list[str]]:
         """The files of each checkpoint at the URL, whether it counts or not."""
@@ -301,8 +301,8 @@ class Uploader:
             return
         self._told = time.monotonic()
         what = "the run's files" if job is None else job.folder.name
-        log.warning("%s cannot be uploaded to %s (%s): trying again", what, self._remote.url, said(error))
-        self._tell("upload_failed", checkpoint=what, message=said(error), lag_s=round(self.lag_s, 1))
+        log.warning("%s cannot be uploaded to %s (%s): trying again", what, self._remote.url, error_text(error))
+        self._tell("upload_failed", checkpoint=what, message=error_text(error), lag_s=round(self.lag_s, 1))
 
     def _tell(self, kind: str, **facts: Any) -> None:
         try:

@@ -23,8 +23,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from clipx.config.messages import (
-    LISTS,
-    NOT_COMPOSED,
+    COMPOSITION_ERRORS,
+    LIST_GROUPS,
     missing_value,
     one_line,
     option_key,
@@ -33,11 +33,11 @@ from clipx.config.messages import (
     unreadable,
 )
 from clipx.config.registry import CONF_DIR, discover, discover_installed
-from clipx.errors import ClipxError, ConfigError, placed, require
+from clipx.errors import ClipxError, ConfigError, require, with_location
 from clipx.storage.url import check_environment, check_secrets
 
 
-def quoted(override: str) -> str:
+def quote_pattern(override: str) -> str:
     """Quotes a pattern of paths, `data.shards=/data/{0000..0123}.tar`: the shell has taken the quotes that were typed,
     and Hydra's grammar knows braces only as a dictionary."""
     key, equals, value = override.partition("=")
@@ -70,32 +70,32 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir={folder} is not a folder: give the folder that holds your groups")
-        discover(folder, own=False)
+        discover(folder, plugin=True)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         group, value = override.key_or_group, override.value()
         known = [path.stem for folder in (CONF_DIR, *folders) for path in (folder / group).glob("*.yaml")]
         if not group:
             raise ConfigError(unreadable(str(override.input_line)))
-        if override.is_delete() and group in LISTS and value is None:
+        if override.is_delete() and group in LIST_GROUPS and value is None:
             raise ConfigError(f"~{group} is not possible: for none write {group}=[]")
         if override.is_delete() or not known:
             continue
-        if override.is_add() and override.package is None and group not in LISTS and (CONF_DIR / group).is_dir():
+        if override.is_add() and override.package is None and group not in LIST_GROUPS and (CONF_DIR / group).is_dir():
             typed = str(override.input_line)
             raise ConfigError(f"{typed} adds a second {group} where there can be one: write {typed[1:]}")
         for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
-            names = choice if isinstance(choice, list) and group in LISTS else [choice]
+            names = choice if isinstance(choice, list) and group in LIST_GROUPS else [choice]
             if any(isinstance(name, (NoneType, int, float, list, dict)) for name in names):
                 raise ConfigError(unknown_option(group, str(override.input_line).partition("=")[2], known))
 
 
-def overrides_of(hydra: Any) -> list[str]:
+def task_overrides(hydra: Any) -> list[str]:
     """The overrides of a run or a point, `hydra` being Hydra's part of its configuration; ${} in them stays."""
     return typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task))
 
 
-def as_typed(hydra: Any) -> str:
-    return " ".join(overrides_of(hydra))
+def command_line(hydra: Any) -> str:
+    return " ".join(task_overrides(hydra))
 
 
 def checked(cfg: DictConfig, prefix: str = "") -> Any:
@@ -149,7 +149,7 @@ def _check_held(held: DictConfig, place: str) -> None:
     try:
         OmegaConf.to_object(held)
     except ClipxError as error:
-        raise placed(error, place, map(str, held)) from error
+        raise with_location(error, place, map(str, held)) from error
 
 
 def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence[str], index: int) -> Any:
@@ -168,14 +168,14 @@ def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence
         hydra = HydraConfig.get()
         with open_dict(cfg):
             del cfg["hydra"]
-        return checked(in_its_folder(cfg, hydra))
-    except NOT_COMPOSED as error:
+        return checked(with_run_dir(cfg, hydra))
+    except COMPOSITION_ERRORS as error:
         raise ConfigError(one_line(error)) from error
     finally:
         HydraConfig.instance().cfg = outer
 
 
-def in_its_folder(cfg: DictConfig, hydra: Any) -> DictConfig:
+def with_run_dir(cfg: DictConfig, hydra: Any) -> DictConfig:
     """A point of a sweep, `hydra` being Hydra's part of it: it has a run directory of its own, unless one was typed."""
     if "run_dir" in cfg and not any(str(text).startswith("run_dir=") for text in hydra.overrides.task):
         cfg.run_dir = hydra.runtime.output_dir

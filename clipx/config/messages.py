@@ -21,9 +21,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from clipx.config.registry import CONF_DIR
 from clipx.config.renamed import current_name, group_key
 
-NOT_COMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
-LISTS = ("evaluator", "logger")  # the groups of which a run takes any number of options
+LIST_GROUPS = ("evaluator", "logger")  # the groups of which a run takes any number of options
 
 
 def one_line(error: BaseException) -> str:
@@ -49,8 +49,8 @@ def one_line(error: BaseException) -> str:
     if not isinstance(cause, ValidationError):
         return f"{key}: {sentence}{_file(text)}"
     if cause.parent_node is None:  # of a node that is not in its place yet, OmegaConf does not know the key
-        said = sentence if cause is error else f"{str(error).splitlines()[0]}: {sentence}"
-        return f"{said}: an option of a group is added by +GROUP@KEY=OPTION, as +data@data.sources.NAME=csv"
+        sentence = sentence if cause is error else f"{str(error).splitlines()[0]}: {sentence}"
+        return f"{sentence}: an option of a group is added by +GROUP@KEY=OPTION, as +data@data.sources.NAME=csv"
     value = "null" if cause.value is None else cause.value
     return f"{key}={value}: {sentence}{_fix(key, cause.child_node)}{_file(text)}"
 
@@ -84,7 +84,7 @@ def _fix(key: str, child: Any) -> str:
     if not isinstance(child, DictConfig):
         return ""
     group = key.partition(".")[0]
-    if group in LISTS:
+    if group in LIST_GROUPS:
         return f": choose options by {group}=[…] and set their values by {group}.OPTION.KEY=…"
     return f": set its values by {'+' if OmegaConf.get_type(child) is dict else ''}{key}.KEY=…"
 
@@ -100,9 +100,10 @@ def _options(group: str) -> list[str]:
 def unknown_option(group: str, name: str, options: Sequence[str]) -> str:
     if not options:
         return f"{group}={name} is not an option: the group {group} has none, check its name or give --config-dir"
-    number = "any of" if group in LISTS else "one of"
-    fix = f"; for none write {group}=[]" if group in LISTS else ""
-    return f"{group}={name} is not an option: choose {number} {', '.join(sorted(options))}{near(name, options)}{fix}"
+    number = "any of" if group in LIST_GROUPS else "one of"
+    fix = f"; for none write {group}=[]" if group in LIST_GROUPS else ""
+    known = f"{', '.join(sorted(options))}{did_you_mean(name, options)}"
+    return f"{group}={name} is not an option: choose {number} {known}{fix}"
 
 
 def unknown_key(key: str, siblings: Sequence[str], free: bool = False) -> str:
@@ -111,9 +112,13 @@ def unknown_key(key: str, siblings: Sequence[str], free: bool = False) -> str:
     if new := current_name(group_key(key), siblings):
         return f"{key} is now {parent}{dot}{new}: write {parent}{dot}{new}=…"
     known = [sibling for sibling in siblings if sibling != "kind"]
-    rule = f"the keys are {', '.join(known)}{near(name, known)}" if known else "there are none yet"
+    rule = f"the keys are {', '.join(known)}{did_you_mean(name, known)}" if known else "there are none yet"
     fix = (
-        f"; choose options by {parent}=[…]" if parent in LISTS else f"; add it by +{option_key(key)}=…" if free else ""
+        f"; choose options by {parent}=[…]"
+        if parent in LIST_GROUPS
+        else f"; add it by +{option_key(key)}=…"
+        if free
+        else ""
     )
     return f"{key} is not a key here: {rule}{fix}"
 
@@ -129,7 +134,7 @@ def option_key(key: str) -> str:
 def missing_value(key: str) -> str:
     parent, _, name = key.rpartition(".")
     group, _, option = parent.partition(".")
-    if name == "kind" and group in LISTS:
+    if name == "kind" and group in LIST_GROUPS:
         return (
             f"{parent} is not chosen: write {group}=[{option},…], for a set of data may have chosen others; or begin "
             f"its YAML file with defaults: [/schema/{group}/KIND@_here_]"
@@ -139,7 +144,7 @@ def missing_value(key: str) -> str:
     return f"{key} has no value: it is required, add {key}=…"
 
 
-def near(name: str, known: Sequence[str]) -> str:
+def did_you_mean(name: str, known: Sequence[str]) -> str:
     """Returns the closest known name as a question for the end of a message, or nothing."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""

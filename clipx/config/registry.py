@@ -55,7 +55,7 @@ def discover_installed() -> None:
         entry.load()
 
 
-def discover(conf_dir: Path, own: bool = True) -> None:
+def discover(conf_dir: Path, plugin: bool = False) -> None:
     """Imports the module of each option under `conf_dir`, so that it registers its schema.
 
     A group and its package share a name, and so do an option and its module: `conf/objective/infonce.yaml` and
@@ -64,9 +64,9 @@ def discover(conf_dir: Path, own: bool = True) -> None:
     """
     for path in sorted(conf_dir.glob("*/*.yaml")):
         group, name = path.parent.name, path.stem
-        if not own and path.with_suffix(".py").is_file():
+        if plugin and path.with_suffix(".py").is_file():
             plugins.load(conf_dir.absolute(), group, name)
-        elif own:
+        elif not plugin:
             for module in (group, f"{group}.spec", f"{group}.{name}"):
                 if (PACKAGE / f"{module.replace('.', '/')}.py").is_file():
                     importlib.import_module(f"clipx.{module}")

@@ -84,7 +84,7 @@ class Giver(Protocol):
         """Of a sample and the caption that was drawn. Raises BadSample where there is nothing for them."""
 
 
-class _TrainBatches(Dataset["Batch | DataError"]):
+class TrainBatches(Dataset["Batch | DataError"]):
     """The batch at positions of the stream. A bad sample's place is taken by another, drawn from (seed, position)."""
 
     def __init__(
@@ -245,7 +245,7 @@ def train_loader(
 
     Starting anywhere costs the same: nothing before the first position is read.
     """
-    stream = _TrainBatches(source, order, view, tokenizer, seed, second, giver)
+    stream = TrainBatches(source, order, view, tokenizer, seed, second, giver)
     return _BatchLoader(stream, _PositionSampler(samples, batch, rank, world), workers, prefetch, pin)
 
 

@@ -111,11 +111,11 @@ def train_transform(
     wh = plain_jpeg(encoded, max_pixels)
     if wh is None:
         image = decode(encoded, max_pixels)
-        pixels, box = np.array(image), _random_box(image.size, scale, rng)
+        pixels, box = np.array(image), random_box(image.size, scale, rng)
         for out_SS3 in outs_SS3:
             _resize(pixels, box, out_SS3)
         return
-    left, top, right, bottom = _random_box(wh, scale, rng)
+    left, top, right, bottom = random_box(wh, scale, rng)
     # The size at which the box is still no smaller than what is asked for; simplejpeg finds the DCT scale for it. Only
     # halves and less: libjpeg-turbo has no SIMD for 5/8 and the like, so that they take as long as the whole.
     size = max(map(len, outs_SS3))
@@ -171,7 +171,7 @@ def _resize(pixels: Pixels, box: tuple[int, int, int, int], out_SS3: torch.Tenso
     )
 
 
-def _random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random) -> tuple[int, int, int, int]:
+def random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random) -> tuple[int, int, int, int]:
     """(left, top, right, bottom) in whole pixels; the distribution of torchvision's RandomResizedCrop."""
     width, height = wh
     for _ in range(10):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from clipx.evaluator.tables import AVERAGE, DROP, OTHERS, Evaluated
-from clipx.report.console import headline
-from clipx.report.figure import COLOURS, INK, MUTED, SURFACE, panel, png, titled
+from clipx.report.console import is_headline
+from clipx.report.figure import COLOURS, INK, MUTED, SURFACE, new_figure, style_axes, to_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ Rows = Mapping[str, Mapping[str, float]]
 
 def draw_sets(title: str, tables: Mapping[str, Rows]) -> bytes:
     """A panel for each evaluator: a bar for each set, and a line where the first one ends."""
-    figure = titled(title, 6.0 * len(tables), _height(max(map(len, tables.values()))))
+    figure = new_figure(title, 6.0 * len(tables), _height(max(map(len, tables.values()))))
     for axes, (name, rows) in zip(_axes(figure, len(tables)), tables.items(), strict=True):
         metric = next(iter(rows[AVERAGE]))
         first = next(iter(rows))
@@ -30,16 +30,16 @@ def draw_sets(title: str, tables: Mapping[str, Rows]) -> bytes:
         values = {label: 100 * row[metric] for label, row in rows.items()}
         _bars(axes, f"{name}: {metric}, %", values, lines)
         axes.axvline(values[first], color=COLOURS[1], lw=1.2, ls="--", zorder=1)
-    return png(figure)
+    return to_png(figure)
 
 
 def draw_steps(title: str, found: Sequence[Evaluated]) -> bytes:
     """A panel for each evaluator: its headline numbers over the steps, of each model."""
     panels = _by_evaluator(found)
-    figure = titled(title, 6.0 * len(panels), 4.2)
+    figure = new_figure(title, 6.0 * len(panels), 4.2)
     models = list(dict.fromkeys(one.model for one in found))
     for axes, (evaluator, names) in zip(_axes(figure, len(panels)), panels.items(), strict=True):
-        panel(axes, f"{evaluator}, %")
+        style_axes(axes, f"{evaluator}, %")
         axes.set_xlabel("step", color=MUTED, fontsize=9)
         for k, model in enumerate(models):
             for i, name in enumerate(names):
@@ -58,7 +58,7 @@ def draw_steps(title: str, found: Sequence[Evaluated]) -> bytes:
                 )
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8, frameon=False, labelcolor=INK)
-    return png(figure)
+    return to_png(figure)
 
 
 def draw_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
@@ -66,7 +66,7 @@ def draw_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
     they are equal. Of a single set, bars."""
     sets = suite.compared()
     height = 4.6 if any(len(names) > 1 for names in sets.values()) else _height(len(found))
-    figure = titled(title, 6.0 * len(sets), height)
+    figure = new_figure(title, 6.0 * len(sets), height)
     for axes, (evaluator, names) in zip(_axes(figure, len(sets)), sets.items(), strict=True):
         first, *others = names
         shown = [one for one in found if all(name in one.numbers for name in names.values())]
@@ -75,7 +75,7 @@ def draw_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
             bars = {one.label: 100 * one.numbers[names[first]] for one in shown}
             _bars(axes, f"{evaluator}, {first}: {metric}, %", bars, {})
             continue
-        panel(axes, f"{evaluator}: {metric}, %")
+        style_axes(axes, f"{evaluator}: {metric}, %")
         axes.set_xlabel(first, color=MUTED, fontsize=9)
         rest = ", ".join(others) if len(others) < 4 else f"{len(others)} others"
         axes.set_ylabel(rest if len(others) == 1 else f"mean of {rest}", color=MUTED, fontsize=9)
@@ -87,12 +87,12 @@ def draw_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
         for i, (one, place) in enumerate(zip(shown, places, strict=True)):
             axes.plot(*place, marker="o", ms=7, ls="", color=COLOURS[i % len(COLOURS)], label=one.label)
         axes.legend(fontsize=8, frameon=False, labelcolor=INK)
-    return png(figure)
+    return to_png(figure)
 
 
 def _bars(axes: Axes, title: str, values: Mapping[str, float], lines: Mapping[str, str]) -> None:
     """A bar for each label, its value beside it and what else `lines` has to say."""
-    panel(axes, title)
+    style_axes(axes, title)
     places = range(len(values), 0, -1)
     colours = [MUTED if label in (AVERAGE, OTHERS) else COLOURS[0] for label in values]
     axes.barh(places, list(values.values()), height=0.62, color=colours)
@@ -113,7 +113,7 @@ def _bars(axes: Axes, title: str, values: Mapping[str, float], lines: Mapping[st
 
 def _by_evaluator(found: Sequence[Evaluated]) -> dict[str, list[str]]:
     """The headline numbers of each evaluator."""
-    names = dict.fromkeys(name for one in found for name in one.numbers if headline(name))
+    names = dict.fromkeys(name for one in found for name in one.numbers if is_headline(name))
     panels: dict[str, list[str]] = {}
     for name in names:
         panels.setdefault(name.split("/")[1], []).append(name)

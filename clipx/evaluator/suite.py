@@ -13,7 +13,7 @@ from clipx.data.bad_samples import check_bad_share
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, DataSpec, open_on_all_ranks
 from clipx.distributed.comm import Comm
-from clipx.errors import ClipxError, ConfigError, DataError, placed
+from clipx.errors import ClipxError, ConfigError, DataError, with_location
 from clipx.evaluator.base import Embedder, Metrics
 from clipx.evaluator.spec import EvaluatorSpec
 
@@ -158,5 +158,5 @@ def _at(error: ClipxError, evaluator: str, name: str | None, data: DataSpec) -> 
     if name is None:
         return error
     place = f"evaluator.{evaluator}.sets.{name}"
-    there = placed(error, place, [f.name for f in dataclasses.fields(data)])
+    there = with_location(error, place, [f.name for f in dataclasses.fields(data)])
     return there if place in str(there) else type(there)(f"{place}: {there}")

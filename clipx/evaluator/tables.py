@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from clipx.evaluator.suite import Suite
-from clipx.report.console import format_value, headline
+from clipx.report.console import format_value, is_headline
 
 DROP = "drop"
 AVERAGE, OTHERS = "average", "average of the others"
@@ -68,7 +68,7 @@ def robustness_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> Tab
 
 def comparison(title: str, found: Sequence[Evaluated]) -> Table:
     """A row for each step or model, a column for each headline number."""
-    names = list(dict.fromkeys(name for one in found for name in one.numbers if headline(name)))
+    names = list(dict.fromkeys(name for one in found for name in one.numbers if is_headline(name)))
     table = Table(title=title, title_justify="left")
     table.add_column("model")
     for name in names:

@@ -12,9 +12,9 @@ def show(spec: PlanSpec) -> None:
     from clipx.plan import published
     from clipx.plan.estimate import plan
     from clipx.plan.show import as_dict, tables
-    from clipx.report.console import terminal
+    from clipx.report.console import stdout_console
 
-    console = terminal(quiet=spec.json)
+    console = stdout_console(quiet=spec.json)
 
     def log(text: str) -> None:
         console.print(text, markup=False)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from clipx.plan.estimate import Plan
-from clipx.report.console import clock
+from clipx.report.console import format_clock
 
 _SHOWN = 1e6  # bytes from which a part has a row
 
@@ -106,7 +106,7 @@ def _time(plan: Plan) -> Rows:
         return [*rows, (f"length of {spec.duration}", "not known: give samples=N")]
     rows += [
         ("steps", f"{plan.steps:,}"),
-        ("duration", clock(3600 * plan.hours)),
+        ("duration", format_clock(3600 * plan.hours)),
         ("GPU-hours", _number(plan.gpu_hours)),
     ]
     return rows if plan.cost is None else [*rows, ("cost", f"{plan.cost:,.0f}")]

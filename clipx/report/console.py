@@ -14,7 +14,7 @@ from rich.table import Table
 from clipx.logger import Row
 
 
-def terminal(quiet: bool = False) -> Console:
+def stdout_console(quiet: bool = False) -> Console:
     """Standard output. Where that is a file or a pipe, nothing is squeezed into eighty columns."""
     return Console(highlight=False, soft_wrap=True, quiet=quiet, width=None if sys.stdout.isatty() else 200)
 
@@ -23,7 +23,7 @@ class Screen:
     """Rank 0's terminal. Other ranks get one that shows nothing."""
 
     def __init__(self, shown: bool) -> None:
-        self.console = terminal(quiet=not shown)
+        self.console = stdout_console(quiet=not shown)
         self._live = shown and self.console.is_terminal
         self._progress = Progress(BarColumn(20), TextColumn("{task.description}"), console=self.console, transient=True)
         self._start = time.monotonic()
@@ -38,7 +38,7 @@ class Screen:
         if self._live:
             self._progress.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(text, markup=False)
 
     def progress(self, row: Row, first_step: int, total_steps: int) -> None:
@@ -46,7 +46,7 @@ class Screen:
         step = int(row["step"])
         eta = (time.monotonic() - self._start) / max(1, step - first_step) * (total_steps - step)
         if not self._live:
-            self.say(_line(row, total_steps, eta))
+            self.print(_line(row, total_steps, eta))
             return
         if not self._progress.tasks:
             self._progress.add_task("", total=total_steps)
@@ -54,8 +54,8 @@ class Screen:
 
     def evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
         """The headline numbers of an evaluation during training, in a line."""
-        shown = [f"{n.removeprefix('eval/')} {format_value(n, v)}" for n, v in numbers.items() if headline(n)]
-        self.say(f"step {step}  {'  '.join(shown)}")
+        shown = [f"{n.removeprefix('eval/')} {format_value(n, v)}" for n, v in numbers.items() if is_headline(n)]
+        self.print(f"step {step}  {'  '.join(shown)}")
 
     def table(self, title: str, values: Mapping[str, float]) -> None:
         table = Table(title=title, title_justify="left")
@@ -74,12 +74,12 @@ def format_value(name: str, value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
 
 
-def headline(name: str) -> bool:
+def is_headline(name: str) -> bool:
     """Whether a metric is one of the few that a line or a picture has room for."""
     return name.endswith(("/top1", "recall@1"))
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """`1:02:03`, or `02:03`."""
     minutes, s = divmod(max(0, round(seconds)), 60)
     hours, m = divmod(minutes, 60)
@@ -95,6 +95,6 @@ def _line(row: Row, total_steps: int, eta: float) -> str:
         f"data wait {row['train/data_wait_share']:.0%}",
         f"lr {row['train/lr']:.2e}",
         *([f"τ {row['train/temperature']:.4f}"] if "train/temperature" in row else []),  # not every objective has one
-        f"ETA {clock(eta)}",
+        f"ETA {format_clock(eta)}",
     ]
     return "  ".join(parts)

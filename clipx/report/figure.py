@@ -13,7 +13,7 @@ SURFACE, INK, MUTED, GRID = "#ffffff", "#1f2328", "#656d76", "#e6e8eb"
 COLOURS = ("#2f6fde", "#d9622b", "#2a9d6f", "#8a4fc7", "#b08a00", "#c2417c")
 
 
-def titled(title: str, width: float, height: float) -> Figure:
+def new_figure(title: str, width: float, height: float) -> Figure:
     """A figure of so many inches."""
     from matplotlib.figure import Figure
 
@@ -22,7 +22,7 @@ def titled(title: str, width: float, height: float) -> Figure:
     return figure
 
 
-def panel(axes: Axes, title: str) -> None:
+def style_axes(axes: Axes, title: str) -> None:
     """Gives axes their title and their looks."""
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.set_facecolor(SURFACE)
@@ -33,7 +33,7 @@ def panel(axes: Axes, title: str) -> None:
     axes.tick_params(colors=MUTED, labelsize=8)
 
 
-def png(figure: Figure) -> bytes:
+def to_png(figure: Figure) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()

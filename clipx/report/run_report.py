@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clipx.logger import Row
-from clipx.report.console import format_value, headline
-from clipx.report.figure import COLOURS, GRID, INK, MUTED, SURFACE, panel, png, titled
+from clipx.report.console import format_value, is_headline
+from clipx.report.figure import COLOURS, GRID, INK, MUTED, SURFACE, new_figure, style_axes, to_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ def write_report(folder: Path, name: str, rows: Sequence[Row], final: Mapping[st
 
 def draw(name: str, rows: Sequence[Row]) -> bytes:
     """The curves as PNG: loss, evaluation, learning rate, temperature, throughput, gradient norm."""
-    figure = titled(name, 12, 6.4)
+    figure = new_figure(name, 12, 6.4)
     panels = figure.subplots(2, 3).flat
     evaluated = _evaluated(rows)
     for axes, (title, series) in zip(
@@ -41,17 +41,17 @@ def draw(name: str, rows: Sequence[Row]) -> bytes:
         strict=True,
     ):
         _panel(axes, title, series, rows)
-    return png(figure)
+    return to_png(figure)
 
 
 def _evaluated(rows: Sequence[Row]) -> dict[str, str]:
     """The headline metrics of the evaluators, by the label they are drawn with."""
     names = sorted({name for row in rows for name in row if name.startswith("eval/")})
-    return {n.removeprefix("eval/"): n for n in names if headline(n)}
+    return {n.removeprefix("eval/"): n for n in names if is_headline(n)}
 
 
 def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row]) -> None:
-    panel(axes, title)
+    style_axes(axes, title)
     axes.set_xlabel("step", color=MUTED, fontsize=8)
     axes.set_xlim(0, 1.03 * max((row["step"] for row in rows), default=1))
     for colour, (label, name) in zip(COLOURS, series.items(), strict=False):

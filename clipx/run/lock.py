@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from clipx.distributed.comm import Comm
 from clipx.errors import Locked
-from clipx.storage.local import made
+from clipx.storage.local import ensure_folder
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class RunLock:
         self.release()
 
     def _acquire(self) -> None:
-        made(self.path.parent, f"run_dir={self.path.parent}", "give")
+        ensure_folder(self.path.parent, f"run_dir={self.path.parent}", "give")
         with self._guard():
             new = self.path.with_name(f"run.lock.{self._holder.id}")
             try:  # whole before it is seen, and dated by the file system

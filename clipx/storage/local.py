@@ -15,13 +15,13 @@ _FIX = "make room, or set CLIPX_CACHE to another folder"
 
 
 def cache_folder(name: str) -> Path:
-    """A folder of the cache, which is CLIPX_CACHE, else clipx in the user's cache folder. Raises ConfigError."""
+    """Returns a folder of the cache: of CLIPX_CACHE, else clipx in the user's cache folder. Raises ConfigError."""
     folder = _cache_root() / name
-    return made(folder, f"the cache folder {folder}", "set CLIPX_CACHE to")
+    return ensure_folder(folder, f"the cache folder {folder}", "set CLIPX_CACHE to")
 
 
-def made(folder: Path, named: str, fix: str) -> Path:
-    """The folder, made where it is not there. Raises ConfigError, which names it and says how to name another."""
+def ensure_folder(folder: Path, named: str, fix: str) -> Path:
+    """Creates a folder where it is missing, and returns it. Raises ConfigError, with `fix` for choosing another."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -35,10 +35,10 @@ def _cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipx"
 
 
-def write_whole(path: Path, write: Callable[[str], object], fix: str = _FIX) -> None:
-    """Calls `write(other)` with another path and renames that when it is whole.
+def write_atomically(path: Path, write: Callable[[str], object], fix: str = _FIX) -> None:
+    """Calls `write` with a temporary path and renames that file when it is complete.
 
-    So a file with the right name is a whole one. Processes that write it at the same time do the same work twice.
+    So a file of this name is a complete one. Processes that write it at the same time do the same work twice.
     """
     partial_path = path.with_name(f".{path.name}.{uuid4().hex[:12]}")
     try:
@@ -50,8 +50,8 @@ def write_whole(path: Path, write: Callable[[str], object], fix: str = _FIX) -> 
         partial_path.unlink(missing_ok=True)
 
 
-def take(lock: TextIO, named: str) -> None:
-    """Takes the lock file of a folder that one process at a time writes to, until it is closed. Raises DataError."""
+def acquire_lock(lock: TextIO, named: str) -> None:
+    """Acquires the lock file of a folder that one process at a time writes to, until it is closed. Raises DataError."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

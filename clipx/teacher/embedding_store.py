@@ -33,8 +33,8 @@ from clipx.errors import DataError
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
-from clipx.storage.local import made, write_whole
-from clipx.storage.remote import Folder, is_local, local_path, persist, refusals_as
+from clipx.storage.local import ensure_folder, write_atomically
+from clipx.storage.remote import StorageFolder, errors_as, is_local, local_path, retry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,17 +71,17 @@ class Place:
         self.out, self._retry_s = out.rstrip("/"), retry_s
         self.folder = Path(local_path(out)).expanduser() if is_local(out) else None
         if self.folder is not None:
-            made(self.folder, f"out={out}", "give")
+            ensure_folder(self.folder, f"out={out}", "give")
 
     def put(self, name: str, write: Callable[[str], object]) -> list[Any]:
         """A file, by `write` to a path of its own. Returns its bytes and SHA-256."""
         if self.folder is not None:
-            write_whole(self.folder / name, write, _FIX)
+            write_atomically(self.folder / name, write, _FIX)
             return _facts(self.folder / name)
         with tempfile.TemporaryDirectory() as temporary:
             path = Path(temporary, name)
             write(str(path))
-            self._asked(lambda: Folder(self.out).put(path, name))
+            self._asked(lambda: StorageFolder(self.out).put(path, name))
             return _facts(path)
 
     def text(self, name: str) -> str | None:
@@ -89,7 +89,7 @@ class Place:
         try:
             if self.folder is not None:
                 return (self.folder / name).read_text(encoding="utf-8")
-            return str(self._asked(lambda: Folder(self.out).read(name)), "utf-8")
+            return str(self._asked(lambda: StorageFolder(self.out).read(name)), "utf-8")
         except FileNotFoundError:
             return None
 
@@ -97,7 +97,7 @@ class Place:
         """Of the files that are there, by name."""
         if self.folder is not None:
             return {path.name: path.stat().st_size for path in self.folder.iterdir() if path.is_file()}
-        found: dict[str, int] = self._asked(lambda: Folder(self.out).files())
+        found: dict[str, int] = self._asked(lambda: StorageFolder(self.out).files())
         return found
 
     def holds(self, files: Mapping[str, Sequence[Any]], sizes: Mapping[str, int]) -> bool:
@@ -107,8 +107,8 @@ class Place:
         return self.folder is None or all(_facts(self.folder / name) == list(facts) for name, facts in files.items())
 
     def _asked(self, call: Callable[[], Any]) -> Any:
-        with refusals_as(lambda said: DataError(f"out={self.out}: {said}"), FileNotFoundError):
-            return persist(self.out, self._retry_s, call)
+        with errors_as(lambda said: DataError(f"out={self.out}: {said}"), FileNotFoundError):
+            return retry(self.out, self._retry_s, call)
 
 
 def _facts(path: Path) -> list[Any]:

@@ -14,9 +14,9 @@ import clipx.optimizer.spec
 import clipx.precision.spec  # noqa: F401  # registers its options
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.config.compose import checked, isolated_hydra, prepare, quoted
+from clipx.config.compose import checked, isolated_hydra, prepare, quote_pattern
 from clipx.config.duration import Duration, Length
-from clipx.config.messages import NOT_COMPOSED, one_line
+from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.registry import MISSING, option
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
@@ -137,12 +137,12 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
     `overrides` are what one types on the command line (`"model=vit_b32"`, `"data.batch_size=512"`); `config_dir`
     is a folder with groups of one's own. Raises ConfigError, one line naming value, rule and fix.
     """
-    overrides = tuple(map(quoted, overrides))
+    overrides = tuple(map(quote_pattern, overrides))
     folders = [Path(config_dir).absolute()] if config_dir else []
     searchpath = [f"hydra.searchpath={[str(folder) for folder in folders]}"]
     try:
         prepare(overrides, folders)
         with isolated_hydra():
             return typing.cast("RunSpec", checked(hydra_compose(config_name, [*overrides, *searchpath])))
-    except NOT_COMPOSED as error:
+    except COMPOSITION_ERRORS as error:
         raise ConfigError(one_line(error)) from error

@@ -106,8 +106,8 @@ def write_summary(trainer: Trainer, numbers: dict[str, float], bad: Counter[str]
     write_report(rundir.path, spec.name, rows, numbers, rundir.config.read_text(encoding="utf-8"))
     for reason, count in bad.most_common():
         rundir.event("bad_samples", reason=reason, count=count)
-        screen.say(f"bad      {count:,} x {reason}")
+        screen.print(f"bad      {count:,} x {reason}")
     rundir.event("end", step=trainer.steps_done)
     screen.table(spec.name, numbers)
-    screen.say(f"run directory {rundir.path}: report.html, report.png, metrics.jsonl, checkpoints/")
+    screen.print(f"run directory {rundir.path}: report.html, report.png, metrics.jsonl, checkpoints/")
     return numbers

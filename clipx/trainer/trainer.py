@@ -244,7 +244,7 @@ class Trainer:
             self.sinks = Sinks([Jsonl(self.rundir.metrics, step), *built], self.rundir.event)
         screen = Screen(comm.is_main)
         for name, text in facts(self).items():
-            screen.say(f"{name:8} {text}")
+            screen.print(f"{name:8} {text}")
         if comm.is_main:
             self.rundir.event("start", step=self.steps_done, world=comm.world)
         try:
@@ -311,7 +311,7 @@ class Trainer:
         if found := self.profiler.after(self.steps_done):
             self.rundir.event("profile", **found)
             parts = "  ".join(f"{name.removesuffix('_ms')} {found[name]:.3g}" for name in found if name != "steps")
-            screen.say(f"profile  ms: {parts}; {self.rundir.path / 'profile'}")
+            screen.print(f"profile  ms: {parts}; {self.rundir.path / 'profile'}")
 
     def _between_steps(self, screen: Screen, before: int) -> None:
         """Evaluates and saves what is due after the step that began at sample `before`."""
@@ -421,10 +421,10 @@ class Trainer:
             write_report(self.rundir.path, self.spec.name, rows, numbers, config)
             for reason, count in bad.most_common():
                 self.rundir.event("bad_samples", reason=reason, count=count)
-                screen.say(f"bad      {count:,} x {reason}")
+                screen.print(f"bad      {count:,} x {reason}")
             self.rundir.event("end", step=self.steps_done)
             screen.table(self.spec.name, numbers)
-            screen.say(f"run directory {self.rundir.path}: report.html, report.png, metrics.jsonl, checkpoints/")
+            screen.print(f"run directory {self.rundir.path}: report.html, report.png, metrics.jsonl, checkpoints/")
         return dict(self.comm.from_main(numbers))
 
     # -------------------------------------------------------------------------------------------- evaluation

@@ -14,7 +14,7 @@ from clipx.checkpoint.downloader import RETRY_S, fetch, remote_checkpoints
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint
 from clipx.errors import CheckpointError
 from clipx.storage.local import cache_folder
-from clipx.storage.remote import download, file_system, persist, refusals_as
+from clipx.storage.remote import download, errors_as, file_system, retry
 
 
 def fetched(url: str) -> Path:
@@ -33,7 +33,7 @@ def fetched_folder(url: str, names: Sequence[str]) -> Path:
     asked = []
     for place in places:
         with _looking(place):
-            asked.append(persist(place, RETRY_S, partial(_asked, place)))
+            asked.append(retry(place, RETRY_S, partial(_asked, place)))
     folder = cache_folder("weights") / _digest(
         url, *(f"{name} {said}" for name, said in zip(names, asked, strict=True))
     )
@@ -73,8 +73,8 @@ def files_at(url: str) -> set[str]:
         return {entry.rstrip("/").rpartition("/")[2] for entry in fs.ls(place, detail=False)}
 
     try:
-        with refusals_as(lambda said: CheckpointError(f"{url} cannot be listed ({said})"), FileNotFoundError):
-            return persist(url, RETRY_S, call)
+        with errors_as(lambda said: CheckpointError(f"{url} cannot be listed ({said})"), FileNotFoundError):
+            return retry(url, RETRY_S, call)
     except FileNotFoundError:
         return set()
 
@@ -109,4 +109,4 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _looking(url: str) -> AbstractContextManager[None]:
     fix = "check the URL, and that the credentials allow reading"
-    return refusals_as(lambda said: CheckpointError(f"model.weights={url} cannot be read ({said}): {fix}"))
+    return errors_as(lambda said: CheckpointError(f"model.weights={url} cannot be read ({said}): {fix}"))

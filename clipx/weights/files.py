@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clipx.errors import CheckpointError
-from clipx.storage.remote import said
+from clipx.storage.remote import error_text
 
 METADATA = "clipx"  # the key of what clipx says of the model in a safetensors file
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
@@ -53,7 +53,7 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
         return _bare(tensors), (file.metadata() or {}).get(METADATA)
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file ({said(error)}): fetch it again") from None
+        raise CheckpointError(f"{path} is not a whole safetensors file ({error_text(error)}): fetch it again") from None
 
 
 def unpickled(path: Path) -> Any:
@@ -65,7 +65,9 @@ def unpickled(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:  # what it refuses; and on damaged files it keeps to no list
         if isinstance(error, RuntimeError | OSError | EOFError):
-            raise CheckpointError(f"{path} is not a whole file of torch.save ({said(error)}): fetch it again") from None
+            raise CheckpointError(
+                f"{path} is not a whole file of torch.save ({error_text(error)}): fetch it again"
+            ) from None
         raise CheckpointError(
             f"{path} holds more than tensors and plain values, or is damaged, and reading it otherwise could run "
             f"anything that is in it: {_CONVERT}"
@@ -92,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read ({said(error)}): restore it") from None
+        raise CheckpointError(f"{path} cannot be read ({error_text(error)}): restore it") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} is not a table of values: restore it")
     return values

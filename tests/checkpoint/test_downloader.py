@@ -19,7 +19,7 @@ from uploading import same, save, upload
 from clipx.checkpoint.downloader import check_writable, fetch, fetch_history, fetch_newest, remote_checkpoints
 from clipx.checkpoint.format import MANIFEST, STATE, TENSORS, find_damage
 from clipx.errors import CheckpointError, ConfigError, StorageError
-from clipx.storage.remote import Folder
+from clipx.storage.remote import StorageFolder
 from clipx.storage.url import check_folder_url
 
 # --------------------------------------------------------------------------------------------------- the round trip
@@ -197,7 +197,7 @@ def test_other_urls_are_taken(url: str) -> None:
 
 def test_a_url_that_cannot_be_written_is_told_of_before_the_training(url: str, own_bucket: str, tmp_path: Path) -> None:
     check_writable(url)
-    assert Folder(url).files() == {}
+    assert StorageFolder(url).files() == {}
     (tmp_path / "plain").write_text("")
     for wrong in (f"{own_bucket}-none/runs", "nonsense://x/y", f"file://{tmp_path}/plain/x"):
         with pytest.raises(ConfigError, match=f"^checkpoint.remote={wrong} cannot be written"):

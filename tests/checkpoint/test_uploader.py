@@ -24,7 +24,7 @@ from clipx.checkpoint.downloader import fetch_newest
 from clipx.checkpoint.format import MANIFEST, TENSORS
 from clipx.checkpoint.retention import steps_to_keep
 from clipx.checkpoint.uploader import Uploader
-from clipx.storage.remote import Folder
+from clipx.storage.remote import StorageFolder
 
 
 @pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
@@ -34,7 +34,7 @@ def test_a_step_that_is_saved_again_replaces_the_one_before(run_dir: Path, url: 
     upload(run_dir, url, folder)
     found = fetch_newest(url, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, folder)
-    assert sorted(Folder(url).files("checkpoints")) == [
+    assert sorted(StorageFolder(url).files("checkpoints")) == [
         f"checkpoints/step-00000010/{p.name}" for p in sorted(folder.iterdir())
     ]
 
@@ -87,7 +87,9 @@ def test_the_url_keeps_what_the_policy_keeps(run_dir: Path, url: str) -> None:
             shutil.rmtree(run_dir / "checkpoints")  # a machine that is lost is no reason to delete anything
         assert uploader.finish(10)
     assert steps(url) == [40, 30, 10]
-    assert {name.split("/")[1] for name in Folder(url).files("checkpoints")} == {f"step-000000{k}0" for k in (1, 3, 4)}
+    assert {name.split("/")[1] for name in StorageFolder(url).files("checkpoints")} == {
+        f"step-000000{k}0" for k in (1, 3, 4)
+    }
 
 
 def test_another_process_knows_the_policy_of_what_is_there(run_dir: Path, near: str) -> None:
