@@ -98,6 +98,8 @@ def _options(group: str) -> list[str]:
 
 
 def unknown_option(group: str, name: str, options: Sequence[str]) -> str:
+    if not options and group.startswith("schema/"):  # of an installed package's, by the entry point `clipx.options`
+        return f"{group}={name} is not registered: install the package that has it (in a checkout: pip install -e .)"
     if not options:
         return f"{group}={name} is not an option: the group {group} has none, check its name or give --config-dir"
     number = "any of" if group in LIST_GROUPS else "one of"
