@@ -76,7 +76,6 @@ class LoaderSpec(BenchSpec):
         return rates
 
     def _findings(self, rates: dict[int, dict[str, list[float]]], left_out: dict[str, str]) -> Findings:
-
         median = {side: {name: statistics.median(r) for name, r in found.items()} for side, found in rates.items()}
         figures: dict[str, Any] = {"workers": self.workers, "aspect": self.aspect}
         for side, found in rates.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clipx.bench.findings import Findings, Table, ratio, rounded
 from clipx.bench.processes import Processes
@@ -16,6 +16,8 @@ from clipx.trainer.spec import compose
 
 if TYPE_CHECKING:
     from clipx.bench.race import Lap
+
+T = TypeVar("T")
 
 LOCAL, PLAIN, SIGLIP = "open_clip", "open_clip_plain", "open_clip_siglip"
 _LABELS = {
@@ -90,6 +92,11 @@ class LossCase:
     dim: int
     stand_in: bool = False  # whether one rank is measured without the others
 
+    def run(self, processes: Processes, call: Callable[..., T], *args: object) -> list[T]:
+        """What `call` returns on each rank."""
+        size = (self.batch, self.dim)
+        return processes.run(call, size, *args, ranks=self.ranks, stand_in=self.stand_in)
+
     def __str__(self) -> str:
         return f"{self.batch:,} x {self.dim:,} on {'one of ' if self.stand_in else ''}{self.ranks}"
 
@@ -150,17 +157,8 @@ def _race(spec: LossSpec, contest: Contest, point: LossCase, device: str, log: C
         device = "cpu"  # there are not enough GPUs for them
     log(f"time: {point}")
     rounds = spec.repeats if point.sweep == "headline" else (spec.repeats + 1) // 2
-    like = {} if point.stand_in else contest.same | ({PLAIN: LOCAL} if PLAIN in contest.names else {})
-    laps: list[dict[str, Lap]] = Processes(device, spec.threads).run(
-        race.race,
-        contest.names,
-        like,
-        (point.batch, point.dim),
-        rounds,
-        spec.seed,
-        ranks=point.ranks,
-        stand_in=point.stand_in,
-    )
+    references = {} if point.stand_in else contest.same | ({PLAIN: LOCAL} if PLAIN in contest.names else {})
+    laps = point.run(Processes(device, spec.threads), race.race, contest.names, references, rounds, spec.seed)
     rows = {name: _row(point, name, device, [lap[name] for lap in laps]) for name in contest.names}
     for name, reference in ({} if point.stand_in else contest.same).items():
         _check(rows[name], rows[reference])
@@ -203,17 +201,8 @@ def _add_memory(spec: LossSpec, rows: Sequence[Row], device: str, log: Callable[
     from clipx.bench import race
 
     def measure(processes: Processes, row: Row) -> None:
-        point = row.point
-        log(f"memory: {point}, {row.name}")
-        peaks = replace(processes, device=row.device).run(
-            race.memory,
-            row.name,
-            (point.batch, point.dim),
-            spec.seed,
-            ranks=point.ranks,
-            stand_in=point.stand_in,
-        )
-        row.memory = max(peaks)
+        log(f"memory: {row.point}, {row.name}")
+        row.memory = max(row.point.run(replace(processes, device=row.device), race.memory, row.name, spec.seed))
 
     Processes(device, spec.threads).in_pairs(measure, rows)
 
@@ -247,7 +236,6 @@ def _figures(spec: LossSpec, contest: Contest, rows: Sequence[Row], device: str)
 
 
 def _ratios(rows: dict[str, Row], name: str, reference: str) -> dict[str, float]:
-
     found = {}
     for prefix, other in {"": reference, "plain_": PLAIN}.items():
         if prefix == "" or reference == LOCAL:

@@ -6,20 +6,20 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clipx.bench.findings import Findings, Table, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchError, BenchSpec
+from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
 from clipx.errors import require
+from clipx.model.flops import ForwardFlops
+from clipx.model.spec import ModelSpec
+from clipx.plan.alpha_beta import CollectiveTime, Link, fit_link, one_node
+from clipx.plan.step_time import Machine, Model, Step, step
+from clipx.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, objective_traffic
 from clipx.trainer.spec import compose
-
-if TYPE_CHECKING:
-    from clipx.model.spec import ModelSpec
-    from clipx.plan.alpha_beta import CollectiveTime, Link
-    from clipx.plan.step_time import Machine, Model, Step
-    from clipx.plan.traffic import CollectiveCounts
 
 # One of each way in which objectives communicate.
 _OBJECTIVES = ("infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr")
@@ -81,7 +81,6 @@ class NetworkBenchSpec(BenchSpec):
         compose(f"objective={self.objective}", f"model={self.model}")
 
     def run(self, log: Callable[[str], None]) -> Findings:
-
         processes = Processes("cpu", self.threads)
         log("counting what a step moves, on 2 processes")
         moved = _moved(self, processes)
@@ -118,9 +117,6 @@ class NetworkBenchSpec(BenchSpec):
 
     def machine(self) -> Machine:
         """The assumed one."""
-        from clipx.plan.alpha_beta import Link
-        from clipx.plan.step_time import Machine
-
         return Machine(
             self.gpus_per_node,
             Link(1e-6 * self.within_us, 1e9 * self.within_gbs),
@@ -137,7 +133,6 @@ def _moved(spec: NetworkBenchSpec, processes: Processes) -> dict[str, Any]:
     """Calls and bytes of a small run's step by objective and kind, counted and worked out: of `objective`, and of one
     for each way in which objectives communicate. Raises BenchError where they differ."""
     from clipx.bench.collectives import count_traffic
-    from clipx.plan.traffic import StepShape, ddp_traffic, objective_traffic
 
     names = list(dict.fromkeys([spec.objective, *_OBJECTIVES]))
     typed = [[*_RUN, f"objective={name}", *_for_few_samples(name)] for name in names]
@@ -171,7 +166,6 @@ def _bytes(kinds: CollectiveCounts) -> dict[str, int]:
 
 def _measured(spec: NetworkBenchSpec, processes: Processes, ranks: int) -> list[CollectiveTime]:
     from clipx.bench.collectives import collective_times
-    from clipx.plan.alpha_beta import CollectiveTime
 
     found = processes.run(collective_times, sorted(set(spec.sizes)), spec.repeats, ranks=ranks)
     slowest = {key: [max(times) for times in zip(*(own[key] for own in found), strict=True)] for key in found[0]}
@@ -194,8 +188,6 @@ class Check:
 
 def _fitted(measured: Sequence[CollectiveTime], fit_to: Sequence[int]) -> tuple[dict[str, Link], list[Check]]:
     """A link for each kind of collective, and how it does: gloo's kinds differ in what they do beside sending."""
-    from clipx.plan.alpha_beta import fit_link, one_node
-
     kinds = dict.fromkeys(m.kind for m in measured)
     links = {kind: fit_link([m for m in measured if m.kind == kind and m.size in fit_to]) for kind in kinds}
     checks = [
@@ -222,11 +214,7 @@ class Predicted:
 
 def _model(spec: ModelSpec) -> Model:
     """What a step's time depends on, of a model that is not allocated."""
-    import torch
-
     from clipx.model.clip import parameter_count
-    from clipx.model.flops import ForwardFlops
-    from clipx.plan.step_time import Model
 
     model, flops = spec.build(torch.device("meta"), torch.float32), ForwardFlops.of(spec)
     buffers = sum(buffer.nbytes for buffer in model.buffers())
@@ -234,9 +222,6 @@ def _model(spec: ModelSpec) -> Model:
 
 
 def _steps(spec: NetworkBenchSpec, model: Model, b: Callable[[int], int]) -> list[Predicted]:
-    from clipx.plan.step_time import step
-    from clipx.plan.traffic import objective_traffic
-
     traffic, machine = objective_traffic(compose(f"objective={spec.objective}").objective), spec.machine()
     plain = [step(model, machine, traffic, gpus, b(gpus)) for gpus in sorted(set(spec.gpus))]
     spread = [step(model, machine, traffic, s.gpus, b(s.gpus), fsdp=True) for s in plain]

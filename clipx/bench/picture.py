@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clipx.report import figure as figures
-from clipx.report.figure import COLOURS, INK, MUTED, new_figure, to_png
+from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_png
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ def draw(title: str, panels: Sequence[Panel], columns: int) -> bytes:
     figure = new_figure(title, 4 * columns, 3.2 * rows)
     known: list[str] = []  # the labels of the last legend
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
-        figures.panel(axes, panel.title)
+        style_axes(axes, panel.title)
         axes.set_xlabel(panel.x, color=MUTED, fontsize=8)
         for i, (label, points) in enumerate(panel.curves.items()):
             colour = COLOURS[i % len(COLOURS)]

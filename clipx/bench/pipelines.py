@@ -68,10 +68,10 @@ def _source(folder: str) -> Source:
     return Shards.open(expand(f"{folder}/*.tar", "shards"), "txt", None)
 
 
-def _stream(folder: str, seed: int) -> tuple[TrainBatches, Order]:
+def _stream(folder: str, seed: int) -> TrainBatches:
     source = _source(folder)
     order = Order(source.sizes, seed, 200_000)
-    return TrainBatches(source, order, ImageView(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed), order
+    return TrainBatches(source, order, ImageView(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed)
 
 
 def _fork_workers() -> None:
@@ -91,30 +91,33 @@ def _per_second(batches: Iterable[object], batch: int, count: int, ready: int) -
     return batch * count / (time.perf_counter() - start)
 
 
-def clipx_processes(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
-    _fork_workers()
-    stream, order = _stream(folder, seed)
-    loader = train_loader(
+def _loader(stream: TrainBatches, batch: int, workers: int, prefetch: int) -> Iterable[object]:
+    """The endless loader of one rank."""
+    return train_loader(
         stream.source,
-        order,
+        stream.order,
         stream.view,
         stream.tokenizer,
-        seed=seed,
+        seed=stream.seed,
         samples=range(10**6 * batch),
         batch=batch,
         rank=0,
         world=1,
         workers=workers,
-        prefetch=_PREFETCH,
+        prefetch=prefetch,
         pin=False,
     )
-    return _per_second(loader, batch, count, workers * _PREFETCH)
+
+
+def clipx_processes(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    _fork_workers()
+    return _per_second(_loader(_stream(folder, seed), batch, workers, _PREFETCH), batch, count, workers * _PREFETCH)
 
 
 def clipx_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """The same batches made by threads: decoder and filter leave Python's lock, the rest does not."""
     torch.set_num_threads(1)
-    stream, _ = _stream(folder, seed)
+    stream = _stream(folder, seed)
 
     def made(positions: range) -> Batch:
         batch = stream[positions]
@@ -148,10 +151,10 @@ def spdl_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, 
     import spdl.io
 
     torch.set_num_threads(1)
-    stream, order = _stream(folder, seed)
+    stream = _stream(folder, seed)
 
     def made(positions: range) -> Batch:
-        frames, captions, indices = [], [], [order(position) for position in positions]
+        frames, captions, indices = [], [], [stream.order(position) for position in positions]
         for position, index in zip(positions, indices, strict=True):
             rng = random.Random(f"{seed}/{position}")
             sample = stream.source.read(index)
@@ -268,18 +271,8 @@ def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:
     spec = load_run(Path(run_dir))
     source = open_data(spec.data).train
     batch = min(spec.data.batch_size, sum(source.sizes))
-    loader: Any = train_loader(
-        source,
-        spec.data.order(source, spec.seed),
-        ImageView(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels),
-        spec.model.text.build_tokenizer(),
-        seed=spec.seed,
-        samples=range(10**6 * batch),
-        batch=batch,
-        rank=0,
-        world=1,
-        workers=spec.data.workers,
-        prefetch=spec.data.prefetch,
-        pin=False,
-    )
+    order = spec.data.order(source, spec.seed)
+    view = ImageView(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels)
+    stream = TrainBatches(source, order, view, spec.model.text.build_tokenizer(), spec.seed)
+    loader = _loader(stream, batch, spec.data.workers, spec.data.prefetch)
     return _per_second(loader, batch, count, spec.data.workers * spec.data.prefetch)

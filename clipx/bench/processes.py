@@ -42,8 +42,8 @@ class RankConfig:
         of theirs. Time and memory are those of a rank; waiting and the network are left out.
         """
         torch.set_num_threads(self.threads)
-        # torch.distributed.nn, which open_clip gathers with, announces a successor at every call.
-        warnings.filterwarnings("ignore", r"torch\.distributed\.nn", FutureWarning)
+        # torch announces successors of what open_clip and clipx gather with, at every call.
+        warnings.filterwarnings("ignore", r"`?torch\.distributed\.", FutureWarning)
         device = torch.device("cpu") if self.device == "cpu" else torch.device("cuda", self.rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
-from clipx.bench.findings import Findings, Table
+from clipx.bench.findings import Findings
 from clipx.bench.spec import BenchSpec
 from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import cores
 from clipx.errors import ConfigError, require
+from clipx.plan.show import rich_table
 
 
 def check(spec: BenchSpec) -> None:
@@ -54,7 +54,7 @@ def publish(spec: BenchSpec, found: Findings, command: Sequence[str], console: C
     if found.picture is not None:
         (folder / f"{spec.kind}.png").write_bytes(found.picture)
     for table in found.tables:
-        console.print(_rich(table))
+        console.print(rich_table(table.title, table.columns, table.rows))
     console.print(f"written to {folder}", markup=False)
     print(json.dumps(figures), flush=True)
 
@@ -75,12 +75,3 @@ def _cpu() -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _rich(table: Table) -> RichTable:
-    shown = RichTable(title=table.title, title_justify="left")
-    for column in table.columns:
-        shown.add_column(column, justify="left" if column == table.columns[0] else "right")
-    for row in table.rows:
-        shown.add_row(*row)
-    return shown

@@ -27,9 +27,9 @@ class Lap:
 
 
 def race(
-    comm: Comm, names: Sequence[str], like: Mapping[str, str], size: tuple[int, int], rounds: int, seed: int
+    comm: Comm, size: tuple[int, int], names: Sequence[str], references: Mapping[str, str], rounds: int, seed: int
 ) -> dict[str, Lap]:
-    """A Lap of each name. `size` is (b, D); `like` names the one whose gradients each should have."""
+    """A Lap of each name. `size` is (b, D); `references` names the one whose gradients each must have."""
     batch, dim = size
     racers = {name: contestant(name, comm, batch, seed) for name in names}
     image_bD, text_bD = features(comm, batch, dim, seed)
@@ -40,7 +40,7 @@ def race(
         assert image_bD.grad is not None
         assert text_bD.grad is not None
         gradients[name] = torch.stack([image_bD.grad, text_bD.grad]) / racer.share
-    errors = {name: _relative(gradients[name], gradients[reference]) for name, reference in like.items()}
+    errors = {name: _relative(gradients[name], gradients[reference]) for name, reference in references.items()}
     del gradients
     steps = {name: lambda racer=racer: racer.step(image_bD, text_bD) for name, racer in racers.items()}
     times = interleaved(steps, rounds, comm)
@@ -57,7 +57,7 @@ def race(
     }
 
 
-def memory(comm: Comm, name: str, size: tuple[int, int], seed: int) -> int:
+def memory(comm: Comm, size: tuple[int, int], name: str, seed: int) -> int:
     """Peak bytes of a step of one loss beyond its features. `size` is (b, D)."""
     batch, dim = size
     return_freed_memory()

@@ -63,14 +63,10 @@ def _spec(setting: Setting, spec: PlanSpec) -> PlanSpec:
 
 def table(found: list[tuple[Setting, Plan]]) -> Table:
     spec = found[0][1].spec
-    out = Table(title=f"published settings on {spec.gpu}, {spec.device_memory_gb:g} GB each", title_justify="left")
-    out.add_column("setting")
-    for column in ("GPUs", "batch", "of a GPU", "Mparams", "GFLOPs", "GB", "fits", "step, ms", "samples/s", "GB/s",
-                   "hours", "they say", "GPU-hours"):  # fmt: skip
-        out.add_column(column, justify="right")
-    for setting, one in found:
-        out.add_row(*_row(setting, one))
-    return out
+    title = f"published settings on {spec.gpu}, {spec.device_memory_gb:g} GB each"
+    columns = ("setting", "GPUs", "batch", "of a GPU", "Mparams", "GFLOPs", "GB", "fits", "step, ms", "samples/s",
+               "GB/s", "hours", "they say", "GPU-hours")  # fmt: skip
+    return shown.rich_table(title, columns, [_row(setting, one) for setting, one in found])
 
 
 def _row(setting: Setting, one: Plan) -> list[str]:

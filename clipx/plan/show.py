@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,13 +30,18 @@ def tables(plan: Plan) -> list[Table]:
     ]
 
 
-def _table(title: str, rows: Rows) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+def rich_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], header: bool = True) -> Table:
+    """Cells as text; all columns but the first are aligned to the right."""
+    table = Table(title=title, title_justify="left", show_header=header)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _table(title: str, rows: Rows) -> Table:
+    return rich_table(title, ("", ""), rows, header=False)
 
 
 def _model(plan: Plan) -> Rows:
