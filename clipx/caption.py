@@ -185,15 +185,15 @@ class Captioner:
     def load(cls, spec: CaptionSpec, comm: Comm, precision: Precision) -> Captioner:
         """Raises ConfigError where `spec.run` does not caption."""
         from clipx.model.coca import CoCa
-        from clipx.weights.load import find, load
+        from clipx.weights.load import load_into, load_weights
 
-        found = find(spec.run)
+        found = load_weights(spec.run)
         if found.spec is None or not found.spec.captions:
             name = "its configuration is not known" if found.spec is None else f"its model is {found.spec.name}"
             raise ConfigError(f"run={spec.run} does not caption ({name}): give one of model=coca_vit_b32 or its like")
         bounds = spec.bounds(found.spec.text.context_length)
         model = found.spec.build(comm.device, precision.dtype)
-        load(model, found)
+        load_into(model, found)
         assert isinstance(model, CoCa)
         tokenizer = found.spec.text.build_tokenizer()
         return cls(model.eval(), found.spec.image.size, spec, comm, precision, bounds, tokenizer)

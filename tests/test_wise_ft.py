@@ -13,11 +13,12 @@ import torch
 from PIL import Image
 from support import VIT, rows, run, small
 
+import clipx.wise_ft  # noqa: F401  # registers its options
 from clipx.errors import ConfigError
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
-from clipx.weights.load import Weights, find, load
-from clipx.wise_ft import check_mixable, mixed
+from clipx.weights.interpolation import check_mixable, interpolate
+from clipx.weights.load import LoadedWeights, load_into, load_weights
 
 WISE = (sys.executable, "-m", "clipx.wise_ft")
 NARROW = ("model.embed_dim=16", "model.text.width=16", "model.text.heads=2")
@@ -37,8 +38,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def models(runs: tuple[Path, Path]) -> tuple[Weights, Weights]:
-    zero, fine = (find(str(path)) for path in runs)
+def models(runs: tuple[Path, Path]) -> tuple[LoadedWeights, LoadedWeights]:
+    zero, fine = (load_weights(str(path)) for path in runs)
     return zero, fine
 
 
@@ -46,11 +47,13 @@ def end(run_dir: Path) -> dict[str, float]:
     return {name.removeprefix("eval/"): x for name, x in rows(run_dir)[-1].items() if name.startswith("eval/")}
 
 
-def test_a_mixture_is_the_weighted_mean_of_all_weights(models: tuple[Weights, Weights]) -> None:
+def test_a_mixture_is_the_weighted_mean_of_all_weights(models: tuple[LoadedWeights, LoadedWeights]) -> None:
     zero, fine = models
-    assert all(torch.equal(x, zero.model[n]) for n, x in mixed(zero, fine, 0.0).model.items() if x.is_floating_point())
-    assert all(torch.equal(x, fine.model[n]) for n, x in mixed(zero, fine, 1.0).model.items())
-    found = mixed(zero, fine, 0.25)
+    assert all(
+        torch.equal(x, zero.model[n]) for n, x in interpolate(zero, fine, 0.0).model.items() if x.is_floating_point()
+    )
+    assert all(torch.equal(x, fine.model[n]) for n, x in interpolate(zero, fine, 1.0).model.items())
+    found = interpolate(zero, fine, 0.25)
     assert found.model.keys() == fine.model.keys()
     moved = [n for n in fine.model if not torch.equal(zero.model[n], fine.model[n])]
     assert any("running_mean" in n for n in moved) and not any(n.startswith("text.") for n in moved)
@@ -62,7 +65,7 @@ def test_a_mixture_is_the_weighted_mean_of_all_weights(models: tuple[Weights, We
             assert torch.equal(x, fine.model[name]), name
     assert zero.log_scale is not None and fine.log_scale is not None and found.log_scale is not None
     assert found.log_scale == pytest.approx(0.75 * zero.log_scale + 0.25 * fine.log_scale)
-    assert mixed(replace(zero, log_scale=None), fine, 0.25).log_scale == fine.log_scale
+    assert interpolate(replace(zero, log_scale=None), fine, 0.25).log_scale == fine.log_scale
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +92,15 @@ def test_the_table_marks_what_was_chosen(written: tuple[Path, str]) -> None:
 
 
 def test_the_written_model_is_the_mixture_and_begins_a_run(
-    models: tuple[Weights, Weights], written: tuple[Path, str], tmp_path: Path
+    models: tuple[LoadedWeights, LoadedWeights], written: tuple[Path, str], tmp_path: Path
 ) -> None:
     place = str(written[0] / "model.safetensors")
-    found, expected = find(place), mixed(*models, 0.5)
+    found, expected = load_weights(place), interpolate(*models, 0.5)
     assert found.model.keys() == expected.model.keys()
     assert all(torch.equal(x, expected.model[n]) for n, x in found.model.items())
     assert found.log_scale == expected.log_scale
     assert found.spec is not None
-    load(found.spec.build(torch.device("cpu"), torch.float32), found)
+    load_into(found.spec.build(torch.device("cpu"), torch.float32), found)
     assert Trainer(small(tmp_path / "x", *NARROW, f"model.weights={place}")).begun[0] == place
 
 
@@ -118,7 +121,7 @@ def test_best_is_the_highest_mean_and_nothing_is_written_without_out(runs: tuple
 # ------------------------------------------------------------------------------------------------------- what fails
 
 
-def test_two_architectures_are_refused_by_name(models: tuple[Weights, Weights], tmp_path: Path) -> None:
+def test_two_architectures_are_refused_by_name(models: tuple[LoadedWeights, LoadedWeights], tmp_path: Path) -> None:
     zero, _ = models
     for words, key in (
         (("model.quick_gelu=true",), "model.quick_gelu"),
@@ -126,8 +129,10 @@ def test_two_architectures_are_refused_by_name(models: tuple[Weights, Weights], 
         (("model.text.layers=1",), "layers"),
     ):
         spec = compose(*NARROW, *words).model
-        other = Weights("other", spec.build(torch.device("meta"), torch.float32).state_dict(), spec)
-        with pytest.raises(ConfigError, match=f"base={zero.place} and finetuned=other are not one architecture.*{key}"):
+        other = LoadedWeights("other", spec.build(torch.device("meta"), torch.float32).state_dict(), spec)
+        with pytest.raises(
+            ConfigError, match=f"base={zero.location} and finetuned=other are not one architecture.*{key}"
+        ):
             check_mixable(zero, other)
 
 

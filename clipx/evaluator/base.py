@@ -18,14 +18,15 @@ from clipx.data.source import BadRecord, BadSample, Sample, Source
 from clipx.data.spec import DataSpec
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
+from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.precision.spec import Precision
+from clipx.precision.spec import Precision, PrecisionSpec
 
 Metrics = dict[str, float]
 
-LOOKED_AT = 256  # samples of a source, before training starts
+PREVIEW_SAMPLES = 256  # samples of a source, before training starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Embedder:
     workers: int
     prefetch: int
     max_bad_share: float
-    tell_bad: Callable[[Sequence[BadRecord]], None]
-    beat: Callable[[], None] = lambda: None  # called for each batch: a sign of life
+    report_bad: Callable[[Sequence[BadRecord]], None]
+    heartbeat: Callable[[], None] = lambda: None  # called for each batch: a sign of life
     _images: dict[tuple[int, int], tuple[Source, Embedded]] = field(default_factory=dict)
     _classes: dict[tuple[tuple[str, ...], tuple[str, ...], int], Tensor] = field(default_factory=dict)
 
@@ -62,8 +63,8 @@ class Embedder:
         data: DataSpec,
         comm: Comm,
         precision: Precision,
-        tell_bad: Callable[[Sequence[BadRecord]], None],
-        beat: Callable[[], None] = lambda: None,
+        report_bad: Callable[[Sequence[BadRecord]], None],
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> Embedder:
         """For a model and the data it is to be tried on."""
         return cls(
@@ -75,11 +76,28 @@ class Embedder:
             workers=data.workers,
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
-            tell_bad=tell_bad,
-            beat=beat,
+            report_bad=report_bad,
+            heartbeat=heartbeat,
         )
 
-    def on(self, data: DataSpec) -> Embedder:
+    @classmethod
+    def of_weights(
+        cls,
+        spec: ModelSpec,
+        fill: Callable[[CLIP], object],
+        precision: PrecisionSpec,
+        data: DataSpec,
+        comm: Comm,
+        report_bad: Callable[[Sequence[BadRecord]], None],
+    ) -> Embedder:
+        """For a new model, whose weights `fill` loads."""
+        compute = precision.build(comm.device)
+        model = spec.build(comm.device, compute.dtype)
+        precision.convert(named_blocks(model))
+        fill(model)
+        return cls.build(model, spec, data, comm, compute, report_bad)
+
+    def for_data(self, data: DataSpec) -> Embedder:
         """The same, what it has embedded included, as other data is to be read."""
         return replace(
             self,
@@ -131,7 +149,7 @@ class Embedder:
             x_mD = self._call(self.model.encode_image, blank)
             rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
         assert rows is not None
-        self.tell_bad(bad)
+        self.report_bad(bad)
         return self._combine(rows, mine, len(bad), total)
 
     def _combine(
@@ -153,7 +171,7 @@ class Embedder:
         """[N, D] for N texts, spread over the ranks."""
         rows: Tensor | None = None
         passes = -(-len(texts) // (batch * self.comm.world))
-        own = list(blocks(len(texts), batch, self.comm))
+        own = list(rank_blocks(len(texts), batch, self.comm))
         for block in [*own, *[slice(0, 0)] * (passes - len(own))]:  # as many on all ranks, as of images
             x_mD = self._call(self.model.encode_text, self.tokenizer(texts[block] or [""]))
             rows = x_mD.new_zeros(len(texts), x_mD.shape[1]) if rows is None else rows
@@ -164,7 +182,7 @@ class Embedder:
     def _call(self, encode: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
         was_training = self.model.training
         self.model.eval()
-        self.beat()
+        self.heartbeat()
         try:
             with self.precision.autocast():
                 return encode(batch.to(self.comm.device))
@@ -172,15 +190,15 @@ class Embedder:
             self.model.train(was_training)
 
 
-def some(source: Source) -> Iterator[Sample]:
+def preview(source: Source) -> Iterator[Sample]:
     """Samples spread over a source, to be looked at before training starts. Bad ones are counted when it is read."""
     total = sum(source.sizes)
-    for index in range(0, total, -(-total // LOOKED_AT)):
+    for index in range(0, total, -(-total // PREVIEW_SAMPLES)):
         with contextlib.suppress(BadSample):
             yield source.read(index)
 
 
-def blocks(n: int, size: int, comm: Comm) -> Iterator[slice]:
+def rank_blocks(n: int, size: int, comm: Comm) -> Iterator[slice]:
     """This rank's share of the blocks of 0..n."""
     for start in range(comm.rank * size, n, comm.world * size):
         yield slice(start, min(start + size, n))

@@ -52,16 +52,16 @@ class LinearProbeSpec(EvaluatorSpec):
         require(self.l2 is None or self.l2 > 0, f"{key}.l2={self.l2} must be above 0: null has it chosen")
 
     def check(self, data: Dataset) -> None:
-        from clipx.evaluator.base import LOOKED_AT, some
+        from clipx.evaluator.base import PREVIEW_SAMPLES, preview
 
         assert data.held_out is not None
-        train, held_out = ({sample.label for sample in some(source)} for source in (data.train, data.held_out))
+        train, held_out = ({sample.label for sample in preview(source)} for source in (data.train, data.held_out))
         if None in train | held_out:
             raise ConfigError(
                 "the linear probe needs labels and the data has none: give data.label_column (csv) or "
                 "data.label_key (webdataset), or leave it out with evaluator=[zeroshot]"
             )
-        if not train & held_out and data.classes is not None and len(data.classes.names) <= LOOKED_AT:
+        if not train & held_out and data.classes is not None and len(data.classes.names) <= PREVIEW_SAMPLES:
             raise ConfigError(
                 "the linear probe has no class in both the training images and the held-out ones, so that there is "
                 "nothing it could learn: choose other data, or leave it out with evaluator=[zeroshot]"
@@ -77,7 +77,7 @@ class LinearProbeSpec(EvaluatorSpec):
         if len(classes) < 2:
             raise DataError(f"the linear probe has training images of {len(classes)} class only: it needs two or more")
         x_ND, y_N = _tensors(train, classes)
-        probe = Probe(embedder.comm, len(classes), self.max_iterations, embedder.beat)
+        probe = Probe(embedder.comm, len(classes), self.max_iterations, embedder.heartbeat)
         l2 = self.l2 or self._best(probe, x_ND, y_N)
         weight_CD = probe.fit(x_ND, y_N, l2)
         test_ND, labels_N = _tensors(test, classes)
@@ -135,7 +135,7 @@ class Probe:
     comm: Comm
     classes: int
     max_iterations: int
-    beat: Callable[[], None]
+    heartbeat: Callable[[], None]
 
     def fit(self, x_ND: torch.Tensor, y_N: torch.Tensor, l2: float) -> torch.Tensor:
         """[C, D] that minimises Σ cross-entropy + λ/2·‖W‖², W being the weights without those of the constant."""
@@ -151,7 +151,7 @@ class Probe:
             )
 
             def closure() -> torch.Tensor:
-                self.beat()
+                self.heartbeat()
                 loss, grad_CD = self._loss(weight_CD.detach(), x_ND, y_N, l2)
                 weight_CD.grad = grad_CD
                 return loss
@@ -163,10 +163,10 @@ class Probe:
         self, weight_CD: torch.Tensor, x_ND: torch.Tensor, y_N: torch.Tensor, l2: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss divided by N, and its gradient."""
-        from clipx.evaluator.base import blocks
+        from clipx.evaluator.base import rank_blocks
 
         grad_CD, loss = torch.zeros_like(weight_CD), weight_CD.new_zeros(1)
-        for block in blocks(len(x_ND), _BLOCK, self.comm):
+        for block in rank_blocks(len(x_ND), _BLOCK, self.comm):
             log_nC = torch.log_softmax(x_ND[block] @ weight_CD.T, dim=1)
             rows = torch.arange(len(log_nC), device=log_nC.device)
             loss -= log_nC[rows, y_N[block]].sum()

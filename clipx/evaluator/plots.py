@@ -20,7 +20,7 @@ _STYLES = ("-", "--", ":", "-.")
 Rows = Mapping[str, Mapping[str, float]]
 
 
-def draw_sets(title: str, tables: Mapping[str, Rows]) -> bytes:
+def plot_sets(title: str, tables: Mapping[str, Rows]) -> bytes:
     """A panel for each evaluator: a bar for each set, and a line where the first one ends."""
     figure = new_figure(title, 6.0 * len(tables), _height(max(map(len, tables.values()))))
     for axes, (name, rows) in zip(_axes(figure, len(tables)), tables.items(), strict=True):
@@ -33,7 +33,7 @@ def draw_sets(title: str, tables: Mapping[str, Rows]) -> bytes:
     return to_png(figure)
 
 
-def draw_steps(title: str, found: Sequence[Evaluated]) -> bytes:
+def plot_steps(title: str, found: Sequence[Evaluated]) -> bytes:
     """A panel for each evaluator: its headline numbers over the steps, of each model."""
     panels = _by_evaluator(found)
     figure = new_figure(title, 6.0 * len(panels), 4.2)
@@ -61,7 +61,7 @@ def draw_steps(title: str, found: Sequence[Evaluated]) -> bytes:
     return to_png(figure)
 
 
-def draw_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
+def plot_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
     """A panel for each evaluator, each model a point: the first set against the mean of the others, and a line where
     they are equal. Of a single set, bars."""
     sets = suite.compared()

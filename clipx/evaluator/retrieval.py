@@ -21,7 +21,7 @@ _BLOCK = 1024  # rows scored at a time
 _WAYS = ("image_to_text", "text_to_image")
 
 
-class Repeated(StrEnum):
+class DuplicateCaptions(StrEnum):
     """Captions of several images that read the same."""
 
     merged = "merged"  # one caption, right for every image that has it
@@ -41,13 +41,13 @@ class RetrievalSpec(EvaluatorSpec):
     compared: ClassVar[tuple[str, ...]] = tuple(f"{way}/recall@{k}" for k in (1, 5) for way in _WAYS)
 
     kind: str = "retrieval"
-    duplicate_captions: Repeated = Repeated.merged  # merged: captions that read the same are one; apart: as clip_benchmark
+    duplicate_captions: DuplicateCaptions = DuplicateCaptions.merged
 
     def check(self, data: Dataset) -> None:
-        from clipx.evaluator.base import some
+        from clipx.evaluator.base import preview
 
         assert data.held_out is not None
-        if any(not sample.captions for sample in some(data.held_out)):
+        if any(not sample.captions for sample in preview(data.held_out)):
             raise ConfigError(
                 "retrieval needs captions and the held-out data has samples without: choose data that has, or leave "
                 "retrieval out with evaluator=[zeroshot]"
@@ -59,7 +59,7 @@ class RetrievalSpec(EvaluatorSpec):
         texts = list(dict.fromkeys(text for texts in images.captions for text in texts))
         text_MD = embedder.texts(texts, self.batch_size)
         pairs_P2 = torch.tensor(_pairs(images.captions, texts))
-        if self.duplicate_captions is Repeated.apart:
+        if self.duplicate_captions is DuplicateCaptions.apart:
             text_MD = text_MD[pairs_P2[:, 1].to(text_MD.device)]
             pairs_P2[:, 1] = torch.arange(len(pairs_P2))
         to_text, to_image = _WAYS
@@ -80,11 +80,11 @@ def ranks(query_QD: torch.Tensor, key_KD: torch.Tensor, pairs_P2: torch.Tensor, 
 
     `pairs_P2` holds (query, key) for each right answer. Spread over the ranks; the result is on all of them.
     """
-    from clipx.evaluator.base import blocks
+    from clipx.evaluator.base import rank_blocks
 
     pairs_P2 = pairs_P2.to(key_KD.device)
     rank_Q = torch.zeros(len(query_QD), dtype=torch.int64, device=key_KD.device)
-    for block in blocks(len(query_QD), _BLOCK, comm):
+    for block in rank_blocks(len(query_QD), _BLOCK, comm):
         scores_qK = query_QD[block] @ key_KD.T
         right_qK = torch.zeros_like(scores_qK, dtype=torch.bool)
         here = pairs_P2[(pairs_P2[:, 0] >= block.start) & (pairs_P2[:, 0] < block.stop)]

@@ -34,10 +34,10 @@ class ZeroShotSpec(EvaluatorSpec):
     )
 
     def check(self, data: Dataset) -> None:
-        from clipx.evaluator.base import some
+        from clipx.evaluator.base import preview
 
         assert data.held_out is not None
-        self._numbers([sample.label for sample in some(data.held_out)], self._classes(data))
+        self._numbers([sample.label for sample in preview(data.held_out)], self._classes(data))
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
         """top1, top5, mean per-class recall and chance; for each subset of classes the same among themselves."""

@@ -113,6 +113,9 @@ class ConstantTemperatureSpec(FCCOSpec):
         FCCOSpec.__post_init__(self)
         check_temperature("temperature", self.temperature, 0.01)
 
+    def fixed_temperature(self) -> tuple[float, str]:
+        return self.temperature, f"the constant temperature {self.temperature:g} of objective={self.kind}"
+
     @property
     def traffic(self) -> ObjectiveTraffic:
         return ObjectiveTraffic(statistics=3, read=2, written=2, parameters=0)
@@ -147,6 +150,10 @@ class SampleTemperatureSpec(FCCOSpec):
             f"objective.temperature_betas={self.temperature_betas} must be two numbers in [0, 1), e.g. [0.9,0.999]",
         )
         require(self.temperature_eps > 0, f"objective.temperature_eps={self.temperature_eps} must be above 0")
+
+    def fixed_temperature(self) -> tuple[float, str]:
+        tau = self.init_temperature
+        return tau, f"objective={self.kind} has a temperature for each sample, which began at {tau:g}"
 
     def check(self, batch: int, samples: int | None) -> None:
         if samples is not None:

@@ -70,6 +70,10 @@ class ObjectiveSpec:
         """Class of `open_clip.loss` with the same values and gradients; None where there is none."""
         return None
 
+    def fixed_temperature(self) -> tuple[float, str]:
+        """(τ, its origin) for an exported model, where no temperature of all pairs was learned."""
+        return 0.07, f"objective={self.kind} has no temperature, and 0.07 is where CLIP's begins"
+
     def check(self, batch: int, samples: int | None) -> None:
         """Raises ConfigError where the options do not go with the batch, or with the data's size where it is known."""
 

@@ -12,19 +12,18 @@ from torch import Tensor
 
 from clipx.data.loader import Batch, SecondView
 from clipx.distributed.comm import Comm
-from clipx.errors import CheckpointError, ClipxError, ConfigError
+from clipx.errors import ConfigError
 from clipx.model.clip import CLIP, parameter_count
-from clipx.model.spec import ModelSpec
 from clipx.precision.spec import Precision
 from clipx.teacher.spec import TeacherPrecision, TeacherSpec
-from clipx.weights.load import Weights, find, load
+from clipx.weights.load import LoadedWeights, load_model
 
 _DTYPES = {TeacherPrecision.fp32: "float32", TeacherPrecision.bf16: "bfloat16", TeacherPrecision.fp16: "float16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """Fills `Batch.given` with (α·image_bT, text_bT) in float32, or in float64 where its weights are."""
+    """Fills `Batch.targets` with (α·image_bT, text_bT) in float32, or in float64 where its weights are."""
 
     model: CLIP
     view: SecondView  # that it wants of each sample
@@ -39,7 +38,7 @@ class Teacher:
         """`run`: the student's precision. Raises CheckpointError or ConfigError."""
         assert spec.weights is not None
         precision = _precision(spec.precision, run)
-        found, model_spec, model = frozen(spec.weights, "teacher.weights", comm.device, precision)
+        found, model_spec, model = load_model(spec.weights, "teacher.weights", comm.device, precision.dtype)
         size = model_spec.image.size
         dtype = str(precision.dtype).removeprefix("torch.")
         told = f"{spec.weights}, {parameter_count(model):,} parameters, {size} pixels, {dtype}"
@@ -62,7 +61,7 @@ class Teacher:
             image_bT = torch.cat([self.model.encode_image(part) for part in image.chunk(self.micro_batches)])
             tokens = batch.second_tokens.chunk(self.micro_batches)
             text_bT = torch.cat([self.model.encode_text(part) for part in tokens])
-        return replace(batch, given=(*batch.given, self.scale * image_bT, text_bT))
+        return replace(batch, targets=(*batch.targets, self.scale * image_bT, text_bT))
 
 
 def _precision(chosen: TeacherPrecision, run: Precision) -> Precision:
@@ -71,7 +70,7 @@ def _precision(chosen: TeacherPrecision, run: Precision) -> Precision:
     return Precision(getattr(torch, _DTYPES[chosen]), None, run.device_type)
 
 
-def _scale(spec: TeacherSpec, found: Weights) -> float:
+def _scale(spec: TeacherSpec, found: LoadedWeights) -> float:
     if spec.temperature is not None:
         return 1 / spec.temperature
     if found.log_scale is None:
@@ -80,26 +79,6 @@ def _scale(spec: TeacherSpec, found: Weights) -> float:
             "teacher.temperature, e.g. 0.01"
         )
     return math.exp(found.log_scale)
-
-
-def frozen(place: str, key: str, device: torch.device, precision: Precision) -> tuple[Weights, ModelSpec, CLIP]:
-    """A model that somebody has trained, whole, in evaluation mode and without gradient. `key`: the option of it.
-
-    Raises ClipxError where it cannot be had, or came without its configuration.
-    """
-    try:
-        found = find(place)
-    except ClipxError as error:
-        raise type(error)(str(error).replace("model.weights=", f"{key}=")) from None
-    if found.spec is None:
-        raise CheckpointError(
-            f"{key}={place} holds weights without a configuration, so that towers, tokenizer and image size are not "
-            "known: give a run directory, a folder with open_clip_config.json, or hf-hub:ORG/NAME"
-        )
-    model = found.spec.build(device, precision.dtype)
-    load(model, found)
-    model.eval().requires_grad_(False)
-    return found, found.spec, model
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -18,7 +18,7 @@ from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer, vocabulary
 from clipx.weights.key_mapping import Rule
-from clipx.weights.load import Weights
+from clipx.weights.load import LoadedWeights
 from clipx.weights.open_clip import config_of
 from clipx.weights.open_clip_checkpoint import state_dict
 
@@ -56,7 +56,7 @@ _RULES = [
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 
 
-def write(folder: Path, weights: Weights) -> list[str]:
+def write(folder: Path, weights: LoadedWeights) -> list[str]:
     """Makes the folder. Returns what CLIPModel has no place for. Raises CheckpointError for a model that it is not."""
     assert weights.spec is not None
     config = _config(weights.spec, weights.log_scale)

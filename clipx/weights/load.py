@@ -1,9 +1,10 @@
-"""Weights that somebody has trained: found by a path or a URL, given under clipx's own names.
+"""Trained weights from a path or a URL, under clipx's own names.
 
-    find(place) -> Weights(model, spec, log_scale, bias)       load(model, weights)       write(path, weights, step)
+    load_weights(location) -> LoadedWeights        load_into(model, weights)        save_weights(path, weights, step)
+    load_model(location, key, device, dtype) -> (LoadedWeights, ModelSpec, CLIP)
 
-clipx's own, open_clip's and OpenAI's: see openclip.py for the names. What comes from others is read by files.py, which
-runs nothing that is in it.
+Reads clipx's own, open_clip's and OpenAI's: see open_clip.py for the names. files.py reads the files of others without
+running code in them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
@@ -23,7 +25,7 @@ from clipx.checkpoint.format import Checkpoint, CheckpointDir
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.checkpoint.state import load_module, select_prefix
 from clipx.config.saved import option_from_dict, to_dict
-from clipx.errors import CheckpointError
+from clipx.errors import CheckpointError, ClipxError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.storage.hub import HUB, first_hub_file, hub_files
@@ -33,6 +35,7 @@ from clipx.weights.compare import check_same
 from clipx.weights.download import fetched, fetched_checkpoint, fetched_folder, files_at
 from clipx.weights.files import METADATA, SUFFIXES, read_json, read_tensors
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
+from clipx.weights.spec import WeightsChoice
 
 CONFIG = "open_clip_config.json"
 # In the order in which open_clip looks for them in a folder.
@@ -45,22 +48,24 @@ _LOCAL = "local-dir:"  # open_clip's own prefix
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class LoadedWeights:
     """The tensors of a model by the names of its state_dict, and what is known of them.
 
     Where no configuration came with them, and nothing says what model they are of, the names are open_clip's.
     """
 
-    place: str  # as the user gave it
+    location: str  # as the user gave it
     model: Mapping[str, Tensor]
     spec: ModelSpec | None  # the configuration that came with them
     log_scale: float | None = None  # of the inverse temperature α they were trained with, at its end
     bias: float | None = None  # of a sigmoid loss
 
 
-def write(path: Path, weights: Weights, step: int | None) -> None:
-    """A safetensors file with clipx's own names, which `find` reads: the configuration is in its metadata. `step`: of
-    the checkpoint that they are from, where they are from one."""
+def save_weights(path: Path, weights: LoadedWeights, step: int | None) -> None:
+    """Writes a safetensors file with clipx's own names and the configuration in its metadata, for `load_weights`.
+
+    `step`: of the checkpoint that they are from, if any.
+    """
     assert weights.spec is not None
     described = {
         "model": {**to_dict(weights.spec), "weights": None},
@@ -72,38 +77,38 @@ def write(path: Path, weights: Weights, step: int | None) -> None:
     save_file(tensors, path, {"format": "pt", METADATA: json.dumps(described)})
 
 
-def find(place: str) -> Weights:
-    """The weights at `place`: a run directory (its newest checkpoint; the moving average where one was kept), or one
+def load_weights(location: str) -> LoadedWeights:
+    """The weights at `location`: a run directory (its newest checkpoint; the moving average where one was kept), or one
     checkpoint of it; a folder with open_clip_config.json, or hf-hub:ORG/NAME; a file, whose suffix says what it is. All
     but hf-hub may be URLs.
 
     Raises CheckpointError where there are none, or they cannot be read safely.
     """
-    check_url("model.weights", place)
-    if place.startswith(HUB):
-        paths = hub_files(place, CONFIG, *_TOKENIZER)
-        return _of_open_clip(place, {path.name: path for path in paths}, first_hub_file(place, _IN_FOLDER))
-    path = _here(place.removeprefix(_LOCAL))
+    check_url("model.weights", location)
+    if location.startswith(HUB):
+        paths = hub_files(location, CONFIG, *_TOKENIZER)
+        return _of_open_clip(location, {path.name: path for path in paths}, first_hub_file(location, _IN_FOLDER))
+    path = _local_path(location.removeprefix(_LOCAL))
     if path.is_file():
-        return _of_file(place, path)
+        return _of_file(location, path)
     if is_checkpoint(path.name):
-        return _of_run(place, CheckpointDir(path.parent, print), step_of(path))
+        return _of_run(location, CheckpointDir(path.parent, print), step_of(path))
     if (path / CONFIG).is_file():
         weights = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
-        return _of_open_clip(place, {name: path / name for name in (CONFIG, *_TOKENIZER)}, weights)
+        return _of_open_clip(location, {name: path / name for name in (CONFIG, *_TOKENIZER)}, weights)
     if (path / CHECKPOINTS).is_dir():
-        return _of_run(place, CheckpointDir(path / CHECKPOINTS, print), None)
+        return _of_run(location, CheckpointDir(path / CHECKPOINTS, print), None)
     raise CheckpointError(
-        f"model.weights={place} holds no weights: give a run directory, a folder with {CONFIG}, or a file that ends in "
-        f"{', '.join(SUFFIXES)}"
+        f"model.weights={location} holds no weights: give a run directory, a folder with {CONFIG}, or a file that "
+        f"ends in {', '.join(SUFFIXES)}"
     )
 
 
-def _here(place: str) -> Path:
-    """A local path; of a URL that of what was fetched."""
-    if is_local(place):
-        return Path(local_path(place))
-    url = place.rstrip("/")
+def _local_path(location: str) -> Path:
+    """The local path of a location; of a URL that of the downloaded copy."""
+    if is_local(location):
+        return Path(local_path(location))
+    url = location.rstrip("/")
     if url.endswith(SUFFIXES):
         return fetched(url)
     if CONFIG not in (names := files_at(url)):
@@ -112,58 +117,90 @@ def _here(place: str) -> Path:
     return fetched_folder(url, [name for name in (CONFIG, *_TOKENIZER, *weights) if name in names])
 
 
-# ------------------------------------------------------------------------------------------------ kinds of places
+# ------------------------------------------------------------------------------------------------ kinds of locations
 
 
-def _of_run(place: str, folder: CheckpointDir, step: int | None) -> Weights:
-    found = folder.load(step)
-    if found is None:
-        raise CheckpointError(f"model.weights={place} holds no checkpoint: check the path")
-    spec: ModelSpec = option_from_dict("model", found.state["config"]["model"])
-    tensors = select_prefix("average", found.tensors) or select_prefix("model", found.tensors)
-    return Weights(place, tensors, spec, *learned(found))
+def _of_run(location: str, folder: CheckpointDir, step: int | None) -> LoadedWeights:
+    checkpoint = folder.load(step)
+    if checkpoint is None:
+        raise CheckpointError(f"model.weights={location} holds no checkpoint: check the path")
+    spec: ModelSpec = option_from_dict("model", checkpoint.state["config"]["model"])
+    tensors = select_prefix(weights_part(checkpoint, WeightsChoice.auto, location), checkpoint.tensors)
+    return LoadedWeights(location, tensors, spec, *learned_temperature(checkpoint))
 
 
-def learned(found: Checkpoint) -> tuple[float | None, float | None]:
+def weights_part(checkpoint: Checkpoint, choice: WeightsChoice, run: str) -> str:
+    """The prefix of the chosen weights in a run's checkpoint. Raises CheckpointError where it has none such."""
+    averaged = any(name.startswith("average/") for name in checkpoint.tensors)
+    if choice is WeightsChoice.average and not averaged:
+        raise CheckpointError(f"weights=average: run={run} kept none (optimizer.ema_decay=null): choose trained")
+    return "average" if averaged and choice is not WeightsChoice.trained else "model"
+
+
+def learned_temperature(checkpoint: Checkpoint) -> tuple[float | None, float | None]:
     """(log α, bias) that the objective of a run had learned for all pairs; None where it learns none."""
-    objective = select_prefix("objective", found.tensors)
-    scale, bias = objective.get("temperature.log_scale"), objective.get("bias")
-    return None if scale is None else scale.item(), None if bias is None else bias.item()
+    return temperature_of(select_prefix("objective", checkpoint.tensors), "temperature.log_scale", "bias")
 
 
-def _of_file(place: str, path: Path) -> Weights:
+def _of_file(location: str, path: Path) -> LoadedWeights:
     tensors, said = read_tensors(path)
     if said is None:
-        scale, bias = temperature_of(tensors)
-        return Weights(place, tensors, None, scale, bias)
+        return LoadedWeights(location, tensors, None, *temperature_of(tensors))
     try:
         values: dict[str, Any] = json.loads(said)
         spec: ModelSpec = option_from_dict("model", values["model"])
-        return Weights(place, tensors, spec, values["log_scale"], values["bias"])
+        return LoadedWeights(location, tensors, spec, values["log_scale"], values["bias"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{place} says nothing sensible of its model ({error}): export it again") from None
+        raise CheckpointError(f"{location} says nothing sensible of its model ({error}): export it again") from None
 
 
-def _of_open_clip(place: str, paths: Mapping[str, Path], weights: Path | None) -> Weights:
+def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights:
     """`paths`: where what lies beside the weights is, or would be."""
     if CONFIG not in paths or weights is None:
         raise CheckpointError(
-            f"model.weights={place} has no {CONFIG if CONFIG not in paths else 'file of weights'}: give a model in "
+            f"model.weights={location} has no {CONFIG if CONFIG not in paths else 'file of weights'}: give a model in "
             f"open_clip's form, which has {CONFIG} and one of {', '.join(_IN_FOLDER)}"
         )
-    spec = spec_of(read_json(paths[CONFIG]), place.rstrip("/").rpartition("/")[2])
+    spec = spec_of(read_json(paths[CONFIG]), location.rstrip("/").rpartition("/")[2])
     tokenizer = paths.get(_TOKENIZER[0])
     if tokenizer is not None and tokenizer.is_file() and spec.text.tokenizer != "clip":
         spec.text = replace(spec.text, tokenizer=str(tokenizer))
     tensors, _ = read_tensors(weights)
-    scale, bias = temperature_of(tensors)
-    return Weights(place, from_open_clip(spec, tensors, place), spec, scale, bias)
+    return LoadedWeights(location, from_open_clip(spec, tensors, location), spec, *temperature_of(tensors))
 
 
 # -------------------------------------------------------------------------------------------------------- loading
 
 
-def load(model: CLIP, weights: Weights) -> list[str]:
+def load_model(
+    location: str, key: str, device: torch.device, dtype: torch.dtype
+) -> tuple[LoadedWeights, ModelSpec, CLIP]:
+    """A trained model in evaluation mode, without gradients. Raises ClipxError as `load_with_spec` does."""
+    weights, spec = load_with_spec(location, key)
+    model = spec.build(device, dtype)
+    load_into(model, weights)
+    model.eval().requires_grad_(False)
+    return weights, spec, model
+
+
+def load_with_spec(location: str, key: str) -> tuple[LoadedWeights, ModelSpec]:
+    """Weights and the configuration that came with them. `key`: the option that names the location.
+
+    Raises ClipxError where they cannot be read, or came without a configuration.
+    """
+    try:
+        weights = load_weights(location)
+    except ClipxError as error:
+        raise type(error)(str(error).replace("model.weights=", f"{key}=")) from None
+    if weights.spec is None:
+        raise CheckpointError(
+            f"{key}={location} holds weights without a configuration, so that towers, tokenizer and image size are not "
+            f"known: give a run directory, a folder with {CONFIG}, or hf-hub:ORG/NAME"
+        )
+    return weights, weights.spec
+
+
+def load_into(model: CLIP, weights: LoadedWeights) -> list[str]:
     """Fills the model, strictly. Returns what was changed on the way, for the log.
 
     Raises CheckpointError where they are of another model, naming both values, or what is missing, left over or of
@@ -173,12 +210,12 @@ def load(model: CLIP, weights: Weights) -> list[str]:
     """
     tensors, notes = weights.model, []
     if weights.spec is None:
-        tensors = from_open_clip(model.spec, tensors, weights.place)
-        notes = [f"{weights.place} came without its configuration: nothing but names and shapes was compared"]
+        tensors = from_open_clip(model.spec, tensors, weights.location)
+        notes = [f"{weights.location} came without its configuration: nothing but names and shapes was compared"]
     else:
-        check_same(model.spec, weights.spec, weights.place)
+        check_same(model.spec, weights.spec, weights.location)
     fitted, changed = _fitted(model, tensors)
-    load_module(model, fitted, f"model at {weights.place}")
+    load_module(model, fitted, f"model at {weights.location}")
     return [*notes, *changed]
 
 

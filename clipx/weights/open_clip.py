@@ -71,10 +71,12 @@ def from_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor], what: str = "
     return {tie.ours: tie.to_ours(tensors[tie.theirs]) for tie in found}
 
 
-def temperature_of(tensors: Mapping[str, Tensor]) -> tuple[float | None, float | None]:
-    """(log α, β) that lie with a model; None for what does not."""
-    scale, bias = tensors.get("logit_scale"), tensors.get("logit_bias")
-    return None if scale is None else scale.item(), None if bias is None else bias.item()
+def temperature_of(
+    tensors: Mapping[str, Tensor], scale: str = "logit_scale", bias: str = "logit_bias"
+) -> tuple[float | None, float | None]:
+    """(log α, β) by their names among tensors; None for what is not there."""
+    log_scale, beta = tensors.get(scale), tensors.get(bias)
+    return None if log_scale is None else log_scale.item(), None if beta is None else beta.item()
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:

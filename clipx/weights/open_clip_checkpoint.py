@@ -25,7 +25,7 @@ from clipx.storage.remote import is_local, local_path
 from clipx.weights.download import fetched
 from clipx.weights.files import unpickled
 from clipx.weights.key_mapping import Tie
-from clipx.weights.load import Weights
+from clipx.weights.load import LoadedWeights
 from clipx.weights.open_clip import from_open_clip, ties, to_open_clip
 
 LEARNED = (Tie("temperature.log_scale", "logit_scale"), Tie("bias", "logit_bias"))
@@ -61,7 +61,7 @@ _ORDER = (*_OWN, *_VISUAL, *_TEXT, *_TEXT_APART)
 _COCA_ORDER = (*_OWN, *_TEXT_APART, *_VISUAL, *_DECODER)
 
 
-def state_dict(weights: Weights) -> dict[str, Tensor]:
+def state_dict(weights: LoadedWeights) -> dict[str, Tensor]:
     """A model as open_clip has it: float32, with logit_scale, and logit_bias where there is a bias."""
     assert weights.spec is not None and weights.log_scale is not None
     tensors = {name: _float32(tensor) for name, tensor in to_open_clip(weights.spec, weights.model).items()}
@@ -74,7 +74,7 @@ def state_dict(weights: Weights) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-def write(file: Path, weights: Weights, name: str, optimizer: OptimizerSpec, found: Checkpoint) -> list[str]:
+def write(file: Path, weights: LoadedWeights, name: str, optimizer: OptimizerSpec, found: Checkpoint) -> list[str]:
     """Writes the checkpoint from which open_clip's trainer goes on. Returns what it does not hold.
 
     Raises CheckpointError where the optimizer is another, or has no moments for some parameters.

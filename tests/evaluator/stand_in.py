@@ -91,5 +91,5 @@ def embedder(told: Told | None = None, max_bad_share: float = 0.1) -> Embedder:
         workers=0,
         prefetch=2,
         max_bad_share=max_bad_share,
-        tell_bad=(told or Told()).bad.extend,
+        report_bad=(told or Told()).bad.extend,
     )

@@ -23,7 +23,7 @@ from clipx.data.shards.write import write_members
 from clipx.data.transform import eval_transform
 from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
-from clipx.evaluator.retrieval import Repeated, RetrievalSpec
+from clipx.evaluator.retrieval import DuplicateCaptions, RetrievalSpec
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.zeroshot import ZeroShotSpec
@@ -137,7 +137,7 @@ def test_captions_of_several_images_that_read_the_same_are_counted_as_theirs_apa
     expected = zeroshot_retrieval.evaluate(
         theirs, Loader(tmp_path), theirs.tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10]
     )
-    apart = ours(tmp_path, RetrievalSpec(kind="retrieval", duplicate_captions=Repeated.apart), theirs)
+    apart = ours(tmp_path, RetrievalSpec(kind="retrieval", duplicate_captions=DuplicateCaptions.apart), theirs)
     merged = ours(tmp_path, RetrievalSpec(kind="retrieval"), theirs)
     for k in (1, 5, 10):  # of an image's captions, those that read the same tie
         assert apart[f"text_to_image/recall@{k}"] == pytest.approx(expected[f"image_retrieval_recall@{k}"])

@@ -9,7 +9,7 @@ from stand_in import Told, dataset, embedder
 
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError
-from clipx.evaluator.retrieval import Repeated, RetrievalSpec, ranks, recalls
+from clipx.evaluator.retrieval import DuplicateCaptions, RetrievalSpec, ranks, recalls
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 
@@ -51,7 +51,7 @@ def test_a_caption_that_two_images_share_is_right_for_both() -> None:
 def test_a_caption_that_two_images_share_may_be_each_ones_own() -> None:
     """As clip_benchmark counts: of the two red ones each is right for one image, and ties with the other."""
     data = dataset(["red", "red", "blue"], captions=[["red"], ["red"], ["blue"]])
-    found = RetrievalSpec(kind="retrieval", duplicate_captions=Repeated.apart).evaluate(embedder(), data)
+    found = RetrievalSpec(kind="retrieval", duplicate_captions=DuplicateCaptions.apart).evaluate(embedder(), data)
     assert found["image_to_text/recall@1"] == pytest.approx(1 / 3)
     assert found["text_to_image/recall@5"] == 1
 

@@ -19,7 +19,7 @@ from clipx.embed import embed, main
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, Exit
 from clipx.teacher.embedding_store import caption_hash, npy_files
 from clipx.trainer.spec import compose
-from clipx.weights.load import find, load
+from clipx.weights.load import load_into, load_weights
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
 KILLED = str(Path(__file__).with_name("killed_embed.py"))
@@ -50,10 +50,10 @@ def whole(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_image_and_caption_is_what_the_model_says_of_it(trained: Path, whole: Path) -> None:
-    found = find(str(trained))
+    found = load_weights(str(trained))
     assert found.spec is not None
     model = found.spec.build(torch.device("cpu"), torch.float32).eval()
-    load(model, found)
+    load_into(model, found)
     source, tokenizer = compose(*TRAIN).data.open().train, found.spec.text.build_tokenizer()
     for number, samples in enumerate((range(24), range(24, 48), range(48, 64))):
         image, text, captions, offsets = (np.load(whole / name) for name in npy_files(number))
@@ -82,7 +82,7 @@ def test_the_manifest_says_what_they_are_of(trained: Path, whole: Path) -> None:
     }  # fmt: skip
     assert [shard["samples"] for shard in manifest["shards"]] == [24, 24, 16]
     assert manifest["captions"] == sum(shard["captions"] for shard in manifest["shards"]) == 5 * 64
-    scale = find(str(trained)).log_scale
+    scale = load_weights(str(trained)).log_scale
     assert scale is not None and manifest["scale"] == pytest.approx(np.exp(scale))
 
 

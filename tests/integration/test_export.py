@@ -28,10 +28,10 @@ from clipx.data.transform import decode, eval_transform
 from clipx.errors import ClipxError
 from clipx.export import export
 from clipx.model.clip import CLIP
-from clipx.run.load import load_run
+from clipx.trainer.saved_run import load_run
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
-from clipx.weights.load import find
+from clipx.weights.load import load_weights
 
 CPU = torch.device("cpu")
 EXPORT = (sys.executable, "-m", "clipx.export")
@@ -163,7 +163,7 @@ def test_a_tokenizer_that_is_a_file_goes_with_the_model(tmp_path: Path, beside: 
         own_image_BD = ours.encode_image(pixels(jpeg(0, 61, 47), 32, stretch=True))
     torch.testing.assert_close(text_BD, own_BD, atol=1e-5, rtol=0)
     torch.testing.assert_close(image_BD, own_image_BD, atol=1e-5, rtol=0)
-    spec = find(str(out)).spec
+    spec = load_weights(str(out)).spec
     assert spec is not None and torch.equal(spec.text.build_tokenizer()(texts), own_tokens)
 
 
@@ -198,7 +198,7 @@ def test_transformers_loads_it_and_embeds_the_same(runs: dict[str, Path], tmp_pa
 
 def test_clipx_reads_its_own_file_back(runs: dict[str, Path], tmp_path: Path) -> None:
     exported(runs["tiny"], tmp_path / "model.safetensors", "format=safetensors")
-    found, whole = find(str(tmp_path / "model.safetensors")), find(str(runs["tiny"]))
+    found, whole = load_weights(str(tmp_path / "model.safetensors")), load_weights(str(runs["tiny"]))
     assert found.spec == whole.spec
     assert found.log_scale == whole.log_scale
     assert found.bias is not None and found.bias != -10

@@ -28,7 +28,7 @@ from clipx.model.layers import parameter_layers
 from clipx.model.spec import CoCaSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import Projection
-from clipx.objective.base import Objective
+from clipx.objective.base import Objective, StepInputs
 from clipx.optimizer.groups import decayed
 from clipx.optimizer.spec import DecayRule
 from clipx.trainer.gradcache import forward_backward
@@ -70,7 +70,7 @@ def check_equal(spec: CoCaSpec, image_B3SS: Tensor, tokens_BL: Tensor, dtype: to
         contrastive, caption = CoCaLoss(caption_loss_weight=2.0, clip_loss_weight=1.5)(
             out["image_features"], out["text_features"], out["logits"], out["labels"], scale
         )
-        loss, metrics = objective(1.5, 2.0, math.log(scale))(image_BD, text_BD, index, caption_B2)
+        loss, metrics = objective(1.5, 2.0, math.log(scale))(StepInputs(image_BD, text_BD, index, (caption_B2,)))
         same(loss.to(dtype), contrastive + caption, times=10)
         same(1.5 * metrics["contrastive_loss"].to(dtype), contrastive, times=10)
         same(2.0 * metrics["caption_loss"].to(dtype), caption, times=10)
@@ -246,7 +246,7 @@ def test_the_captions_loss_is_the_mean_over_tokens_not_over_captions() -> None:
     torch.manual_seed(0)
     image_BD, text_BD = (F.normalize(torch.randn(6, 8, dtype=torch.float64), dim=1) for _ in range(2))
     caption_B2 = torch.tensor([[4.0, 1], [9, 3], [2, 2], [30, 10], [1, 1], [8, 3]], dtype=torch.float64)
-    loss, metrics = objective(0.0, 3.0)(image_BD, text_BD, torch.arange(6), caption_B2)
+    loss, metrics = objective(0.0, 3.0)(StepInputs(image_BD, text_BD, torch.arange(6), (caption_B2,)))
     assert metrics["caption_loss"].item() == pytest.approx(54 / 20)
     assert loss.item() == pytest.approx(3 * 54 / 20)
     assert metrics.keys() == {"contrastive_loss", "caption_loss", "temperature"}

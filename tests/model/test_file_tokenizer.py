@@ -18,7 +18,7 @@ from clipx.model.hf_tokenizer import FileTokenizer
 from clipx.model.tower_spec import Clean
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
-from clipx.weights.load import find
+from clipx.weights.load import load_weights
 
 LENGTH = 12
 WORDS = [
@@ -174,7 +174,7 @@ def test_a_siglip_trains_and_evaluates_with_its_own_tokens(folder: Path, tmp_pat
     run_dir = tmp_path / "run"
     metrics = Trainer(small(run_dir, *model, "evaluator=[zeroshot]", "duration=2st")).fit()
     assert 0 <= metrics["eval/zeroshot/top1"] <= 1
-    found = find(str(run_dir))
+    found = load_weights(str(run_dir))
     assert found.bias is not None
     assert found.spec is not None
     assert found.spec.text.build_tokenizer()(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()

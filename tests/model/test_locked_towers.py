@@ -16,6 +16,7 @@ from clipx.model.blocks import image_blocks
 from clipx.model.clip import CLIP
 from clipx.model.flops import Utilisation
 from clipx.model.freeze import NORMS, freeze, frozen_count
+from clipx.objective.base import StepInputs
 from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
@@ -182,8 +183,8 @@ def test_a_locked_tower_makes_no_graph_and_a_lower_part_keeps_nothing() -> None:
 def test_the_optimizer_has_no_state_for_what_is_locked(weights: dict[str, Path], tmp_path: Path) -> None:
     t = Trainer(small(tmp_path / "x", *options(weights, "vit", "model.image.lock=all", "model.text.lock=1")))
     t.fit()
-    names = {name.rpartition("/")[0] for name in optimizer_tensors(t.optimizer)}
-    assert names == {f"model.{name}" for name in learning(t.model)} | {"objective.temperature.log_scale"}
+    names = {name.rpartition("/")[0] for name in optimizer_tensors(t.learner.optimizer)}
+    assert names == {f"model.{name}" for name in learning(t.learner.model)} | {"objective.temperature.log_scale"}
 
 
 # ---------------------------------------------------------------------------------------------------- what it keeps
@@ -209,7 +210,10 @@ def test_what_is_locked_is_bit_equal_after_training_and_the_rest_is_not(
     before = {n: x.clone() for n, x in t.learner.weights.state_dict().items()}
     t.fit()
     locked = {n for n, p in t.learner.weights.named_parameters() if not p.requires_grad}
-    for module, owner in ((t.learner.weights, "weights"), (t.average.model if t.average else t.model, "average")):
+    for module, owner in (
+        (t.learner.weights, "weights"),
+        (t.learner.average.model if t.learner.average else t.learner.model, "average"),
+    ):
         after = module.state_dict()
         for n in before:
             module_name = n.rpartition(".")[0]
@@ -225,18 +229,18 @@ def test_what_is_locked_is_bit_equal_after_training_and_the_rest_is_not(
 def test_unlocked_norms_learn_and_their_statistics_move(weights: dict[str, Path], tmp_path: Path) -> None:
     words = ("model.image.lock=all", "model.image.lock_norms=false")
     t = Trainer(small(tmp_path / "x", *options(weights, "resnet", *words)))
-    before = {n: x.clone() for n, x in t.model.state_dict().items()}
+    before = {n: x.clone() for n, x in t.learner.model.state_dict().items()}
     t.fit()
-    norms = {n for n, m in t.model.named_modules() if isinstance(m, BATCH_NORM)}
-    for n, x in t.model.image.state_dict(prefix="image.").items():
+    norms = {n for n, m in t.learner.model.named_modules() if isinstance(m, BATCH_NORM)}
+    for n, x in t.learner.model.image.state_dict(prefix="image.").items():
         assert torch.equal(x, before[n]) != (n.rpartition(".")[0] in norms), n
 
 
 def test_a_still_batch_norm_is_so_after_evaluation_and_synchronised(weights: dict[str, Path], tmp_path: Path) -> None:
     t = Trainer(small(tmp_path / "x", *options(weights, "resnet", "model.image.lock=2", "evaluator=[retrieval]")))
     t.fit()
-    norms = [m for m in t.model.modules() if isinstance(m, BATCH_NORM)]
-    assert t.model.training and 0 < sum(m.training for m in norms) < len(norms)
+    norms = [m for m in t.learner.model.modules() if isinstance(m, BATCH_NORM)]
+    assert t.learner.model.training and 0 < sum(m.training for m in norms) < len(norms)
     words = ("model.image.lock=all", "distributed.sync_batchnorm=true")
     with pytest.raises(ConfigError, match="or where all of it is locked"):
         Trainer(small(tmp_path / "y", *options(weights, "resnet", *words)))
@@ -247,12 +251,12 @@ def test_a_still_batch_norm_is_so_after_evaluation_and_synchronised(weights: dic
 
 def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
     batch = next(iter(t._batches()))
-    for module in (t.model, t.objective):
+    for module in (t.learner.model, t.learner.objective):
         module.zero_grad()
-    loss, _ = forward_backward(t.model, t.objective, batch, micro_batches, t.comm, t.precision)
+    loss, _ = forward_backward(t.learner.model, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision)
     found = {
         n: p.grad.clone()
-        for n, p in (*t.model.named_parameters(), *t.objective.named_parameters())
+        for n, p in (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
         if p.grad is not None
     }
     return {"loss": loss, **found}
@@ -266,13 +270,13 @@ def test_gradients_in_micro_batches_are_those_of_the_whole_model(
     fp64 = ("precision=fp64", "checkpoint=none")
     free = Trainer(small(tmp_path / "free", *options(weights, "vit", *fp64)))
     batch = next(iter(free._batches()))
-    loss, _ = free.objective(*free.model(batch.image, batch.tokens), batch.index)
+    loss, _ = free.learner.objective(StepInputs(*free.learner.model(batch.image, batch.tokens), batch.index))
     loss.backward()
     t = Trainer(small(tmp_path / "locked", *options(weights, "vit", *fp64, *words)))
     for micro_batches in (1, 4):
         found = gradients(t, micro_batches)
-        assert found.keys() == {"loss", "temperature.log_scale"} | learning(t.model)
-        for name, p in (*free.model.named_parameters(), *free.objective.named_parameters()):
+        assert found.keys() == {"loss", "temperature.log_scale"} | learning(t.learner.model)
+        for name, p in (*free.learner.model.named_parameters(), *free.learner.objective.named_parameters()):
             if name in found:
                 torch.testing.assert_close(found[name], p.grad, rtol=0, atol=1e-10, msg=name)
 

@@ -18,6 +18,7 @@ from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
 from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.spec import compose
+from clipx.trainer.summary import metrics_row
 from clipx.trainer.trainer import Trainer
 
 DROPS = Varying(patch_dropout=True)
@@ -156,7 +157,7 @@ def test_the_share_in_force_is_logged(straight: Path) -> None:
 
 def test_nothing_is_logged_where_there_is_none(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path, *VIT, "checkpoint=none"))
-    assert "train/patch_dropout" not in trainer._row({}, 0)
+    assert "train/patch_dropout" not in metrics_row(trainer, {}, 0)
     trainer.close()
 
 
@@ -189,17 +190,19 @@ def test_a_micro_batch_loses_the_same_patches_in_its_second_forward(tmp_path: Pa
     def keep(_module: nn.Module, _inputs: object, output: tuple[Tensor, Tensor]) -> None:
         forwards.append(output[0].detach().clone())
 
-    hook = trainer.model.register_forward_hook(keep)
-    trainer.model.image.set_patch_dropout(0.5)
-    forward_backward(trainer.model, trainer.objective, batch, 3, trainer.comm, trainer.precision)
+    hook = trainer.learner.model.register_forward_hook(keep)
+    trainer.learner.model.image.set_patch_dropout(0.5)
+    forward_backward(
+        trainer.learner.model, trainer.learner.objective, batch, 3, trainer.comm, trainer.learner.precision
+    )
     first, second, kept, again_first, again_second = forwards
     assert torch.equal(first, again_first) and torch.equal(second, again_second)
     hook.remove()
     chunk = batch.image.chunk(3)[0]
     with torch.no_grad():
-        assert not torch.allclose(trainer.model.encode_image(chunk), first), "another draw must show"
-        trainer.model.eval()
-        whole = trainer.model.encode_image(chunk)
+        assert not torch.allclose(trainer.learner.model.encode_image(chunk), first), "another draw must show"
+        trainer.learner.model.eval()
+        whole = trainer.learner.model.encode_image(chunk)
     assert not torch.allclose(whole, first) and len(kept) == 12
     trainer.close()
 

@@ -141,9 +141,11 @@ def test_micro_batches_go_with_it(policy: str, tmp_path: Path) -> None:
         trainer = Trainer(small(tmp_path / policy, "precision=fp64", "checkpoint=none", *overrides))
         batch = next(iter(trainer._batches()))
         torch.manual_seed(4)
-        forward_backward(trainer.model, trainer.objective, batch, 2, trainer.comm, trainer.precision)
+        forward_backward(
+            trainer.learner.model, trainer.learner.objective, batch, 2, trainer.comm, trainer.learner.precision
+        )
         trainer.close()
-        return {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+        return {name: p.grad for name, p in trainer.learner.model.named_parameters() if p.grad is not None}
 
     expected = found("none")
     for name, gradient in found(policy).items():
@@ -162,14 +164,14 @@ def test_a_copy_computes_with_its_own_weights(tmp_path: Path) -> None:
             "model.text.checkpointing=tower",
         )
     )
-    assert trainer.average is not None
-    copy, batch = trainer.average.model, inputs(trainer.model)
+    assert trainer.learner.average is not None
+    copy, batch = trainer.learner.average.model, inputs(trainer.learner.model)
     with torch.no_grad():
         before = [x.clone() for x in copy(*batch)]
-        for parameter in trainer.model.parameters():
+        for parameter in trainer.learner.model.parameters():
             parameter.add_(0.1)
         assert all(map(torch.equal, copy(*batch), before))
-        assert not any(map(torch.equal, trainer.model(*batch), before))
+        assert not any(map(torch.equal, trainer.learner.model(*batch), before))
     trainer.close()
 
 

@@ -22,7 +22,7 @@ from clipx.errors import CheckpointError
 from clipx.objective.base import Objective
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
-from clipx.weights.load import CONFIG, Weights, find, load
+from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
 from clipx.weights.open_clip import spec_of
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def test_at_another_image_size_features_are_those_of_open_clip_at_that_size(
 ) -> None:
     folder = write_folder(tmp_path / "model", trained(VIT), VIT)
     model = spec_of(of_size(size), "vit").build(CPU, torch.float32)
-    notes = load(model, find(str(folder)))
+    notes = load_into(model, load_weights(str(folder)))
     assert notes == [f"image.trunk.pos_embed was interpolated from 4x4 places to {grid}"]
     twin = built(of_size(size))
     load_checkpoint(twin, str(folder / "open_clip_model.safetensors"))
@@ -67,7 +67,7 @@ def test_a_resnets_attention_pool_and_a_vit_without_a_class_token_are_interpolat
             compose("model=rn50", f"model.image.timm={timm}", f"model.image.size={s}", *least).model for s in sizes
         ]
         before, after = (spec.build(CPU, torch.float32) for spec in specs)
-        notes = load(after, Weights("somewhere", before.state_dict(), specs[0]))
+        notes = load_into(after, LoadedWeights("somewhere", before.state_dict(), specs[0]))
         assert notes == [f"{name} was interpolated from {grids[0]} places to {grids[1]}"]
         found, given = after.state_dict()[name], before.state_dict()[name]
         assert found.shape != given.shape
@@ -78,7 +78,7 @@ def test_a_longer_context_is_not_made_up(tmp_path: Path) -> None:
     longer = {**VIT, "text_cfg": {**VIT["text_cfg"], "context_length": 16}}
     folder = write_folder(tmp_path / "model", trained(VIT), VIT)
     with pytest.raises(CheckpointError, match=r"model\.text\.context_length=12 there against 16 here"):
-        load(spec_of(longer, "vit").build(CPU, torch.float32), find(str(folder)))
+        load_into(spec_of(longer, "vit").build(CPU, torch.float32), load_weights(str(folder)))
 
 
 # --------------------------------------------------------------------------------------------- the objective
@@ -146,7 +146,7 @@ def test_a_run_begins_with_open_clips_weights_and_says_so(tmp_path: Path) -> Non
     folder = write_folder(tmp_path / "model", twin, VIT)
     trainer = Trainer(small(tmp_path / "run", *overrides(folder), "checkpoint=none"))
     begun = "\n".join(trainer.begun)
-    assert torch.equal(trainer.model.state_dict()["text.norm.weight"], twin.state_dict()["ln_final.weight"])
+    assert torch.equal(trainer.learner.model.state_dict()["text.norm.weight"], twin.state_dict()["ln_final.weight"])
     trainer.close()
     assert str(folder) in begun
     assert "image.trunk.pos_embed was interpolated from 4x4 places to 6x6" in begun

@@ -24,7 +24,7 @@ from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.storage.local import cache_folder
 from clipx.trainer.trainer import Trainer
-from clipx.weights.load import CONFIG, Weights, find, load
+from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
 from clipx.weights.open_clip import from_open_clip, spec_of
 
 CPU = torch.device("cpu")
@@ -57,15 +57,15 @@ def write_folder(folder: Path, state: State, config: dict[str, Any] | None = Non
     return folder
 
 
-def filled(place: str, spec: ModelSpec) -> tuple[State, list[str], Weights]:
+def filled(place: str, spec: ModelSpec) -> tuple[State, list[str], LoadedWeights]:
     """(the state of a model that was filled from a place, what the log should say, what was found)"""
     torch.manual_seed(9)
     model: CLIP = spec.build(CPU, torch.float32)
-    found = find(place)
-    return model.state_dict(), load(model, found), found
+    found = load_weights(place)
+    return model.state_dict(), load_into(model, found), found
 
 
-def check_filled(place: str, spec: ModelSpec, wanted: State) -> Weights:
+def check_filled(place: str, spec: ModelSpec, wanted: State) -> LoadedWeights:
     state, _, found = filled(place, spec)
     assert state.keys() == wanted.keys()
     assert all(torch.equal(state[name], wanted[name]) for name in wanted)
@@ -166,7 +166,7 @@ def test_a_run_and_each_of_its_checkpoints_is_found_here_and_at_a_url(tmp_path: 
     )
     Trainer(spec).fit()
     put(run_dir, "/runs/run")
-    newest, first = (find(f"{run_dir}{below}") for below in ("", "/checkpoints/step-00000002"))
+    newest, first = (load_weights(f"{run_dir}{below}") for below in ("", "/checkpoints/step-00000002"))
     assert newest.spec is not None
     assert newest.log_scale != first.log_scale
     assert not torch.equal(newest.model["text.norm.weight"], first.model["text.norm.weight"])
@@ -192,10 +192,10 @@ def test_a_repository_of_the_hub_is_read_from_its_cache_and_named_when_it_cannot
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code = (
         "from clipx.errors import DataError\n"
-        "from clipx.weights.load import find\n"
-        "found = find('hf-hub:org/vit')\n"
+        "from clipx.weights.load import load_weights\n"
+        "found = load_weights('hf-hub:org/vit')\n"
         "print(found.spec.name, found.spec.image.size, len(found.model))\n"
-        "try:\n    find('hf-hub:org/none')\n"
+        "try:\n    load_weights('hf-hub:org/none')\n"
         "except DataError as error:\n    print(error)\n"
     )
     lines = run(sys.executable, "-c", code).stdout.splitlines()
@@ -210,7 +210,7 @@ def test_a_repository_of_the_hub_is_read_from_its_cache_and_named_when_it_cannot
 
 def refused(place: Path | str) -> str:
     with pytest.raises(ClipxError) as caught:
-        find(str(place))
+        load_weights(str(place))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -328,7 +328,7 @@ def test_a_url_that_starts_a_program_or_holds_a_secret_is_refused() -> None:
         "zip://weights.pt::s3://bucket/a.zip",
     ):
         with pytest.raises(ConfigError, match=r"model\.weights="):
-            find(place)
+            load_weights(place)
 
 
 # ---------------------------------------------------------------------------------------- weights of another model

@@ -1,0 +1,53 @@
+"""Prints the numbers of evaluated models and writes them as JSON, and as a plot where there is something to compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clipx.evaluator.plots import plot_models, plot_sets, plot_steps
+from clipx.evaluator.suite import Suite
+from clipx.evaluator.tables import Evaluated, comparison, robustness, robustness_table
+from clipx.report.console import Screen
+
+
+def report_results(folder: Path, found: Sequence[Evaluated], suite: Suite, compare: bool, screen: Screen) -> None:
+    """Writes to `folder`. `compare`: models or steps side by side; else there is one."""
+    data = "-".join(dict.fromkeys(task.label for task in suite.tasks if task.name is None)) or "sets"
+    folder.mkdir(parents=True, exist_ok=True)
+    step = "" if compare or found[0].step is None else f"-step-{found[0].step}"
+    path = folder / f"evaluation-{data}{step}.json"
+    values, plot = _several(found, suite, data, screen) if compare else _single(found[0], suite, data, screen)
+    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".png").unlink(missing_ok=True)  # of an evaluation before
+    if plot is not None:
+        path.with_suffix(".png").write_bytes(plot)
+    screen.print(f"written to {path}" + ("" if plot is None else f" and {path.with_suffix('.png').name}"))
+
+
+def _single(one: Evaluated, suite: Suite, data: str, screen: Screen) -> tuple[dict[str, Any], bytes | None]:
+    """Prints tables of a model's numbers; returns them, and a plot where there are several sets."""
+    screen.table(f"{one.label}, on {data}", one.numbers)
+    values = _values(one, suite, data=data)
+    tables = values.get("robustness", {})
+    for name, rows in tables.items():
+        screen.console.print(robustness_table(f"{name}: {one.label}, by set", rows))
+    return values, plot_sets(one.label, tables) if tables else None
+
+
+def _several(found: Sequence[Evaluated], suite: Suite, data: str, screen: Screen) -> tuple[dict[str, Any], bytes]:
+    """The same of several models or steps, side by side."""
+    screen.console.print(comparison(f"on {data}", found))
+    models = {one.model for one in found}
+    if len(models) < len(found):
+        plot = plot_steps(f"{' and '.join(sorted(models))}, on {data}", found)
+    else:
+        plot = plot_models(f"{len(found)} models, on {data}", found, suite)
+    return {"data": data, "models": [_values(one, suite) for one in found]}, plot
+
+
+def _values(one: Evaluated, suite: Suite, **more: str) -> dict[str, Any]:
+    tables: Mapping[str, Any] = robustness(suite, one.numbers)
+    return {"model": one.model, "step": one.step, **more, **one.numbers, **({"robustness": tables} if tables else {})}

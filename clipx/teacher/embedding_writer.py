@@ -1,0 +1,292 @@
+"""Embeds a data source with a trained model and writes the shards of an embedding store, shared by the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clipx.config.saved import to_dict
+from clipx.data.loader import EvalBatch, ImageView, eval_batch_loader
+from clipx.data.source import BadRecord, Source
+from clipx.data.spec import Dataset, DataSpec, open_on_all_ranks
+from clipx.distributed.comm import Comm
+from clipx.errors import DataError, require
+from clipx.model.clip import CLIP
+from clipx.model.tokenizer import Tokenizer
+from clipx.precision.spec import Precision
+from clipx.report.console import stdout_console
+from clipx.storage.local import acquire_lock
+from clipx.teacher.embedding_store import (
+    MANIFEST,
+    PLAN,
+    VERSION,
+    EmbeddingStore,
+    Record,
+    caption_hash,
+    npy_files,
+    record_file,
+)
+from clipx.teacher.live import weights_digest
+from clipx.weights.load import load_model
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from clipx.embed import EmbedSpec
+
+Files = dict[str, list[Any]]
+"""{name: [bytes, SHA-256]}"""
+
+
+def write_embeddings(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
+    """Embeds a split of `data` and writes it to `spec.out`; continues what an earlier run began. Collective."""
+    precision = spec.precision.build(comm.device)
+    weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
+    source = _source(open_on_all_ranks(data, comm), spec.split, data)
+    store = EmbeddingStore(spec.out, spec.retry_s)
+    writer = EmbeddingWriter(
+        model=model,
+        device=comm.device,
+        precision=precision,
+        tokenizer=model_spec.text.build_tokenizer(),
+        source=source,
+        view=ImageView(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.stretch),
+        samples_per_shard=spec.samples_per_shard,
+        batch_size=spec.batch_size,
+        parquet=spec.format == "parquet",
+        dtype=spec.dtype,
+        store=store,
+    )
+    plan = {
+        "version": VERSION,
+        "model": to_dict(model_spec),
+        "weights": weights_digest(weights.model),
+        "scale": None if weights.log_scale is None else math.exp(weights.log_scale),
+        "width": model.embed_dim,
+        "precision": spec.precision.kind,
+        "dtype": str(spec.dtype),
+        "format": str(spec.format),
+        "data": source.fingerprint,
+        "split": str(spec.split),
+        "samples": sum(source.sizes),
+        "samples_per_shard": spec.samples_per_shard,
+        "max_pixels": data.max_pixels,
+        **({"min_caption_chars": data.min_caption_chars, "min_side": data.min_side} if spec.split == "train" else {}),
+    }
+    comm.require_equal(embeddings=plan)
+    with _lock(store, comm):
+        comm.run_on_main(lambda: _check_plan(store, plan))
+        records = _write_missing(writer, data, comm)
+        comm.run_on_main(lambda: _finish(store, plan, records, data.max_bad_share))
+
+
+def _source(dataset: Dataset, split: str, data: DataSpec) -> Source:
+    if split == "train":
+        return dataset.train
+    if dataset.held_out is None:
+        raise DataError(f"split=held_out: data={data.name} holds out none: raise data.held_out_share, or embed train")
+    return dataset.held_out
+
+
+@contextlib.contextmanager
+def _lock(store: EmbeddingStore, comm: Comm) -> Iterator[None]:
+    """Keeps other commands from writing to the same folder, and removes temporary files of a killed one."""
+    if store.folder is None:
+        yield
+        return
+    folder = store.folder
+    with (folder / ".lock").open("w") as lock:
+
+        def begin() -> None:
+            acquire_lock(lock, f"out={store.out}")
+            for leftover in folder.glob(".*.*.*"):
+                leftover.unlink()
+
+        comm.run_on_main(begin)
+        yield
+
+
+def _check_plan(store: EmbeddingStore, plan: dict[str, Any]) -> None:
+    text = store.read_text(PLAN)
+    if text is None:
+        store.put_json(PLAN, plan)
+        return
+    before = json.loads(text)
+    changed = [key for key in {**before, **plan} if before.get(key) != plan.get(key)]
+    differences = ", ".join(f"{key} was {before.get(key)}, is {plan.get(key)}" for key in changed)
+    require(
+        not changed, f"out={store.out} holds other embeddings ({differences}): give another folder, or delete that one"
+    )
+
+
+def _write_missing(writer: EmbeddingWriter, data: DataSpec, comm: Comm) -> list[Record]:
+    """The records of all shards. The ranks share the work of those that are not finished yet."""
+    total, console = writer.shards(), stdout_console()
+    found: dict[int, Record] = {}
+    for part in comm.gather_objects(writer.store.finished(range(comm.rank, total, comm.world))):
+        found |= part
+    if found and comm.is_main:
+        console.print(f"{len(found):,} of {total:,} shards are there from an earlier run")
+    missing = [number for number in range(total) if number not in found]
+    own = missing[comm.rank :: comm.world]
+    written = {}
+    for number, record in writer.write(own, data.workers, data.prefetch):
+        written[number] = record
+        if comm.is_main:
+            console.print(f"{len(written):,} of {len(own):,} shards written by this rank", highlight=False)
+    for part in comm.gather_objects(written):
+        found |= part
+    return [found[number] for number in range(total)]
+
+
+def _finish(store: EmbeddingStore, plan: dict[str, Any], records: list[Record], max_bad_share: float) -> None:
+    bad = [item for record in records for item in record["bad"]]
+    captions = sum(record["captions"] for record in records)
+    if len(bad) > max_bad_share * plan["samples"] or not captions:
+        key, reason = bad[0]
+        raise DataError(
+            f"{len(bad):,} of {plan['samples']:,} samples are bad, more than data.max_bad_share={max_bad_share}, the "
+            f"first because {reason}: {key}"
+        )
+    store.put_json(MANIFEST, {**plan, "captions": captions, "bad": len(bad), "shards": records})
+    console = stdout_console()
+    console.print(
+        f"{plan['samples'] - len(bad):,} images and {captions:,} captions in {len(records):,} shards, {len(bad):,} bad "
+        f"samples: {store.out}",
+        highlight=False,
+    )
+    if plan["format"] == "npy" and plan["split"] == "train" and store.folder is not None:
+        console.print(f"learn from them with: objective=distillation teacher.embeddings={store.out}", markup=False)
+
+
+@dataclass(slots=True)
+class ShardEmbeddings:
+    """Embeddings of the samples of a shard, by their position in it."""
+
+    samples: range
+    image: list[Tensor | None] = field(default_factory=list)
+    captions: list[Sequence[str]] = field(default_factory=list)
+    text_mD: list[Tensor] = field(default_factory=list)
+    bad: list[BadRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.image, self.captions = [None] * len(self.samples), [()] * len(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingWriter:
+    """Embeds the samples of a source as evaluation sees them, and writes them. `dtype`: a name NumPy knows."""
+
+    model: CLIP
+    device: torch.device
+    precision: Precision
+    tokenizer: Tokenizer
+    source: Source
+    view: ImageView
+    samples_per_shard: int
+    batch_size: int
+    parquet: bool
+    dtype: str
+    store: EmbeddingStore
+
+    def shards(self) -> int:
+        return -(-sum(self.source.sizes) // self.samples_per_shard)
+
+    def write(self, numbers: Sequence[int], workers: int, prefetch: int) -> Iterator[tuple[int, Record]]:
+        """Each of these shards with its record, when it is finished."""
+        batches = [part for number in numbers for part in self._batches(number)]
+        loaded = iter(eval_batch_loader(self.source, self.view, batches, workers, prefetch))
+        for number in numbers:
+            shard = ShardEmbeddings(self._samples(number))
+            for _ in self._batches(number):
+                self._embed(next(loaded), shard)
+            yield number, self._put(number, shard)
+
+    def _samples(self, number: int) -> range:
+        start = number * self.samples_per_shard
+        return range(start, min(start + self.samples_per_shard, sum(self.source.sizes)))
+
+    def _batches(self, number: int) -> list[range]:
+        """Of a shard alone, so that what is in it depends on no other."""
+        samples = self._samples(number)
+        return [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
+
+    @torch.inference_mode()
+    def _embed(self, held: EvalBatch, shard: ShardEmbeddings) -> None:
+        shard.bad += held.bad
+        if not held.index:
+            return
+        image_mD = self._call(self.model.encode_image, held.image)
+        for index, row_D, captions in zip(held.index, image_mD, held.captions, strict=True):
+            shard.image[index - shard.samples.start] = row_D
+            shard.captions[index - shard.samples.start] = captions
+        texts = [caption for captions in held.captions for caption in captions]
+        for at in range(0, len(texts), self.batch_size):
+            tokens_bL = self.tokenizer(texts[at : at + self.batch_size])
+            shard.text_mD.append(self._call(self.model.encode_text, tokens_bL))
+
+    def _call(self, encode: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+        with self.precision.autocast():
+            return encode(batch.to(self.device)).cpu()
+
+    def _put(self, number: int, shard: ShardEmbeddings) -> Record:
+        missing_D = torch.full((self.model.embed_dim,), torch.nan)
+        image_nD = torch.stack([missing_D if row is None else row for row in shard.image])
+        text_mD = torch.cat([*shard.text_mD, torch.empty(0, self.model.embed_dim)])
+        image, text = (x.numpy().astype(self.dtype) for x in (image_nD, text_mD))
+        put = self._put_parquet if self.parquet else self._put_npy
+        record = {
+            "samples": len(shard.samples),
+            "captions": len(text),
+            "files": put(number, shard, image, text),
+            "bad": [[bad.key, bad.reason] for bad in shard.bad],
+        }
+        self.store.put_json(record_file(number), record)
+        return record
+
+    def _put_npy(self, number: int, shard: ShardEmbeddings, image: NDArray[Any], text: NDArray[Any]) -> Files:
+        hashes = [caption_hash(caption) for captions in shard.captions for caption in captions]
+        arrays = (image, text, np.array(hashes, dtype=np.uint64), _offsets(shard))
+        return {
+            name: self.store.put(name, partial(_save, array=array))
+            for name, array in zip(npy_files(number), arrays, strict=True)
+        }
+
+    def _put_parquet(self, number: int, shard: ShardEmbeddings, image: NDArray[Any], text: NDArray[Any]) -> Files:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        def vectors(rows: NDArray[Any], missing: Any = None) -> Any:
+            return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), self.model.embed_dim, mask=missing)
+
+        missing = pa.array([row is None for row in shard.image])
+        table = pa.table(
+            {
+                "index": pa.array(shard.samples, pa.int64()),
+                "key": pa.array([self.source.key(index) for index in shard.samples]),
+                "image": vectors(image, missing),
+                "captions": pa.array(shard.captions, pa.list_(pa.string())),
+                "text": pa.ListArray.from_arrays(pa.array(_offsets(shard), pa.int32()), vectors(text)),
+            }
+        )
+        name = f"{number:05d}.parquet"
+        return {name: self.store.put(name, lambda path: pq.write_table(table, path, use_dictionary=False))}
+
+
+def _offsets(shard: ShardEmbeddings) -> NDArray[np.int64]:
+    return np.cumsum([0, *map(len, shard.captions)], dtype=np.int64)
+
+
+def _save(path: str, array: NDArray[Any]) -> None:
+    with Path(path).open("wb") as file:
+        np.save(file, array, allow_pickle=False)

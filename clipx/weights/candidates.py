@@ -1,0 +1,109 @@
+"""The models that `python -m clipx.evaluate` evaluates: checkpoints of runs, or weights that others trained."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clipx.checkpoint.format import Checkpoint, CheckpointDir
+from clipx.checkpoint.resume import step_of
+from clipx.checkpoint.state import load_module, select_prefix
+from clipx.config.saved import option_from_dict, to_dict
+from clipx.data.source import BadRecord
+from clipx.data.spec import open_on_all_ranks
+from clipx.distributed.comm import Comm
+from clipx.errors import require
+from clipx.evaluator.base import Embedder
+from clipx.evaluator.suite import Suite
+from clipx.evaluator.tables import Evaluated
+from clipx.model.clip import CLIP
+from clipx.precision.spec import PrecisionSpec
+from clipx.run.directory import RunDir
+from clipx.weights.files import SUFFIXES
+from clipx.weights.load import load_into, load_with_spec, weights_part
+from clipx.weights.spec import ALL_STEPS
+
+if TYPE_CHECKING:
+    from clipx.evaluate import EvaluateSpec
+    from clipx.trainer.spec import RunSpec
+
+_MAX_NAMED = 10  # bad samples
+_MODELS = ("open_clip_config.json", "config.json")  # a folder with one of these is a model, whatever else is in it
+
+
+def evaluate_runs(
+    spec: EvaluateSpec, runs: Mapping[Path, RunSpec], steps: str | None, comm: Comm
+) -> Iterator[tuple[Suite, Evaluated]]:
+    """The numbers of checkpoints. `steps`: a number, `all`, or None for the newest. Collective."""
+    suites: dict[str, Suite] = {}
+    for path, run in runs.items():
+        rundir = RunDir(path)
+        suite = _suite(spec, run, comm, suites)
+        checkpoints = CheckpointDir(rundir.checkpoints, print)
+        every = sorted(step_of(folder) for folder in checkpoints.folders())
+        wanted = comm.broadcast_object(every) if steps == ALL_STEPS else [None if steps is None else int(steps)]
+        for step in wanted:
+            checkpoint = checkpoints.load_on_all(comm, step)
+            if checkpoint is not None:
+                fill = partial(_fill, checkpoint, spec)
+                precision, data = spec.precision or run.precision, suite.tasks[0].data
+                embedder = Embedder.of_weights(run.model, fill, precision, data, comm, rundir.quarantine)
+                yield suite, Evaluated(run.name, checkpoint.step, suite.evaluate(list(suite.evaluators), embedder))
+
+
+def _suite(spec: EvaluateSpec, run: RunSpec, comm: Comm, suites: dict[str, Suite]) -> Suite:
+    """The evaluators of a run. `suites` caches those that were opened before."""
+    evaluators = spec.evaluator or run.evaluator
+    require(bool(evaluators), f"run={spec.run} has no evaluators: give evaluator=[…]")
+    data = spec.data or run.data
+    key = json.dumps([to_dict(data), *(to_dict(evaluator) for evaluator in evaluators.values()), *evaluators])
+    if key not in suites:
+        own = (
+            open_on_all_ranks(run.data, comm)
+            if spec.data is None and any(e.held_out for e in evaluators.values())
+            else None
+        )
+        suites[key] = Suite.open(evaluators, None if spec.data is None and own is None else data, own, comm)
+    return suites[key]
+
+
+def _fill(checkpoint: Checkpoint, spec: EvaluateSpec, model: CLIP) -> None:
+    prefix = weights_part(checkpoint, spec.weights, spec.run)
+    load_module(model, select_prefix(prefix, checkpoint.tensors), prefix)
+
+
+def evaluate_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[tuple[Suite, Evaluated]]:
+    """The numbers of a file or a model's folder, or of each file in a folder. Collective."""
+    suite: Suite | None = None  # opened when the first weights are found, for data takes longer
+    precision: PrecisionSpec = spec.precision or option_from_dict("precision", {"kind": "fp32"})
+    for location in _locations(spec.run):
+        weights, model = load_with_spec(location, "run")
+        suite = suite or Suite.open(spec.evaluator, spec.data, None, comm)
+        fill = partial(load_into, weights=weights)
+        embedder = Embedder.of_weights(model, fill, precision, suite.tasks[0].data, comm, _print_bad)
+        yield suite, Evaluated(model_name(location), None, suite.evaluate(list(suite.evaluators), embedder))
+
+
+def _locations(location: str) -> list[str]:
+    """The files of weights in a folder that is not itself a model, else the location."""
+    folder = Path(location)
+    if not folder.is_dir() or any((folder / name).is_file() for name in _MODELS):
+        return [location]
+    return [str(path) for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES] or [location]
+
+
+def model_name(location: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", location.rstrip("/").rpartition("/")[2])
+
+
+def _print_bad(bad: Sequence[BadRecord]) -> None:
+    """For weights without a run directory, whose quarantine.jsonl would name the samples."""
+    for item in bad[:_MAX_NAMED]:
+        print(f"bad sample, left out: {item.key}: {item.reason}", file=sys.stderr)
+    if len(bad) > _MAX_NAMED:
+        print(f"and {len(bad) - _MAX_NAMED:,} more", file=sys.stderr)

@@ -1,0 +1,100 @@
+"""Writes a checkpoint of a run in the formats of other libraries."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from safetensors.torch import save_file
+
+from clipx.checkpoint.format import Checkpoint
+from clipx.checkpoint.state import select_prefix
+from clipx.errors import CheckpointError
+from clipx.model.hf_tokenizer import tokenizer_files
+from clipx.weights import huggingface, open_clip_checkpoint
+from clipx.weights.load import LoadedWeights, learned_temperature, save_weights
+from clipx.weights.open_clip import config_of
+from clipx.weights.spec import ExportFormat
+
+if TYPE_CHECKING:
+    from clipx.trainer.spec import RunSpec
+
+
+def write_export(format: ExportFormat, out: Path, run: RunSpec, checkpoint: Checkpoint, prefix: str) -> list[str]:
+    """Writes a file or a folder, completely or not at all. Returns notes for the user.
+
+    `prefix`: of the exported weights in the checkpoint. Raises CheckpointError where the format has no place for them.
+    """
+    log_scale, bias = learned_temperature(checkpoint)
+    notes: list[str] = []
+    if log_scale is None:
+        tau, origin = run.objective.fixed_temperature()
+        notes = [f"logit_scale is {1 / tau:.4g}: {origin}"]
+        log_scale = -math.log(tau)
+    tensors = dict(select_prefix(prefix, checkpoint.tensors))
+    weights = LoadedWeights(str(checkpoint.folder), tensors, run.model, log_scale, bias)
+    with atomic_output(out) as path:
+        match format:
+            case ExportFormat.open_clip:
+                _write_open_clip(path, weights, run)
+            case ExportFormat.hf:
+                notes += huggingface.write(path, weights)
+            case ExportFormat.safetensors:
+                save_weights(path, weights, checkpoint.step)
+            case ExportFormat.open_clip_checkpoint:
+                notes += open_clip_checkpoint.write(path, weights, run.name, run.optimizer, checkpoint)
+    return notes
+
+
+def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None:
+    image = run.model.image
+    model = config_of(run.model)
+    if weights.bias is not None:
+        model["init_logit_bias"] = weights.bias  # without it open_clip's model has none
+    # The resize and crop of clipx's evaluation; the size comes from the model.
+    mode = "squash" if image.stretch else "shortest"
+    preprocess = {"mean": image.mean, "std": image.std, "interpolation": "bicubic", "resize_mode": mode}
+    folder.mkdir()
+    if run.model.text.tokenizer != "clip":
+        _copy_tokenizer(run.model.text.tokenizer, folder)
+        model["text_cfg"]["hf_tokenizer_name"] = "tokenizer.json"  # any name: it looks in the folder
+    config = json.dumps({"model_cfg": model, "preprocess_cfg": preprocess}, indent=1)
+    (folder / "open_clip_config.json").write_text(config + "\n", encoding="utf-8")
+    tensors = open_clip_checkpoint.state_dict(weights)
+    save_file(tensors, folder / "open_clip_model.safetensors", {"format": "pt"})
+
+
+def _copy_tokenizer(location: str, folder: Path) -> None:
+    """Into the folder, where transformers' AutoTokenizer finds it."""
+    for name, path in tokenizer_files(location).items():
+        if path.is_file():
+            shutil.copyfile(path, folder / name)
+    config = folder / "tokenizer_config.json"
+    if not config.exists():
+        config.write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n', encoding="utf-8")
+
+
+@contextmanager
+def atomic_output(out: Path) -> Iterator[Path]:
+    """A temporary path beside `out`, which is renamed to `out` at the end.
+
+    Raises CheckpointError where it cannot be written.
+    """
+    path = out.with_name(f".{out.name}.{uuid4().hex[:12]}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield path
+        path.rename(out)
+    except OSError as error:
+        raise CheckpointError(f"out={out} cannot be written ({error.strerror or error}): give another") from error
+    finally:
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.exists():
+            path.unlink()

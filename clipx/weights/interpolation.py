@@ -1,0 +1,158 @@
+"""Interpolates between a model and its fine-tuned self (WiSE-FT, arXiv:2109.01903) and scores the mixtures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from clipx.data.spec import open_on_all_ranks
+from clipx.distributed.comm import Comm
+from clipx.errors import CheckpointError, ConfigError, require
+from clipx.evaluator.base import Embedder
+from clipx.evaluator.suite import Suite
+from clipx.model.spec import ModelSpec
+from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_png
+from clipx.weights.compare import check_same
+from clipx.weights.export import atomic_output
+from clipx.weights.load import LoadedWeights, load_into, save_weights
+
+if TYPE_CHECKING:
+    from clipx.wise_ft import WiseFtSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredMixture:
+    """A share of the fine-tuned weights, and all numbers of either set."""
+
+    alpha: float
+    target: dict[str, float]
+    reference: dict[str, float]
+    metric: str
+
+    @property
+    def scores(self) -> tuple[float, float]:
+        """The metric on the target and on the reference."""
+        return self.target[f"eval/{self.metric}"], self.reference[f"eval/{self.metric}"]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.scores) / 2
+
+
+def interpolate(base: LoadedWeights, finetuned: LoadedWeights, alpha: float) -> LoadedWeights:
+    """(1 - alpha) · base + alpha · finetuned, BatchNorm's averages included; at 0 and 1 exactly one of them.
+
+    Integers, as BatchNorm's counts, are the fine-tuned model's.
+    """
+
+    def lerp(a: Tensor, b: Tensor) -> Tensor:
+        if not b.is_floating_point():
+            return b
+        wide = torch.promote_types(b.dtype, torch.float32)
+        return torch.lerp(a.to(wide), b.to(wide), alpha).to(b.dtype)
+
+    def lerp_optional(a: float | None, b: float | None) -> float | None:
+        if a is None or b is None:
+            return a if b is None else b
+        return (1 - alpha) * a + alpha * b
+
+    return LoadedWeights(
+        f"{alpha:g} of the way to {finetuned.location}",
+        {name: lerp(base.model[name], tensor) for name, tensor in finetuned.model.items()},
+        finetuned.spec,
+        lerp_optional(base.log_scale, finetuned.log_scale),
+        lerp_optional(base.bias, finetuned.bias),
+    )
+
+
+def check_mixable(base: LoadedWeights, finetuned: LoadedWeights) -> None:
+    """Raises ConfigError unless both are one architecture, in every option that affects what it computes."""
+    between = f"base={base.location} and finetuned={finetuned.location} are not one architecture"
+    assert base.spec is not None and finetuned.spec is not None
+    try:
+        check_same(finetuned.spec, base.spec, f"base={base.location}")
+    except CheckpointError as error:
+        raise ConfigError(f"{between}: {error}") from None
+    names = sorted(base.model.keys() ^ finetuned.model.keys())
+    require(not names, f"{between}: {', '.join(names[:3])} is in one alone: fine-tune that one model")
+    for name in finetuned.model:
+        shapes = [list(weights.model[name].shape) for weights in (base, finetuned)]
+        require(shapes[0] == shapes[1], f"{between}: {name} has {shapes[0]} and {shapes[1]}: fine-tune that one model")
+
+
+def score_mixtures(
+    spec: WiseFtSpec, model: ModelSpec, base: LoadedWeights, finetuned: LoadedWeights, comm: Comm
+) -> Iterator[ScoredMixture]:
+    """The numbers of each alpha, in ascending order. Collective."""
+    sets = (spec.data, spec.reference)
+    suites = [Suite.open(spec.evaluator, data, open_on_all_ranks(data, comm), comm) for data in sets]
+    for alpha in sorted(spec.alphas):
+        fill = partial(load_into, weights=interpolate(base, finetuned, alpha))
+        embedder = Embedder.of_weights(model, fill, spec.precision, spec.data, comm, lambda bad: None)
+        target, reference = (suite.evaluate(list(spec.evaluator), embedder) for suite in suites)
+        for numbers in (target, reference):
+            require(
+                f"eval/{spec.metric}" in numbers,
+                f"metric={spec.metric} is not among what was measured: give one of "
+                f"{', '.join(name.removeprefix('eval/') for name in numbers)}",
+            )
+        yield ScoredMixture(alpha, target, reference, spec.metric)
+
+
+def choose_mixture(mixtures: Sequence[ScoredMixture], choose: str) -> ScoredMixture:
+    """The one of the alpha `choose`; or `best`: by the mean of both sets, of equals the smallest alpha."""
+    if choose == "best":
+        return max(mixtures, key=lambda mixture: mixture.mean)
+    return next(mixture for mixture in mixtures if f"{mixture.alpha:g}" == choose)
+
+
+def write_mixture(
+    out: Path, spec: WiseFtSpec, mixtures: Sequence[ScoredMixture], chosen: ScoredMixture, weights: LoadedWeights
+) -> None:
+    """Writes a folder with the chosen model, the numbers and the plot, completely or not at all."""
+    numbers: dict[str, Any] = {
+        "zero": spec.base,
+        "fine": spec.finetuned,
+        "metric": spec.metric,
+        "chosen": chosen.alpha,
+        "points": [
+            {"alpha": m.alpha, "data": _short(m.target), "reference": _short(m.reference), "mean": m.mean}
+            for m in mixtures
+        ],
+    }
+    with atomic_output(out) as folder:
+        folder.mkdir()
+        save_weights(folder / "model.safetensors", weights, None)
+        (folder / "wise_ft.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        plot = plot_mixtures(spec.metric, spec.data.name, spec.reference.name, mixtures, chosen)
+        (folder / "wise_ft.png").write_bytes(plot)
+
+
+def _short(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name.removeprefix("eval/"): value for name, value in numbers.items()}
+
+
+def plot_mixtures(
+    metric: str, target: str, reference: str, mixtures: Sequence[ScoredMixture], chosen: ScoredMixture
+) -> bytes:
+    """The curve as PNG: one set against the other, each alpha labelled."""
+    figure = new_figure(f"{metric}, %", 6.4, 5.2)
+    axes = figure.subplots()
+    style_axes(axes, f"chosen is alpha {chosen.alpha:g}")
+    axes.set_xlabel(f"{reference}: the reference", color=MUTED, fontsize=9)
+    axes.set_ylabel(f"{target}: fine-tuned for", color=MUTED, fontsize=9)
+    axes.margins(0.12)
+    positions = [(100 * mixture.scores[1], 100 * mixture.scores[0]) for mixture in mixtures]
+    axes.plot(*zip(*positions, strict=True), color=COLOURS[0], lw=1.4, marker="o", ms=5)
+    for mixture, position in zip(mixtures, positions, strict=True):
+        if mixture is chosen:
+            axes.plot(*position, marker="o", ms=11, mfc="none", mec=COLOURS[1], mew=2)
+        axes.annotate(f"{mixture.alpha:g}", position, (7, 6), textcoords="offset points", fontsize=9, color=INK)
+    return to_png(figure)
