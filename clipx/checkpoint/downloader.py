@@ -1,30 +1,28 @@
-"""The copy of a run directory at a URL, for a machine that is lost: mirror.py makes it, and here it is read.
+"""Reads the copy of a run directory at a URL, which uploader.py writes.
 
     <url>/config.yaml metrics.jsonl events.jsonl …      the small files, with each checkpoint and at the end
-    <url>/checkpoints/step-00000010/…, MANIFEST.json    a checkpoint as it is on disk, its manifest last
+    <url>/checkpoints/step-00000010/…, MANIFEST.json    a checkpoint as it is on disk
 
-A checkpoint counts when its manifest is there, which is written when its files have been listed with the right sizes;
-it is trusted when the SHA-256 of every file has been compared.
+A checkpoint counts once its manifest is there, which is written after its files have been listed with the right sizes.
+It is trusted once the SHA-256 of every file has been compared.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 
-from clipx.checkpoint.format import MANIFEST, find_damage, sync
+from clipx.checkpoint.format import MANIFEST, DamagedCheckpoint, find_damage, read_manifest, sync
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.storage.remote import StorageFolder, download, error_text, errors_as, read_file, retry
 
 HISTORY_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # needed to resume elsewhere
-RETRY_S = 120.0  # that a storage is waited for
+RETRY_S = 120.0  # how long an unreachable storage is retried
 
 
 def check_writable(url: str, retry_s: float = RETRY_S) -> None:
@@ -41,22 +39,21 @@ def check_writable(url: str, retry_s: float = RETRY_S) -> None:
 
 
 def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, str]]:
-    """(step, URL) of each checkpoint with a manifest under a run's URL, the newest first; none where there is no run.
+    """(step, URL) of each checkpoint with a manifest under a run's URL, newest first. Empty if there is no run.
 
-    Raises StorageError where the storage cannot be reached, CheckpointError where it does not let us look.
+    Raises StorageError if the storage cannot be reached, CheckpointError if it refuses to list.
     """
     root = url.rstrip("/")
-    with _looking(url):
+    with _refusals(url):
         files = retry(url, retry_s, partial(StorageFolder(root).files, CHECKPOINTS))
-    whole = [name for name, names in group_by_checkpoint(files).items() if MANIFEST in names]
-    found = [(step_of(Path(name)), f"{root}/{CHECKPOINTS}/{name}") for name in whole]
-    return sorted(found, reverse=True)
+    complete = [name for name, names in group_by_checkpoint(files).items() if MANIFEST in names]
+    return sorted([(step_of(Path(name)), f"{root}/{CHECKPOINTS}/{name}") for name in complete], reverse=True)
 
 
 def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
-    """A checkpoint at a URL becomes one in the folder `into`, which it enters when every hash has been compared.
+    """Downloads a checkpoint into the folder `into`, where it appears once every hash has been compared.
 
-    Raises CheckpointError where it is damaged or cannot be written here, StorageError in an outage.
+    Raises CheckpointError if it is damaged or cannot be written here, StorageError in an outage.
     """
     name = url.rstrip("/").rpartition("/")[2]
     require(is_checkpoint(name), f"{url} is no checkpoint: its name must be step-… with the step")
@@ -67,12 +64,14 @@ def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
     try:
         temporary.mkdir(parents=True)
         _download(url, temporary, retry_s)
-        if fault := find_damage(temporary):
-            raise _Damaged(f"checkpoint {url} is damaged: {fault}")
+        if damage := find_damage(temporary):
+            raise DamagedCheckpoint(damage)
         for path in (*temporary.iterdir(), temporary):
             sync(path)
         temporary.rename(final)
         sync(into)
+    except DamagedCheckpoint as damage:
+        raise DamagedCheckpoint(f"checkpoint {url} is damaged: {damage}") from None
     except OSError as error:
         raise CheckpointError(
             f"checkpoint {url} cannot be fetched to {into} ({error_text(error)}): free space, and check the permissions"
@@ -85,66 +84,55 @@ def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
 def fetch_newest(
     url: str, into: Path, report: Callable[[str], None], retry_s: float = RETRY_S, after: int = -1
 ) -> Path | None:
-    """Fetches a run's newest checkpoint of a later step than `after` whose hashes hold; None where there is none.
+    """Fetches a run's newest checkpoint of a later step than `after` whose hashes match, or returns None.
 
-    Each damaged one is reported and skipped. Raises CheckpointError where all are damaged and there is none `after`
-    which to go on, StorageError where the storage cannot be reached: what it holds may be newer than anything here.
+    Each damaged one is reported and skipped. Raises CheckpointError if all are damaged and `after` names no step to
+    resume from, StorageError if the storage cannot be reached: what it holds may be newer than anything here.
     """
-    places = [place for step, place in remote_checkpoints(url, retry_s) if step > after]
-    for place in places:
+    urls = [checkpoint for step, checkpoint in remote_checkpoints(url, retry_s) if step > after]
+    for checkpoint in urls:
         try:
-            return fetch(place, into, retry_s)
-        except _Damaged as error:
+            return fetch(checkpoint, into, retry_s)
+        except DamagedCheckpoint as error:
             report(f"{error}: falling back to the one before")
-    if places and after < 0:
+    if urls and after < 0:
         raise CheckpointError(f"all checkpoints at {url} are damaged: restore one, or start a new run")
     return None
 
 
 def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
-    """Fetches configuration, metrics and events of a run where they are not here, before anything else is written.
+    """Fetches a run's configuration, metrics and events if they are not here, before anything is written.
 
-    Else the next upload would put this machine's short ones in their place. Raises as `remote_checkpoints`.
+    Otherwise the next upload would replace them by this machine's shorter ones. Raises as `remote_checkpoints`.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     for name in HISTORY_FILES:
         path = run_dir / name
         if not path.exists():
-            with suppress(FileNotFoundError), _looking(url):
+            with suppress(FileNotFoundError), _refusals(url):
                 content = read_file(f"{url.rstrip('/')}/{name}", retry_s)
                 part = path.with_name(f".{name}.part")
                 part.write_bytes(content)
                 part.replace(path)
 
 
-class _Damaged(CheckpointError):
-    """A checkpoint that another one may stand in for."""
-
-
 def _download(url: str, folder: Path, retry_s: float) -> None:
-    """All files of a checkpoint, not yet compared."""
-    try:
-        with _looking(url):
-            manifest = read_file(f"{url}/{MANIFEST}", retry_s)
-        names = list(dict(json.loads(manifest)))
-    except FileNotFoundError:
-        raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} is missing") from None
-    except (ValueError, TypeError, RecursionError) as error:
-        raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} cannot be read: {error}") from None
-    with _looking(url):
+    """Downloads all files of a checkpoint, whose hashes are not compared yet. Raises DamagedCheckpoint."""
+    with _refusals(url):
         sizes = retry(url, retry_s, StorageFolder(url).files)
-    for name in names:
-        if not re.fullmatch(r"\w[\w.-]*", name):  # a path could lead out of the folder
-            raise _Damaged(f"checkpoint {url} is damaged: {MANIFEST} names {name!r}, which is no file of it")
-        if name not in sizes:
-            raise _Damaged(f"checkpoint {url} is damaged: {name} is missing")
-    for name in names:
+        content = read_file(f"{url}/{MANIFEST}", retry_s) if MANIFEST in sizes else None
+    if content is None:
+        raise DamagedCheckpoint(f"{MANIFEST} is missing")
+    manifest = read_manifest(content)
+    if missing := [name for name in manifest if name not in sizes]:
+        raise DamagedCheckpoint(f"{missing[0]} is missing")
+    for name in manifest:
         download(f"{url}/{name}", folder / name, sizes[name], retry_s)
-    (folder / MANIFEST).write_bytes(manifest)
+    (folder / MANIFEST).write_bytes(content)
 
 
-def _looking(url: str) -> AbstractContextManager[None]:
-    """What the storage does not allow becomes a CheckpointError; what is not there stays a FileNotFoundError."""
+def _refusals(url: str) -> AbstractContextManager[None]:
+    """Turns what the storage refuses into a CheckpointError; FileNotFoundError passes."""
     advice = "check checkpoint.remote and the credentials"
     return errors_as(lambda said: CheckpointError(f"{url} cannot be read ({said}): {advice}"), FileNotFoundError)
 

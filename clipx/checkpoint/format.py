@@ -1,15 +1,15 @@
 """The format of a checkpoint, and how it is read back.
 
-    checkpoints/step-00000010/tensors.safetensors                what every rank has alike, whole
-                              shard.00002-of-00008.safetensors   a rank's part of what is spread over the ranks
+    checkpoints/step-00000010/tensors.safetensors                what is replicated over the ranks
+                              shard.00002-of-00008.safetensors   a rank's rows of what is sharded over them
                               state.json                         counters, data position, configuration
                               MANIFEST.json                      SHA-256 of them all; written last
 
 Written to `tmp.*`, synced, then renamed. The newest folder whose manifest holds is the latest checkpoint.
 
-A tensor has one name wherever it lies, and is read whole or by rows, on any number of ranks. torch's distributed
-checkpoints are neither written nor read: loading one unpickles its `.metadata`, which runs whatever it was made to run,
-and a flipped bit in one loads as if it were right.
+A tensor has one name in all files, and is read whole or by rows, on any number of ranks. torch's distributed
+checkpoints are neither written nor read: loading one unpickles its `.metadata`, which can execute code, and a flipped
+bit in one is not detected.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from clipx.checkpoint.resume import is_checkpoint, step_folder, step_of
 from clipx.config.lazy_torch import torch
@@ -32,85 +34,80 @@ from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
-ROWS = "rows"  # in a shard's metadata: by name, the number of the first row it holds
-_REQUIRED = (TENSORS, STATE)  # in every checkpoint
-_CHUNK = 16 << 20  # bytes: of 1 MiB, writing took twice as long
+ROW_STARTS = "rows"  # key of a shard's metadata: by tensor name, the index of the first row in this file
+_REQUIRED = (TENSORS, STATE)
+_WRITE_BYTES = 16 << 20  # with 1 MiB, writing took twice as long
 
 
 @dataclass(frozen=True, slots=True)
 class RankRows:
-    """A rank's part of a tensor that is spread over the ranks: the rows from number `start` on."""
+    """A rank's part of a tensor that is sharded over the ranks: the rows from index `start` on."""
 
     tensor: torch.Tensor
     start: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Rows [start, stop) of a tensor in a file; where it is not saved by rows, all of it."""
+class _FileSlice:
+    """Rows [start, stop) of a tensor in an open safetensors file; all of it unless `sharded`."""
 
     start: int
     stop: int
-    spread: bool
-    file: Any  # an open safetensors file
+    sharded: bool
+    file: Any
 
 
 class CheckpointTensors(Mapping[str, "torch.Tensor"]):
-    """The tensors of a checkpoint by name, read when asked for; whole, whichever ranks wrote their rows."""
+    """The tensors of a checkpoint by name, each read on access and assembled from the files of all ranks."""
 
-    def __init__(self, folder: Path, pieces: dict[str, list[_Piece]], prefix: str = "") -> None:
-        self._folder, self._pieces, self._prefix = folder, pieces, prefix
+    def __init__(self, folder: Path, slices: dict[str, list[_FileSlice]], prefix: str = "") -> None:
+        self._folder, self._slices, self._prefix = folder, slices, prefix
 
     @classmethod
     def open(cls, folder: Path, files: list[str]) -> CheckpointTensors:
-        """Reads the headers. Raises CheckpointError where a file is not what it should be."""
-        from safetensors import SafetensorError
-
-        pieces: dict[str, list[_Piece]] = {}
+        """Reads the headers. Raises CheckpointError for a file that is not safetensors."""
+        slices: dict[str, list[_FileSlice]] = {}
         for name in files:
             try:
-                file = _opened(folder / name)
-                starts = json.loads((file.metadata() or {}).get(ROWS, "{}"))
+                file: Any = safe_open(folder / name, "pt")
+                starts = json.loads((file.metadata() or {}).get(ROW_STARTS, "{}"))
                 for key in file.keys():  # noqa: SIM118  # it is no mapping
                     shape, start = file.get_slice(key).get_shape(), int(starts.get(key, 0))
                     stop = start + shape[0] if shape else 0
-                    pieces.setdefault(key, []).append(_Piece(start, stop, key in starts, file))
+                    slices.setdefault(key, []).append(_FileSlice(start, stop, key in starts, file))
             except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
                 raise CheckpointError(f"{folder / name} is not a file of tensors ({error}): restore it") from error
-        for parts in pieces.values():
-            parts.sort(key=lambda piece: piece.start)
-        return cls(folder, pieces)
+        return cls(folder, {key: sorted(found, key=lambda part: part.start) for key, found in slices.items()})
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        key = self._prefix + name
-        parts = self._pieces[key]
-        if parts[0].spread:
-            return self.rows(name, 0, parts[-1].stop)
-        tensor: torch.Tensor = parts[0].file.get_tensor(key)
+        slices = self._slices[self._prefix + name]
+        if slices[0].sharded:
+            return self.rows(name, 0, slices[-1].stop)
+        tensor: torch.Tensor = slices[0].file.get_tensor(self._prefix + name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return (name.removeprefix(self._prefix) for name in self._pieces if name.startswith(self._prefix))
+        return (name.removeprefix(self._prefix) for name in self._slices if name.startswith(self._prefix))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._prefix + name in self._pieces
+        return isinstance(name, str) and self._prefix + name in self._slices
 
     def shape(self, name: str) -> list[int]:
-        """Of the whole tensor, which is not read."""
-        parts = self._pieces[self._prefix + name]
-        shape: list[int] = list(parts[0].file.get_slice(self._prefix + name).get_shape())
-        return [parts[-1].stop, *shape[1:]] if shape else shape
+        """The shape of the whole tensor, from the headers."""
+        slices = self._slices[self._prefix + name]
+        shape: list[int] = list(slices[0].file.get_slice(self._prefix + name).get_shape())
+        return [slices[-1].stop, *shape[1:]] if shape else shape
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """The rows [start, stop) of a tensor. Raises CheckpointError where some are missing."""
         key, at, found = self._prefix + name, start, []
-        for piece in self._pieces[key]:
-            if piece.start <= at < min(piece.stop, stop):
-                end = min(piece.stop, stop)
-                found.append(piece.file.get_slice(key)[at - piece.start : end - piece.start])
+        for part in self._slices[key]:
+            if part.start <= at < min(part.stop, stop):
+                end = min(part.stop, stop)
+                found.append(part.file.get_slice(key)[at - part.start : end - part.start])
                 at = end
         if at < stop:
             raise CheckpointError(
@@ -122,44 +119,38 @@ class CheckpointTensors(Mapping[str, "torch.Tensor"]):
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def sharded_names(self) -> set[str]:
-        """The names of those that were saved by rows."""
-        return {name for name in self if any(piece.spread for piece in self._pieces[self._prefix + name])}
+        """The names of the tensors that were saved by rows."""
+        return {name for name in self if self._slices[self._prefix + name][0].sharded}
 
     def select_prefix(self, prefix: str) -> CheckpointTensors:
-        """The tensors under a prefix, without it."""
-        return CheckpointTensors(self._folder, self._pieces, f"{self._prefix}{prefix}/")
-
-
-def _opened(path: Path) -> Any:
-    from safetensors import safe_open
-
-    return safe_open(path, "pt")
+        """The tensors under a prefix, which their names lose."""
+        return CheckpointTensors(self._folder, self._slices, f"{self._prefix}{prefix}/")
 
 
 def slice_rows(tensors: Mapping[str, torch.Tensor], name: str, start: int, stop: int) -> torch.Tensor:
-    """The rows [start, stop) of a tensor; of a stored one no others are read."""
+    """The rows [start, stop) of a tensor; from a checkpoint, reads no others."""
     return tensors.rows(name, start, stop) if isinstance(tensors, CheckpointTensors) else tensors[name][start:stop]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a run needs to go on: tensors by name, and plain values. `folder` is where it was read from."""
+    """The state of a run: tensors by name, and plain values. `folder` is where it was read from."""
 
     step: int
     tensors: Mapping[str, torch.Tensor]
     state: dict[str, Any]
     folder: Path | None = None
-    keep: bool = False  # stays for ever
-    score: float | None = None  # the higher, the better
+    keep: bool = False  # never deleted by the retention policy
+    score: float | None = None  # higher is better
 
     def sharded_names(self) -> set[str]:
-        """The names of what was saved by rows."""
+        """The names of the tensors that were saved by rows."""
         return self.tensors.sharded_names() if isinstance(self.tensors, CheckpointTensors) else set()
 
     def read_rows(self, name: str, rows: RankRows) -> None:
-        """Fills `rows.tensor` with the rows of a tensor from number `rows.start` on, whichever ranks wrote them.
+        """Fills `rows.tensor` with the rows of a tensor from index `rows.start` on, whichever ranks wrote them.
 
-        Raises CheckpointError where some are missing, or of another shape.
+        Raises CheckpointError if rows are missing or have another shape.
         """
         if not len(rows.tensor):
             return
@@ -174,97 +165,105 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDir:
-    """The checkpoints of one run. `report` is called with a line on each damaged one, on rank 0."""
+    """The checkpoints of one run. `report` is called with a line about each damaged one, on rank 0."""
 
     path: Path
     report: Callable[[str], None]
-    alone: Comm = field(default_factory=lambda: Comm(0, 1, 0, torch.device("cpu")), init=False, repr=False)
 
     def folders(self) -> list[Path]:
-        """Checkpoints by step, the newest first; whether they are whole is not looked at."""
+        """The checkpoints, newest first, not verified."""
         found = self.path.glob("step-*") if self.path.is_dir() else []
         return sorted((p for p in found if is_checkpoint(p.name)), key=step_of, reverse=True)
 
     def load(self, step: int | None = None) -> Checkpoint | None:
         """`load_on_all` of a single process."""
-        return self.load_on_all(self.alone, step)
+        return self.load_on_all(Comm(0, 1, 0, torch.device("cpu")), step)
 
     def load_on_all(self, comm: Comm, step: int | None = None) -> Checkpoint | None:
-        """The newest checkpoint whose hashes hold, or that of `step`; None where there never was one. Collective: each
-        rank verifies a share of the files, and all return the same checkpoint.
+        """Loads the newest checkpoint whose hashes match, or that of `step`. Returns None if the run has none.
 
-        A damaged one is told of, renamed to `*.corrupt` and passed over. Raises CheckpointError where all are damaged,
-        or the one asked for is.
+        Collective: each rank verifies a share of the files, and all return the same checkpoint. A damaged one is
+        reported, renamed to `*.corrupt` and skipped. Raises CheckpointError if all are damaged, or the one of `step`.
         """
-        asked = None if step is None else [self.path / step_folder(step)]
-        folders: list[Path] = comm.from_main(asked or (self.folders() if comm.is_main else None))
+        wanted = None if step is None else [self.path / step_folder(step)]
+        folders: list[Path] = comm.broadcast_object(wanted or (self.folders() if comm.is_main else None))
         for folder in folders:
-            fault = next(filter(None, comm.gather_objects(find_damage(folder, comm.rank, comm.world))), None)
-            if fault is None:
+            damage = next(filter(None, comm.gather_objects(find_damage(folder, comm.rank, comm.world))), None)
+            if damage is None:
                 return read(folder)
             if step is not None:
-                raise CheckpointError(f"checkpoint {folder} cannot be used: {fault}; there are {self._steps()}")
-            comm.on_main(lambda folder=folder, fault=fault: self.mark_corrupt(folder, fault))  # type: ignore[misc]
+                steps = ", ".join(str(step_of(p)) for p in self.folders()) or "none"
+                raise CheckpointError(f"checkpoint {folder} cannot be used: {damage}; there are {steps}")
+            comm.run_on_main(lambda folder=folder, damage=damage: self.mark_corrupt(folder, damage))  # type: ignore[misc]
         if folders:
             raise CheckpointError(f"all checkpoints in {self.path} are damaged: restore one, or start a new run")
         return None
 
-    def mark_corrupt(self, folder: Path, fault: str) -> None:
-        """Tells of a damaged checkpoint, and renames it where that is allowed."""
-        self.report(f"checkpoint {folder} is damaged ({fault}): falling back to the one before")
+    def mark_corrupt(self, folder: Path, damage: str) -> None:
+        """Reports a damaged checkpoint, and renames it if the file system allows it."""
+        self.report(f"checkpoint {folder} is damaged ({damage}): falling back to the one before")
         names = (f"{folder.name}.corrupt{number or ''}" for number in range(1000))
         with suppress(OSError, StopIteration):
             folder.rename(next(p for p in map(folder.with_name, names) if not p.exists()))
 
     def remove_incomplete(self) -> None:
-        """Removes what a save that was cut short left behind. Only the process that saves here may call it."""
-        for stump in self.path.glob("tmp.step-*") if self.path.is_dir() else ():
-            final = self.path / stump.name.split(".")[1]
-            if stump.suffix == ".old" and not final.exists():  # cut short between its two renames: see replace()
-                stump.rename(final)
+        """Removes the remains of interrupted saves. Only the process that saves here may call it."""
+        for temporary in self.path.glob("tmp.step-*") if self.path.is_dir() else ():
+            final = self.path / temporary.name.split(".")[1]
+            if temporary.suffix == ".old" and not final.exists():  # interrupted between the two renames of commit()
+                temporary.rename(final)
             else:
-                shutil.rmtree(stump)
+                shutil.rmtree(temporary)
 
     def remove(self, folder: Path) -> None:
-        """Deletes a checkpoint: at any moment it is whole or not there."""
-        gone = folder.rename(folder.with_name(f"tmp.{folder.name}.gone"))
-        shutil.rmtree(gone)
+        """Deletes a checkpoint, which is never visible in part."""
+        shutil.rmtree(folder.rename(folder.with_name(f"tmp.{folder.name}.gone")))
 
-    def _steps(self) -> str:
-        return ", ".join(str(step_of(p)) for p in self.folders()) or "none"
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint whose files are missing or changed; an older one can replace it."""
+
+
+def read_manifest(content: bytes) -> dict[str, str]:
+    """The SHA-256 of each file of a checkpoint. Raises DamagedCheckpoint."""
+    try:
+        manifest: dict[str, str] = dict(json.loads(content))
+        foreign = [name for name in manifest if not re.fullmatch(r"\w[\w.-]*", name)]  # a path can leave the folder
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {error}") from None
+    if foreign:
+        raise DamagedCheckpoint(f"{MANIFEST} names {foreign[0]!r}, which is no file of it")
+    return manifest
 
 
 def find_damage(folder: Path, rank: int = 0, world: int = 1) -> str | None:
-    """Why a checkpoint cannot be trusted, or None. Of several ranks each hashes its share of the files."""
+    """The reason why a checkpoint cannot be trusted, or None. Each of several ranks hashes a share of the files."""
     if not folder.is_dir():
         return "it is not there"
     try:
-        manifest = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
-        for name in manifest:
-            if not re.fullmatch(r"\w[\w.-]*", name):
-                return f"{MANIFEST} names {name}, which is no file of it"
+        manifest = read_manifest((folder / MANIFEST).read_bytes())
         for name in sorted(manifest.keys() | set(_REQUIRED))[rank::world]:
             if not stat.S_ISREG((folder / name).lstat().st_mode):  # a link may lead out of it, a pipe never ends
                 return f"{name} is no plain file"
             if sha256(folder / name) != manifest[name]:
                 return f"the hash of {name} does not match"
+    except DamagedCheckpoint as damage:
+        return str(damage)
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"
     except OSError as error:
         return f"{Path(str(error.filename)).name} cannot be read: {error.strerror}"
     except KeyError as error:
         return f"{MANIFEST} does not name {error.args[0]}"
-    except (ValueError, TypeError, RecursionError) as error:
-        return f"{MANIFEST} cannot be read: {error}"
     return None
 
 
 def read(folder: Path) -> Checkpoint:
-    """A checkpoint that was verified. Files that its manifest does not name are not looked at.
+    """Opens a verified checkpoint: the files that its manifest names, and no others.
 
-    Raises CheckpointError where a file is as it was written, and yet not what it should be.
+    Raises CheckpointError if the content of a file, though its hash matches, is not that of a checkpoint.
     """
-    files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    files = read_manifest((folder / MANIFEST).read_bytes())
     tensors = CheckpointTensors.open(folder, sorted(name for name in files if name.endswith(".safetensors")))
     try:
         saved = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -277,11 +276,11 @@ def read(folder: Path) -> Checkpoint:
 
 
 def commit(temporary: Path, final: Path, hashes: dict[str, str]) -> None:
-    """Makes a checkpoint of a folder whose files are on disk: the manifest, then the name. Raises OSError."""
+    """Turns a folder whose files are on disk into a checkpoint: writes the manifest, then renames. Raises OSError."""
     write_file(temporary / MANIFEST, [json.dumps(dict(sorted(hashes.items())), indent=1).encode()])
     sync(temporary)
     old = temporary.with_suffix(".old")
-    if final.exists():  # a resumed run passes the same step again
+    if final.exists():  # a resumed run repeats the step
         final.rename(old)
     temporary.rename(final)
     sync(final.parent)
@@ -290,17 +289,17 @@ def commit(temporary: Path, final: Path, hashes: dict[str, str]) -> None:
 
 
 def write_file(path: Path, contents: list[bytes | memoryview]) -> str:
-    """Writes a new file and waits until it is on disk. Returns its SHA-256. Holds Python's lock for no length of time.
+    """Writes and syncs a new file. Returns its SHA-256. Releases the GIL while it hashes and writes.
 
-    Hashing what was just read for writing is cheaper than reading the file again: it is in the cache.
+    Each chunk is hashed just before it is written: it is in the cache then, and the file is not read again.
     """
     digest = hashlib.sha256()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         for content in contents:
             view = memoryview(content)
-            for at in range(0, len(view), _CHUNK):
-                rest = view[at : at + _CHUNK]
+            for at in range(0, len(view), _WRITE_BYTES):
+                rest = view[at : at + _WRITE_BYTES]
                 digest.update(rest)
                 while rest:
                     rest = rest[os.write(fd, rest) :]

@@ -169,7 +169,7 @@ def test_from_a_gpu_what_is_saved_is_the_moment_of_the_call(tmp_path: Path, gate
 
 def test_each_checkpoint_is_handed_on(tmp_path: Path) -> None:
     written: list[Path] = []
-    run = saver(tmp_path, hooks={"written": written.append})
+    run = saver(tmp_path, hooks={"on_commit": written.append})
     run.save(1, tensors(1), {})
     run.close()
     assert written == [tmp_path / "step-00000001"]

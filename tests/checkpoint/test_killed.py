@@ -118,7 +118,7 @@ def test_at_any_time(folder: Path) -> None:
     """kill -9, thirty times, of a process that saves one checkpoint after the other."""
 
     def child(first: int, pipe: Connection) -> None:
-        run = saver(folder / "run", keep_last=2, hooks={"written": lambda _: pipe.send(None)})
+        run = saver(folder / "run", keep_last=2, hooks={"on_commit": lambda _: pipe.send(None)})
         for step in range(first, first + 100_000):
             run.save(step, state(step, step) | {"large": torch.full((300_000,), float(step))}, {})
 

@@ -76,7 +76,7 @@ def test_a_saver_keeps_the_newest_the_marked_and_the_best(tmp_path: Path) -> Non
 
 def test_nothing_is_deleted_that_is_not_uploaded(tmp_path: Path) -> None:
     there: set[str] = set()
-    run = saver(tmp_path, keep_last=1, hooks={"uploaded": lambda folder: folder.name in there})
+    run = saver(tmp_path, keep_last=1, hooks={"is_uploaded": lambda folder: folder.name in there})
     for step in (1, 2, 3):
         run.save(step, tensors(step), {})
     run.wait()
@@ -89,7 +89,7 @@ def test_nothing_is_deleted_that_is_not_uploaded(tmp_path: Path) -> None:
 
 def test_with_delete_previous_only_the_newest_stays_of_what_is_uploaded(tmp_path: Path) -> None:
     there = {"step-00000001", "step-00000003"}
-    hooks = {"uploaded": lambda folder: folder.name in there}
+    hooks = {"is_uploaded": lambda folder: folder.name in there}
     run = saver(tmp_path, keep_last=3, remote="s3://bucket/run", delete_previous=True, hooks=hooks)
     for step in (1, 2, 3):
         run.save(step, tensors(step), {}, keep=True)
