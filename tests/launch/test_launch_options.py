@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import LOCAL, QUICK, SLURM, launch
-from support import small
+from launching import LOCAL, QUICK, SLURM, TRAIN, launch
+from support import run, small
 
 from clipx.config.registry import CONF_DIR
 from clipx.errors import ClipxError, ConfigError
@@ -192,6 +192,16 @@ def test_another_file_named_launch_does_not_hide_the_launchers(tmp_path: Path, m
     (tmp_path / "launch.py").write_text("raise RuntimeError('not mine')")
     monkeypatch.chdir(tmp_path)
     assert "seed: 3" in launch("--cfg", "job", "seed=3", PYTHONPATH=str(CONF_DIR.parent)).stdout
+
+
+def test_launchers_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
+    code = "import importlib.metadata as m; m.entry_points = lambda **_: (); from clipx.train import main; main()"
+    options = ("-m", "hydra/launcher=clipx_local", f"hydra.sweep.dir={tmp_path}")
+    done = run(TRAIN[0], "-c", code, *options, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: schema/launcher=local is not registered: install the package that has it (in a checkout: pip install -e .)\n"
+    )
 
 
 def test_a_launcher_without_a_sweep_is_an_error() -> None:
