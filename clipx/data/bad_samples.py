@@ -1,4 +1,4 @@
-"""How many of the samples that were wanted could not be used, and why."""
+"""Counts of the samples that could not be used, by reason, and the limit on their share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from clipx.data.source import BadRecord, without_numbers
 from clipx.errors import DataError
 
-_MIN_SAMPLES = 1000  # samples before a share of bad ones does
+_MIN_SAMPLES = 1000  # before a share of bad ones means something
 
 
 @dataclass(slots=True)
 class BadSampleCounter:
-    """This rank's count since the run began here. `limit`: data.max_bad_share; `samples`: of this rank in an epoch."""
+    """Counts of this rank since it started. `limit`: data.max_bad_share; `samples`: of this rank in an epoch."""
 
     limit: float
     samples: int

@@ -1,4 +1,4 @@
-"""Class names and templates: lists of lines, in a file of one's own or among those that come with clipx."""
+"""Class names and templates: lists of lines, in a file that the user gives or among those that come with clipx."""
 
 from __future__ import annotations
 

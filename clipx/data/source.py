@@ -1,4 +1,4 @@
-"""Sources: samples by index. Opening one says how many there are; reading one costs the same anywhere."""
+"""Sources: samples by index, opened with their number and read at random."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ class Source(Protocol):
 
     @property
     def bad(self) -> Sequence[BadRecord]:
-        """What was found unusable on opening, and is not counted in `sizes`."""
+        """The samples that were found unusable on opening. `sizes` does not count them."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the data does, and not when it is moved or copied."""
+        """A digest that changes when the data does, and not when it is moved or copied."""
 
     def key(self, index: int) -> str:
         """The name of a sample, also of one that cannot be read."""
 
     def read(self, index: int) -> Sample:
-        """Raises BadSample."""
+        """The sample at an index. Raises BadSample."""
 
 
 @runtime_checkable
@@ -159,7 +159,7 @@ class ImageFiles:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Either side of a source of which `held` in every `of` consecutive samples are held out, evenly spread.
+    """One side of a source of which `held` in every `of` consecutive samples are held out, evenly spread.
 
     On each side the indices are consecutive, so that per-sample state wastes nothing.
     """
@@ -183,7 +183,7 @@ class Split:
 
     @property
     def bad(self) -> Sequence[BadRecord]:
-        return () if self.held_out else self.source.bad  # told once
+        return () if self.held_out else self.source.bad  # reported once
 
     @property
     def fingerprint(self) -> str:

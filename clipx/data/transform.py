@@ -26,6 +26,9 @@ from clipx.data.source import BadSample
 Pixels = NDArray[np.uint8]
 """[size, size, 3]"""
 
+Box = tuple[int, int, int, int]
+"""(left, top, right, bottom) in whole pixels."""
+
 _RATIO = (3 / 4, 4 / 3)
 _SEGMENT = struct.Struct(">BBH")  # of a JPEG: 0xFF, its kind, and its length without these two bytes
 _APP1, _SCAN = 0xE1, 0xDA
@@ -112,13 +115,18 @@ def train_transform(
     if wh is None:
         image = decode(encoded, max_pixels)
         pixels, box = np.array(image), random_box(image.size, scale, rng)
-        for out_SS3 in outs_SS3:
-            _resize(pixels, box, out_SS3)
-        return
-    left, top, right, bottom = random_box(wh, scale, rng)
+    else:
+        size = max(map(len, outs_SS3))
+        pixels, box = _decode_shrunk(encoded, wh, random_box(wh, scale, rng), size)
+    for out_SS3 in outs_SS3:
+        _resize(pixels, box, out_SS3)
+
+
+def _decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, size: int) -> tuple[Pixels, Box]:
+    """A JPEG of wh pixels, shrunk while it is decoded, and the box in it, which stays no smaller than `size`."""
+    left, top, right, bottom = box
     # The size at which the box is still no smaller than what is asked for; simplejpeg finds the DCT scale for it. Only
     # halves and less: libjpeg-turbo has no SIMD for 5/8 and the like, so that they take as long as the whole.
-    size = max(map(len, outs_SS3))
     least = (math.ceil(w * size / side) for w, side in zip(wh, (right - left, bottom - top), strict=True))
     width, height = least
     memory = _scratch.of(wh[0] * wh[1] * 3)
@@ -127,9 +135,7 @@ def train_transform(
     except ValueError as error:
         raise BadSample(f"image cannot be decoded: {' '.join(str(error).split())[:120]}") from None
     fx, fy = pixels.shape[1] / wh[0], pixels.shape[0] / wh[1]
-    box = round(left * fx), round(top * fy), round(right * fx), round(bottom * fy)
-    for out_SS3 in outs_SS3:
-        _resize(pixels, box, out_SS3)
+    return pixels, (round(left * fx), round(top * fy), round(right * fx), round(bottom * fy))
 
 
 def plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
@@ -159,7 +165,7 @@ def _upright(encoded: bytes) -> bool:
     return False
 
 
-def _resize(pixels: Pixels, box: tuple[int, int, int, int], out_SS3: torch.Tensor) -> None:
+def _resize(pixels: Pixels, box: Box, out_SS3: torch.Tensor) -> None:
     """The box of an image, resized: bicubic over all pixels that a new one covers, as Pillow's, in whole numbers.
 
     What `F.interpolate(…, mode="bicubic", antialias=True)` computes; that one takes no memory to write to.
@@ -171,8 +177,8 @@ def _resize(pixels: Pixels, box: tuple[int, int, int, int], out_SS3: torch.Tenso
     )
 
 
-def random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) in whole pixels; the distribution of torchvision's RandomResizedCrop."""
+def random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random) -> Box:
+    """Draws a box with the distribution of torchvision's RandomResizedCrop."""
     width, height = wh
     for _ in range(10):
         area = width * height * rng.uniform(scale[0], scale[1])

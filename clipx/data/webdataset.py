@@ -136,13 +136,13 @@ class Shards:
             _ends=list(accumulate(sizes)),
         )
 
-    def _place(self, index: int) -> tuple[int, int]:
+    def _locate(self, index: int) -> tuple[int, int]:
         """(shard, row) of a sample."""
         shard = bisect_right(self._ends, index)
         return shard, index - self._ends[shard] + self.sizes[shard]
 
     def key(self, index: int) -> str:
-        shard, row = self._place(index)
+        shard, row = self._locate(index)
         offset = int(load_table(self.tables[shard])[row, IMAGE, 0])
         try:
             header = fetch(self._file(shard), offset - 512, 512)
@@ -152,24 +152,23 @@ class Shards:
         return f"{self.urls[shard]}:{name}"
 
     def read(self, index: int) -> Sample:
-        file, wanted = self._wanted(index)
-        contents = _read(file, list(wanted.values()))
-        found = dict(zip(wanted, contents, strict=True))
+        file, spans = self._member_spans(index)
+        found = dict(zip(spans, _read(file, list(spans.values())), strict=True))
         captions_by_key = _captions_by_key(found, self.captions) if self.captions else []
         label = None if self.label_key is None else _label(found, self.label_key)
         captions = [caption for _, held in captions_by_key for caption in held]
         return Sample(found[IMAGE], captions, label, captions_by_key if len(self.captions) > 1 else ())
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        """These samples will be read soon: those of remote shards are asked for at once."""
+        """Requests the samples of remote shards that are read next."""
         if self.remote:
-            wanted = [self._wanted(index) for index in indices]
+            wanted = [self._member_spans(index) for index in indices]
             spans = [(file, group) for file, members in wanted for group in _groups(list(members.values()))]
             prefetch_spans(self.fingerprint, spans)
 
-    def _wanted(self, index: int) -> tuple[ShardFile, dict[int, Span]]:
-        """Where a sample is: its file, and the span of each of its members that is needed, by column."""
-        shard, row = self._place(index)
+    def _member_spans(self, index: int) -> tuple[ShardFile, dict[int, Span]]:
+        """The file of a sample, and the span of each of its members that is needed, by column."""
+        shard, row = self._locate(index)
         members: list[Span] = [tuple(span) for span in load_table(self.tables[shard])[row].tolist()]
         return self._file(shard), {c: members[c] for c in self._columns() if members[c][1] > 0}
 
@@ -190,7 +189,7 @@ def _check_cache(shards: Shards, cache_gb: float, window: int) -> None:
     ]
     if not cache_gb or not remote:
         return
-    _ = shards.access.folder  # where it cannot be made, that is told now
+    _ = shards.access.folder  # raises ConfigError where it cannot be created
     size, samples = sum(size for size, _ in remote), sum(samples for _, samples in remote)
     together = min(len(remote), window * len(remote) // max(1, samples) + 2)  # a window begins and ends inside shards
     needed = together * size / len(remote) / 1e9
@@ -257,7 +256,7 @@ def _label(found: dict[int, bytes], label_key: str) -> int | str:
 
 
 def _groups(spans: Sequence[Span]) -> list[Span]:
-    """What is read of a sample: all its members in one request where they are neighbours, else one for each."""
+    """The requests for a sample: one for all members where they are neighbours, else one for each."""
     start, end = min(offset for offset, _ in spans), max(offset + size for offset, size in spans)
     if end - start > sum(size for _, size in spans) + _GAP:
         return list(spans)

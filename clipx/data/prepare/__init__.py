@@ -1,0 +1,1 @@
+"""`python -m clipx.data.prepare`: images and captions -> WebDataset shards."""

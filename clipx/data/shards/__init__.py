@@ -1,0 +1,1 @@
+"""Tar shards: patterns of URLs, reading by spans, the cache of whole files, and writing."""

@@ -36,9 +36,9 @@ def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
 
 
 def prefetch_spans(reader: str, spans: Sequence[tuple[ShardFile, Span]]) -> None:
-    """These will be read soon: all that are remote are asked for at once, so that only the first is waited for.
+    """Requests all remote spans that are read next at once, so that only the first is waited for.
 
-    What the same reader expected before and has not read is forgotten.
+    Requests of the same reader that it has not read are cancelled.
     """
     ahead = _prefetcher(os.getpid())
     for future in ahead.futures.pop(reader, {}).values():
@@ -90,7 +90,7 @@ def _opened(path: str, version: str) -> IO[bytes]:
 
 
 class _Prefetcher:
-    """What a process has asked for and not yet read. Threads do not survive a fork, hence one for each process id."""
+    """The requests of a process that are not yet read. Threads do not survive a fork: there is one for each process."""
 
     def __init__(self) -> None:
         self.threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="clipx-read")

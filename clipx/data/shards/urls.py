@@ -33,14 +33,14 @@ def _part(part: str, key: str, what: str) -> list[str]:
     if part.startswith("@"):
         return [url for line in _lines(part[1:], key) for url in _part(line, f"{key}={part}", what)]
     try:
-        places = list(braceexpand(part))
+        patterns = list(braceexpand(part))
     except ValueError as error:
         raise ConfigError(f"{key}={part} is no pattern ({error}): write {{0000..0123}} for a range") from None
     urls = []
-    for place in places:
-        found = _glob(place)
+    for pattern in patterns:
+        found = _glob(pattern)
         require(
-            bool(found), f"{key}={place} matches no {what}: check the path, and quote braces and stars in the shell"
+            bool(found), f"{key}={pattern} matches no {what}: check the path, and quote braces and stars in the shell"
         )
         urls += found
     return urls
