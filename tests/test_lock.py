@@ -36,7 +36,7 @@ from clipx.run.lock import RunLock
 print("ready", flush=True)
 for line in sys.stdin:
     folder, start = line.split()
-    lock = RunLock(Path(folder), Comm(0, 1, 0, None), lambda kind, **facts: (Path(folder) / "told").open("a").write(kind + "\\n"))
+    lock = RunLock(Path(folder), Comm(0, 1, 0, None), lambda kind, **facts: (Path(folder) / "events").open("a").write(kind + "\\n"))
     while time.time() < float(start):
         pass
     try:
@@ -67,7 +67,7 @@ def competitors() -> Iterator[list[subprocess.Popen[str]]]:
     command = [sys.executable, "-c", COMPETITOR]
     two = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        assert [said(one) for one in two] == ["ready", "ready"]
+        assert [read_line(one) for one in two] == ["ready", "ready"]
         yield two
     finally:
         for one in two:
@@ -75,18 +75,18 @@ def competitors() -> Iterator[list[subprocess.Popen[str]]]:
             one.communicate()
 
 
-def tell(process: subprocess.Popen[str], line: str) -> None:
+def send(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def silent(kind: str, **facts: Any) -> None:
+def no_event(kind: str, **facts: Any) -> None:
     raise AssertionError(kind)
 
 
@@ -100,8 +100,8 @@ def event(events: list[dict[str, Any]]) -> Callable[..., None]:
     return lambda kind, **facts: events.append({"event": kind, **facts})
 
 
-def leave(folder: Path, holder: Holder, age_s: float = 0) -> Path:
-    """A lock as its holder last wrote it."""
+def write_lock(folder: Path, holder: Holder, age_s: float = 0) -> Path:
+    """Writes a lock as its holder last refreshed it."""
     path = folder / "run.lock"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(holder)))
@@ -109,7 +109,7 @@ def leave(folder: Path, holder: Holder, age_s: float = 0) -> Path:
     return path
 
 
-def dead() -> Holder:
+def dead_holder() -> Holder:
     """A process that was on this machine."""
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
@@ -127,21 +127,21 @@ def test_of_two_jobs_that_start_at_once_one_gets_the_directory(
     for n in range(20):
         folder = tmp_path / str(n)
         if stale:
-            leave(folder, dead())
+            write_lock(folder, dead_holder())
         start = time.time() + 0.02
         for one in competitors:
-            tell(one, f"{folder} {start}")
-        answers = [said(one) for one in competitors]
+            send(one, f"{folder} {start}")
+        answers = [read_line(one) for one in competitors]
         assert answers.count("mine") == 1, answers
         winner = answers.index("mine")
         winners.add(winner)
         holder, loser = competitors[winner].pid, answers[1 - winner]
         assert loser.startswith(f"{int(Exit.IN_USE)} {folder} is in use by pid {holder} on ")
-        assert not stale or (folder / "told").read_text() == "lock_taken_over\n"
+        assert not stale or (folder / "events").read_text() == "lock_taken_over\n"
         for one in competitors:
-            tell(one, "go on")
-            assert said(one) == "done"
-        assert [path.name for path in folder.iterdir()] == (["told"] if stale else [])
+            send(one, "go on")
+            assert read_line(one) == "done"
+        assert [path.name for path in folder.iterdir()] == (["events"] if stale else [])
     assert winners == {0, 1}, "they did start at once"
 
 
@@ -149,8 +149,8 @@ def test_a_killed_holder_is_no_holder(
     tmp_path: Path, competitors: list[subprocess.Popen[str]], event: Any, events: Any
 ) -> None:
     holder = competitors[0]
-    tell(holder, f"{tmp_path} 0")
-    assert said(holder) == "mine"
+    send(holder, f"{tmp_path} 0")
+    assert read_line(holder) == "mine"
     with pytest.raises(
         Locked, match=f"{tmp_path} is in use by pid {holder.pid} on .*, since .*: wait for its end, or give this run"
     ):
@@ -196,7 +196,7 @@ def test_when_a_lock_is_stale(
     if job:
         monkeypatch.setenv("SLURM_JOB_ID", job.partition(".")[0])
         monkeypatch.setenv("SLURM_RESTART_COUNT", job.partition(".")[2])
-    path = leave(tmp_path, holder, age_s)
+    path = write_lock(tmp_path, holder, age_s)
     lock = RunLock(tmp_path, COMM, event)
     if taken:
         lock.acquire()
@@ -215,7 +215,7 @@ def test_when_a_lock_is_stale(
 
 
 def test_a_lock_that_cannot_be_read_counts_by_its_age(tmp_path: Path, event: Any, events: Any) -> None:
-    path = leave(tmp_path, ELSEWHERE)
+    path = write_lock(tmp_path, ELSEWHERE)
     path.write_text("{")
     with pytest.raises(Locked, match=f"a job that cannot be read.*delete {path}"):
         RunLock(tmp_path, COMM, event).acquire()
@@ -225,7 +225,7 @@ def test_a_lock_that_cannot_be_read_counts_by_its_age(tmp_path: Path, event: Any
 
 
 def test_it_is_given_back_on_an_error(tmp_path: Path) -> None:
-    with contextlib.suppress(ZeroDivisionError), RunLock(tmp_path / "run", COMM, silent):
+    with contextlib.suppress(ZeroDivisionError), RunLock(tmp_path / "run", COMM, no_event):
         assert (tmp_path / "run" / "run.lock").is_file()
         raise ZeroDivisionError
     assert list((tmp_path / "run").iterdir()) == []
@@ -234,19 +234,19 @@ def test_it_is_given_back_on_an_error(tmp_path: Path) -> None:
 def test_a_holder_keeps_it_fresh_and_hears_when_it_is_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT_S", 0.02)
     path = tmp_path / "run.lock"
-    with RunLock(tmp_path, COMM, silent) as lock:
+    with RunLock(tmp_path, COMM, no_event) as lock:
         os.utime(path, (0, 0))
-        until(lambda: path.stat().st_mtime > time.time() - 60)
+        wait_until(lambda: path.stat().st_mtime > time.time() - 60)
         lock.check()
-        leave(tmp_path, ELSEWHERE)
-        until(lambda: lock._lost)
+        write_lock(tmp_path, ELSEWHERE)
+        wait_until(lambda: lock._lost)
         with pytest.raises(Locked, match="is no longer this job's"):
             lock.check()
     assert json.loads(path.read_text())["id"] == "old", "what is another's stays"
 
 
 def test_a_second_trainer_of_the_same_process_may_go_on(tmp_path: Path) -> None:
-    first, second = (RunLock(tmp_path, COMM, silent) for _ in range(2))
+    first, second = (RunLock(tmp_path, COMM, no_event) for _ in range(2))
     first.acquire()
     second.acquire()
     first.release()
@@ -258,7 +258,7 @@ def test_a_second_trainer_of_the_same_process_may_go_on(tmp_path: Path) -> None:
 def guarded(folder: Path) -> subprocess.Popen[str]:
     """A process that stands still while it changes the lock."""
     process = subprocess.Popen([sys.executable, "-c", GUARDED, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert said(process) == "guarded"
+    assert read_line(process) == "guarded"
     return process
 
 
@@ -268,7 +268,7 @@ def test_a_job_that_is_killed_while_it_takes_the_lock_stops_no_later_start(tmp_p
     process.communicate()
     assert (tmp_path / "run.lock.guard").is_file()
     start = time.monotonic()
-    with RunLock(tmp_path, COMM, silent):
+    with RunLock(tmp_path, COMM, no_event):
         assert time.monotonic() - start < 5
         assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
@@ -276,7 +276,7 @@ def test_a_job_that_is_killed_while_it_takes_the_lock_stops_no_later_start(tmp_p
 
 def test_a_guard_file_of_an_earlier_version_stops_no_start(tmp_path: Path) -> None:
     (tmp_path / "run.lock.guard").write_text(json.dumps(asdict(ELSEWHERE)))
-    with RunLock(tmp_path, COMM, silent):
+    with RunLock(tmp_path, COMM, no_event):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -288,7 +288,7 @@ def test_a_job_that_stands_still_while_it_takes_the_lock_is_waited_for_and_then_
     process = guarded(tmp_path)
     try:
         with pytest.raises(Locked, match=r"run.lock.guard is held for 0.1 s by a process that stopped .*: end it, or"):
-            RunLock(tmp_path, COMM, silent).acquire()
+            RunLock(tmp_path, COMM, no_event).acquire()
     finally:
         process.kill()
         process.communicate()
@@ -302,10 +302,10 @@ def test_a_file_system_without_flock_has_the_heartbeat_only(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", no_flock)
-    leave(tmp_path, ELSEWHERE)
+    write_lock(tmp_path, ELSEWHERE)
     with pytest.raises(Locked, match="is in use by pid 12 on n7"):
         RunLock(tmp_path, COMM, event).acquire()
-    leave(tmp_path, ELSEWHERE, 700)
+    write_lock(tmp_path, ELSEWHERE, 700)
     with RunLock(tmp_path, COMM, event):
         assert [e["event"] for e in events] == ["lock_taken_over"]
     assert list(tmp_path.iterdir()) == []
@@ -314,11 +314,11 @@ def test_a_file_system_without_flock_has_the_heartbeat_only(
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ClipxError, match=f"run_dir={tmp_path}/file/run cannot be made"):
-        RunLock(tmp_path / "file" / "run", COMM, silent).acquire()
+        RunLock(tmp_path / "file" / "run", COMM, no_event).acquire()
 
 
-def until(true: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     start = time.monotonic()
-    while not true():
+    while not condition():
         assert time.monotonic() - start < 10
         time.sleep(0.01)

@@ -15,29 +15,29 @@ from clipx.run.directory import RunDir, flatten
 from clipx.trainer.trainer import Trainer
 
 
-def claimed(rundir: RunDir, *overrides: str) -> list[str]:
+def claim_and_save(rundir: RunDir, *overrides: str) -> list[str]:
     spec = small(rundir.path, *overrides)
     changed = rundir.claim(spec)
     rundir.save_config(spec)
     return changed
 
 
-def started(path: Path) -> RunDir:
+def create_run(path: Path) -> RunDir:
     """A directory whose run has logged a line."""
     rundir = RunDir(path)
-    assert claimed(rundir, "resume=none") == []
+    assert claim_and_save(rundir, "resume=none") == []
     rundir.metrics.write_text('{"step": 1}\n')
     return rundir
 
 
 def test_a_new_directory_is_claimed_with_its_configuration(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path / "deep" / "run")
-    assert claimed(rundir) == []
+    assert claim_and_save(rundir) == []
     assert "batch_size: 32" in rundir.config.read_text()
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    rundir = started(tmp_path)
+    rundir = create_run(tmp_path)
     with pytest.raises(CheckpointError, match="already holds a run"):
         rundir.claim(small(tmp_path))
 
@@ -48,8 +48,8 @@ def test_a_run_that_failed_before_its_first_line_may_be_started_anew(tmp_path: P
     (tmp_path / "names.txt").write_text("only\n")
     with pytest.raises(ConfigError, match="names.txt has 1 names where the data has 144 classes"):
         Trainer(small(path, "evaluator=[zeroshot]", f"evaluator.zeroshot.classnames={tmp_path}/names.txt"))
-    assert claimed(RunDir(path)) == []
-    assert claimed(RunDir(path), "seed=7") == []
+    assert claim_and_save(RunDir(path)) == []
+    assert claim_and_save(RunDir(path), "seed=7") == []
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_run_that_failed_before_its_first_line_may_be_started_anew(tmp_path: P
     ],
 )
 def test_what_changes_no_number_is_not_told(tmp_path: Path, override: str) -> None:
-    assert claimed(started(tmp_path), "resume=auto", override) == []
+    assert claim_and_save(create_run(tmp_path), "resume=auto", override) == []
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_changes_no_number_is_not_told(tmp_path: Path, override: str) -> No
     ],
 )
 def test_what_trains_otherwise_is_told(tmp_path: Path, override: str, line: str) -> None:
-    assert claimed(started(tmp_path), "resume=auto", override) == [line]
+    assert claim_and_save(create_run(tmp_path), "resume=auto", override) == [line]
 
 
 @pytest.mark.parametrize(
@@ -90,28 +90,28 @@ def test_what_trains_otherwise_is_told(tmp_path: Path, override: str, line: str)
     ],
 )
 def test_going_on_as_another_run_is_refused(tmp_path: Path, override: str, line: str) -> None:
-    rundir = started(tmp_path)
+    rundir = create_run(tmp_path)
     before = rundir.config.read_text()
     with pytest.raises(CheckpointError, match="belongs to another run") as error:
-        claimed(rundir, "resume=auto", override)
+        claim_and_save(rundir, "resume=auto", override)
     assert line in str(error.value)
     assert rundir.config.read_text() == before
 
 
 def test_an_option_that_came_to_clipx_later_has_its_default(tmp_path: Path) -> None:
     """And changes nothing of a run that is older than it."""
-    rundir = started(tmp_path)
+    rundir = create_run(tmp_path)
     saved = yaml.safe_load(rundir.config.read_text())
     del saved["optimizer"]["ema_decay"], saved["data"]["prefetch"]
     rundir.config.write_text(yaml.safe_dump(saved))
-    assert claimed(rundir, "resume=auto") == []
+    assert claim_and_save(rundir, "resume=auto") == []
 
 
 def test_a_configuration_of_another_version_is_named(tmp_path: Path) -> None:
-    rundir = started(tmp_path)
+    rundir = create_run(tmp_path)
     rundir.config.write_text(rundir.config.read_text() + "no_longer_there: 3\n")
     with pytest.raises(CheckpointError, match=r"is not a configuration of this version \(.*no_longer_there"):
-        claimed(rundir, "resume=auto")
+        claim_and_save(rundir, "resume=auto")
 
 
 def test_a_bad_sample_is_named_once(tmp_path: Path) -> None:

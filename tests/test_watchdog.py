@@ -25,7 +25,7 @@ clipx.run.watchdog._WRITE_S = 1.0
 def waits_for_a_file():
     time.sleep(60)
 
-def holds_the_lock():
+def holds_the_interpreter_lock():
     ctypes.PyDLL(None).sleep(60)
 
 def event(kind, **facts):
@@ -37,13 +37,13 @@ with Watchdog(float(sys.argv[3]), Path(sys.argv[1]), 3, event) as watchdog:
     for step in range(1, 6):
         time.sleep(0.2)
         watchdog.beat(step)
-    {"none": lambda: None, "lock": holds_the_lock}.get(sys.argv[2], waits_for_a_file)()
+    {"none": lambda: None, "lock": holds_the_interpreter_lock}.get(sys.argv[2], waits_for_a_file)()
 time.sleep(0.8)
 print("finished")
 """
 
 
-def watched(folder: Path, fault: str, timeout_s: float = 0.6) -> tuple[subprocess.CompletedProcess[str], float]:
+def run_watched(folder: Path, fault: str, timeout_s: float = 0.6) -> tuple[subprocess.CompletedProcess[str], float]:
     start = time.monotonic()
     command = [sys.executable, "-c", SCRIPT, str(folder), fault, str(timeout_s)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -51,13 +51,13 @@ def watched(folder: Path, fault: str, timeout_s: float = 0.6) -> tuple[subproces
 
 
 def test_a_run_that_comes_on_is_left_alone(tmp_path: Path) -> None:
-    done, _ = watched(tmp_path, "none")
+    done, _ = run_watched(tmp_path, "none")
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_one_that_does_not_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None:
-    done, seconds = watched(tmp_path, "file")
+    done, seconds = run_watched(tmp_path, "file")
     assert done.returncode == Exit.WATCHDOG
     assert seconds < 6
     assert done.stdout == "watchdog 3 5 stacks.rank3.txt\n"
@@ -69,21 +69,21 @@ def test_one_that_does_not_ends_with_its_stacks_and_an_event(tmp_path: Path) -> 
 
 
 def test_it_ends_although_the_file_system_hangs_as_well(tmp_path: Path) -> None:
-    done, seconds = watched(tmp_path, "event")
+    done, seconds = run_watched(tmp_path, "event")
     assert done.returncode == Exit.WATCHDOG
     assert seconds < 7
     assert "in waits_for_a_file" in done.stderr
 
 
 def test_it_ends_although_no_other_thread_of_python_comes_to_run(tmp_path: Path) -> None:
-    done, seconds = watched(tmp_path, "lock")
+    done, seconds = run_watched(tmp_path, "lock")
     assert done.returncode == Exit.FAILED
     assert seconds < 7
-    assert "in holds_the_lock" in done.stderr
+    assert "in holds_the_interpreter_lock" in done.stderr
 
 
 def test_zero_turns_it_off(tmp_path: Path) -> None:
-    done, _ = watched(tmp_path, "none", 0)
+    done, _ = run_watched(tmp_path, "none", 0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
 
 

@@ -23,7 +23,7 @@ from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ClipxError
 
 
-def forked(out: Path, arguments: Sequence[str], env: dict[str, str]) -> None:
+def run_in_fork(out: Path, arguments: Sequence[str], env: dict[str, str]) -> None:
     """As a process of its own, but for what it has imported."""
     file = os.open(out, os.O_CREAT | os.O_WRONLY)
     os.dup2(file, 1)
@@ -40,9 +40,9 @@ def run(*arguments: str) -> None:
         cores = launch_env.usable_cores()
         os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
     try:
-        say(meet_only() if "MEET_ONLY" in os.environ else main(*arguments))
+        print_json(meet_only() if "MEET_ONLY" in os.environ else main(*arguments))
     except ClipxError as error:
-        say({"rank": launch_env.rank_or_none(), "error": str(error)})
+        print_json({"rank": launch_env.rank_or_none(), "error": str(error)})
         sys.stderr.flush()
         os._exit(error.exit_code)
 
@@ -74,7 +74,7 @@ def main(options: str = "{}", times: str = "1") -> dict[str, Any]:
     return found
 
 
-def say(found: dict[str, Any]) -> None:
+def print_json(found: dict[str, Any]) -> None:
     os.write(1, f"{json.dumps(found)}\n".encode())  # at once: torchrun and srun mix what their processes print
 
 

@@ -45,7 +45,7 @@ class Loop:
             (run / f"pid.{comm.rank}").write_text(str(os.getpid()))
             while True:
                 lock.check()
-                self.trouble()
+                self.inject_fault()
                 assert comm.sum(torch.ones(2)).tolist() == [comm.world] * 2
                 self.step += 1
                 watchdog.beat(self.step)
@@ -57,7 +57,7 @@ class Loop:
                     stop.call_previous_handler(comm)
                     raise Stopped(f"{name} at step {self.step}; saved: go on with resume=auto")
 
-    def trouble(self) -> None:
+    def inject_fault(self) -> None:
         if self.comm.rank == 1 and self.step == 20:
             if self.fault == "fail":
                 raise DataError("the shard is gone: bring it back")

@@ -1,4 +1,4 @@
-"""Processes that meet, whoever started them; and each way in which they may not, with what is said then."""
+"""Rendezvous of real processes under each launcher, and the error of each way in which it may fail."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import submitit
 import torch
-from meeting import forked
 from meeting import main as meeting
+from meeting import run_in_fork
 from s3server import free_ports
 
 import clipx
@@ -32,12 +32,12 @@ HOST = socket.gethostname()
 SHORT = '{"rendezvous_s": 2}'
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 
-Said = dict[str, Any]
+Output = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def _no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a place of these tests' own, nor a number of threads."""
+def _no_launch_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the variables of a launcher, and the number of threads."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
 
@@ -57,7 +57,7 @@ class Started:
                 command = [sys.executable, *arguments]
                 self._fresh = subprocess.Popen(command, env={**os.environ, **env}, stdout=file, stderr=file)
         else:
-            self._fork = FORKS.Process(target=forked, args=(out, arguments, {**os.environ, **env}))
+            self._fork = FORKS.Process(target=run_in_fork, args=(out, arguments, {**os.environ, **env}))
             self._fork.start()
         self.fresh = fresh
 
@@ -106,19 +106,19 @@ def port() -> int:
     return free_ports(1)
 
 
-def said(*processes: Started) -> list[Said]:
-    """What all of them printed, in rank order."""
+def outputs(*processes: Started) -> list[Output]:
+    """Waits for all of them; returns the JSON that they printed, in rank order."""
     for process in processes:
         process.wait()
-    return spoken("".join(process.out.read_text() for process in processes))
+    return parse_output("".join(process.out.read_text() for process in processes))
 
 
-def spoken(text: str) -> list[Said]:
+def parse_output(text: str) -> list[Output]:
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return sorted(lines, key=lambda line: line["rank"] or 0)
 
 
-def is_whole(found: list[Said], world: int, local_ranks: list[int]) -> bool:
+def is_complete(found: list[Output], world: int, local_ranks: list[int]) -> bool:
     ranks = [(x["rank"], x["world"], x["local_rank"], x["sum"]) for x in found]
     return ranks == [(rank, world, local, sum(range(world))) for rank, local in enumerate(local_ranks)]
 
@@ -129,8 +129,8 @@ def is_whole(found: list[Said], world: int, local_ranks: list[int]) -> bool:
 def test_processes_that_are_placed_by_hand_meet_and_meet_again_and_share_the_cores(by_hand: Start) -> None:
     """As the points of a sweep do. One of them has another torch, of which rank 0 warns."""
     ranks = [by_hand(rank, 3, "{}", "2", **({"TORCH": "2.0"} if rank == 1 else {})) for rank in range(3)]
-    found = said(*ranks)
-    assert is_whole(found, 3, [0, 1, 2])
+    found = outputs(*ranks)
+    assert is_complete(found, 3, [0, 1, 2])
     assert {x["threads"] for x in found} == {max(1, cores() // 3)}
     warning = f"rank 1 (host {HOST}) has torch=2.0, the others {torch.__version__}: the same on all hosts is safer\n"
     assert ranks[0].out.read_text().count(warning) == 2
@@ -139,15 +139,15 @@ def test_processes_that_are_placed_by_hand_meet_and_meet_again_and_share_the_cor
 @pytest.mark.slow
 def test_threads_are_the_users_where_there_is_a_number(by_hand: Start) -> None:
     ranks = [by_hand(0, 2, OMP_NUM_THREADS="2", fresh=True), by_hand(1, 2, '{"threads": 3}', OMP_NUM_THREADS="2")]
-    assert [x["threads"] for x in said(*ranks)] == [2, 3]
+    assert [x["threads"] for x in outputs(*ranks)] == [2, 3]
 
 
 @pytest.mark.skipif(cores() < 2, reason="one core")
 def test_a_rank_that_has_cores_of_its_own_shares_them_with_nobody(by_hand: Start) -> None:
     together = [by_hand(rank, 2, MEET_ONLY="1") for rank in (0, 1)]
-    assert [x["sharing"] for x in said(*together)] == [2, 2]
+    assert [x["sharing"] for x in outputs(*together)] == [2, 2]
     bound = [by_hand(rank, 2, MEET_ONLY="1", BOUND="1") for rank in (0, 1)]
-    assert [x["sharing"] for x in said(*bound)] == [1, 1]
+    assert [x["sharing"] for x in outputs(*bound)] == [1, 1]
 
 
 def test_two_torchruns_are_one_job(start: Start, port: int) -> None:
@@ -156,8 +156,8 @@ def test_two_torchruns_are_one_job(start: Start, port: int) -> None:
     agents = [
         start(*common, f"--master-port={port}", f"--node-rank={node}", SCRIPT, "{}", "2", fresh=True) for node in (0, 1)
     ]
-    found = said(*agents)
-    assert is_whole(found, 4, [0, 1, 0, 1])
+    found = outputs(*agents)
+    assert is_complete(found, 4, [0, 1, 0, 1])
     assert {x["threads"] for x in found} == {1}, "torchrun sets OMP_NUM_THREADS"
 
 
@@ -171,7 +171,7 @@ def test_what_mpirun_sets_is_enough_on_one_host(start: Start, port: int, names: 
             f"{names}_LOCAL_SIZE": "2",
         }
 
-    assert is_whole(said(*[start(**env(rank), MASTER_PORT=str(port)) for rank in (0, 1)]), 2, [0, 1])
+    assert is_complete(outputs(*[start(**env(rank), MASTER_PORT=str(port)) for rank in (0, 1)]), 2, [0, 1])
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_submitits_local_runner_starts_a_job(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PYTHONPATH", str(Path(SCRIPT).parent))
     executor = submitit.LocalExecutor(folder=tmp_path)
     executor.update_parameters(timeout_min=2, tasks_per_node=2)
-    assert is_whole(executor.submit(meeting).results(), 2, [0, 1])
+    assert is_complete(executor.submit(meeting).results(), 2, [0, 1])
 
 
 # --------------------------------------------------------------------------------------------------------------- they do not
@@ -187,7 +187,7 @@ def test_submitits_local_runner_starts_a_job(tmp_path: Path, monkeypatch: pytest
 
 def test_ranks_that_do_not_come_are_named_on_all_that_did(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 5, SHORT) for rank in (0, 2)]
-    for rank in said(*ranks):
+    for rank in outputs(*ranks):
         assert rank["error"].startswith(
             f"ranks 1, 3-4 of 5 have not come to 127.0.0.1:{port}; there are ranks 0, 2 (host {HOST}); "
             "distributed.rendezvous_s=2 is over: "
@@ -197,7 +197,7 @@ def test_ranks_that_do_not_come_are_named_on_all_that_did(by_hand: Start, port: 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
 def test_rank_0_is_named_where_it_does_not_answer(by_hand: Start, port: int, host: str) -> None:
-    (rank,) = said(lonely := by_hand(1, 2, SHORT, MASTER_ADDR=host))
+    (rank,) = outputs(lonely := by_hand(1, 2, SHORT, MASTER_ADDR=host))
     assert rank["error"].startswith(
         f"rank 1 (host {HOST}) did not reach rank 0 at {host}:{port} within distributed.rendezvous_s=2 ("
     )
@@ -211,7 +211,7 @@ def test_rank_0_that_ends_before_all_are_there_is_named(by_hand: Start, port: in
         time.sleep(0.1)
     assert second.wait(2) is None, "both wait for the third"
     first.kill()
-    (rank,) = said(second)
+    (rank,) = outputs(second)
     assert rank["error"] == (
         f"rank 0 at 127.0.0.1:{port} ended, or did not call the roll, while rank 1 (host {HOST}) waited for it: its own "
         "output says why"
@@ -229,7 +229,7 @@ def test_something_else_at_the_port_is_said_by_all(by_hand: Start) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         ranks = [by_hand(rank, 2, SHORT, MASTER_PORT=str(port)) for rank in (0, 1)]
-        first, second = said(*ranks)
+        first, second = outputs(*ranks)
     assert first["error"].startswith(f"MASTER_PORT={port} cannot be had on {HOST}, the host of rank 0: ")
     assert second["error"].startswith(f"rank 1 (host {HOST}) met something at 127.0.0.1:{port} that is not rank 0: ")
     assert [rank.wait() for rank in ranks] == [Exit.CONFIGURATION, Exit.FAILED]
@@ -238,7 +238,7 @@ def test_something_else_at_the_port_is_said_by_all(by_hand: Start) -> None:
 @pytest.mark.slow
 def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 3, SHORT) for rank in (0, 1, 1)]
-    errors = sorted(x["error"] for x in said(*ranks))
+    errors = sorted(x["error"] for x in outputs(*ranks))
     assert errors[0].startswith(
         f"a second process (host {HOST}) is rank 1 at 127.0.0.1:{port}: give each process a RANK"
     )
@@ -248,7 +248,7 @@ def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> 
 @pytest.mark.slow
 def test_a_network_that_does_not_connect_them_is_said_so(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 2, GLOO_SOCKET_IFNAME="none0") for rank in (0, 1)]
-    for rank in said(*ranks):
+    for rank in outputs(*ranks):
         assert rank["error"].startswith(f"the ranks met at 127.0.0.1:{port}, but gloo did not connect them (")
         assert "name the network between the hosts by GLOO_SOCKET_IFNAME" in rank["error"]
 
@@ -260,7 +260,7 @@ def test_a_rank_with_other_code_is_named_before_anything_is_done(by_hand: Start,
     ranks = [
         by_hand(rank, 3, **({"fresh": True, "PYTHONPATH": str(tmp_path)} if rank == 2 else {})) for rank in range(3)
     ]
-    for rank in said(*ranks):
+    for rank in outputs(*ranks):
         told, _, rest = rank["error"].partition(", the others ")
         assert told.startswith(f"rank 2 (host {HOST}) has clipx={clipx.__version__}+") and code_version() not in told
         assert rest == f"{code_version()}: make it the same on all hosts, and start all ranks by the same command"
@@ -269,7 +269,7 @@ def test_a_rank_with_other_code_is_named_before_anything_is_done(by_hand: Start,
 
 def test_a_rank_with_another_configuration_is_named_with_the_key(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 3, **({"COLOUR": "blue"} if rank == 1 else {})) for rank in range(3)]
-    for rank in said(*ranks):
+    for rank in outputs(*ranks):
         assert rank["error"] == (
             f"rank 1 (host {HOST}) has colour=blue, the others red: start all ranks by the same command, with the same "
             "files and data"
@@ -291,8 +291,8 @@ TASKS = ("--nodes=2", "--ntasks-per-node=2")
 @pytest.mark.usefixtures("slurm")
 def test_sruns_tasks_are_a_job_whatever_a_shell_has_left() -> None:
     done = srun(*TASKS, sys.executable, SCRIPT, RANK="0", WORLD_SIZE="1")
-    found = spoken(done.stdout)
-    assert is_whole(found, 4, [0, 1, 0, 1]), done.stderr
+    found = parse_output(done.stdout)
+    assert is_complete(found, 4, [0, 1, 0, 1]), done.stderr
     assert found[0]["hosts"] == ["n1", "n1", "n2", "n2"]
     assert {x["threads"] for x in found} == {max(1, cores() // 4)}, "both nodes are this machine"
 
@@ -301,7 +301,7 @@ def test_sruns_tasks_are_a_job_whatever_a_shell_has_left() -> None:
 @pytest.mark.usefixtures("slurm")
 def test_a_node_that_does_not_come_is_named() -> None:
     script = f"test $SLURM_NODEID = 0 || exit 0; exec {sys.executable} {SCRIPT} '{SHORT}'"
-    errors = [x["error"] for x in spoken(srun(*TASKS, "bash", "-c", script).stdout)]
+    errors = [x["error"] for x in parse_output(srun(*TASKS, "bash", "-c", script).stdout)]
     assert len(errors) == 2 and errors[0] == errors[1]
     assert errors[0].startswith("ranks 2-3 of 4 have not come to n1:")
     assert ", nobody from n2; there are ranks 0-1 (host n1); distributed.rendezvous_s=2 is over: " in errors[0]
@@ -321,7 +321,7 @@ def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path, monkeypatch: pyt
             queue = subprocess.run(["squeue"], capture_output=True, text=True, check=False).stdout
             assert time.monotonic() < deadline, f"{queue}\n{job.stderr()}"
             time.sleep(0.5)
-        assert is_whole(job.results(), 2, [0, 0])
+        assert is_complete(job.results(), 2, [0, 0])
     finally:
         job.cancel(check=False)
 
@@ -335,5 +335,5 @@ def test_what_is_typed_in_a_shell_of_an_allocation_waits_for_nobody(shell: tuple
     script = f"test ${{SLURM_PROCID:-0}} = 0 || exit 0; {sys.executable} {SCRIPT}"
     terminal = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])", *shell, "bash", "-c", script]
     done = subprocess.run(terminal, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
-    (found,) = spoken(done.stdout)
+    (found,) = parse_output(done.stdout)
     assert (found["rank"], found["world"]) == (0, 1)

@@ -43,7 +43,7 @@ RESNET = (
 Tensors = dict[str, torch.Tensor]
 
 
-def on_ranks(ranks: int, folder: Path, ways: dict[str, tuple[str, ...]]) -> dict[str, Tensors]:
+def train_on_ranks(ranks: int, folder: Path, ways: dict[str, tuple[str, ...]]) -> dict[str, Tensors]:
     overrides = {name: [*TEN, *OBJECTIVES[objective], *words] for name, (objective, *words) in ways.items()}
     torchrun(ranks, SCRIPT, str(folder), *(f"{name}={json.dumps(words)}" for name, words in overrides.items()))
     return {name: load_file(folder / f"{name}.safetensors") for name in ways}
@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> dict[str, Tensors]:
-    return on_ranks(2, folder, WAYS)
+    return train_on_ranks(2, folder, WAYS)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "compressed"])
@@ -131,7 +131,7 @@ def test_synced_batchnorms_are_those_of_one_process_on_the_whole_batch(tmp_path:
 @pytest.mark.slow
 def test_groups_of_ranks_that_share_a_copy_train_as_one_process(tmp_path: Path, alone: dict[str, Tensors]) -> None:
     ways = {"hybrid": ("infonce", FSDP, "distributed.shard_size=2"), "fsdp": ("fastclip_v3", FSDP)}
-    found = on_ranks(4, tmp_path, ways)
+    found = train_on_ranks(4, tmp_path, ways)
     assert_same(found["hybrid"], alone["infonce"], 1e-9)
     assert_same(found["fsdp"], alone["fastclip_v3"], 1e-9)
 

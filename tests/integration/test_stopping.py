@@ -39,7 +39,7 @@ class Job:
     def pid(self, rank: int) -> int:
         return int((self.folder / f"pid.{rank}").read_text())
 
-    def ends(self, process: int = 0, within: float = 30) -> int:
+    def exit_code(self, process: int = 0, within: float = 30) -> int:
         return self.processes[process].wait(within)
 
     def stderr(self, process: int = 0) -> str:
@@ -49,7 +49,7 @@ class Job:
         path = self.folder / "events.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
-    def at_work(self, ranks: int, steps: int = 5) -> None:
+    def wait_for_steps(self, ranks: int, steps: int = 5) -> None:
         def done() -> bool:
             path = self.folder / "step.0"
             pids = all((self.folder / f"pid.{rank}").is_file() for rank in range(ranks))
@@ -58,9 +58,9 @@ class Job:
         wait_until(done, 60, self)
 
 
-def wait_until(true: Any, seconds: float, job: Job | None = None) -> None:
+def wait_until(condition: Any, seconds: float, job: Job | None = None) -> None:
     start = time.monotonic()
-    while not true():
+    while not condition():
         assert time.monotonic() - start < seconds, f"waited {seconds} s\n{job.stderr() if job else ''}"
         time.sleep(0.05)
 
@@ -99,9 +99,9 @@ def test_a_signal_ends_one_process_after_its_step_with_the_code_that_asks_for_mo
     tmp_path: Path, number: signal.Signals
 ) -> None:
     with job(tmp_path, "none", 1) as one:
-        one.at_work(1)
+        one.wait_for_steps(1)
         one.processes[0].send_signal(number)
-        assert one.ends() == Exit.REQUEUE == 75
+        assert one.exit_code() == Exit.REQUEUE == 75
         saved = (one.folder / "saved.0").read_text()
         assert saved == (one.folder / "step.0").read_text()
         assert one.stderr() == (
@@ -116,10 +116,10 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_what_hung_on_it_bef
 ) -> None:
     """As SLURM and submitit do: SIGUSR2, of which rank 1 alone hears; a SIGTERM that comes as well changes nothing."""
     with job(tmp_path, "requeue", 2) as two:
-        two.at_work(2)
+        two.wait_for_steps(2)
         os.kill(two.pid(1), signal.SIGUSR2)
         os.kill(two.pid(1), signal.SIGTERM)
-        assert [two.ends(rank) for rank in (0, 1)] == [Exit.REQUEUE] * 2
+        assert [two.exit_code(rank) for rank in (0, 1)] == [Exit.REQUEUE] * 2
         saved = [(two.folder / f"saved.{rank}").read_text() for rank in (0, 1)]
         assert saved[0] == saved[1]
         assert (two.folder / "requeued").read_text() == "0 SIGUSR2\n"
@@ -162,9 +162,9 @@ def test_submitits_own_handler_puts_the_job_back_after_the_save(tmp_path: Path) 
 
 def test_torchrun_hands_its_signal_on_and_its_ranks_save(tmp_path: Path) -> None:
     with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
-        two.at_work(2)
+        two.wait_for_steps(2)
         two.processes[0].send_signal(signal.SIGTERM)
-        assert two.ends() != 0
+        assert two.exit_code() != 0
         saved = [(two.folder / f"saved.{rank}").read_text() for rank in (0, 1)]
         assert saved[0] == saved[1]
         assert two.stderr().count("stopped: SIGTERM at step") == 1
@@ -172,7 +172,7 @@ def test_torchrun_hands_its_signal_on_and_its_ranks_save(tmp_path: Path) -> None
 
 def test_signals_while_it_saves_are_ignored_but_for_a_second_sigint(tmp_path: Path) -> None:
     with job(tmp_path, "slow", 1) as one:
-        one.at_work(1)
+        one.wait_for_steps(1)
         one.processes[0].send_signal(signal.SIGTERM)
         for number in (signal.SIGTERM, signal.SIGINT):  # at once: the same signal by another way
             one.processes[0].send_signal(number)
@@ -180,18 +180,18 @@ def test_signals_while_it_saves_are_ignored_but_for_a_second_sigint(tmp_path: Pa
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             one.processes[0].send_signal(number)
             time.sleep(0.1)
-        assert one.ends() == Exit.REQUEUE
+        assert one.exit_code() == Exit.REQUEUE
         assert one.stderr().count("already stopping") == 1
         assert (one.folder / "saved.0").is_file()
 
 
 def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
     with job(tmp_path, "slow", 1) as one:
-        one.at_work(1)
+        one.wait_for_steps(1)
         one.processes[0].send_signal(signal.SIGINT)
         time.sleep(1.2)
         one.processes[0].send_signal(signal.SIGINT)
-        assert one.ends(within=1.5) == Exit.ABORTED == 130
+        assert one.exit_code(within=1.5) == Exit.ABORTED == 130
         assert one.stderr().endswith("SIGINT: aborted; the last whole checkpoint is as it was\n")
         assert not (one.folder / "saved.0").exists()
 
@@ -201,10 +201,10 @@ def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_killed_is_named_by_the_others_which_end_soon(tmp_path: Path) -> None:
     with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
-        two.at_work(2)
+        two.wait_for_steps(2)
         pid, start = two.pid(1), time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        assert two.ends() != 0
+        assert two.exit_code() != 0
         assert time.monotonic() - start < 15
         line = next(line for line in two.stderr().splitlines() if line.startswith("error"))
         assert line.startswith(
@@ -226,30 +226,30 @@ def test_a_rank_that_is_killed_is_named_by_the_others_which_end_soon(tmp_path: P
 )
 def test_a_rank_that_fails_or_gets_stuck_is_named_by_the_others(tmp_path: Path, fault: str, said: str) -> None:
     with job(tmp_path, fault, 2, "distributed.timeout_s=2") as two:
-        assert two.ends(0, within=60) == Exit.FAILED
+        assert two.exit_code(0, within=60) == Exit.FAILED
         assert f"error (rank 0): rank 1 (host {socket.gethostname()}, pid {two.pid(1)}) {said}\n" in two.stderr(0)
         assert "Traceback" not in two.stderr(0)
         if fault == "fail":
-            assert two.ends(1) == Exit.FAILED
+            assert two.exit_code(1) == Exit.FAILED
             assert two.stderr(1) == "error (rank 1): the shard is gone: bring it back\n"
 
 
 @pytest.mark.slow
 def test_the_others_say_so_where_rank_0_takes_the_common_store_with_it(tmp_path: Path) -> None:
     with job(tmp_path, "none", 2) as two:
-        two.at_work(2)
+        two.wait_for_steps(2)
         os.kill(two.pid(0), signal.SIGKILL)
-        assert two.ends(1) == Exit.FAILED
+        assert two.exit_code(1) == Exit.FAILED
         assert "\nerror (rank 1): rank 0, or its launcher on 127.0.0.1, is gone at step " in two.stderr(1)
 
 
 def test_a_rank_that_is_stopped_is_no_reason_to_wait_for_ever(tmp_path: Path) -> None:
     """Long before the collective would give up."""
     with job(tmp_path, "none", 2, "distributed.watchdog_s=2") as two:
-        two.at_work(2)
+        two.wait_for_steps(2)
         start = time.monotonic()
         os.kill(two.pid(1), signal.SIGSTOP)
-        assert two.ends(0) == Exit.WATCHDOG == 70
+        assert two.exit_code(0) == Exit.WATCHDOG == 70
         assert time.monotonic() - start < 6
         stacks = (two.folder / "stacks.rank0.txt").read_text()
         assert "all_reduce" in stacks
@@ -272,10 +272,10 @@ def test_loader_processes_do_not_outlive_the_process_they_read_for(tmp_path: Pat
     finally:
         trainer.kill()
         trainer.wait()
-    wait_until(lambda: not any(runs(pid) for pid in pids), 60)
+    wait_until(lambda: not any(is_running(pid) for pid in pids), 60)
 
 
-def runs(pid: str) -> bool:
+def is_running(pid: str) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
