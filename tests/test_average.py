@@ -31,7 +31,7 @@ def trained(run_dir: Path) -> tuple[Trainer, dict[str, torch.Tensor]]:
 
     def watched(batch):
         metrics = step(batch)
-        for name, value in trainer.model.named_parameters():
+        for name, value in trainer.learner.model.named_parameters():
             now = value.detach().double()
             expected[name] = DECAY * expected[name] + (1 - DECAY) * now if name in expected else now
         return metrics
@@ -43,22 +43,22 @@ def trained(run_dir: Path) -> tuple[Trainer, dict[str, torch.Tensor]]:
 
 def test_it_is_what_its_definition_says(trained: tuple[Trainer, dict[str, torch.Tensor]]) -> None:
     trainer, expected = trained
-    assert trainer.average is not None
-    found = dict(trainer.average.model.named_parameters())
+    assert trainer.learner.average is not None
+    found = dict(trainer.learner.average.model.named_parameters())
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name].double(), value, rtol=1e-5, atol=1e-7)
-    assert any(not torch.equal(found[name], p) for name, p in trainer.model.named_parameters())
+    assert any(not torch.equal(found[name], p) for name, p in trainer.learner.model.named_parameters())
 
 
 def test_it_goes_on_after_a_resume_bit_for_bit(run_dir: Path, trained: tuple[Trainer, object]) -> None:
     trainer, _ = trained
-    assert trainer.average is not None
-    straight = {name: value.clone() for name, value in trainer.average.state().items()}
+    assert trainer.learner.average is not None
+    straight = {name: value.clone() for name, value in trainer.learner.average.state().items()}
     again = Trainer(small(run_dir, *EMA, "resume=step:2"))
     again.fit()
-    assert again.average is not None
-    assert all(torch.equal(straight[name], value) for name, value in again.average.state().items())
+    assert again.learner.average is not None
+    assert all(torch.equal(straight[name], value) for name, value in again.learner.average.state().items())
 
 
 def test_it_is_what_is_evaluated(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clipx.checkpoint.state import optimizer_tensors
 from clipx.data.loader import Batch
 from clipx.errors import ClipxError
-from clipx.objective.base import Metrics, Objective
+from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.precision.spec import Precision
 from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.trainer import Trainer
@@ -34,10 +34,12 @@ def first_batch(t: Trainer) -> Batch:
 
 
 def gradients(t: Trainer, batch: Batch, micro_batches: int) -> dict[str, Tensor]:
-    for module in (t.model, t.objective):
+    for module in (t.learner.model, t.learner.objective):
         module.zero_grad()
-    loss, _ = forward_backward(t.model, t.objective, batch, micro_batches, t.comm, t.precision)
-    found = {n: p.grad.clone() for n, p in (*t.model.named_parameters(), *t.objective.named_parameters())}
+    loss, _ = forward_backward(t.learner.model, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision)
+    found = {
+        n: p.grad.clone() for n, p in (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
+    }
     return {"loss": loss, **found}
 
 
@@ -47,20 +49,22 @@ def test_loss_and_every_gradient_equal_the_whole_batch(tmp_path: Path, micro_bat
     batch = first_batch(t)
     whole = gradients(t, batch, 1)
     parts = gradients(t, batch, micro_batches)
-    assert len(whole) == 1 + len(list(t.model.parameters())) + 1
+    assert len(whole) == 1 + len(list(t.learner.model.parameters())) + 1
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, rtol=0, atol=1e-10, msg=name)
 
 
 def all_graphs_alive(t: Trainer, batch: Batch, micro_batches: int) -> dict[str, Tensor]:
     """The reference: every micro-batch's graph kept, one loss, one backward."""
-    for module in (t.model, t.objective):
+    for module in (t.learner.model, t.learner.objective):
         module.zero_grad()
     chunks = zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True)
-    image, text = (torch.cat(side) for side in zip(*[t.model(*chunk) for chunk in chunks], strict=True))
-    loss, _ = t.objective(image, text, batch.index)
+    image, text = (torch.cat(side) for side in zip(*[t.learner.model(*chunk) for chunk in chunks], strict=True))
+    loss, _ = t.learner.objective(StepInputs(image, text, batch.index))
     loss.backward()
-    found = {n: p.grad.clone() for n, p in (*t.model.named_parameters(), *t.objective.named_parameters())}
+    found = {
+        n: p.grad.clone() for n, p in (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
+    }
     return {"loss": loss.detach(), **found}
 
 
@@ -75,14 +79,14 @@ def test_dropout_and_batch_norm_are_those_of_one_pass(tmp_path: Path, overrides:
     """The second forward draws what the first drew; BatchNorm's statistics move once for each micro-batch."""
     t = trainer(tmp_path, *overrides)
     batch = first_batch(t)
-    buffers = {n: b.clone() for n, b in t.model.named_buffers()}
+    buffers = {n: b.clone() for n, b in t.learner.model.named_buffers()}
 
     def run(step, micro_batches: int) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        for name, buffer in t.model.named_buffers():
+        for name, buffer in t.learner.model.named_buffers():
             buffer.copy_(buffers[name])
         torch.manual_seed(5)
         found = step(t, batch, micro_batches)
-        return found, {n: b.clone() for n, b in t.model.named_buffers()}, torch.get_rng_state()
+        return found, {n: b.clone() for n, b in t.learner.model.named_buffers()}, torch.get_rng_state()
 
     found, statistics, rng = run(gradients, 4)
     expected, expected_statistics, expected_rng = run(all_graphs_alive, 4)
@@ -97,7 +101,7 @@ def test_dropout_and_batch_norm_are_those_of_one_pass(tmp_path: Path, overrides:
             assert not torch.equal(statistics[name], buffers[name]), name
         else:
             assert torch.equal(statistics[name], value), name
-    assert all(isinstance(m.momentum, float) for m in t.model.modules() if isinstance(m, nn.BatchNorm2d))
+    assert all(isinstance(m.momentum, float) for m in t.learner.model.modules() if isinstance(m, nn.BatchNorm2d))
 
 
 # ------------------------------------------------------- the exactness tests, one by one, with every objective
@@ -144,7 +148,7 @@ def with_all_graphs_alive(
     """What accumulation has to equal: every micro-batch's graph kept, one loss, one backward."""
     chunks = zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True)
     image, text = (torch.cat(side) for side in zip(*[model(*chunk) for chunk in chunks], strict=True))
-    loss, metrics = objective(image, text, batch.index)
+    loss, metrics = objective(StepInputs(image, text, batch.index))
     loss.backward()
     return loss.detach(), metrics
 
@@ -301,9 +305,9 @@ def test_the_trainer_names_the_step_and_leaves_all_as_it_was(tmp_path: Path) -> 
     pixels[3, 0, 0, 0] = math.nan
 
     def state() -> dict[str, Tensor]:
-        found = {f"model.{n}": v.clone() for n, v in t.model.state_dict().items()}
-        found |= {f"objective.{n}": v.clone() for n, v in t.objective.state_dict().items()}
-        return found | optimizer_tensors(t.optimizer) | {"table": read(t.objective, 256)}
+        found = {f"model.{n}": v.clone() for n, v in t.learner.model.state_dict().items()}
+        found |= {f"objective.{n}": v.clone() for n, v in t.learner.objective.state_dict().items()}
+        return found | optimizer_tensors(t.learner.optimizer) | {"table": read(t.learner.objective, 256)}
 
     before = {n: v.clone() for n, v in state().items()}
     with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite at step 1: lower optimizer.lr"):

@@ -138,12 +138,12 @@ def test_norms_of_the_towers_are_those_of_the_step_that_is_logged(
 
 def test_towers_norms_are_the_whole_one_and_an_update_is_a_difference(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "run", "optimizer.clip_norm=0.01", "checkpoint=none"))
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in trainer.learner.model.named_parameters()}
     metrics = trainer.step(next(iter(trainer._batches())))
     sides = [metrics[f"grad_norm_{side}"].item() for side in ("image", "text")]
     assert math.hypot(*sides) == pytest.approx(metrics["grad_norm"].item(), rel=1e-3), "the temperature's is small"
     for side in ("image", "text"):
-        own = {name: p for name, p in trainer.model.named_parameters() if name.startswith(f"{side}.")}
+        own = {name: p for name, p in trainer.learner.model.named_parameters() if name.startswith(f"{side}.")}
         moved = torch.cat([(p.detach() - before[name]).flatten() for name, p in own.items()]).norm()
         whole = torch.cat([before[name].flatten() for name in own]).norm()
         assert metrics[f"update_{side}"].item() == pytest.approx((moved / whole).item(), rel=1e-4)

@@ -22,13 +22,14 @@ def poisoned(trainer: Trainer, *steps: int) -> Trainer:
             return inputs
         return (torch.full_like(image, torch.nan, dtype=torch.float32), *rest)
 
-    trainer.model.image.register_forward_pre_hook(poison)
+    trainer.learner.model.image.register_forward_pre_hook(poison)
     return trainer
 
 
 def state(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {
-        name: value.clone() for name, value in {**trainer.model.state_dict(), **trainer.objective.state_dict()}.items()
+        name: value.clone()
+        for name, value in {**trainer.learner.model.state_dict(), **trainer.learner.objective.state_dict()}.items()
     }
 
 
@@ -78,7 +79,7 @@ def test_how_many_there_were_is_known_after_a_resume(tmp_path: Path) -> None:
     with pytest.raises(InterruptedError):
         first.fit()
     again = poisoned(Trainer(small(tmp_path / "run", *overrides, "resume=auto")), 3)
-    assert (again.non_finite.total, again.non_finite.in_row) == (2, 2)
+    assert (again.learner.non_finite.total, again.learner.non_finite.in_row) == (2, 2)
     with pytest.raises(ClipxError, match="at step 3, the last of 3 in a row"):
         again.fit()
 
@@ -106,7 +107,7 @@ def test_by_default_the_run_ends_before_anything_changes(tmp_path: Path) -> None
         ClipxError, match="not finite at step 2: lower optimizer.lr.*the last checkpoint is from before"
     ):
         trainer.fit()
-    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    assert all(p.isfinite().all() for p in trainer.learner.model.parameters())
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-00000001", "step-00000002"]
 
 

@@ -140,8 +140,8 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     """What the optimizer steps, with its state."""
     found = {
         **trainer.learner.weights.state_dict(),
-        **trainer.objective.state_dict(),
-        **optimizer_tensors(trainer.optimizer),
+        **trainer.learner.objective.state_dict(),
+        **optimizer_tensors(trainer.learner.optimizer),
     }
     return {name: tensor.clone() for name, tensor in found.items()}
 
@@ -207,9 +207,11 @@ def test_a_skipped_step_leaves_no_trace(tmp_path: Path) -> None:
     fits.fit()
     assert fits.learner.loss_scale.skipped == 0
     assert differing(weights(fits), weights(overflows)) == []
-    assert fits.average is not None and overflows.average is not None
-    assert differing(fits.average.model.state_dict(), overflows.average.model.state_dict()) == []
-    assert torch.equal(read(fits.objective, 256).nan_to_num(), read(overflows.objective, 256).nan_to_num())
+    assert fits.learner.average is not None and overflows.learner.average is not None
+    assert differing(fits.learner.average.model.state_dict(), overflows.learner.average.model.state_dict()) == []
+    assert torch.equal(
+        read(fits.learner.objective, 256).nan_to_num(), read(overflows.learner.objective, 256).nan_to_num()
+    )
     told = [untimed_rows(tmp_path / name) for name in ("fits", "overflows")]
     assert [row["train/skipped_steps"] for row in (told[0][-1], told[1][-1])] == [
         0,
@@ -252,7 +254,7 @@ def test_the_scale_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_a_gradient_that_no_scale_makes_finite_is_left_to_non_finite(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "run", *VIT, "precision=amp_fp16", "precision.loss_scale=8"))
-    trainer.model.text.projection.weight.register_hook(lambda gradient: gradient * math.inf)
+    trainer.learner.model.text.projection.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(ClipxError, match="the gradient is not finite at step 0: lower optimizer.lr"):
         trainer.fit()
     assert trainer.learner.loss_scale.skipped == 3  # 8, 4, 2; at 1 the scale is not to blame
@@ -264,12 +266,12 @@ def test_a_gradient_that_no_scale_makes_finite_is_left_to_non_finite(tmp_path: P
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_checkpoints_hold_the_master_weights_and_any_format_goes_on_from_them(precision: str, tmp_path: Path) -> None:
     trainer = trained(tmp_path / "run", f"precision={precision}", "duration=2st")
-    narrow = trainer.precision.dtype
+    narrow = trainer.learner.precision.dtype
     saved = tensors(tmp_path / "run", 2)
-    assert {saved[f"model/{name}"].dtype for name, _ in trainer.model.named_parameters()} == {torch.float32}
+    assert {saved[f"model/{name}"].dtype for name, _ in trainer.learner.model.named_parameters()} == {torch.float32}
     moments = [tensor for name, tensor in saved.items() if name.endswith("/exp_avg")]
     assert len(moments) > 20 and {tensor.dtype for tensor in moments} == {torch.float32}
-    for name, parameter in trainer.model.named_parameters():
+    for name, parameter in trainer.learner.model.named_parameters():
         assert parameter.dtype == narrow
         assert torch.equal(parameter, saved[f"model/{name}"].to(narrow))
     assert any(not torch.equal(p, p.to(narrow).float()) for p in trainer.learner.weights.parameters())
@@ -279,7 +281,8 @@ def test_checkpoints_hold_the_master_weights_and_any_format_goes_on_from_them(pr
         again.close()
         assert differing(weights(again), weights(trainer)) == []
         assert torch.equal(
-            again.model.text.projection.weight, trainer.learner.weights.text.projection.weight.to(again.precision.dtype)
+            again.learner.model.text.projection.weight,
+            trainer.learner.weights.text.projection.weight.to(again.learner.precision.dtype),
         )
 
 
@@ -306,7 +309,7 @@ def test_batch_norm_stays_in_float32_and_its_averages_are_one_state(tmp_path: Pa
     """Of the default image tower. A resumed run is the one that never stopped."""
     short = ("precision=bf16", "checkpoint.every=1st", "optimizer.ema_decay=0.9")
     trainer = Trainer(small(tmp_path / "run", *short, "duration=2st"))
-    norms = [m for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    norms = [m for m in trainer.learner.model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert norms and {t.dtype for m in norms for t in (m.weight, m.running_var)} == {torch.float32}
     trainer.fit()
     moved = [
@@ -316,8 +319,10 @@ def test_batch_norm_stays_in_float32_and_its_averages_are_one_state(tmp_path: Pa
     ]
     assert len(moved) == len(norms)
     saved = tensors(tmp_path / "run", 2)
-    assert all(torch.equal(saved[f"model/{name}"], trainer.model.get_buffer(name)) for name in moved)
-    assert trainer.average is not None and {p.dtype for p in trainer.average.model.parameters()} == {torch.float32}
+    assert all(torch.equal(saved[f"model/{name}"], trainer.learner.model.get_buffer(name)) for name in moved)
+    assert trainer.learner.average is not None and {p.dtype for p in trainer.learner.average.model.parameters()} == {
+        torch.float32
+    }
 
 
 @pytest.mark.parametrize(

@@ -179,10 +179,10 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched]:
     trainer.seen = Seen()
 
     def evaluated(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        if not trainer.model.training:
+        if not trainer.learner.model.training:
             trainer.seen.evaluated.add(args[0].shape[-1])
 
-    trainer.model.image.register_forward_pre_hook(evaluated)
+    trainer.learner.model.image.register_forward_pre_hook(evaluated)
     trainer.fit()
     return trainer.rundir.path, trainer
 
@@ -248,12 +248,12 @@ def test_the_weights_are_one_and_the_same_over_all_sizes(straight: tuple[Path, W
     """Evaluated by a model that knows no stages, as `clipx.evaluate` builds it."""
     _, trainer = straight
     alone = trainer.spec.model.build(torch.device("cpu"), torch.float32)
-    alone.load_state_dict(trainer.model.state_dict())
+    alone.load_state_dict(trainer.learner.model.state_dict())
     image = torch.rand(2, 3, 48, 48)
     with torch.no_grad():
-        assert torch.equal(alone.eval().encode_image(image), trainer.model.eval().encode_image(image))
+        assert torch.equal(alone.eval().encode_image(image), trainer.learner.model.eval().encode_image(image))
         small_image = torch.rand(2, 3, 32, 32)
-        assert trainer.model.encode_image(small_image).shape == (2, 128)
+        assert trainer.learner.model.encode_image(small_image).shape == (2, 128)
         with pytest.raises(ValueError, match=r"the image tower takes \[B, 3, 48, 48\]: resize"):
             alone.encode_image(small_image)
 

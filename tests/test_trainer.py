@@ -222,14 +222,14 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Pat
 
 def test_a_gradient_that_is_not_finite_under_a_finite_loss_changes_nothing(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "overflow", "objective=fastclip_v1"))
-    weight = trainer.model.text.token_embedding.weight
+    weight = trainer.learner.model.text.token_embedding.weight
     weight.register_hook(lambda gradient: gradient * torch.inf)
     before = weight.detach().clone()
     with pytest.raises(ClipxError, match="the gradient is not finite at step 0: lower"):
         trainer.fit()
     assert torch.equal(weight, before)
-    assert trainer.objective.table.rows.isnan().all()  # type: ignore[union-attr]
-    assert not trainer.optimizer.state
+    assert trainer.learner.objective.table.rows.isnan().all()  # type: ignore[union-attr]
+    assert not trainer.learner.optimizer.state
 
 
 def test_evaluators_without_held_out_data_are_refused_before_training(tmp_path: Path) -> None:
@@ -250,14 +250,14 @@ def test_evaluators_without_held_out_data_are_refused_before_training(tmp_path: 
 def test_clipping_bounds_the_gradient_and_the_logged_norm_is_from_before(tmp_path: Path, precision: str) -> None:
     trainer = Trainer(small(tmp_path, "optimizer.clip_norm=0.01", f"precision={precision}"))
     seen = []
-    step = trainer.optimizer.step
+    step = trainer.learner.optimizer.step
 
     def watched(*args: object) -> None:
-        grads = [p.grad for group in trainer.optimizer.param_groups for p in group["params"]]
+        grads = [p.grad for group in trainer.learner.optimizer.param_groups for p in group["params"]]
         seen.append(torch.nn.utils.get_total_norm([g for g in grads if g is not None]).item())
         step()
 
-    trainer.optimizer.step = watched  # type: ignore[method-assign]
+    trainer.learner.optimizer.step = watched  # type: ignore[method-assign]
     metrics = trainer.step(next(iter(trainer._batches())))
     assert metrics["grad_norm"].item() > 0.1
     assert seen == pytest.approx([0.01], rel=1e-3)

@@ -13,7 +13,7 @@ from clipx.data.source import BadSample, Sample
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """A `Giver` of each sample's label as an index into `names`, 0-dim int64."""
+    """A `TargetSource` of each sample's label as an index into `names`, 0-dim int64."""
 
     names: Sequence[str]
 

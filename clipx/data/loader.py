@@ -25,23 +25,23 @@ from clipx.model.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-_POLL_S = 5.0  # between a loader process's looks at whether its trainer lives, as torch has it
-_MAX_SUBSTITUTES = 100  # replacements for one place of a batch before the data is given up
+_POLL_S = 5.0  # between a loader process's checks that its trainer lives, as torch has it
+_MAX_SUBSTITUTES = 100  # for one sample of a batch before the run fails
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """b samples of this rank. image_b3SS uint8; tokens_bL int64; index_b int64, the samples' indices in the source.
 
-    Tokens and indices stay on the host, where looking at them costs nothing. `given` is what an objective wants
-    besides, as a teacher's embeddings or labels, one row a sample.
+    Tokens and indices stay on the host, where looking at them costs nothing. `targets` are what the
+    objective compares with, as labels or a teacher's embeddings, one row a sample.
     """
 
     image: Tensor
     tokens: Tensor
     index: Tensor
     bad: Sequence[BadRecord] = ()
-    given: tuple[Tensor, ...] = ()
+    targets: tuple[Tensor, ...] = ()
     second_image: Tensor | None = None  # as a SecondView has it; None where `image` is of its size, too
     second_tokens: Tensor | None = None  # None where there is no second view
 
@@ -54,9 +54,9 @@ class Batch:
         return replace(self, image=self.image.pin_memory(), second_image=second)
 
     def to(self, device: torch.device) -> Batch:
-        given = tuple(rows.to(device, non_blocking=True) for rows in self.given)
+        targets = tuple(rows.to(device, non_blocking=True) for rows in self.targets)
         second = None if self.second_image is None else self.second_image.to(device, non_blocking=True)
-        return replace(self, image=self.image.to(device, non_blocking=True), given=given, second_image=second)
+        return replace(self, image=self.image.to(device, non_blocking=True), targets=targets, second_image=second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +77,28 @@ class SecondView:
     tokenizer: Tokenizer
 
 
-class Giver(Protocol):
-    """What an objective is given of each sample besides. Pickled to loader processes, so it holds no open files."""
+class TargetSource(Protocol):
+    """Targets of each sample for the objective. Pickled to loader processes, so it holds no open files."""
 
     def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
         """Of a sample and the caption that was drawn. Raises BadSample where there is nothing for them."""
 
 
+@dataclass(frozen=True)
 class TrainBatches(Dataset["Batch | DataError"]):
-    """The batch at positions of the stream. A bad sample's place is taken by another, drawn from (seed, position)."""
+    """The batch at positions of the stream. A bad sample is replaced by another, drawn from (seed, position)."""
 
-    def __init__(
-        self,
-        source: Source,
-        order: SampleOrder,
-        view: ImageView,
-        tokenizer: Tokenizer,
-        seed: int,
-        second: SecondView | None = None,
-        giver: Giver | None = None,
-    ) -> None:
-        self.source, self.order, self.view, self.tokenizer, self.seed = source, order, view, tokenizer, seed
-        self.second, self.giver = second, giver
+    source: Source
+    order: SampleOrder
+    view: ImageView
+    tokenizer: Tokenizer
+    seed: int
+    second: SecondView | None = None
+    targets: TargetSource | None = None
 
     def __getitem__(self, positions: range) -> Batch | DataError:
-        """An error is handed over, to be raised in the main process: on its way it would become a stack trace."""
-        captions, indices, given, bad = [], [], [], list[BadRecord]()
+        """Returns a DataError, which the main process raises: on its way an exception would become a stack trace."""
+        captions, indices, targets, bad = [], [], [], list[BadRecord]()
         try:
             views_bSS3 = [_empty_pixels(len(positions), size) for size in self._sizes()]
             wanted = [self.order(position) for position in positions]
@@ -112,7 +108,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 index, caption, rows = self._draw(position, first, rng, bad, *outs_SS3)
                 captions.append(caption)
                 indices.append(index)
-                given.append(rows)
+                targets.append(rows)
         except DataError as error:
             return error
         # channels-last memory, as decoders give pixels and convolutions want them
@@ -122,7 +118,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
             tokens=self.tokenizer(captions),
             index=torch.tensor(indices),
             bad=bad,
-            given=tuple(map(torch.stack, zip(*given, strict=True))),
+            targets=tuple(map(torch.stack, zip(*targets, strict=True))),
             second_image=others[0] if others else None,
             second_tokens=None if self.second is None else self.second.tokenizer(captions),
         )
@@ -140,7 +136,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 sample = self.source.read(index)
                 train_transform(sample.image, self.view.crop_scale, self.view.max_pixels, rng, *outs_SS3)
                 caption = sample.draw_caption(rng)
-                return index, caption, () if self.giver is None else self.giver.rows(index, sample, caption)
+                return index, caption, () if self.targets is None else self.targets.rows(index, sample, caption)
             except BadSample as error:
                 bad.append(BadRecord(self.source.key(index), str(error)))
                 index = self.order.substitute(position, rng)
@@ -163,7 +159,7 @@ class _PositionSampler(Sampler[range]):
 
 
 class _BatchLoader(DataLoader[T]):
-    """A DataLoader of whole batches that raises the errors it is handed."""
+    """A DataLoader over batches that raises the DataErrors that its dataset returns."""
 
     def __init__(
         self, dataset: Dataset[T | DataError], batches: Iterable[range], workers: int, prefetch: int, pin: bool = False
@@ -188,7 +184,7 @@ class _BatchLoader(DataLoader[T]):
 
 
 def _exit_with_trainer(trainer: int, _worker: int) -> None:
-    """In a loader process: it ends when the process `trainer` does, and of SIGTERM only that process's counts.
+    """Ends a loader process when the process `trainer` ends, and ignores SIGTERM from any other process.
 
     SLURM may send one to every process of a job that it ends. A loader process that ended by it would take the trainer
     along before that has saved. torch's own look at the parent takes for the trainer whatever adopted a process whose
@@ -199,8 +195,8 @@ def _exit_with_trainer(trainer: int, _worker: int) -> None:
     def wait() -> None:
         sender = None
         while sender != trainer and os.getppid() == trainer:
-            told = signal.sigtimedwait({signal.SIGTERM}, _POLL_S)
-            sender = told and told.si_pid
+            received = signal.sigtimedwait({signal.SIGTERM}, _POLL_S)
+            sender = received and received.si_pid
         os._exit(0)
 
     threading.Thread(target=wait, name="SIGTERM", daemon=True).start()
@@ -208,7 +204,7 @@ def _exit_with_trainer(trainer: int, _worker: int) -> None:
 
 @contextlib.contextmanager
 def worker_deaths_as_errors() -> Iterator[None]:
-    """Turns torch's notice that a loader process died, which may interrupt anything, into a DataError."""
+    """Turns torch's RuntimeError that a loader process died, which may interrupt anything, into a DataError."""
     try:
         yield
     except RuntimeError as error:
@@ -239,13 +235,13 @@ def train_loader(
     prefetch: int,
     pin: bool,
     second: SecondView | None = None,
-    giver: Giver | None = None,
+    targets: TargetSource | None = None,
 ) -> DataLoader[Batch]:
     """Batches of this rank for the stream's positions `samples`, in steps of `batch` over all ranks.
 
     Starting anywhere costs the same: nothing before the first position is read.
     """
-    stream = TrainBatches(source, order, view, tokenizer, seed, second, giver)
+    stream = TrainBatches(source, order, view, tokenizer, seed, second, targets)
     return _BatchLoader(stream, _PositionSampler(samples, batch, rank, world), workers, prefetch, pin)
 
 
@@ -270,12 +266,6 @@ def _empty_pixels(count: int, size: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------- evaluation
 
 
-def _stack(pixels: list[Tensor]) -> Tensor:
-    """[m, 3, S, S] in channels-last memory."""
-    stacked: Tensor = default_collate(pixels)
-    return stacked.permute(0, 3, 1, 2)
-
-
 @dataclass(frozen=True, slots=True)
 class EvalBatch:
     """m good samples out of one evaluation batch. image_m3SS uint8; index_m their indices in the source."""
@@ -287,9 +277,10 @@ class EvalBatch:
     bad: Sequence[BadRecord]
 
 
+@dataclass(frozen=True)
 class _EvalBatches(Dataset["EvalBatch | DataError"]):
-    def __init__(self, source: Source, view: ImageView) -> None:
-        self.source, self.view = source, view
+    source: Source
+    view: ImageView
 
     def __getitem__(self, indices: range) -> EvalBatch | DataError:
         good: list[tuple[int, Sample, Tensor]] = []
@@ -307,8 +298,9 @@ class _EvalBatches(Dataset["EvalBatch | DataError"]):
                     good.append((index, sample, pixels))
         except DataError as error:
             return error
+        stacked = default_collate([p for _, _, p in good]) if good else torch.empty(0, 0, 0, 3, dtype=torch.uint8)
         return EvalBatch(
-            image=_stack([p for _, _, p in good]) if good else torch.empty(0, 3, 0, 0, dtype=torch.uint8),
+            image=stacked.permute(0, 3, 1, 2),  # in channels-last memory
             index=[i for i, _, _ in good],
             captions=[s.captions for _, s, _ in good],
             labels=[s.label for _, s, _ in good],
@@ -328,5 +320,5 @@ def eval_loader(
 def eval_batch_loader(
     source: Source, view: ImageView, batches: Sequence[range], workers: int, prefetch: int
 ) -> DataLoader[EvalBatch]:
-    """Given batches of indices of the source, as evaluation sees them."""
+    """The given ranges of the source's indices as batches for evaluation."""
     return _BatchLoader(_EvalBatches(source, view), batches, workers, prefetch)

@@ -56,9 +56,9 @@ class FsdpSpec(DistributedSpec):
     def shards_parameters(self) -> bool:
         return True
 
-    def check_optimizer(self, kind: str, whole_matrices: bool) -> None:
+    def check_optimizer(self, kind: str, shardable: bool) -> None:
         require(
-            not whole_matrices,
+            shardable,
             f"optimizer={kind} needs each matrix whole, of which distributed={self.kind} leaves a rank a part: use "
             "optimizer=adamw, or distributed=ddp",
         )

@@ -75,8 +75,8 @@ class DistributedSpec:
         """Whether a rank holds only a part of each parameter, and of the optimizer's state."""
         return False
 
-    def check_optimizer(self, kind: str, whole_matrices: bool) -> None:
-        """Raises ConfigError where an optimizer that needs whole matrices, or does not, cannot train the model so."""
+    def check_optimizer(self, kind: str, shardable: bool) -> None:
+        """Raises ConfigError where parameters are sharded and the optimizer is not `shardable`."""
 
     def prepare(self, model: CLIP, comm: Comm) -> None:
         """Changes the model in place, before its parameters are given to an optimizer. Raises ConfigError."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from clipx.errors import ConfigError
 from clipx.objective.losses.temperature import GlobalTemperature
 
 if TYPE_CHECKING:
@@ -18,10 +20,23 @@ Metrics = dict[str, Tensor]
 """0-dim tensors on the device, by name; read together when logging."""
 
 
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""`torch.compile` with the options of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What an objective sees of one step: this rank's share of the global batch, one row a sample."""
+
+    image: Tensor  # [b, D], unit norm, float32 or float64
+    text: Tensor  # [b, D], unit norm; [b, 0] for an objective that does not read texts
+    index: Tensor  # [b] int64 on the host: numbers of the samples in the data set, in [0, samples)
+    outputs: tuple[Tensor, ...] = ()  # further outputs of the model, as a captioner's losses; differentiated
+    targets: tuple[Tensor, ...] = ()  # of the batch, without gradient: labels, a teacher's embeddings
+
+
 class Objective(nn.Module):
     """Scores the local batch against the global one. b local batch, B global batch, D embedding; unit norm, float32.
-
-    index_b are the samples' numbers in the data set, in [0, samples), on the host.
 
     Owns temperature, bias, per-sample state and the gathers. On each rank the loss has the global value, and its
     gradient is that of the global loss with respect to this rank's embeddings; with respect to the objective's own
@@ -55,9 +70,16 @@ class Objective(nn.Module):
         """Called once, when a new run has its first weights; `embed` gives their [N, D] of N texts. Collective."""
 
     @property
-    def giver(self) -> Labels | None:
-        """Of what it wants of each sample besides the embeddings."""
+    def target_source(self) -> Labels | None:
+        """Reads the targets of each sample in the loader; None where it needs none."""
         return None
+
+    def compile_tiles(self, compiler: Compiler) -> None:
+        """Compiles the functions that the loss calls on each tile: `compile.objective=true`. Raises ConfigError."""
+        raise ConfigError(
+            f"compile.objective=true has no effect on {type(self).__name__}, which has no tiles to compile: "
+            "leave it out"
+        )
 
     def score(self, image_ND: Tensor, labels: Sequence[int | str | None]) -> dict[str, float]:
         """What its own weights say of held-out images, by name; of an objective without any nothing."""
@@ -66,7 +88,8 @@ class Objective(nn.Module):
     def before_step(self, samples_seen: int) -> None:
         """Schedules what depends on progress. Called before each step's forward, also the first after a resume."""
 
-    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
+    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
+        """Returns the loss of the global batch, 0-dim, and metrics. Collective."""
         raise NotImplementedError
 
     def after_step(self, samples_seen: int) -> None:

@@ -65,7 +65,8 @@ class ClassificationSpec(ObjectiveSpec):
 
     def build(self, comm: Comm, length: Length) -> Objective:
         """Without its head, which `prepare` makes when the classes are known."""
-        from clipx.objective.losses.classification import Classification
+        from clipx.objective.losses.classification import Classification, HeadOptions
         from clipx.objective.losses.temperature import GlobalTemperature
 
-        return Classification(self, comm, GlobalTemperature(self.init_temperature, self.max_scale))
+        head = HeadOptions(self.head is Head.zeroshot, self.classnames, self.templates, self.label_smoothing)
+        return Classification(comm, GlobalTemperature(self.init_temperature, self.max_scale), head)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @option("objective")
 @dataclass(kw_only=True, slots=True)
-class CoCaSpec(LearnedTemperatureSpec):
+class CoCaObjectiveSpec(LearnedTemperatureSpec):
     """contrastive_weight · InfoNCE + caption_weight · mean of -log p over the tokens of the global batch's captions
     (arXiv:2205.01917, equation 4)."""
 

@@ -24,5 +24,13 @@ class AdamWSpec(OptimizerSpec):
         check_betas(self.betas, "[0.9,0.98]")
         require(self.eps > 0, f"optimizer.eps={self.eps} must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets")
 
+    @property
+    def shardable(self) -> bool:
+        return True
+
+    @property
+    def fused(self) -> bool:
+        return True
+
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=True)

@@ -38,6 +38,10 @@ class LambSpec(OptimizerSpec):
     def special(self, model: CLIP, decay: Collection[str]) -> tuple[Collection[str], Group]:
         return decay, {"always_adapt": True}  # else timm stops scaling, silently, where weight_decay is 0
 
+    @property
+    def shardable(self) -> bool:
+        return True
+
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         from timm.optim import Lamb
 

@@ -30,6 +30,10 @@ class LionSpec(OptimizerSpec):
         OptimizerSpec.__post_init__(self)
         check_betas(self.betas, "[0.9,0.99]")
 
+    @property
+    def shardable(self) -> bool:
+        return True
+
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         from timm.optim import Lion
 

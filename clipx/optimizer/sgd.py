@@ -33,5 +33,13 @@ class SGDSpec(OptimizerSpec):
             "or nesterov=false",
         )
 
+    @property
+    def shardable(self) -> bool:
+        return True
+
+    @property
+    def fused(self) -> bool:
+        return True
+
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, fused=True)

@@ -74,6 +74,16 @@ class OptimizerSpec:
             f"optimizer.ema_decay={self.ema_decay} must lie between 0 and 1, e.g. 0.9999; null keeps no average",
         )
 
+    @property
+    def shardable(self) -> bool:
+        """Whether its step is right where each rank has a part of every parameter, as under distributed=fsdp."""
+        return False
+
+    @property
+    def fused(self) -> bool:
+        """Whether its step is one fused kernel, which leaves nothing to compile."""
+        return False
+
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         """The optimizer over the groups of `parameter_groups`."""
         raise NotImplementedError

@@ -1,0 +1,1 @@
+"""The trainer: data, learner, loop, evaluation and checkpoints of one run."""

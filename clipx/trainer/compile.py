@@ -6,12 +6,11 @@ recomputing, sharding and converting work on blocks as ever.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,10 @@ from clipx.errors import require
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from clipx.objective.base import Objective
+    from clipx.objective.spec import ObjectiveSpec
+    from clipx.optimizer.spec import OptimizerSpec
 
 
 @functools.cache
@@ -69,15 +72,16 @@ class CompileSpec:
     def on(self) -> bool:
         return self.towers or self.objective or self.optimizer
 
-    def check(self, objective: str, optimizer: str) -> None:
-        """Raises ConfigError for what has nothing to compile, by the kinds of the two."""
+    def check(self, objective: ObjectiveSpec, optimizer: OptimizerSpec) -> None:
+        """Raises ConfigError where there is nothing to compile."""
         require(
-            not self.objective or objective != "siglip",
-            "compile.objective=true has no effect on objective=siglip, which has no tiles to compile: leave it out",
+            not self.objective or objective.compiles_tiles,
+            f"compile.objective=true has no effect on objective={objective.kind}, which has no tiles to compile: "
+            "leave it out",
         )
         require(
-            not self.optimizer or optimizer not in ("adamw", "sgd"),
-            f"compile.optimizer=true has no effect on optimizer={optimizer}, whose step is one fused kernel: "
+            not self.optimizer or not optimizer.fused,
+            f"compile.optimizer=true has no effect on optimizer={optimizer.kind}, whose step is one fused kernel: "
             "leave it out",
         )
 
@@ -112,22 +116,11 @@ class CompileSpec:
         if self.optimizer:
             optimizer.step = torch.compile(optimizer.step, **self._options(dynamic=None))  # type: ignore[assignment,method-assign]
 
-    @contextlib.contextmanager
-    def tiles(self) -> Iterator[None]:
-        """Within it the contrastive kernel's functions of a tile are compiled, in the whole process."""
-        if not self.objective:
-            yield
-            return
-        from clipx.objective.losses import contrastive
-
-        own = contrastive.tile_lse, contrastive.tile_softmax
-        contrastive.tile_lse, contrastive.tile_softmax = (
-            _compiled(function, tuple(self._options(dynamic=True).items())) for function in own
-        )
-        try:
-            yield
-        finally:
-            contrastive.tile_lse, contrastive.tile_softmax = own
+    def compile_objective(self, objective: Objective) -> None:
+        """Compiles the functions that the objective calls on each tile; another objective keeps its own."""
+        if self.objective:
+            options = tuple(self._options(dynamic=True).items())
+            objective.compile_tiles(lambda function: _compiled(function, options))
 
     def _options(self, dynamic: bool | None) -> dict[str, Any]:
         options: dict[str, Any] = {"backend": str(self.backend), "dynamic": dynamic}

@@ -18,19 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
-from clipx.errors import ClipxError
 from clipx.model.batchnorm import frozen_statistics
-from clipx.objective.base import Metrics, Objective
+from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision
+from clipx.trainer.nonfinite import NotFiniteError
 from clipx.trainer.rng import TorchRng
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
-
-
-class NotFiniteError(ClipxError):
-    """Raised on all ranks, before anything but gradients has changed."""
 
 
 def forward_backward(
@@ -48,9 +44,8 @@ def forward_backward(
     `comm.world`. With a loss scale all of them are multiplied by it, the objective's own too. Raises NotFiniteError, on
     all ranks, where the loss is infinite or NaN; it names the ranks whose embeddings are.
 
-    The objective is given what the model gives, one row a sample: (image, text), or more, as a captioner does. What the
-    batch gives besides follows, as a teacher's embeddings. Only the model's outputs are differentiated, of which a
-    locked tower's have no graph.
+    The model's outputs are (image, text), and more of a captioner. They alone are differentiated; those of a frozen
+    tower have no graph.
     """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     embedded: list[tuple[Tensor, ...]] = []
@@ -64,10 +59,10 @@ def forward_backward(
     after = TorchRng.get(comm.device)
     embedded.append(kept)
 
-    learns = [output.requires_grad for output in kept]
     rows = [torch.cat(parts).detach() for parts in zip(*embedded, strict=True)]
-    outputs = [x.requires_grad_(learnt) for x, learnt in zip(rows, learns, strict=True)]
-    loss, metrics = objective(*outputs[:2], batch.index, *outputs[2:], *batch.given)
+    outputs = [x.requires_grad_(last.requires_grad) for x, last in zip(rows, kept, strict=True)]
+    image, text, *more = outputs
+    loss, metrics = objective(StepInputs(image, text, batch.index, tuple(more), batch.targets))
     whole = loss * comm.world
     (whole if loss_scale is None else loss_scale.scaled(whole)).backward()
     comm.average_gradients(objective)

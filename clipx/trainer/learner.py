@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
-from clipx.model.freeze import lock
+from clipx.model.freeze import freeze
 from clipx.model.spec import Varying
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer.groups import parameter_groups
@@ -24,18 +24,28 @@ from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision
 from clipx.teacher.live import Teacher
 from clipx.trainer.ema import WeightAverage
-from clipx.trainer.gradcache import NotFiniteError, forward_backward
+from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.metrics import copied, gradient_norms, update_norms
+from clipx.trainer.nonfinite import NonFiniteSteps, NotFiniteError
 from clipx.trainer.rng import TorchRng, seed_all
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.state import TrainState
-from clipx.weights.load import find, load
+from clipx.weights.load import load_into, load_weights
 
 _TEXTS = 256  # embedded at a time
 
 
+@dataclass(frozen=True, slots=True)
+class StepPosition:
+    """Where a run is: steps done before this one, and samples seen before and after it."""
+
+    step: int
+    before: int
+    after: int
+
+
 class Learner:
-    """A step is `gradients`, `update` and `settle`; what goes by samples seen, as the rate, is the caller's."""
+    """Model, objective and optimizer, and their step. The caller sets what depends on samples seen, as the rate."""
 
     spec: RunSpec
     comm: Comm
@@ -48,21 +58,33 @@ class Learner:
     objective: Objective
     optimizer: torch.optim.Optimizer
     loss_scale: LossScale
+    non_finite: NonFiniteSteps
     teacher: Teacher | None  # that sees each batch
     converted: list[str]  # layers in another number format
     state: TrainState  # of all of these
 
     def __init__(
-        self, spec: RunSpec, comm: Comm, length: Length, varying: Varying, classes: Classes | None = None
+        self,
+        spec: RunSpec,
+        comm: Comm,
+        length: Length,
+        varying: Varying,
+        classes: Classes | None = None,
+        *,
+        report: Callable[..., None] = lambda kind, **facts: None,
+        roll_back: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """The same weights on every rank, and other random numbers from then on. Raises ConfigError."""
+        """The same weights on every rank, and other random numbers from then on. Raises ConfigError.
+
+        `report` and `roll_back`: see `NonFiniteSteps`.
+        """
         self.spec, self.comm = spec, comm
         self.precision = spec.precision.build(comm.device)
         spec.compile.check_device(comm.device)
         self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches)
         seed_all(spec.seed)
         self.weights = self.model = spec.model.build(comm.device, self.precision.stored, varying)
-        lock(self.weights, spec.model)
+        freeze(self.weights, spec.model)
         self.masters = None
         if self.precision.master_weights:
             self.masters = MasterWeights(self.weights, self.precision.dtype)
@@ -77,10 +99,12 @@ class Learner:
         self.objective = spec.objective.build(comm, length)
         self.objective.prepare(classes, self.weights.embed_dim)
         self.objective.to(comm.device, self.precision.wide)
+        spec.compile.compile_objective(self.objective)
         self.optimizer = spec.optimizer.build(parameter_groups(self.weights, self.objective, spec.optimizer))
         spec.compile.compile_optimizer(self.optimizer)
         self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
         self.parallel = spec.distributed.wrap(self.model, comm)
+        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self.loss_scale.on, report, roll_back)
         seed_all(spec.seed + 1 + comm.rank)
 
     def start(self) -> list[str]:
@@ -89,8 +113,8 @@ class Learner:
         place = self.spec.model.weights
         begun: list[str] = []
         if place is not None:
-            found = find(place)
-            begun = [place, *load(self.weights, found), *self.objective.start_from(found.log_scale, found.bias)]
+            found = load_weights(place)
+            begun = [place, *load_into(self.weights, found), *self.objective.start_from(found.log_scale, found.bias)]
             if self.masters is not None:
                 self.masters.give_weights()
         self.objective.begin(self._embed_texts)
@@ -105,50 +129,55 @@ class Learner:
         self.model.train()
         return torch.cat(rows)
 
-    def compiled_loss(self) -> AbstractContextManager[None]:
-        """Within it the objective's tiles are compiled, where the run asks for it."""
-        return self.spec.compile.tiles()
+    def step(self, batch: Batch, position: StepPosition, detailed: bool = False) -> Metrics:
+        """Makes one optimizer step on this rank's share of a global batch, on the device. Collective.
 
-    def gradients(self, batch: Batch, watched: bool = False, undo: Callable[[], None] = lambda: None) -> Metrics:
-        """Leaves the gradients of this rank's share of a global batch, clipped. Raises NotFiniteError, on all ranks.
-
-        Where the loss scale was too large the batch is tried again as at first, after `undo` has brought back what the
-        forward pass changed: so a skipped step moves neither the data nor the schedule, nor anything that a step
-        changes. `watched`: with the norm of each tower's gradient.
+        Returns 0-dim tensors that the host has not read; none of them where the loss or the gradient was not finite and
+        `optimizer.non_finite` lets the run go on. `detailed`: with the norms of each tower's gradient and update, which
+        take a copy of the weights. Raises ClipxError where the run may not go on.
         """
-        rng = TorchRng.get(self.comm.device)
-        micro = self.spec.data.micro_batches
-        if self.teacher is not None:
-            batch = self.teacher(batch)
-        while True:
-            loss, metrics = forward_backward(
-                self.parallel, self.objective, batch, micro, self.comm, self.precision, self.loss_scale
-            )
-            if self.masters is not None:
-                self.masters.take_gradients()
-            self.loss_scale.unscale(self.optimizer)
-            towers = gradient_norms(self.weights, self.comm) if watched else {}
-            norm = self._clip()
-            if math.isfinite(norm.item()):  # every rank has the same
-                return {"loss": loss, "grad_norm": norm, **towers, **metrics}
-            if not self.loss_scale.lowered():
-                raise NotFiniteError("the gradient is not finite")
-            rng.set(self.comm.device)
-            undo()
-            self._zero_grad()
-
-    def update(self, watched: bool = False) -> Metrics:
-        """The optimizer's step. `watched`: how far each tower has moved, which takes a copy of the weights."""
-        before = copied(self.weights) if watched else {}
-        self.loss_scale.step(self.optimizer)
-        return update_norms(self.weights, before, self.comm) if watched else {}
-
-    def settle(self, moved: bool, samples_seen: int) -> None:
-        """After a step, or one that was left out: not `moved`."""
+        self.objective.before_step(position.before)
+        self.non_finite.before_forward()
+        batch = batch if self.teacher is None else self.teacher(batch)
+        rng, micro_batches = TorchRng.get(self.comm.device), self.spec.data.micro_batches
+        metrics: Metrics = {}
+        try:
+            while True:
+                loss, found = forward_backward(
+                    self.parallel, self.objective, batch, micro_batches, self.comm, self.precision, self.loss_scale
+                )
+                self._unscale()
+                norms = gradient_norms(self.weights, self.comm) if detailed else {}
+                norm = self._clip()
+                if math.isfinite(norm.item()):  # the same on every rank
+                    break
+                if not self.loss_scale.lowered():
+                    raise NotFiniteError("the gradient is not finite")
+                rng.set(self.comm.device)  # the loss scale was too large: the same batch again, as if nothing had been
+                self.non_finite.restore_buffers()
+                self._zero_grad()
+            previous = copied(self.weights) if detailed else {}
+            self.loss_scale.step(self.optimizer)
+            metrics = {"loss": loss, "grad_norm": norm, **norms, **found}
+            metrics |= update_norms(self.weights, previous, self.comm) if detailed else {}
+            self.non_finite.step_made()
+        except NotFiniteError as error:
+            self.non_finite.skip(position.step, str(error))
         self._zero_grad()
+        self._settle(position.after, made=bool(metrics))
+        return metrics
+
+    def _unscale(self) -> None:
+        """Gives the optimizer's weights their gradients, divided by the loss scale."""
+        if self.masters is not None:
+            self.masters.take_gradients()
+        self.loss_scale.unscale(self.optimizer)
+
+    def _settle(self, samples_seen: int, made: bool) -> None:
+        """Brings everything that follows the weights up to date. `made`: the step was not skipped."""
         if self.masters is not None:
             self.masters.give_weights()
-        if moved:
+        if made:
             self.objective.after_step(samples_seen)
             if self.average is not None:
                 self.average.update(self.weights)

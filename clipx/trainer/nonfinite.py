@@ -13,43 +13,51 @@ _ADVICE = "lower optimizer.lr, lengthen schedule.warmup, or set optimizer.clip_n
 _MADE = "the step was not made, and the last checkpoint is from before"
 
 
+class NotFiniteError(ClipxError):
+    """The loss or the gradient is infinite or NaN. Raised on all ranks, before anything but gradients has changed."""
+
+
 class NonFiniteSteps:
-    """Counts the steps that are left out, and brings back what their forward pass has changed in the model.
+    """Counts skipped steps and applies `optimizer.non_finite` to them: stop, skip or roll back.
 
     `total` and `in_row` belong to the state of a run.
     """
 
     def __init__(
-        self, spec: OptimizerSpec, model: nn.Module, event: Callable[..., None], retries: bool = False
+        self,
+        spec: OptimizerSpec,
+        model: nn.Module,
+        retries: bool,
+        report: Callable[..., None],
+        roll_back: Callable[[], int | None],
     ) -> None:
-        """`retries`: a forward pass may be made again."""
-        self._policy, self._limit, self._model, self._event = spec.non_finite, spec.non_finite_limit, model, event
+        """`retries`: a batch may be computed again. `roll_back` restores the newest checkpoint and returns its step, or
+        None where there is none."""
+        self._policy, self._limit, self._model = spec.non_finite, spec.non_finite_limit, model
+        self._report, self._roll_back = report, roll_back
         self._keep = retries or self._policy is NonFinite.skip
-        self._buffers: list[tuple[Tensor, Tensor]] = []  # and what they were before the step
+        self._buffers: list[tuple[Tensor, Tensor]] = []  # each with its values before the step
         self.total = self.in_row = 0
 
-    def before(self) -> None:
-        """Before each forward pass, which puts what is not finite into BatchNorm's running averages too."""
+    def before_forward(self) -> None:
+        """Keeps the model's buffers: a forward pass puts what is not finite into BatchNorm's running averages too."""
         if self._keep:
             self._buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
 
-    def undo(self) -> None:
-        """What the forward pass has changed, but where the run ends or rolls back anyway."""
+    def restore_buffers(self) -> None:
+        """Restores the buffers as they were before the forward pass, unless the run ends or rolls back anyway."""
         for buffer, before in self._buffers:
             buffer.copy_(before)
 
-    def made(self) -> None:
-        """A step was made."""
+    def step_made(self) -> None:
         self.in_row = 0
 
-    def leave_out(self, step: int, what: str, roll_back: Callable[[], int | None]) -> None:
-        """Raises ClipxError unless the run may go on without this step. `roll_back` returns the step it went back to,
-        None where there is no checkpoint yet.
-        """
+    def skip(self, step: int, reason: str) -> None:
+        """Raises ClipxError unless the run may go on without this step."""
         self.total += 1
         self.in_row += 1
-        message = f"{what} at step {step}"
-        self._event("non_finite", step=step, policy=str(self._policy), message=message)
+        message = f"{reason} at step {step}"
+        self._report("non_finite", step=step, policy=str(self._policy), message=message)
         if self._policy is NonFinite.stop:
             raise ClipxError(f"{message}: {_ADVICE}; {_MADE}")
         if self.in_row > self._limit:
@@ -58,9 +66,9 @@ class NonFiniteSteps:
                 f"{_ADVICE}; {_MADE}"
             )
         if self._policy is NonFinite.skip:
-            self.undo()
+            self.restore_buffers()
             return
-        back = roll_back()
-        if back is None:
+        restored = self._roll_back()
+        if restored is None:
             raise ClipxError(f"{message}, and there is no checkpoint yet to roll back to: {_ADVICE}")
-        self._event("rolled_back", step=step, message=f"the weights are those of step {back}, the data goes on")
+        self._report("rolled_back", step=step, message=f"the weights are those of step {restored}, the data goes on")

@@ -67,6 +67,12 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         self.run_dir = Resume.parse(self.resume).run_dir or self.run_dir  # a run is resumed in its own directory
+        self._check_own_keys()
+        self._check_objective()
+        self._check_groups()
+
+    def _check_own_keys(self) -> None:
+        """The keys of no group, and what they say of the groups."""
         for key, text in (("name", self.name), ("resume", self.resume), ("run_dir", self.run_dir)):
             require(bool(text), f"{key}= is empty: give a value, or leave it out")
         require(0 <= self.seed < 2**63, f"seed={self.seed} must lie in [0, 2^63): give 0 or more")
@@ -88,6 +94,9 @@ class RunSpec:
         # An epoch's samples are counted when the data is opened.
         self.schedule.check_fits(self.duration, Length(0, self.data.batch_size))
         self.schedule.check(self.optimizer.lr)
+
+    def _check_objective(self) -> None:
+        """What the objective needs of the data and of the model."""
         require(
             self.data.indexed or not self.objective.indexed,
             f"objective={self.objective.kind} keeps state for each sample, but data={self.data.kind} gives samples no "
@@ -113,12 +122,15 @@ class RunSpec:
             self.objective.has_head or self.model.captions,
             {"image": self.optimizer.image_lr_scale, "text": self.optimizer.text_lr_scale},
         )
+
+    def _check_groups(self) -> None:
+        """Rules between all other groups."""
         check_stages(self.stages, self.model, self.data, self.duration)
         for batch in {self.data.batch_size} | {stage.batch_size or self.data.batch_size for stage in self.stages}:
             self.objective.check(batch, self.data.published)
         self.teacher.check(self.objective.kind, self.objective.taught, self.data.kind, self.data.indexed)
         self.distributed.check_micro_batches(self.data.micro_batches)
-        self.distributed.check_optimizer(self.optimizer.kind, self.optimizer.kind == "muon")
+        self.distributed.check_optimizer(self.optimizer.kind, self.optimizer.shardable)
         self.precision.check(self.optimizer.ema_decay, self.distributed.shards_parameters)
         self.compile.check(self.objective, self.optimizer)
         best = self.checkpoint.best

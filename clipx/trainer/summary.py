@@ -28,12 +28,13 @@ def facts(trainer: Trainer) -> dict[str, str]:
     parts = f"{batch // comm.world // micro:,} x {comm.world} ranks"
     if micro > 1:
         parts += f" x {micro} micro-batches"
-    parameters = parameter_count(trainer.learner.model) + parameter_count(trainer.learner.objective)
+    model, objective = trainer.learner.model, trainer.learner.objective
+    parameters = parameter_count(model) + parameter_count(objective)
     held = 0 if dataset.held_out is None else sum(dataset.held_out.sizes)
     published = "" if dataset.published is None else f" of {dataset.published:,} published"
     lines = {
         "run": f"{spec.name} in {trainer.rundir.path}",
-        "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(trainer.learner.model.image):,} of them in "
+        "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(model.image):,} of them in "
         f"the image tower; {spec.precision.kind} on {comm.world} x {comm.device.type}",
         "format": told(trainer.learner.precision, trainer.learner.converted),
         "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {len(dataset.train.bad):,} unusable",
@@ -66,12 +67,12 @@ def facts(trainer: Trainer) -> dict[str, str]:
 def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Row:
     """The numbers of this moment, for loggers. Collective. `before`: samples seen before the step that was measured."""
     comm, order, learner = trainer.comm, trainer.order, trainer.learner
-    own = [trainer.tally.bad.total(), measured.get("tokens_per_second", 0.0)]  # of this rank; the sum is of all
+    own = [trainer.bad_samples.bad.total(), measured.get("tokens_per_second", 0.0)]  # of this rank; the sum is of all
     bad, tokens = comm.sum(torch.tensor(own, dtype=torch.float64, device=comm.device)).tolist()
     if "tokens_per_second" in measured:
         utilised = _utilisation(trainer, measured["samples_per_second"], tokens, before)
         measured = {**measured, "tokens_per_second": tokens, **utilised}
-    drawn = order.drawn(trainer.samples_seen).items()
+    drawn = order.source_counts(trainer.samples_seen).items()
     return {
         "step": trainer.steps_done,
         "samples": trainer.samples_seen,

@@ -10,52 +10,42 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from clipx.checkpoint.manager import CheckpointManager
 from clipx.checkpoint.resume import Resume
-from clipx.config.duration import Cadence, Duration, Length
+from clipx.config.duration import Duration, Length
 from clipx.config.saved import to_dict
 from clipx.data.bad_samples import BadSampleCounter, check_bad_share
 from clipx.data.loader import Batch, ImageView, train_loader, worker_deaths_as_errors
 from clipx.data.order import SampleOrder
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
-from clipx.distributed.heartbeat import peers_told
+from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import CheckpointError, NotSynced, Stopped, require
-from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
-from clipx.logger import Jsonl, Row, Sinks, read_rows
-from clipx.model.clip import CLIP
+from clipx.logger import Jsonl, Sinks
 from clipx.model.flops import Utilisation
 from clipx.model.tokenizer import Tokenizer
-from clipx.objective.base import Metrics, Objective
+from clipx.objective.base import Metrics
 from clipx.optimizer.groups import set_learning_rate
-from clipx.precision.spec import Precision
 from clipx.report.console import Screen
-from clipx.report.run_report import write_report
 from clipx.run.directory import RunDir, flatten
 from clipx.run.lock import RunLock
-from clipx.run.signals import Stop
+from clipx.run.signals import StopSignals
 from clipx.run.watchdog import Watchdog
 from clipx.schedule import LearningRate
 from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredEmbeddings
-from clipx.trainer.ema import WeightAverage
+from clipx.trainer.evaluation import PeriodicEvaluation
 from clipx.trainer.from_open_clip import take_over
-from clipx.trainer.gradcache import NotFiniteError
-from clipx.trainer.learner import Learner
+from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.metrics import Meter, tokens_computed
 from clipx.trainer.monitors import Alarms
-from clipx.trainer.nonfinite import NonFiniteSteps
 from clipx.trainer.profiler import Profiler
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
-from clipx.trainer.summary import facts
+from clipx.trainer.summary import facts, metrics_row, write_summary
 
 log = logging.getLogger(__name__)
-
-_EMBEDDED = 256  # images at a time, for an objective with a head
 
 
 class Trainer:
@@ -64,28 +54,32 @@ class Trainer:
     spec: RunSpec
     comm: Comm
     dataset: Dataset
-    suite: Suite
     order: SampleOrder
+    bad_samples: BadSampleCounter
+    evaluation: PeriodicEvaluation
     tokenizer: Tokenizer
     plan: StagePlan
+    length: Length
+    total: int  # samples to be seen
+    learning_rate: LearningRate
+    learner: Learner  # model, objective and optimizer, and their step
     stored: StoredEmbeddings | None
     teacher: Teacher | StoredEmbeddings | None
-    learner: Learner  # has the next five, and their state
-    model: CLIP
-    average: WeightAverage | None
-    precision: Precision
-    objective: Objective
-    optimizer: torch.optim.Optimizer
-    learning_rate: LearningRate
+    utilisation: Utilisation | None
     rundir: RunDir
+    lock: RunLock
     checkpoints: CheckpointManager
+    alarms: Alarms
+    sinks: Sinks
+    profiler: Profiler
+    meter: Meter
+    stop: StopSignals
+    watchdog: Watchdog
     resumed: bool
     begun: list[str]  # of the weights that the run began with
     notes: list[str]  # what is not as it was when the run last ran
 
     samples_seen: int = 0
-    total: int  # samples to be seen
-    length: Length
 
     def __init__(self, spec: RunSpec) -> None:
         """Builds everything, resumes where `spec.resume` says so. Raises ClipxError before any training."""
@@ -106,7 +100,7 @@ class Trainer:
         train = self.dataset.train
         # The name, and with it the directory, may tell the time; rank 0's hold.
         same = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}
-        comm.agree(config=dict(flatten(same)), data=train.fingerprint)
+        comm.require_equal(config=dict(flatten(same)), data=train.fingerprint)
         n = sum(train.sizes)
         check_bad_share(len(train.bad), n + len(train.bad), spec.data.max_bad_share, train.bad[:1])
         require(
@@ -114,7 +108,7 @@ class Trainer:
             f"data.batch_size={batch} is larger than the data set of {n:,} samples: use at most {n} or more data",
         )
         active = {name: e for name, e in spec.evaluator.items() if e.every != "none"}
-        self.suite = Suite.open(active, spec.data, self.dataset, comm)
+        suite = Suite.open(active, spec.data, self.dataset, comm)
         self.order = spec.data.order(train, spec.seed)
         self.bad_samples = BadSampleCounter(spec.data.max_bad_share, self.order.samples // comm.world)
         total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
@@ -124,36 +118,37 @@ class Trainer:
         self.length = length = Length(n, batch, self.total)
         spec.schedule.check_fits(spec.duration, length)
         self.learning_rate = self.plan.scaled(spec.schedule.build(spec.optimizer.lr, length))
-        self._cadences = {
-            name: Cadence.parse(e.every, f"evaluator.{name}.every", length) for name, e in spec.evaluator.items()
-        }
+        self.evaluation = PeriodicEvaluation(spec, suite, self.dataset.held_out, length, comm)
         self._log_period = max(1, Duration.parse(spec.log_every, "log_every").samples(length))
 
     def _build_model(self) -> None:
         spec, comm = self.spec, self.comm
         self.tokenizer = spec.model.text.build_tokenizer()
-        self.learner = learner = Learner(spec, comm, self.length, self.plan.varying, self.dataset.classes)
+        self.learner = Learner(
+            spec,
+            comm,
+            self.length,
+            self.plan.varying,
+            self.dataset.classes,
+            report=self._warn,
+            roll_back=self._roll_back,
+        )
         self.stored = spec.teacher.open(self.dataset.train)
-        self.teacher = self.stored or learner.teacher
+        self.teacher = self.stored or self.learner.teacher
         if self.teacher is not None:
-            comm.agree(teacher=self.teacher.digest)
-        self.model, self.average, self.precision = learner.model, learner.average, learner.precision
-        self.objective, self.optimizer = learner.objective, learner.optimizer
+            comm.require_equal(teacher=self.teacher.digest)
         self.utilisation = Utilisation.build(spec.model, spec.precision, comm.device, spec.device_peak_tflops)
 
     def _open_run(self) -> None:
         """Takes the run directory, and goes on from what is in it."""
         spec, comm = self.spec, self.comm
-        self.rundir = RunDir(Path(comm.from_main(spec.run_dir)))
+        self.rundir = RunDir(Path(comm.broadcast_object(spec.run_dir)))
         resume = Resume.parse(spec.resume)
         if resume.run_dir is not None and spec.checkpoint.remote is None:
-            comm.on_main(self.rundir.must_exist)
-        self.alarms = Alarms(self.objective, self._warn)
-        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self._warn, self.learner.loss_scale.on)
+            comm.run_on_main(self.rundir.must_exist)
+        self.alarms = Alarms(self.learner.objective, self._warn)
         self._open = contextlib.ExitStack()  # what `close` closes
-        self._open.enter_context(self.learner.compiled_loss())
         self.sinks = Sinks([], self.rundir.event)
-        self._overdue: list[str] = []  # evaluators that the run stopped before
         try:
             self.lock = self._open.enter_context(RunLock(self.rundir.path, comm, self.rundir.event))
             self.checkpoints = CheckpointManager(
@@ -161,16 +156,16 @@ class Trainer:
             )
             self._open.callback(self.checkpoints.close)
             self.checkpoints.fetch(resume)
-            self.notes = comm.on_main(lambda: self.rundir.claim(spec))
+            self.notes = comm.run_on_main(lambda: self.rundir.claim(spec))
             self.resumed = self._resume(resume)
             self.begun = [] if self.resumed else self._begin(resume.open_clip)
             spec.profiler.check_fits(self.steps_total)
             self.profiler = Profiler(spec.profiler, self.rundir.path / "profile", comm)
             self._open.callback(self.profiler.close)
-            comm.on_main(lambda: self.rundir.keep(spec))
+            comm.run_on_main(lambda: self.rundir.save_config(spec))
             self.checkpoints.open()
             if comm.is_main:
-                for source in filter(None, (self.dataset.train, self.dataset.held_out, *self.suite.sources)):
+                for source in filter(None, (self.dataset.train, self.dataset.held_out, *self.evaluation.suite.sources)):
                     self.rundir.quarantine(source.bad)
         except BaseException:
             self._open.close()
@@ -192,29 +187,18 @@ class Trainer:
     # ---------------------------------------------------------------------------------------------- the step
 
     def step(self, batch: Batch) -> Metrics:
-        """One optimizer step on this rank's share of a global batch, on the device. Returns 0-dim tensors, unread.
-
-        Where the step is logged with the norms of each tower, which take a copy of the weights. None of them where the
-        loss or the gradient was not finite and `optimizer.non_finite` lets the run go on.
-        """
-        watched = self._is_logged(self.samples_seen)
-        set_learning_rate(self.optimizer, self.learning_rate(self.samples_seen))
-        self.model.image.set_patch_dropout(self.plan.patch_dropout(self.samples_seen))
-        self.objective.before_step(self.samples_seen)
-        self.non_finite.before()
-        metrics: Metrics = {}
-        try:
-            metrics = self.learner.gradients(batch, watched, self.non_finite.undo)
-            metrics |= self.learner.update(watched)
-            self.non_finite.made()
-        except NotFiniteError as error:
-            self.non_finite.leave_out(self.steps_done, str(error), self._roll_back)
-        self.samples_seen += self.plan.at(self.samples_seen).batch_size
-        self.learner.settle(bool(metrics), self.samples_seen)
+        """Makes one optimizer step on this rank's share of a global batch, on the device, with the settings that hold
+        at `samples_seen`. Returns what `Learner.step` does; the step is detailed where it is logged."""
+        before = self.samples_seen
+        after = before + self.plan.at(before).batch_size
+        set_learning_rate(self.learner.optimizer, self.learning_rate(before))
+        self.learner.model.image.set_patch_dropout(self.plan.patch_dropout(before))
+        metrics = self.learner.step(batch, StepPosition(self.steps_done, before, after), self._is_logged(before))
+        self.samples_seen = after
         return metrics
 
     def _roll_back(self) -> int | None:
-        """To the weights of the newest checkpoint; the data goes on. Its step, or None where there is none."""
+        """Restores the newest checkpoint, but not the position in the data. Returns its step, None without one."""
         found = self.checkpoints.load()
         if found is None:
             return None
@@ -250,9 +234,9 @@ class Trainer:
         try:
             with (
                 screen,
-                peers_told(comm, lambda: self.steps_done),
+                name_lost_peers(comm, lambda: self.steps_done),
                 worker_deaths_as_errors(),
-                Stop(tell=comm.is_main) as self.stop,
+                StopSignals(verbose=comm.is_main) as self.stop,
                 self._watchdog() as self.watchdog,
             ):
                 self._loop(screen)
@@ -275,7 +259,7 @@ class Trainer:
 
     def _loop(self, screen: Screen) -> None:
         first, started = self.steps_done, self.samples_seen
-        if self._overdue:
+        if self.evaluation.overdue:
             screen.evaluation(first, self._evaluate())
         self.meter = meter = Meter(self.comm)
         self.profiler.before(first + 1)
@@ -291,7 +275,7 @@ class Trainer:
             if before == started:
                 self.checkpoints.reserve(self.learner.state.capture())
             if self._is_logged(before):
-                row = self._row(meter.read(), before)
+                row = metrics_row(self, meter.read(), before)
                 self.sinks.log(row)
                 self.alarms.look(self.steps_done, row)
                 screen.progress(row, first, self.steps_total)
@@ -315,12 +299,12 @@ class Trainer:
 
     def _between_steps(self, screen: Screen, before: int) -> None:
         """Evaluates and saves what is due after the step that began at sample `before`."""
-        self._overdue += [name for name, cadence in self._cadences.items() if cadence.due(before, self.samples_seen)]
+        self.evaluation.add_due(before, self.samples_seen)
         self.lock.check()
-        if signal := self.stop.agreed(self.comm):  # at once: what is overdue is done when the run goes on
+        if signal := self.stop.received_by_any(self.comm):  # at once: what is overdue is done when the run goes on
             self._stop(signal)
         numbers: dict[str, float] = {}
-        if self._overdue:
+        if self.evaluation.overdue:
             numbers = self._evaluate()
             screen.evaluation(self.steps_done, numbers)
         due = self.checkpoints.due(before, self.samples_seen)
@@ -338,7 +322,7 @@ class Trainer:
             self.rundir.event("stopped", step=self.steps_done, signal=signal, saved=on)
         self.comm.barrier()
         try:
-            self.stop.after_save(self.comm)
+            self.stop.call_previous_handler(self.comm)
         finally:
             self.checkpoints.wait_for_uploads()
         saved = f"saved; go on with resume={self.rundir.path}" if on else "not saved, for checkpoint.every=none"
@@ -362,7 +346,7 @@ class Trainer:
                 prefetch=spec.data.prefetch,
                 pin=comm.device.type == "cuda",
                 second=None if self.learner.teacher is None else self.learner.teacher.view,
-                giver=self.stored or self.objective.giver,
+                targets=self.stored or self.learner.objective.target_source,
             )
             yield from loader if spec.objective.reads_text else (batch.without_texts() for batch in loader)
 
@@ -374,83 +358,25 @@ class Trainer:
     def _watchdog(self) -> Watchdog:
         return Watchdog(self.spec.distributed.watchdog_s, self.rundir.path, self.comm.rank, self.rundir.event)
 
-    def _row(self, measured: dict[str, float], before: int) -> Row:
-        """Of now; `before` are the samples seen before the step that the rate and its like are told of."""
-        own = [self.bad_samples.bad.total(), measured.get("tokens_per_second", 0.0)]  # this rank's; of all it is a sum
-        bad, tokens = self.comm.sum(torch.tensor(own, dtype=torch.float64, device=self.comm.device)).tolist()
-        if "tokens_per_second" in measured:
-            measured |= {"tokens_per_second": tokens, **self._utilised(measured["samples_per_second"], tokens, before)}
-        return {
-            "step": self.steps_done,
-            "samples": self.samples_seen,
-            "epoch": self.samples_seen / self.order.samples,
-            "seconds": time.time(),
-            **{f"train/{name}": value for name, value in measured.items()},
-            "train/lr": self.learning_rate(before),
-            **self.plan.row(before),
-            **{
-                f"train/samples/{name}": drawn.samples
-                for name, drawn in self.order.source_counts(self.samples_seen).items()
-            },
-            "train/bad_samples": int(bad),
-            **({"train/left_out_steps": self.non_finite.total} if self.non_finite.total else {}),
-            **self.learner.loss_scale.metrics(),
-            **self.checkpoints.metrics(),
-        }
-
-    def _utilised(self, samples: float, tokens: float, before: int) -> dict[str, float]:
-        """Model FLOPs utilisation, at so many a second of all ranks. Nothing where the device's peak is not known."""
-        if self.utilisation is None:
-            return {}
-        pixels = (self.plan.at(before).image_size / self.spec.model.image.size) ** 2
-        seen = pixels * (1 - self.plan.patch_dropout(before))
-        return {"mfu": self.utilisation.of(seen * samples, tokens, self.comm.world)}
-
     def _finish(self, screen: Screen) -> dict[str, float]:
-        self._overdue = [name for name, cadence in self._cadences.items() if cadence.at_end]
+        self.evaluation.add_at_end()
         numbers = self._evaluate()
         bad = sum(self.comm.gather_objects(self.bad_samples.bad), Counter[str]())
         if self.checkpoints.at_end:
             self._save(numbers)
             self.checkpoints.wait()
         if self.comm.is_main:
-            rows = read_rows(self.rundir.metrics)
-            last = next((row for row in reversed(rows) if "train/loss" in row), {})
-            numbers = {**{k: v for k, v in last.items() if k in ("step", "samples", "epoch", "train/loss")}, **numbers}
-            config = self.rundir.config.read_text(encoding="utf-8")
-            write_report(self.rundir.path, self.spec.name, rows, numbers, config)
-            for reason, count in bad.most_common():
-                self.rundir.event("bad_samples", reason=reason, count=count)
-                screen.print(f"bad      {count:,} x {reason}")
-            self.rundir.event("end", step=self.steps_done)
-            screen.table(self.spec.name, numbers)
-            screen.print(f"run directory {self.rundir.path}: report.html, report.png, metrics.jsonl, checkpoints/")
-        return dict(self.comm.from_main(numbers))
-
-    # -------------------------------------------------------------------------------------------- evaluation
+            numbers = write_summary(self, numbers, bad, screen)
+        return dict(self.comm.broadcast_object(numbers))
 
     def _evaluate(self) -> dict[str, float]:
-        """Evaluates what is overdue, the average of the weights where there is one."""
-        names, self._overdue = self._overdue, []
-        if not names:
+        """Evaluates what is due, and logs it."""
+        if not self.evaluation.overdue:
             return {}
-        model = self.model if self.average is None else self.average.model
-        embedder = Embedder.build(
-            model,
-            self.spec.model,
-            self.spec.data,
-            self.comm,
-            self.precision,
-            self.rundir.quarantine,
-            lambda: self.watchdog.beat(self.steps_done),
-        )
         start = time.perf_counter()
-        numbers = self.suite.evaluate(names, embedder)
-        if self.spec.objective.has_head and self.dataset.held_out is not None:
-            images = embedder.images(self.dataset.held_out, _EMBEDDED)
-            numbers |= {f"eval/head/{name}": x for name, x in self.objective.score(images.image, images.labels).items()}
+        numbers = self.evaluation.run(self.learner, self.rundir.quarantine, lambda: self.watchdog.beat(self.steps_done))
         seconds = {"evaluation_s": time.perf_counter() - start}
-        self.sinks.log({**self._row(seconds, self.samples_seen), **numbers})
+        self.sinks.log({**metrics_row(self, seconds, self.samples_seen), **numbers})
         return numbers
 
     # ------------------------------------------------------------------------------------------- checkpoints
@@ -460,9 +386,9 @@ class Trainer:
         state = {
             "samples_seen": self.samples_seen,
             "epoch_samples": self.order.samples,
-            "non_finite": [self.non_finite.total, self.non_finite.in_row],
+            "non_finite": [self.learner.non_finite.total, self.learner.non_finite.in_row],
             "loss_scale": self.learner.loss_scale.state(),
-            "overdue": self._overdue,
+            "overdue": self.evaluation.overdue,
             "world": self.comm.world,
             "data": self.dataset.train.fingerprint,
             "config": to_dict(self.spec),
@@ -488,8 +414,8 @@ class Trainer:
             )
         self.samples_seen = int(found.state["samples_seen"])
         self.plan.check_resumes(self.samples_seen, found.step)
-        self.non_finite.total, self.non_finite.in_row = found.state["non_finite"]
+        self.learner.non_finite.total, self.learner.non_finite.in_row = found.state["non_finite"]
         self.learner.loss_scale.restore(found.state.get("loss_scale", {}))
-        self._overdue = [name for name in found.state["overdue"] if name in spec.evaluator]
+        self.evaluation.overdue = [name for name in found.state["overdue"] if name in spec.evaluator]
         self.notes += self.learner.state.restore(found, spec.seed + 1 + self.samples_seen)
         return True

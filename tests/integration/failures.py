@@ -28,9 +28,9 @@ V3 = (*VIT, "precision=fp64", "checkpoint=none", "objective=fastclip_v3", "objec
 
 
 def state(t: Trainer) -> dict[str, Tensor]:
-    found = {f"model.{n}": v for n, v in t.model.state_dict().items()}
-    found |= {f"objective.{n}": v for n, v in t.objective.state_dict().items()}
-    found |= optimizer_tensors(t.optimizer) | {"table": read(t.objective, 256)}
+    found = {f"model.{n}": v for n, v in t.learner.model.state_dict().items()}
+    found |= {f"objective.{n}": v for n, v in t.learner.objective.state_dict().items()}
+    found |= optimizer_tensors(t.learner.optimizer) | {"table": read(t.learner.objective, 256)}
     return {n: v.clone() for n, v in found.items()}
 
 
@@ -57,5 +57,5 @@ found["changed"] = [n for n, v in before.items() if not torch.equal(v.nan_to_num
 found["not divisible"] = error(Trainer, small(folder / "other", *V3, "data.batch_size=12", "data.micro_batches=4"))
 (folder / f"{t.comm.rank}.json").write_text(json.dumps(found))
 t.comm.barrier()
-t.optimizer.zero_grad()
+t.learner.optimizer.zero_grad()
 t.step(replace(bad, index=bad.index + (1000 if t.comm.rank == 1 else 0)))

@@ -23,8 +23,8 @@ def sent(run_dir: Path, overrides: list[str]) -> dict[str, torch.Tensor]:
     trainer = Trainer(small(run_dir, *FP64, *overrides))
     parallel = trainer.learner.parallel
     assert isinstance(parallel, DistributedDataParallel)
-    learning = sum(p.nbytes for p in trainer.model.parameters() if p.requires_grad)
-    whole = sum(p.nbytes for p in trainer.model.parameters())
+    learning = sum(p.nbytes for p in trainer.learner.model.parameters() if p.requires_grad)
+    whole = sum(p.nbytes for p in trainer.learner.model.parameters())
     trainer.close()
     found = [parallel._get_ddp_logging_data()["total_parameter_size_bytes"], learning, whole]
     return {"bytes": torch.tensor(found)}

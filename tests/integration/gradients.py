@@ -22,9 +22,12 @@ t = Trainer(
     )
 )
 batch = next(iter(t._batches()))
-loss, _ = forward_backward(t.learner.parallel, t.objective, batch, micro_batches, t.comm, t.precision)
+loss, _ = forward_backward(t.learner.parallel, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision)
 losses = t.comm.gather(loss[None])
-everywhere = {n: t.comm.gather(p.grad[None]) for n, p in (*t.model.named_parameters(), *t.objective.named_parameters())}
+everywhere = {
+    n: t.comm.gather(p.grad[None])
+    for n, p in (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
+}
 for name, grads in everywhere.items():
     assert torch.equal(grads[0], grads[-1]), f"{name} differs between the ranks"
 if t.comm.is_main:

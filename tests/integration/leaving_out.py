@@ -26,13 +26,13 @@ def poison(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[t
     return (torch.full_like(inputs[0], torch.nan, dtype=torch.float64), *inputs[1:]) if bad else inputs
 
 
-t.model.image.register_forward_pre_hook(poison)
+t.learner.model.image.register_forward_pre_hook(poison)
 t.fit()
-weights = torch.cat([p.detach().flatten() for p in t.model.parameters()])
+weights = torch.cat([p.detach().flatten() for p in t.learner.model.parameters()])
 found = {
     "weights": weights.double().sum().item(),
     "finite": bool(weights.isfinite().all()),
-    "left out": t.non_finite.total,
+    "left out": t.learner.non_finite.total,
     "steps": t.steps_done,
 }
 (folder / f"{policy}.{t.comm.rank}.json").write_text(json.dumps(found))

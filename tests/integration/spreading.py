@@ -27,10 +27,10 @@ def trained(run_dir: Path, overrides: list[str]) -> dict[str, torch.Tensor]:
     """Weights, their average, and losses, gradient norms and numbers of the evaluation, of each step that was logged."""
     trainer = Trainer(small(run_dir, *FP64, *overrides))
     trainer.fit()
-    assert trainer.average is not None
-    found = {f"model/{name}": whole(x) for name, x in trainer.model.state_dict().items()}
-    found |= {f"average/{name}": whole(x) for name, x in trainer.average.model.state_dict().items()}
-    found |= {f"objective/{name}": whole(x) for name, x in trainer.objective.state_dict().items()}
+    assert trainer.learner.average is not None
+    found = {f"model/{name}": whole(x) for name, x in trainer.learner.model.state_dict().items()}
+    found |= {f"average/{name}": whole(x) for name, x in trainer.learner.average.model.state_dict().items()}
+    found |= {f"objective/{name}": whole(x) for name, x in trainer.learner.objective.state_dict().items()}
     rows = [json.loads(line) for line in trainer.rundir.metrics.read_text().splitlines()]
     for name in ("train/loss", "train/grad_norm", "eval/retrieval/image_to_text/recall@5"):
         found[name] = torch.tensor([row[name] for row in rows if name in row], dtype=torch.float64)

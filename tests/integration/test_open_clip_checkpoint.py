@@ -80,11 +80,11 @@ def batch(trainer: Trainer) -> Batch:
 
 
 def assert_same(trainer: Trainer, theirs: nn.Module) -> None:
-    ours: dict[str, Tensor] = to_open_clip(trainer.spec.model, trainer.model.state_dict())
+    ours: dict[str, Tensor] = to_open_clip(trainer.spec.model, trainer.learner.model.state_dict())
     found = theirs.state_dict()
-    ours["logit_scale"] = trainer.objective.state_dict()["temperature.log_scale"]
+    ours["logit_scale"] = trainer.learner.objective.state_dict()["temperature.log_scale"]
     if "logit_bias" in found:
-        ours["logit_bias"] = trainer.objective.state_dict()["bias"]
+        ours["logit_bias"] = trainer.learner.objective.state_dict()["bias"]
     assert ours.keys() == found.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(ours[name], tensor, atol=1e-5, rtol=0, msg=lambda said, name=name: f"{name}: {said}")

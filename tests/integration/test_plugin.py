@@ -15,6 +15,7 @@ from clipx.config.duration import Length
 from clipx.config.saved import from_dict, to_dict
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
+from clipx.objective.base import StepInputs
 from clipx.trainer.spec import RunSpec, compose
 
 FOLDER = Path(__file__).parent / "plugin"
@@ -81,12 +82,20 @@ def test_its_options_are_checked_and_listed_as_any_other() -> None:
         compose("objective=hnige", config_dir=FOLDER)
 
 
+def test_what_a_plugin_does_not_declare_is_refused() -> None:
+    """Hinge declares no tiles, so that there is nothing to compile."""
+    with pytest.raises(ConfigError, match=r"^compile\.objective=true has no effect on objective=hinge, which has no tiles"):
+        compose("objective=hinge", "compile.objective=true", config_dir=FOLDER)
+    with pytest.raises(ConfigError, match="compile.objective=true has no effect on Hinge, which has no tiles to compile"):
+        compose("objective=hinge", config_dir=FOLDER).objective.build(ONE, Length(100, 6)).compile_tiles(lambda f: f)
+
+
 def test_it_is_the_sum_of_hinges_with_its_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.nn.functional.normalize(torch.randn(2, 6, 5, dtype=torch.float64, generator=generator), dim=-1)
     x.requires_grad_(), y.requires_grad_()
     objective = compose("objective=hinge", config_dir=FOLDER).objective.build(ONE, Length(100, 6))
-    loss, metrics = objective(x, y, torch.arange(6))
+    loss, metrics = objective(StepInputs(x, y, torch.arange(6)))
     expected = torch.zeros((), dtype=torch.float64)
     violated = 0
     for i in range(6):

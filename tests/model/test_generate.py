@@ -14,7 +14,16 @@ from torch import Tensor
 
 from clipx.model.coca import CoCa, with_class_place
 from clipx.model.decoder import Captions
-from clipx.model.generate import Beams, Bounds, Caption, CoCaSpeech, Method, Sampling, greedy, say
+from clipx.model.generate import (
+    BeamSearch,
+    Caption,
+    CoCaDecoding,
+    LengthBounds,
+    Method,
+    Sampling,
+    generate_captions,
+    greedy,
+)
 from clipx.model.tokenizer import Tokenizer
 
 WORDS, START, END = (0, 1, 2), 3, 4
@@ -50,14 +59,14 @@ def log_p(image: int, words: Sequence[int]) -> float:
     return total
 
 
-def every_text(bounds: Bounds) -> list[tuple[int, ...]]:
-    return [t for n in range(bounds.least, bounds.most + 1) for t in itertools.product(WORDS, repeat=n)]
+def every_text(bounds: LengthBounds) -> list[tuple[int, ...]]:
+    return [t for n in range(bounds.minimum, bounds.maximum + 1) for t in itertools.product(WORDS, repeat=n)]
 
 
 IMAGES = list(range(6))
 
 
-def tell(method: Method, bounds: Bounds, images: Sequence[int] = IMAGES) -> list[Caption]:
+def tell(method: Method, bounds: LengthBounds, images: Sequence[int] = IMAGES) -> list[Caption]:
     return method(Stories(images), images, bounds)
 
 
@@ -65,30 +74,30 @@ def tell(method: Method, bounds: Bounds, images: Sequence[int] = IMAGES) -> list
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
-@pytest.mark.parametrize("bounds", [Bounds(0, 3), Bounds(2, 3), Bounds(0, 0)])
-def test_beams_as_many_as_there_are_texts_find_the_best_one(penalty: float, bounds: Bounds) -> None:
-    for image, found in zip(IMAGES, tell(Beams(27, penalty), bounds), strict=True):
+@pytest.mark.parametrize("bounds", [LengthBounds(0, 3), LengthBounds(2, 3), LengthBounds(0, 0)])
+def test_beams_as_many_as_there_are_texts_find_the_best_one(penalty: float, bounds: LengthBounds) -> None:
+    for image, found in zip(IMAGES, tell(BeamSearch(27, penalty), bounds), strict=True):
         best = max(every_text(bounds), key=lambda t: log_p(image, t) / (len(t) + 1) ** penalty)
         assert tuple(found.tokens) == best
         assert found.log_p == pytest.approx(log_p(image, best))
 
 
 def test_few_beams_find_less_or_as_much() -> None:
-    whole, few = ([c.log_p for c in tell(Beams(count), Bounds(4, 4), range(30))] for count in (81, 2))
+    whole, few = ([c.log_p for c in tell(BeamSearch(count), LengthBounds(4, 4), range(30))] for count in (81, 2))
     assert all(b <= a + 1e-12 for a, b in zip(whole, few, strict=True))
     missed = sum(b < a - 1e-6 for a, b in zip(whole, few, strict=True))
     assert 0 < missed < 30
 
 
 def test_one_beam_of_a_fixed_length_is_greedy() -> None:
-    assert tell(Beams(1), Bounds(4, 4)) == tell(greedy, Bounds(4, 4))
+    assert tell(BeamSearch(1), LengthBounds(4, 4)) == tell(greedy, LengthBounds(4, 4))
 
 
 # ------------------------------------------------------------------------------------------------------ one by one
 
 
 def test_greedy_says_the_likeliest_at_each_step_and_never_the_start() -> None:
-    for image, found in zip(IMAGES, tell(greedy, Bounds(0, 5)), strict=True):
+    for image, found in zip(IMAGES, tell(greedy, LengthBounds(0, 5)), strict=True):
         told: tuple[int, ...] = (image, START)
         for word in (*found.tokens, END)[:5]:
             scores = Stories.scores(told)
@@ -98,17 +107,17 @@ def test_greedy_says_the_likeliest_at_each_step_and_never_the_start() -> None:
         assert found.log_p == pytest.approx(log_p(image, found.tokens))
 
 
-@pytest.mark.parametrize("method", [greedy, Beams(3), Sampling(seed=5)])
+@pytest.mark.parametrize("method", [greedy, BeamSearch(3), Sampling(seed=5)])
 def test_captions_are_neither_shorter_nor_longer_than_they_may_be(method: Method) -> None:
-    lengths = {len(c.tokens) for c in tell(method, Bounds(2, 3), range(40))}
+    lengths = {len(c.tokens) for c in tell(method, LengthBounds(2, 3), range(40))}
     assert lengths == {2, 3}
-    assert {len(c.tokens) for c in tell(method, Bounds(0, 0))} == {0}
+    assert {len(c.tokens) for c in tell(method, LengthBounds(0, 0))} == {0}
 
 
 def test_sampling_from_one_word_is_greedy() -> None:
-    assert tell(Sampling(top_k=1, seed=3), Bounds(0, 5)) == tell(greedy, Bounds(0, 5))
-    assert tell(Sampling(top_p=1e-9, seed=3), Bounds(0, 5)) == tell(greedy, Bounds(0, 5))
-    assert tell(Sampling(temperature=1e-3, seed=3), Bounds(0, 5)) == tell(greedy, Bounds(0, 5))
+    assert tell(Sampling(top_k=1, seed=3), LengthBounds(0, 5)) == tell(greedy, LengthBounds(0, 5))
+    assert tell(Sampling(top_p=1e-9, seed=3), LengthBounds(0, 5)) == tell(greedy, LengthBounds(0, 5))
+    assert tell(Sampling(temperature=1e-3, seed=3), LengthBounds(0, 5)) == tell(greedy, LengthBounds(0, 5))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +152,7 @@ def test_the_least_and_the_largest_number_draw_what_may_be_drawn(u: float) -> No
 
 
 def test_samples_of_one_image_are_as_frequent_as_its_texts_are_likely() -> None:
-    bounds, count = Bounds(0, 2), 4000
+    bounds, count = LengthBounds(0, 2), 4000
     said = [tuple(c.tokens) for c in Sampling(seed=1)(Stories([7] * count), range(count), bounds)]
     allowed: dict[tuple[int, ...], float] = {}
     for text in every_text(bounds):
@@ -151,7 +160,7 @@ def test_samples_of_one_image_are_as_frequent_as_its_texts_are_likely() -> None:
         for place, word in enumerate((*text, END)):
             scores = Stories.scores(told)
             scores[START] = -math.inf
-            p *= scores.softmax(0)[word].item() if place < bounds.most else 1.0
+            p *= scores.softmax(0)[word].item() if place < bounds.maximum else 1.0
             told = (*told, word)
         allowed[text] = p
     assert sum(allowed.values()) == pytest.approx(1)
@@ -161,7 +170,7 @@ def test_samples_of_one_image_are_as_frequent_as_its_texts_are_likely() -> None:
 
 def test_a_sample_follows_from_the_seed_and_the_images_number() -> None:
     def drawn(seed: int, first: int) -> list[Caption]:
-        return Sampling(seed=seed)(Stories([0] * 30), range(first, first + 30), Bounds(0, 5))
+        return Sampling(seed=seed)(Stories([0] * 30), range(first, first + 30), LengthBounds(0, 5))
 
     assert drawn(0, 0) == drawn(0, 0)
     assert drawn(0, 0)[10:] == drawn(0, 10)[:20]
@@ -190,8 +199,8 @@ def model() -> CoCa:
 
 
 def test_the_model_says_what_its_whole_forward_pass_has_as_likeliest(model: CoCa) -> None:
-    bounds = Bounds(0, LENGTH - 2)
-    found = say(model, images(3), range(3), greedy, bounds)
+    bounds = LengthBounds(0, LENGTH - 2)
+    found = generate_captions(model, images(3), range(3), greedy, bounds)
     assert any(found[0].tokens != other.tokens for other in found), "the image must matter"
     for i, caption in enumerate(found):
         for place, word in enumerate(caption.tokens):
@@ -201,9 +210,9 @@ def test_the_model_says_what_its_whole_forward_pass_has_as_likeliest(model: CoCa
             assert word == scores_V.argmax().item()
 
 
-@pytest.mark.parametrize("method", [greedy, Beams(3), Sampling(seed=1)])
+@pytest.mark.parametrize("method", [greedy, BeamSearch(3), Sampling(seed=1)])
 def test_log_p_is_what_the_model_gives_the_caption_in_training(model: CoCa, method: Method) -> None:
-    found = say(model, images(4), range(4), method, Bounds(2, 5))
+    found = generate_captions(model, images(4), range(4), method, LengthBounds(2, 5))
     rows = [[Tokenizer.start_id, *c.tokens, Tokenizer.end_id] for c in found]
     tokens_BL = torch.tensor([row + [Tokenizer.pad_id] * (LENGTH - len(row)) for row in rows])
     with torch.no_grad():
@@ -211,34 +220,38 @@ def test_log_p_is_what_the_model_gives_the_caption_in_training(model: CoCa, meth
     torch.testing.assert_close(caption_B2[:, 0], -torch.tensor([c.log_p for c in found], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("method", [greedy, Beams(3), Sampling(temperature=0.2, seed=1)])
+@pytest.mark.parametrize("method", [greedy, BeamSearch(3), Sampling(temperature=0.2, seed=1)])
 def test_captions_do_not_depend_on_the_batch(model: CoCa, method: Method) -> None:
     def said(batch: int) -> list[list[int]]:
         parts = [range(first, min(first + batch, 5)) for first in range(0, 5, batch)]
-        return [c.tokens for part in parts for c in say(model, images()[part], part, method, Bounds(0, 6))]
+        return [
+            c.tokens
+            for part in parts
+            for c in generate_captions(model, images()[part], part, method, LengthBounds(0, 6))
+        ]
 
     assert said(1) == said(2) == said(5)
 
 
 def test_beams_of_an_image_share_what_they_see_of_it(model: CoCa) -> None:
     with torch.inference_mode():
-        speech = CoCaSpeech(model, model.image_tokens(images(2)))
-        seen = speech.seen
-        speech.select(torch.tensor([0, 0, 0, 1, 1, 1]))
-        scores_NV = speech.feed(torch.full((6,), Tokenizer.start_id))
-        speech.select(torch.tensor([2, 0, 1, 4, 4, 5]))
-        assert speech.seen is seen
-        speech.select(torch.tensor([5, 0]))
-        again_MV = speech.feed(torch.full((2,), 320))
-    alone = CoCaSpeech(model, model.image_tokens(images(2)[1:]).detach())
+        decoding = CoCaDecoding(model, model.image_tokens(images(2)))
+        seen = decoding.image_keys_values
+        decoding.select(torch.tensor([0, 0, 0, 1, 1, 1]))
+        scores_NV = decoding.feed(torch.full((6,), Tokenizer.start_id))
+        decoding.select(torch.tensor([2, 0, 1, 4, 4, 5]))
+        assert decoding.image_keys_values is seen
+        decoding.select(torch.tensor([5, 0]))
+        again_MV = decoding.feed(torch.full((2,), 320))
+    alone = CoCaDecoding(model, model.image_tokens(images(2)[1:]).detach())
     torch.testing.assert_close(alone.feed(torch.tensor([Tokenizer.start_id]))[0], scores_NV[3])
     torch.testing.assert_close(alone.feed(torch.tensor([320]))[0], again_MV[0])
 
 
-@pytest.mark.parametrize("bounds", [Bounds(0, LENGTH - 1), Bounds(5, 4), Bounds(-1, 4)])
-def test_bounds_that_the_context_has_no_room_for_are_refused(model: CoCa, bounds: Bounds) -> None:
+@pytest.mark.parametrize("bounds", [LengthBounds(0, LENGTH - 1), LengthBounds(5, 4), LengthBounds(-1, 4)])
+def test_bounds_that_the_context_has_no_room_for_are_refused(model: CoCa, bounds: LengthBounds) -> None:
     with pytest.raises(ValueError, match=r"must lie in \[0, 10\]"):
-        say(model, images(1), range(1), greedy, bounds)
+        generate_captions(model, images(1), range(1), greedy, bounds)
 
 
 def test_a_captioner_that_has_learnt_its_pictures_says_their_captions() -> None:
@@ -253,6 +266,6 @@ def test_a_captioner_that_has_learnt_its_pictures_says_their_captions() -> None:
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.5
-    for method in (greedy, Beams(3)):
-        found = say(learner.eval(), images(3), range(3), method, Bounds(0, 10))
+    for method in (greedy, BeamSearch(3)):
+        found = generate_captions(learner.eval(), images(3), range(3), method, LengthBounds(0, 10))
         assert [tokenizer.decode(c.tokens) for c in found] == texts

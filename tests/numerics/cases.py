@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics, Objective
+from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.objective.spec import ObjectiveSpec
 from clipx.precision.spec import Precision
 from clipx.trainer.spec import compose
@@ -154,7 +154,7 @@ def score(module: Objective, x: Tensor, y: Tensor, index: Tensor, seen: int = 0)
     x, y = (t.detach().clone().requires_grad_() for t in (x, y))
     module.zero_grad()
     module.before_step(seen)
-    loss, metrics = module(x, y, index)
+    loss, metrics = module(StepInputs(x, y, index))
     loss.backward()
     assert x.grad is not None and y.grad is not None
     own = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}

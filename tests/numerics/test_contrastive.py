@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
-from clipx.objective.losses.contrastive import contrastive_loss, in_batch
+from clipx.objective.losses.contrastive import Tiling, contrastive_loss, in_batch
 
 COMM = Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu"))
 
@@ -45,13 +45,13 @@ def loss_and_gradients(function, x: Tensor, y: Tensor, scale: float) -> list[Ten
 
 
 def kernel(tile: int):
-    return lambda x, y, scale: contrastive_loss(x, y, scale, in_batch, COMM, tile)
+    return lambda x, y, scale: contrastive_loss(x, y, scale, in_batch, COMM, Tiling(tile))
 
 
 @pytest.mark.parametrize("batch", [2, 3, 7])
 def test_loss_is_the_definition(batch: int) -> None:
     x, y = features(batch)
-    loss = contrastive_loss(x, y, torch.tensor(14.0, dtype=torch.float64), in_batch, COMM, tile=2)
+    loss = contrastive_loss(x, y, torch.tensor(14.0, dtype=torch.float64), in_batch, COMM, Tiling(2))
     assert loss.item() == pytest.approx(by_double_loop(x, y, 14.0), abs=1e-12)
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipx.config.duration import Length
 from clipx.errors import ConfigError
-from clipx.objective.base import Objective
+from clipx.objective.base import Objective, StepInputs
 from clipx.trainer.spec import compose
 
 B, WIDTH = 6, 9  # of the teacher, unlike the student's
@@ -42,7 +42,7 @@ def score(module: Objective, x: Tensor, y: Tensor, given: tuple[Tensor, Tensor])
     """Loss, metrics and all gradients of a step."""
     x, y = (t.detach().clone().requires_grad_() for t in (x, y))
     module.zero_grad()
-    loss, metrics = module(x, y, torch.arange(len(x)), *given)
+    loss, metrics = module(StepInputs(x, y, torch.arange(len(x)), targets=given))
     loss.backward()
     assert x.grad is not None and y.grad is not None
     own = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
@@ -152,7 +152,7 @@ def test_a_frozen_tower_and_the_teacher_have_no_gradient() -> None:
     x, y = features(B)
     image, text = (t.requires_grad_() for t in taught())
     whole = score(build(), x, y, (image.detach(), text.detach()))
-    loss, _ = build()(x.detach(), y, torch.arange(B), image, text)
+    loss, _ = build()(StepInputs(x.detach(), y, torch.arange(B), targets=(image, text)))
     loss.backward()
     assert image.grad is text.grad is x.grad is None
     torch.testing.assert_close(y.grad, whole["text"], rtol=0, atol=0)
@@ -209,7 +209,7 @@ def same_when_compiled(compiler: Callable[[Objective], Objective]) -> None:
     expected = score(module, x, y, taught(dtype=torch.float32))
     x, y = (t.detach().requires_grad_() for t in (x, y))
     module.zero_grad()
-    loss, _ = compiler(module)(x, y, torch.arange(B), *taught(dtype=torch.float32))
+    loss, _ = compiler(module)(StepInputs(x, y, torch.arange(B), targets=taught(dtype=torch.float32)))
     loss.backward()
     found = {"loss": loss.detach(), "image": x.grad, "text": y.grad}
     assert_same(found, {name: expected[name] for name in found}, rtol=1e-5, atol=1e-6)
@@ -224,8 +224,9 @@ def test_its_tiles_are_compiled_where_the_run_asks_for_it() -> None:
     run = compose("objective=distillation", "teacher.weights=x", "compile.objective=true", "compile.backend=aot_eager")
     x, y = features(B, dtype=torch.float32)
     expected = score(build(dtype=torch.float32), x, y, taught(dtype=torch.float32))
-    with run.compile.tiles():
-        found = score(build(dtype=torch.float32), x, y, taught(dtype=torch.float32))
+    compiled = build(dtype=torch.float32)
+    run.compile.compile_objective(compiled)
+    found = score(compiled, x, y, taught(dtype=torch.float32))
     assert_same(found, expected, rtol=1e-5, atol=1e-6)
 
 

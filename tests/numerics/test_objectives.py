@@ -15,7 +15,7 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clipx.objective.base import Objective
+from clipx.objective.base import Objective, StepInputs
 from clipx.trainer.spec import compose
 
 N = 30  # samples of the data set
@@ -257,7 +257,7 @@ def test_the_gradient_is_that_of_any_function_of_the_loss(name: str) -> None:
     plain = score(build(name), x, y, torch.arange(B)).tensors
     module = build(name)
     module.before_step(0)
-    loss, _ = module(x, y, torch.arange(B))
+    loss, _ = module(StepInputs(x, y, torch.arange(B)))
     (65536 * loss + 1).backward()
     scaled = {"image": x.grad, "text": y.grad, **{n: p.grad for n, p in module.named_parameters()}}
     assert_same({n: g / 65536 for n, g in scaled.items()}, {n: plain[n] for n in scaled}, atol=1e-14)
@@ -269,12 +269,12 @@ def test_a_frozen_tower_changes_nothing_for_the_other(name: str) -> None:
     whole = score(build(name), x, y, torch.arange(B))
     module = build(name)
     module.before_step(0)
-    loss, _ = module(x.detach(), y, torch.arange(B))
+    loss, _ = module(StepInputs(x.detach(), y, torch.arange(B)))
     loss.backward()
     assert x.grad is None
     torch.testing.assert_close(y.grad, whole.text, rtol=0, atol=1e-14)
     with torch.no_grad():
-        alone, _ = build(name)(x, y, torch.arange(B))
+        alone, _ = build(name)(StepInputs(x, y, torch.arange(B)))
     assert alone.item() == loss.item()
 
 
@@ -390,7 +390,7 @@ def test_nothing_of_the_size_of_the_pairs_is_computed_or_kept(name: str) -> None
     module = build(name, "objective.tile=8", batch=size, samples=200)
     x, y = features(size, width=4)
     module.before_step(0)
-    module(x.detach(), y.detach(), torch.arange(size))  # what is there from the first step on
+    module(StepInputs(x.detach(), y.detach(), torch.arange(size)))  # what is there from the first step on
     gc.collect()
     before = {id(t) for t in tensors()}
     saved: list[Tensor] = []
@@ -398,7 +398,7 @@ def test_nothing_of_the_size_of_the_pairs_is_computed_or_kept(name: str) -> None
         torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t),
         LargestResult() as largest,
     ):
-        loss, _ = module(x, y, torch.arange(size))
+        loss, _ = module(StepInputs(x, y, torch.arange(size)))
     assert largest.numel <= 16 * size
     assert sum(t.numel() for t in saved) <= 2 * 4 * size + 20 * size  # dx, dy, and a few numbers a sample
     assert all(t.numel() <= 16 * size for t in tensors() if id(t) not in before)
@@ -667,7 +667,7 @@ def same_when_compiled(name: str, compiler: Callable[[Objective], Objective]) ->
         other.zero_grad()
         a, b = (t.detach().clone().requires_grad_() for t in (x, y))
         other.before_step(N + step * B)
-        loss, _ = compiled(a, b, torch.arange(B))
+        loss, _ = compiled(StepInputs(a, b, torch.arange(B)))
         loss.backward()
         own = {n: p.grad for n, p in other.named_parameters()}
         found = {"loss": loss.detach(), "image": a.grad, "text": b.grad, **own}

@@ -11,6 +11,7 @@ from numerics.cases import AVERAGES, EACH, SETTINGS, assert_same, build, feature
 from support import VIT, small
 
 from clipx.errors import ClipxError, ConfigError
+from clipx.objective.base import StepInputs
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
@@ -33,7 +34,7 @@ def test_a_sample_number_out_of_range_is_named_before_anything_is_kept(name: str
     index[3] = number
     module.before_step(B)
     with pytest.raises(ClipxError, match=rf"sample number {number} is out of .*\b{N}\b"):
-        module(x, y, index)
+        module(StepInputs(x, y, index))
     module.after_step(2 * B)
     assert_same({"": read(module, N)}, {"": before}, atol=0)
 
@@ -58,7 +59,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clipx.config import option
-from clipx.data import DataSpec
+from clipx.data.spec import DataSpec
 
 
 @option("data")
@@ -92,7 +93,7 @@ def test_data_without_numbers_is_refused_at_composition_where_they_are_needed(tm
 def test_one_sample_has_nothing_to_be_told_from(name: str) -> None:
     x, y = features(1)
     with pytest.raises(ConfigError, match="a global batch of 1 has no negatives: data.batch_size must be at least 2"):
-        build(name, batch=1)(x, y, torch.tensor([0]))
+        build(name, batch=1)(StepInputs(x, y, torch.tensor([0])))
 
 
 @pytest.mark.parametrize(("batch", "micro", "fix"), [

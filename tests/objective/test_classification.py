@@ -18,6 +18,7 @@ from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.evaluator.base import Embedder
+from clipx.objective.base import StepInputs
 from clipx.objective.classification import ClassificationSpec
 from clipx.objective.losses.classification import Classification
 from clipx.trainer.gradcache import forward_backward
@@ -53,7 +54,7 @@ def test_the_loss_is_cross_entropy_by_its_definition(smoothing: float) -> None:
     module = head(label_smoothing=smoothing)
     x_BD = F.normalize(torch.randn(6, 4, dtype=torch.float64), dim=1)
     label_B = torch.tensor([0, 4, 2, 2, 1, 0])
-    loss, metrics = module(x_BD, torch.empty(6, 0), torch.arange(6), label_B)
+    loss, metrics = module(StepInputs(x_BD, torch.empty(6, 0), torch.arange(6), targets=(label_B,)))
     log_p = (10 * x_BD @ module.head_CD.T).log_softmax(1)
     target = (1 - smoothing) * F.one_hot(label_B, 5) + smoothing / 5
     torch.testing.assert_close(loss, -(target * log_p).sum(1).mean(), rtol=0, atol=1e-6)
@@ -65,31 +66,35 @@ def test_the_head_begins_as_the_zero_shot_classifier(zero: Path, tmp_path: Path)
     found = {}
     for kind in ("zeroshot", "random"):
         t = fine(zero, tmp_path / kind, f"objective.head={kind}", "evaluator=[zeroshot]")
-        embedder = Embedder.build(t.model, t.spec.model, t.spec.data, t.comm, t.precision, lambda bad: None)
+        embedder = Embedder.build(
+            t.learner.model, t.spec.model, t.spec.data, t.comm, t.learner.precision, lambda bad: None
+        )
         assert t.dataset.held_out is not None
         images = embedder.images(t.dataset.held_out, 256)
-        own = t.objective.score(images.image, images.labels)["top1"]
-        found[kind] = own, t.suite.evaluate(["zeroshot"], embedder)["eval/zeroshot/top1"]
+        own = t.learner.objective.score(images.image, images.labels)["top1"]
+        found[kind] = own, t.evaluation.suite.evaluate(["zeroshot"], embedder)["eval/zeroshot/top1"]
         t.close()
-        assert isinstance(t.objective, Classification)
-        norms = t.objective.head_CD.norm(dim=1)
+        assert isinstance(t.learner.objective, Classification)
+        norms = t.learner.objective.head_CD.norm(dim=1)
         assert (kind == "zeroshot") == torch.allclose(norms, torch.ones_like(norms), atol=1e-6)
     assert found["zeroshot"][0] == found["zeroshot"][1] == found["random"][1] != found["random"][0]
 
 
 def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
     batch = next(iter(t._batches()))
-    for module in (t.model, t.objective):
+    for module in (t.learner.model, t.learner.objective):
         module.zero_grad()
-    loss, metrics = forward_backward(t.model, t.objective, batch, micro_batches, t.comm, t.precision)
-    named = (*t.model.named_parameters(), *t.objective.named_parameters())
+    loss, metrics = forward_backward(
+        t.learner.model, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision
+    )
+    named = (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
     return {"loss": loss, "top1": metrics["top1"], **{n: p.grad.clone() for n, p in named if p.grad is not None}}
 
 
 def test_gradients_in_micro_batches_are_those_of_the_whole_batch(zero: Path, tmp_path: Path) -> None:
     t = fine(zero, tmp_path / "x", "precision=fp64", "checkpoint=none")
     whole = gradients(t, 1)
-    images = {n for n, _ in t.model.named_parameters() if n.startswith("image.")}
+    images = {n for n, _ in t.learner.model.named_parameters() if n.startswith("image.")}
     assert whole.keys() == {"loss", "top1", "head_CD", "temperature.log_scale"} | images
     for name, value in gradients(t, 4).items():
         torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-10, msg=name)
@@ -101,7 +106,7 @@ def test_the_text_tower_is_not_computed(zero: Path, tmp_path: Path) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("the text tower was computed")
 
-    t.model.text.register_forward_pre_hook(fail)
+    t.learner.model.text.register_forward_pre_hook(fail)
     t.fit()
     assert all(row["train/tokens_per_second"] == 0 for row in rows(tmp_path / "x"))
 
@@ -194,8 +199,8 @@ def test_what_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...
 def test_both_towers_may_be_locked_beside_a_head(zero: Path, tmp_path: Path) -> None:
     """Which is a linear probe: the head moves, the model does not."""
     t = fine(zero, tmp_path / "x", "model.image.lock=all")
-    before = {n: x.clone() for n, x in t.model.state_dict().items()}
-    head_CD = t.objective.state_dict()["head_CD"].clone()
+    before = {n: x.clone() for n, x in t.learner.model.state_dict().items()}
+    head_CD = t.learner.objective.state_dict()["head_CD"].clone()
     t.fit()
-    assert all(torch.equal(x, before[n]) for n, x in t.model.state_dict().items())
-    assert not torch.equal(t.objective.state_dict()["head_CD"], head_CD)
+    assert all(torch.equal(x, before[n]) for n, x in t.learner.model.state_dict().items())
+    assert not torch.equal(t.learner.objective.state_dict()["head_CD"], head_CD)

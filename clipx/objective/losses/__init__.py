@@ -1,0 +1,1 @@
+"""The mathematics of the objectives: kernels over tiles of pairs, temperatures, state of each sample."""

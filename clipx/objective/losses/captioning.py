@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics
+from clipx.objective.base import Metrics, StepInputs
 from clipx.objective.losses.contrastive import Contrastive, Normaliser
 from clipx.objective.losses.temperature import Temperature
 
@@ -28,11 +28,11 @@ class Captioning(Contrastive):
         super().__init__(comm, temperature, normaliser, tile)
         self.contrastive_weight, self.caption_weight = contrastive_weight, caption_weight
 
-    def forward(  # type: ignore[override]  # a captioner gives more than embeddings
-        self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor, caption_b2: Tensor
-    ) -> tuple[Tensor, Metrics]:
-        """caption_b2: each caption's -log p, summed over its tokens, and their number."""
-        contrastive, metrics = super().forward(image_bD, text_bD, index_b)
+    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
+        """Takes one more output of the model, caption_b2: -log p of each caption, summed over its tokens, and their
+        number."""
+        (caption_b2,) = inputs.outputs
+        contrastive, metrics = super().forward(inputs)
         caption = token_mean(caption_b2, self.comm)
         loss = self.contrastive_weight * contrastive + self.caption_weight * caption
         return loss, {"contrastive_loss": contrastive.detach(), "caption_loss": caption.detach(), **metrics}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.errors import require
-from clipx.objective.base import Metrics, Objective
+from clipx.objective.base import Compiler, Metrics, Objective, StepInputs
 from clipx.objective.losses.temperature import Temperature
 
 Normaliser = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
@@ -42,17 +42,51 @@ def negatives_only(lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, 
     return lse_b2, lse_b2 - pos_b2
 
 
-class Contrastive(Objective):
+def tile_lse(s: Tensor, alpha: Tensor, side: int) -> Tensor:
+    """log Σ exp(α s) over each row of a tile (side 0) or each column (1); α 0-dim, or one for each."""
+    z = s * (alpha if alpha.ndim == 0 else alpha.unsqueeze(1 - side))
+    return torch.logsumexp(z, 1 - side)
+
+
+def tile_softmax(s: Tensor, alpha: Tensor, a_r: Tensor, a_c: Tensor) -> Tensor:
+    """exp(α s_ij - ar_i) + exp(α s_ij - ac_j) of a tile. Overwrites s."""
+    z = s.mul_(alpha)
+    return (z - a_r[:, None]).exp_().add_(z.sub_(a_c).exp_())
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Edge of the square tiles, and the functions that compute on one."""
+
+    size: int
+    lse: Callable[[Tensor, Tensor, int], Tensor] = tile_lse
+    softmax: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = tile_softmax
+
+    def compiled(self, compiler: Compiler) -> Tiling:
+        return Tiling(self.size, compiler(self.lse), compiler(self.softmax))
+
+
+class TiledObjective(Objective):
+    """An objective over the tiles of this kernel, which it can compile."""
+
+    def __init__(self, comm: Comm, tile: int) -> None:
+        super().__init__()
+        self.comm, self.tiling = comm, Tiling(tile)
+
+    def compile_tiles(self, compiler: Compiler) -> None:
+        self.tiling = self.tiling.compiled(compiler)
+
+
+class Contrastive(TiledObjective):
     """A symmetric contrastive loss whose normaliser comes from the batch alone."""
 
     def __init__(self, comm: Comm, temperature: Temperature, normaliser: Normaliser, tile: int) -> None:
-        super().__init__()
-        self.comm, self.normaliser, self.tile = comm, normaliser, tile
-        self.temperature = temperature
+        super().__init__(comm, tile)
+        self.normaliser, self.temperature = normaliser, temperature
 
-    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
+    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
         scale = self.temperature()
-        loss = contrastive_loss(image_bD, text_bD, scale, self.normaliser, self.comm, self.tile)
+        loss = contrastive_loss(inputs.image, inputs.text, scale, self.normaliser, self.comm, self.tiling)
         return loss, {"temperature": 1 / scale.detach()}
 
     def after_step(self, samples_seen: int) -> None:
@@ -61,10 +95,10 @@ class Contrastive(Objective):
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # collectives and state: it runs as it is
 def contrastive_loss(
-    image_bD: Tensor, text_bD: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tile: int
+    image_bD: Tensor, text_bD: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tiling: Tiling
 ) -> Tensor:
     """The global loss, 0-dim, at one temperature for all (`scale`: α, 0-dim). Gradients: see `Objective`."""
-    loss: Tensor = _ContrastiveLoss.apply(image_bD, text_bD, scale, normaliser, comm, tile)
+    loss: Tensor = _ContrastiveLoss.apply(image_bD, text_bD, scale, normaliser, comm, tiling)
     return loss
 
 
@@ -76,14 +110,14 @@ def individual_loss(
     weight_b2: Tensor,
     normaliser: Normaliser,
     comm: Comm,
-    tile: int,
+    tiling: Tiling,
 ) -> tuple[Tensor, Tensor]:
     """As `contrastive_loss` with an α and a weight of the gradient for each row and column, both of them given.
 
     Returns the loss, and Σ_{j≠i} exp(z_ij - a_i)·(z_ij - pos_i) of each row and column, [b, 2]: what the gradient with
     respect to a sample's own temperature is made of. It carries no gradient.
     """
-    loss, tilt_b2 = _IndividualLoss.apply(image_bD, text_bD, scale_b2, weight_b2, normaliser, comm, tile)
+    loss, tilt_b2 = _IndividualLoss.apply(image_bD, text_bD, scale_b2, weight_b2, normaliser, comm, tiling)
     return loss, tilt_b2
 
 
@@ -93,17 +127,17 @@ class _ContrastiveLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, image: Tensor, text: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tile: int
+        ctx: Any, image: Tensor, text: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tiling: Tiling
     ) -> Tensor:
         with full_precision(image.device.type):
-            pairs = Pairs.gather(image, text, comm, tile)
+            pairs = Pairs.gather(image, text, comm, tiling)
             alpha = scale.to(pairs.dtype)
             lse_b2 = pairs.lse(alpha)
             a_b2, loss_b2 = normaliser(lse_b2, alpha * pairs.own()[:, None].expand(-1, 2), pairs.batch)
             stats_B3 = comm.gather(torch.cat([a_b2, loss_b2.mean(1, keepdim=True)], 1))
             if any(ctx.needs_input_grad[:3]):
                 diagonal_b = -(lse_b2 - a_b2).exp().sum(1)
-                dx, dy = pairs.gradients(_Softmax(alpha, stats_B3[:, :2]), diagonal_b)
+                dx, dy = pairs.gradients(_Softmax(alpha, stats_B3[:, :2], tiling), diagonal_b)
                 w = alpha / (2 * pairs.batch)
                 dx, dy = dx.mul_(w), dy.mul_(w)
                 dscale = pairs.dot(dx) / alpha
@@ -125,10 +159,10 @@ class _IndividualLoss(torch.autograd.Function):
         weight: Tensor,
         normaliser: Normaliser,
         comm: Comm,
-        tile: int,
+        tiling: Tiling,
     ) -> tuple[Tensor, Tensor]:
         with full_precision(image.device.type):
-            pairs = Pairs.gather(image, text, comm, tile)
+            pairs = Pairs.gather(image, text, comm, tiling)
             alpha_b2, weight_b2 = scale.to(pairs.dtype), weight.to(pairs.dtype)
             pos_b2 = alpha_b2 * pairs.own()[:, None]
             lse_b2 = pairs.lse(alpha_b2)
@@ -180,17 +214,17 @@ class Pairs:
     x_BD: Tensor
     y_BD: Tensor
     first: int  # number of this rank's first sample in the global batch
-    tile: int
+    tiling: Tiling
 
     @classmethod
-    def gather(cls, image_bD: Tensor, text_bD: Tensor, comm: Comm, tile: int) -> Pairs:
+    def gather(cls, image_bD: Tensor, text_bD: Tensor, comm: Comm, tiling: Tiling) -> Pairs:
         """The one collective over features. Raises ClipxError where there is nothing to contrast with."""
         batch = comm.world * len(image_bD)
         require(batch >= 2, f"a global batch of {batch} has no negatives: data.batch_size must be at least 2")
         dtype = torch.promote_types(image_bD.dtype, torch.float32)
         x_bD, y_bD = image_bD.detach().to(dtype), text_bD.detach().to(dtype)
-        x_BD, y_BD = comm.gather_together(x_bD, y_bD)
-        return cls(x_bD, y_bD, x_BD, y_BD, comm.rank * len(x_bD), tile)
+        x_BD, y_BD = comm.gather_coalesced(x_bD, y_bD)
+        return cls(x_bD, y_bD, x_BD, y_BD, comm.rank * len(x_bD), tiling)
 
     @property
     def batch(self) -> int:
@@ -211,8 +245,8 @@ class Pairs:
     def tiles(self) -> Iterator[Tile]:
         """All that lie in this rank's rows or columns, each once."""
         first, end = self.first, self.first + len(self.x_bD)
-        own = _cut(first, end, self.tile)
-        others = _cut(0, first, self.tile) + _cut(end, self.batch, self.tile)
+        own = _cut(first, end, self.tiling.size)
+        others = _cut(0, first, self.tiling.size) + _cut(end, self.batch, self.tiling.size)
         yield from (Tile(rows, cols, True, True) for rows in own for cols in own)
         yield from (Tile(rows, cols, True, False) for rows in own for cols in others)
         yield from (Tile(rows, cols, False, True) for rows in others for cols in own)
@@ -234,7 +268,7 @@ class Pairs:
             for side in tile.own_sides():
                 mine = self.local(tile.part(side))
                 alpha = scale if scale.ndim == 0 else scale[mine, side]
-                lse_b2[mine, side] = torch.logaddexp(lse_b2[mine, side], tile_lse(s, alpha, side))
+                lse_b2[mine, side] = torch.logaddexp(lse_b2[mine, side], self.tiling.lse(s, alpha, side))
         return lse_b2
 
     def gradients(self, weights: Callable[[Tensor, Tile], Tensor], diagonal_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,11 +293,12 @@ class Pairs:
 class _Softmax:
     """exp(z_ij - ar_i) + exp(z_ij - ac_j) at one temperature."""
 
-    def __init__(self, alpha: Tensor, a_B2: Tensor) -> None:
+    def __init__(self, alpha: Tensor, a_B2: Tensor, tiling: Tiling) -> None:
         self.alpha, self.a_rB, self.a_cB = alpha, *a_B2.unbind(1)
+        self.tiling = tiling
 
     def __call__(self, s: Tensor, tile: Tile) -> Tensor:
-        return tile_softmax(s, self.alpha, self.a_rB[tile.rows], self.a_cB[tile.cols])
+        return self.tiling.softmax(s, self.alpha, self.a_rB[tile.rows], self.a_cB[tile.cols])
 
 
 class _IndividualSoftmax:
@@ -285,18 +320,6 @@ class _IndividualSoftmax:
                 diagonal(pz, tile).zero_()
                 self.expected_b2[self.pairs.local(part), side] += pz.sum(1 - side)
         return out
-
-
-def tile_lse(s: Tensor, alpha: Tensor, side: int) -> Tensor:
-    """log Σ exp(α s) over each row of a tile (side 0) or each column (1); α 0-dim, or one for each."""
-    z = s * (alpha if alpha.ndim == 0 else alpha.unsqueeze(1 - side))
-    return torch.logsumexp(z, 1 - side)
-
-
-def tile_softmax(s: Tensor, alpha: Tensor, a_r: Tensor, a_c: Tensor) -> Tensor:
-    """exp(α s_ij - ar_i) + exp(α s_ij - ac_j) of a tile. Overwrites s."""
-    z = s.mul_(alpha)
-    return (z - a_r[:, None]).exp_().add_(z.sub_(a_c).exp_())
 
 
 def _cut(start: int, stop: int, tile: int) -> list[slice]:

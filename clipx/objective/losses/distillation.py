@@ -17,28 +17,26 @@ import torch
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics, Objective
-from clipx.objective.losses import contrastive
-from clipx.objective.losses.contrastive import Pairs, Tile, diagonal, full_precision, in_batch
+from clipx.objective.base import Metrics, StepInputs
+from clipx.objective.losses.contrastive import Pairs, Tile, TiledObjective, Tiling, diagonal, full_precision, in_batch
 from clipx.objective.losses.temperature import Temperature
 
 Weights = tuple[float, float]
 """Of the contrastive loss, and of distillation."""
 
 
-class Distillation(Objective):
-    """Learns one temperature. Given the teacher's image_bT and text_bT, whose products are its logits."""
+class Distillation(TiledObjective):
+    """Learns one temperature. Targets: the teacher's image_bT and text_bT, whose products are its logits."""
 
     def __init__(self, comm: Comm, temperature: Temperature, weights: Weights, tile: int) -> None:
-        super().__init__()
-        self.comm, self.weights, self.tile = comm, weights, tile
-        self.temperature = temperature
+        super().__init__(comm, tile)
+        self.weights, self.temperature = weights, temperature
 
-    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor, *given_bT: Tensor) -> tuple[Tensor, Metrics]:
-        teacher_image_bT, teacher_text_bT = given_bT
+    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
+        teacher_image_bT, teacher_text_bT = inputs.targets
         scale = self.temperature()
         loss, contrastive_loss, distill_loss = distillation_loss(
-            image_bD, text_bD, scale, teacher_image_bT, teacher_text_bT, self.weights, self.comm, self.tile
+            inputs.image, inputs.text, scale, teacher_image_bT, teacher_text_bT, self.weights, self.comm, self.tiling
         )
         told = {"contrastive_loss": contrastive_loss, "distill_loss": distill_loss}
         return loss, {**told, "temperature": 1 / scale.detach()}
@@ -56,14 +54,14 @@ def distillation_loss(
     teacher_text_bT: Tensor,
     weights: Weights,
     comm: Comm,
-    tile: int,
+    tiling: Tiling,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The global loss, its contrastive and its distilled part without their weights; 0-dim, the parts without gradient.
 
     `scale`: α, 0-dim. Gradients: see `Objective`; the teacher has none.
     """
     loss, parts_2 = _DistillationLoss.apply(
-        image_bD, text_bD, scale, teacher_image_bT, teacher_text_bT, weights, comm, tile
+        image_bD, text_bD, scale, teacher_image_bT, teacher_text_bT, weights, comm, tiling
     )
     return loss, parts_2[0], parts_2[1]
 
@@ -79,11 +77,11 @@ class _DistillationLoss(torch.autograd.Function):
         teacher_text: Tensor,
         weights: Weights,
         comm: Comm,
-        tile: int,
+        tiling: Tiling,
     ) -> tuple[Tensor, Tensor]:
         with full_precision(image.device.type):
-            pairs = Pairs.gather(image, text, comm, tile)
-            taught = Pairs.gather(teacher_image.to(pairs.dtype), teacher_text.to(pairs.dtype), comm, tile)
+            pairs = Pairs.gather(image, text, comm, tiling)
+            taught = Pairs.gather(teacher_image.to(pairs.dtype), teacher_text.to(pairs.dtype), comm, tiling)
             alpha, by_contrast, by_teacher = scale.to(pairs.dtype), *weights
             lse_b2, pos_b2, a_b2 = _normalisers(pairs, alpha)
             taught_lse_b2, _, taught_a_b2 = _normalisers(taught, torch.ones_like(alpha))
@@ -128,7 +126,7 @@ class _Softmaxes:
     def __call__(self, s: Tensor, tile: Tile) -> Tensor:
         w, z = self.taught.similarities(tile), s * self.alpha
         a_r, a_c = self.a_B2[tile.rows, 0], self.a_B2[tile.cols, 1]
-        g = contrastive.tile_softmax(s, self.alpha, a_r, a_c).mul_(self.both)
+        g = self.pairs.tiling.softmax(s, self.alpha, a_r, a_c).mul_(self.both)
         for side in (0, 1):
             part = tile.part(side)
             p = (w - self.taught_a_B2[part, side].unsqueeze(1 - side)).exp_()

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics, Objective
-from clipx.objective.losses.contrastive import contrastive_loss, individual_loss
+from clipx.objective.base import Metrics, StepInputs
+from clipx.objective.losses.contrastive import TiledObjective, contrastive_loss, individual_loss
 from clipx.objective.losses.sample_state import SampleTable, repeated_later
 from clipx.objective.losses.temperature import SampleTemperature, Temperature
 
@@ -45,12 +45,12 @@ class MovingAverage:
         return torch.logaddexp(log_u, self.log_eps)
 
 
-class FCCO(Objective):
+class FCCO(TiledObjective):
     """What all of them share: the table of per-sample state, γ, and when state is committed."""
 
     def __init__(self, comm: Comm, table: SampleTable, gamma: Gamma, eps: float, tile: int) -> None:
-        super().__init__()
-        self.comm, self.table, self.schedule, self.eps, self.tile = comm, table, gamma, eps, tile
+        super().__init__(comm, tile)
+        self.table, self.schedule, self.eps = table, gamma, eps
         self.gamma = gamma(0)
         self._pending: tuple[Tensor, Tensor] | None = None  # the batch's numbers and new rows, until the step is made
 
@@ -93,12 +93,12 @@ class GlobalFCCO(FCCO):
         FCCO.before_step(self, samples_seen)
         self.temperature.before_step()
 
-    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
-        index_B = self.table.numbers(index_b)
+    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
+        index_B = self.table.numbers(inputs.index)
         average = MovingAverage(self.table.take(index_B), self.gamma, self.eps)
         alpha = self.temperature()
         inner = scale_gradient(alpha, self.kappa)
-        contrast = contrastive_loss(image_bD, text_bD, inner, average, self.comm, self.tile)
+        contrast = contrastive_loss(inputs.image, inputs.text, inner, average, self.comm, self.tiling)
         log_u_B2 = self.comm.gather(average.log_u_b2)
         self._pending = index_B, log_u_B2
         loss = self.combine(contrast, scale_gradient(alpha, 1 / self.comm.world), log_u_B2.mean())
@@ -158,8 +158,8 @@ class IndividualFCCO(FCCO):
         FCCO.before_step(self, samples_seen)
         self.epoch = samples_seen // self.table.samples
 
-    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
-        index_B = self.table.numbers(index_b)
+    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
+        index_B = self.table.numbers(inputs.index)
         rows_b8 = self.table.take(index_B)
         average = MovingAverage(rows_b8[:, :2], self.gamma, self.eps)
         tau_b2 = self.temperature.tau(rows_b8[:, 2:])
@@ -169,7 +169,9 @@ class IndividualFCCO(FCCO):
             return a_b2, tau_b2 * (log_b2 + self.rho)
 
         weight_b2 = tau_b2 if self.weighted else torch.ones_like(tau_b2)
-        loss, tilt_b2 = individual_loss(image_bD, text_bD, 1 / tau_b2, weight_b2, normaliser, self.comm, self.tile)
+        loss, tilt_b2 = individual_loss(
+            inputs.image, inputs.text, 1 / tau_b2, weight_b2, normaliser, self.comm, self.tiling
+        )
         grad_b2 = average.loss(average.log_u_b2) + self.rho - tilt_b2
         moved_b6 = self.temperature.step(rows_b8[:, 2:], grad_b2, self.epoch)
         rows_B10 = self.comm.gather(torch.cat([average.log_u_b2, moved_b6, tau_b2], 1))

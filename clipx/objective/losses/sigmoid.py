@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics, Objective
-from clipx.objective.losses.contrastive import Pairs, Tile, diagonal, full_precision
+from clipx.objective.base import Metrics, Objective, StepInputs
+from clipx.objective.losses.contrastive import Pairs, Tile, Tiling, diagonal, full_precision
 from clipx.objective.losses.temperature import Temperature
 
 
@@ -22,13 +22,13 @@ class Sigmoid(Objective):
 
     def __init__(self, comm: Comm, temperature: Temperature, init_bias: float, tile: int) -> None:
         super().__init__()
-        self.comm, self.tile = comm, tile
+        self.comm, self.tiling = comm, Tiling(tile)
         self.temperature = temperature
         self.bias = nn.Parameter(torch.tensor(init_bias))
 
-    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
+    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
         scale = self.temperature()
-        loss = sigmoid_loss(image_bD, text_bD, scale, self.bias, self.comm, self.tile)
+        loss = sigmoid_loss(inputs.image, inputs.text, scale, self.bias, self.comm, self.tiling)
         return loss, {"temperature": 1 / scale.detach(), "bias": self.bias.detach().clone()}
 
     @torch.no_grad()
@@ -41,17 +41,19 @@ class Sigmoid(Objective):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def sigmoid_loss(image_bD: Tensor, text_bD: Tensor, scale: Tensor, bias: Tensor, comm: Comm, tile: int) -> Tensor:
+def sigmoid_loss(image_bD: Tensor, text_bD: Tensor, scale: Tensor, bias: Tensor, comm: Comm, tiling: Tiling) -> Tensor:
     """The global loss, 0-dim; `scale` α and `bias` β, 0-dim. Gradients: see `Objective`."""
-    loss: Tensor = _SigmoidLoss.apply(image_bD, text_bD, scale, bias, comm, tile)
+    loss: Tensor = _SigmoidLoss.apply(image_bD, text_bD, scale, bias, comm, tiling)
     return loss
 
 
 class _SigmoidLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor, comm: Comm, tile: int) -> Tensor:
+    def forward(
+        ctx: Any, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor, comm: Comm, tiling: Tiling
+    ) -> Tensor:
         with full_precision(image.device.type):
-            pairs = Pairs.gather(image, text, comm, tile)
+            pairs = Pairs.gather(image, text, comm, tiling)
             alpha, beta = scale.to(pairs.dtype), bias.to(pairs.dtype)
             own_z_b = alpha * pairs.own() + beta
             weights = _Weights(alpha, beta)

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipx.config.duration import Length
-from clipx.config.registry import option
-from clipx.distributed.comm import Comm
+from clipx.config import Length, option
+from clipx.distributed import Comm
 from clipx.errors import require
-from clipx.objective.base import Metrics, Objective
-from clipx.objective.spec import ObjectiveSpec
+from clipx.objective import ObjectiveSpec
+from clipx.objective.base import Metrics, Objective, StepInputs
 
 
 @option("objective")  # its options: /schema/objective/hinge
@@ -33,8 +32,8 @@ class Hinge(Objective):
         super().__init__()
         self.comm, self.margin = comm, margin
 
-    def forward(self, image_bD: Tensor, text_bD: Tensor, index_b: Tensor) -> tuple[Tensor, Metrics]:
-        score_BB = self.everyone(image_bD) @ self.everyone(text_bD).T
+    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
+        score_BB = self.everyone(inputs.image) @ self.everyone(inputs.text).T
         right_B = score_BB.diagonal()
         wrong_BB = ~torch.eye(len(score_BB), dtype=torch.bool, device=score_BB.device)
         of_image_BB = (self.margin + score_BB - right_B[:, None]).relu() * wrong_BB

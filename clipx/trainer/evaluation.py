@@ -1,0 +1,54 @@
+"""Evaluates a run while it trains: which evaluators are due, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from clipx.config.duration import Cadence, Length
+from clipx.data.source import BadRecord, Source
+from clipx.distributed.comm import Comm
+from clipx.evaluator.base import Embedder
+from clipx.evaluator.suite import Suite
+from clipx.trainer.learner import Learner
+from clipx.trainer.spec import RunSpec
+
+_IMAGES = 256  # embedded at a time, for an objective with a head
+
+
+class PeriodicEvaluation:
+    """Evaluates at the cadence of each evaluator. `overdue` names what is due and not done; a checkpoint keeps it."""
+
+    overdue: list[str]
+
+    def __init__(self, spec: RunSpec, suite: Suite, held_out: Source | None, length: Length, comm: Comm) -> None:
+        """`held_out`: the run's own held-out data, which the head of an objective is scored on."""
+        self.spec, self.suite, self.held_out, self.comm = spec, suite, held_out, comm
+        self.overdue = []
+        self._cadences = {
+            name: Cadence.parse(evaluator.every, f"evaluator.{name}.every", length)
+            for name, evaluator in spec.evaluator.items()
+        }
+
+    def add_due(self, before: int, after: int) -> None:
+        """Adds what is due between two numbers of samples seen."""
+        self.overdue += [name for name, cadence in self._cadences.items() if cadence.due(before, after)]
+
+    def add_at_end(self) -> None:
+        """Leaves what is due at the end of the run."""
+        self.overdue = [name for name, cadence in self._cadences.items() if cadence.at_end]
+
+    def run(
+        self, learner: Learner, quarantine: Callable[[Sequence[BadRecord]], None], heartbeat: Callable[[], None]
+    ) -> dict[str, float]:
+        """Evaluates what is overdue, with the average of the weights where there is one. Collective."""
+        names, self.overdue = self.overdue, []
+        model = learner.model if learner.average is None else learner.average.model
+        embedder = Embedder.build(
+            model, self.spec.model, self.spec.data, self.comm, learner.precision, quarantine, heartbeat
+        )
+        numbers = self.suite.evaluate(names, embedder)
+        if self.spec.objective.has_head and self.held_out is not None:
+            images = embedder.images(self.held_out, _IMAGES)
+            scores = learner.objective.score(images.image, images.labels)
+            numbers |= {f"eval/head/{name}": score for name, score in scores.items()}
+        return numbers
