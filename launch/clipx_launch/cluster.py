@@ -55,14 +55,14 @@ def check_site(spec: SlurmSpec) -> None:
         ("mem_gb", spec.mem_gb or 0, "memory_gb", "GB"),
     )
     for key, wanted, have, unit in limits:
-        most = max((getattr(group, have) for group in able), default=0)
+        maximum = max((getattr(group, have) for group in able), default=0)
         require(
-            wanted <= most,
-            f"hydra.launcher.{key}={wanted} is more than a node of {where} has: {most:g} {unit} at most",
+            wanted <= maximum,
+            f"hydra.launcher.{key}={wanted} is more than a node of {where} has: {maximum:g} {unit} at most",
         )
         able = [group for group in able if getattr(group, have) >= wanted]
-    most = sum(group.count for group in able)
-    require(spec.nodes <= most, f"hydra.launcher.nodes={spec.nodes} is more than {where} has: {most} such nodes")
+    maximum = sum(group.count for group in able)
+    require(spec.nodes <= maximum, f"hydra.launcher.nodes={spec.nodes} is more than {where} has: {maximum} such nodes")
     limits_m = [group.minutes for group in able]
     longest = max(filter(None, limits_m), default=0)
     require(
@@ -144,9 +144,9 @@ def _accounting_states(ids: Collection[str]) -> dict[str, str]:
     except SlurmError:
         return {}
     found: dict[str, str] = {}
-    for name, said in (line.split("|") for line in lines):
+    for name, text in (line.split("|") for line in lines):
         job, _, tasks = name.partition("_")
-        state = said.partition(" ")[0]  # of "CANCELLED by 0"
+        state = text.partition(" ")[0]  # of "CANCELLED by 0"
         if state not in _ACTIVE:
             found |= dict.fromkeys([f"{job}_{task}" for task in _task_ids(tasks.strip("[]"))] or [name], state)
     return found
@@ -165,6 +165,6 @@ def run_slurm(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SlurmError(f"{command[0]} does not answer ({error}): ask whoever runs the cluster") from None
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise SlurmError(f"{' '.join(command[:3])} failed: {said}")
+        output = " ".join((done.stderr or done.stdout).split())
+        raise SlurmError(f"{' '.join(command[:3])} failed: {output}")
     return done.stdout.strip()

@@ -113,8 +113,8 @@ class _Runner:
         with ExitStack() as logs:
             for rank in range(tasks):
                 log: IO[bytes] = logs.enter_context((point.logs / f"local.{rank}.log").open("ab"))
-                own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": tasks, "MASTER_PORT": port}
-                ranks = {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
+                numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": tasks, "MASTER_PORT": port}
+                ranks = {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
                 processes.append(
                     subprocess.Popen(
                         [self._spec.python or sys.executable, "-u", "-m", snapshot.MODULE, str(point.folder)],

@@ -82,11 +82,11 @@ class NetworkSpec:
 
     def check(self, device: str) -> None:
         """Raises ConfigError where what is set has no effect on the run's device."""
-        ours = ("gloo_interface", "interface")
-        own = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) is not None and f.name not in ours]
+        set_keys = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) is not None]
+        nccl_keys = [key for key in set_keys if key not in ("gloo_interface", "interface")]
         require(
-            device != "cpu" or not own,
-            f"{_KEY}.{next(iter(own), '')} is NCCL's and has no effect on the CPU: leave it out, or use GPUs",
+            device != "cpu" or not nccl_keys,
+            f"{_KEY}.{next(iter(nccl_keys), '')} is NCCL's and has no effect on the CPU: leave it out, or use GPUs",
         )
 
     def variables(self) -> dict[str, str]:

@@ -97,14 +97,14 @@ class Point:
 
     def write_result(self, result: Result) -> None:
         """Writes how the point ended, unless another rank has: the first knows the cause."""
-        own = self.launch_dir / f".result.{os.getpid()}"
-        own.write_text(json.dumps(dataclasses.asdict(result)) + "\n", encoding="utf-8")
+        partial = self.launch_dir / f".result.{os.getpid()}"
+        partial.write_text(json.dumps(dataclasses.asdict(result)) + "\n", encoding="utf-8")
         try:
-            os.link(own, self.launch_dir / "result.json")
+            os.link(partial, self.launch_dir / "result.json")
         except FileExistsError:
             pass
         finally:
-            own.unlink()
+            partial.unlink()
 
 
 def launch_dir(folder: Path) -> Path:

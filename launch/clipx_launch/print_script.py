@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     before, sys.argv = sys.argv, ["clipx.train", *command]
     try:
         train()
-    except SystemExit as left:
-        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     finally:
         sys.argv = before
     return 0
@@ -42,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def hydra_arguments(words: Sequence[str]) -> list[str]:
     """The words of `clipx.train` that have a launcher print it. Raises ConfigError."""
-    own, overrides = list(words), []
-    if "--" in own:
-        place = own.index("--")
-        own, overrides = own[:place], own[place + 1 :]
-    kind = own.pop(0) if own and "=" not in own[0] else "sbatch"
+    launcher_words, overrides = list(words), []
+    if "--" in launcher_words:
+        separator = launcher_words.index("--")
+        launcher_words, overrides = launcher_words[:separator], launcher_words[separator + 1 :]
+    kind = launcher_words.pop(0) if launcher_words and "=" not in launcher_words[0] else "sbatch"
     require(kind in _LAUNCHERS, f"{kind} is no script: write sbatch or torchrun, then KEY=VALUE, --, and the run")
     launcher, keys = _LAUNCHERS[kind], []
-    for word in own:
+    for word in launcher_words:
         key, equals, value = word.partition("=")
         require(bool(equals), f"{word} is not KEY=VALUE: what `clipx.train` takes comes after --")
         require(key != "submit", f"{word} is not this command's to say: submit what it prints, or launch by -m")

@@ -76,7 +76,7 @@ def sbatch_script(
 
 def _body(spec: SlurmSpec, points: Sequence[Path], code: Mapping[str, str]) -> str:
     """What follows the directives."""
-    own = {name: value for name, value in code.items() if name != "PYTHONPATH"}
+    variables = {name: value for name, value in code.items() if name != "PYTHONPATH"}
     command = (_TORCHRUN if spec.style is LaunchStyle.torchrun else _SRUN).format(
         python=spec.python or shlex.quote(sys.executable),
         srun="".join(f"{shlex.quote(option)} " for option in spec.srun),
@@ -88,7 +88,7 @@ def _body(spec: SlurmSpec, points: Sequence[Path], code: Mapping[str, str]) -> s
     return _SCRIPT.format(
         points="\n".join(shlex.quote(str(folder)) for folder in points),
         setup="\n".join(spec.setup),
-        environment=exports({"PYTHONUNBUFFERED": "1", **own, **spec.variables}),
+        environment=exports({"PYTHONUNBUFFERED": "1", **variables, **spec.variables}),
         code=shlex.quote(code["PYTHONPATH"]),
         command=command,
         max_requeue=spec.max_requeue,

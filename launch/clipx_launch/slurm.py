@@ -100,22 +100,22 @@ def _print_script(sweep: Sweep, spec: SlurmSpec) -> None:
 def _link_script(written: Path, points: list[Planned]) -> None:
     """Links a script into the folder of each of its points."""
     for planned in points:
-        own = planned.point.launch_dir / "script.sh"
-        if own == written:  # the only point's folder is the sweep's
+        link = planned.point.launch_dir / "script.sh"
+        if link == written:  # the only point's folder is the sweep's
             continue
-        own.unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
         with suppress(OSError):  # another file system has no links to this one
-            os.link(written, own)
+            os.link(written, link)
 
 
 def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
     """Submits all points or none: where SLURM refuses one array, those before it are cancelled."""
     code = _create_folders(sweep, spec)
-    most = cluster.max_array_size()
+    limit = cluster.max_array_size()
     points = sweep.pending
     jobs: list[str] = []
-    for start in range(0, len(points), most):
-        part = points[start : start + most]
+    for start in range(0, len(points), limit):
+        part = points[start : start + limit]
         # SLURM's limit of tasks at a time is each array's own: one after the other they keep to it together.
         after = jobs[-1] if jobs and spec.parallelism else None
         try:
@@ -123,8 +123,8 @@ def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
         except (FailedJobError, FailedSubmissionError) as error:
             if jobs:
                 cluster.run_slurm("scancel", *jobs)
-            said = re.findall(r"sbatch: (?:error: )?(.+)", str(error)) or [" ".join(str(error).split())]
-            raise cluster.SlurmError(f"sbatch refused the job, and nothing is submitted: {' '.join(said)}") from error
+            lines = re.findall(r"sbatch: (?:error: )?(.+)", str(error)) or [" ".join(str(error).split())]
+            raise cluster.SlurmError(f"sbatch refused the job, and nothing is submitted: {' '.join(lines)}") from error
     sweep.save(spec)
 
 

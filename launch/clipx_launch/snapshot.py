@@ -23,12 +23,12 @@ def environment(folder: Path | None) -> dict[str, str]:
     Without a folder nothing is copied, and they find what is there when they start.
     """
     code = os.pathsep.join(dict.fromkeys(str(package.parent) for package in (PACKAGE, _HERE)))
-    own = [Path(place) for place in plugins.__path__ if Path(place).is_dir()]
+    plugin_dirs = [Path(name) for name in plugins.__path__ if Path(name).is_dir()]
     if folder is not None:
         code = str(_copy(_SOURCES, folder))
-        own = [_copy([place], folder) / place.name for place in own]
+        plugin_dirs = [_copy([path], folder) / path.name for path in plugin_dirs]
     # Safe path: the folder that a job starts in may be the checkout, and would come first.
-    return {"PYTHONPATH": code, "PYTHONSAFEPATH": "1", "CLIPX_PLUGINS": os.pathsep.join(map(str, own))}
+    return {"PYTHONPATH": code, "PYTHONSAFEPATH": "1", "CLIPX_PLUGINS": os.pathsep.join(map(str, plugin_dirs))}
 
 
 def _copy(folders: list[Path], to: Path) -> Path:
@@ -38,16 +38,16 @@ def _copy(folders: list[Path], to: Path) -> Path:
         for path in _files(folder):
             digest.update(f"{path.relative_to(folder.parent)}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
-    place = to / digest.hexdigest()[:16]
-    if not place.is_dir():
-        partial = to / f".{place.name}.{os.getpid()}"
+    target = to / digest.hexdigest()[:16]
+    if not target.is_dir():
+        partial = to / f".{target.name}.{os.getpid()}"
         for folder in folders:
             for path in _files(folder):
                 copy = partial / path.relative_to(folder.parent)
                 ensure_folder(copy.parent, f"the copy of the code {copy.parent}", "choose by hydra.sweep.dir")
                 shutil.copyfile(path, copy)
-        partial.replace(place)
-    return place
+        partial.replace(target)
+    return target
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -109,8 +109,11 @@ class Sweep:
     def _table(self) -> str:
         """All points that cannot run: what was typed for each, and why it cannot."""
         rows = [(f"point {index}", self.varied(index), str(error)) for index, error in sorted(self.errors.items())]
-        wide = [min(60, max(len(row[column]) for row in rows)) for column in (0, 1)]
-        lines = [f"  {name:{wide[0]}}  {f'{typed:{wide[1]}}  ' if typed else ''}{error}" for name, typed, error in rows]
+        name_width, typed_width = (min(60, max(len(row[column]) for row in rows)) for column in (0, 1))
+        lines = [
+            f"  {name:{name_width}}  {f'{typed:{typed_width}}  ' if typed else ''}{error}"
+            for name, typed, error in rows
+        ]
         number = "1 point" if len(self.overrides) == 1 else f"{len(self.overrides)} points"
         return "\n".join([f"{len(rows)} of {number} cannot run, and nothing was started:", *lines])
 

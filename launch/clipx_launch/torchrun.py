@@ -51,8 +51,9 @@ def script(spec: TorchrunSpec, planned: Planned) -> str:
     """All hosts have the same run directory, in which a second start goes on."""
     typed = planned.point.overrides
     added = {"run_dir": planned.spec.run_dir, "resume": "auto"}
-    own = [f"{key}={value}" for key, value in added.items() if not any(word.startswith(f"{key}=") for word in typed)]
-    folders = [word for place in plugins.__path__ for word in ("--config-dir", str(place))]
+    typed_keys = {word.partition("=")[0] for word in typed}
+    added_words = [f"{key}={value}" for key, value in added.items() if key not in typed_keys]
+    folders = [word for folder in plugins.__path__ for word in ("--config-dir", str(folder))]
     return _SCRIPT.format(
         nodes=spec.nodes,
         host=spec.host,
@@ -62,5 +63,5 @@ def script(spec: TorchrunSpec, planned: Planned) -> str:
         folder=shlex.quote(str(Path.cwd())),
         python=spec.python or shlex.quote(sys.executable),
         signals=SIGNALS,
-        words=" ".join(map(shlex.quote, [*folders, *typed, *own])),
+        words=" ".join(map(shlex.quote, [*folders, *typed, *added_words])),
     )

@@ -92,13 +92,13 @@ def _request_requeue_when_stopped(point: Point, rank: int) -> None:
 
     A signal before training began, or in a process that was forked, comes here at once.
     """
-    own = os.getpid()
+    pid = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
         training = frame is None
         if number == signal.SIGTERM and not training:  # it may be srun's, because another rank has failed
             os._exit(128 + number)
-        if os.getpid() != own:
+        if os.getpid() != pid:
             return
         if rank == 0 and not (training and point.spec().checkpoint.every == "none"):  # then it would never get further
             (point.launch_dir / "requeue").touch()

@@ -54,5 +54,5 @@ def _summary(found: dict[str, object], run: Run, number: MetricValue) -> str:
         "run": shlex.quote(str(run.folder)),
         "checkpoint": shlex.quote(str(found["checkpoint"])) if found["checkpoint"] else "(none was saved)",
     }
-    wide = max(map(len, lines))
-    return "\n".join(f"{name:{wide}}  {text}" for name, text in lines.items())
+    width = max(map(len, lines))
+    return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())

@@ -48,16 +48,16 @@ def _cancel_jobs(runs: Sequence[Run]) -> None:
 
 def _cancel_processes(runs: Sequence[Run], all_of_them: bool) -> None:
     """Where all are to end their launcher is told, which passes it on and starts no more."""
-    left = list(runs)
+    remaining = list(runs)
     if all_of_them:
         for launcher in dict.fromkeys(map(launcher_of, runs)):
             if launcher is None or not launcher.alive:
                 continue
             os.kill(launcher.pid, signal.SIGTERM)
-            kept = [run for run in left if launcher_of(run) == launcher]
-            left = [run for run in left if run not in kept]
-            print(f"cancelled {count_states(kept)}: SIGTERM to their launcher, {launcher}")
-    problems = [problem for run in left if (problem := _cancel_process(run))]
+            stopping = [run for run in remaining if launcher_of(run) == launcher]
+            remaining = [run for run in remaining if run not in stopping]
+            print(f"cancelled {count_states(stopping)}: SIGTERM to their launcher, {launcher}")
+    problems = [problem for run in remaining if (problem := _cancel_process(run))]
     if problems:
         raise ClipxError("; ".join(problems))
 

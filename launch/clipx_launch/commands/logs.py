@@ -48,8 +48,8 @@ def logs_of(run: Run, sweep: Path, rank: int | None) -> list[Path]:
             raise ConfigError(f"--rank={rank} is not a log of point {run.name}: there are {known}")
         return [ranks[rank]]
     batch = launch_dir(sweep) / "logs" / f"{run.job}.log"
-    own = [batch] if rank is None and batch.is_file() and batch.stat().st_size else []
-    return [ranks[number] for number in sorted(ranks)] + own
+    batch_logs = [batch] if rank is None and batch.is_file() and batch.stat().st_size else []
+    return [ranks[number] for number in sorted(ranks)] + batch_logs
 
 
 def _rank(path: Path) -> int:
@@ -68,8 +68,8 @@ def _list(runs: Sequence[Run]) -> None:
 def _tail(path: Path, lines: int) -> str:
     """The last lines, each whole."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        kept = list(deque(file, maxlen=lines or None))
-    return "".join(kept) + ("" if not kept or kept[-1].endswith("\n") else "\n")
+        tail = list(deque(file, maxlen=lines or None))
+    return "".join(tail) + ("" if not tail or tail[-1].endswith("\n") else "\n")
 
 
 def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Path, int]) -> None:

@@ -69,9 +69,9 @@ def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
     best = _draw_lines(figure, axes, axes_of, found, metric, lowest)
     _draw_axes(axes, axes_of)
     missing = found.count(None)
-    told = f"{metric} of {len(lines)} points" + (f", {missing} of which (dashed) have none yet" if missing else "")
-    told += f"; the best, drawn wide: {_formatted(metric)(best)}" if best is not None else ""
-    for y, text, colour, size in ((0.955, title, INK, 13), (0.905, told, MUTED, 9)):
+    subtitle = f"{metric} of {len(lines)} points" + (f", {missing} of which (dashed) have none yet" if missing else "")
+    subtitle += f"; the best, drawn wide: {_formatted(metric)(best)}" if best is not None else ""
+    for y, text, colour, size in ((0.955, title, INK, 13), (0.905, subtitle, MUTED, 9)):
         figure.text(0.15 / width, y, text, color=colour, fontsize=size, va="center")
     return to_png(figure)
 
@@ -122,7 +122,7 @@ def _axis(
     known = [value for value in values if value is not None]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         if low == high:
             return 0.5
         if log:
@@ -130,8 +130,8 @@ def _axis(
         return (value - low) / (high - low)
 
     ticks = list(labelled) if 0 < len(labelled) <= 9 else _round(low, high, log)
-    labels = drop_overlapping([(place(tick), text(tick)) for tick in ticks])
-    return Axis(title, [None if value is None else place(value) for value in values], labels)
+    labels = drop_overlapping([(position(tick), text(tick)) for tick in ticks])
+    return Axis(title, [None if value is None else position(value) for value in values], labels)
 
 
 def _round(low: float, high: float, log: bool) -> list[float]:
@@ -145,11 +145,11 @@ def _round(low: float, high: float, log: bool) -> list[float]:
 
 def drop_overlapping(labels: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """Those that do not stand in the way of one before."""
-    kept: list[tuple[float, str]] = []
+    shown: list[tuple[float, str]] = []
     for at, text in labels:
-        if all(abs(at - other) >= _LABEL_GAP for other, _ in kept):
-            kept.append((at, text))
-    return kept
+        if all(abs(at - other) >= _LABEL_GAP for other, _ in shown):
+            shown.append((at, text))
+    return shown
 
 
 def _formatted(metric: str) -> Callable[[float], str]:
@@ -237,9 +237,9 @@ def _colour_bar(figure: Figure, colours: ScalarMappable, metric: str) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     width = figure.get_figwidth()
-    place = figure.add_axes((1 - 1.05 / width, 0.08, 0.14 / width, 0.64))
+    bar_axes = figure.add_axes((1 - 1.05 / width, 0.08, 0.14 / width, 0.64))
     ticks = MaxNLocator(5)
-    bar = figure.colorbar(colours, cax=place, ticks=ticks, format=FuncFormatter(lambda v, _: _formatted(metric)(v)))
+    bar = figure.colorbar(colours, cax=bar_axes, ticks=ticks, format=FuncFormatter(lambda v, _: _formatted(metric)(v)))
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=MUTED, labelsize=8, length=2)
     bar.set_label(metric, color=MUTED, fontsize=8)

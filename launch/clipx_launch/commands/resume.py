@@ -46,11 +46,11 @@ def _by_launch(runs: Sequence[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
 
 def _start(folder: Path, launch: dict[str, Any], runs: Sequence[Run]) -> None:
     settings = launch["settings"]
-    for place in (launch["cwd"], *launch["plugins"]):
-        if not Path(place).is_dir():
-            raise ClipxError(f"{place}, which the sweep was launched with, is gone: restore it")
-    for place in reversed(launch["plugins"]):
-        discover(Path(place), plugin=True)
+    for path in (launch["cwd"], *launch["plugins"]):
+        if not Path(path).is_dir():
+            raise ClipxError(f"{path}, which the sweep was launched with, is gone: restore it")
+    for path in reversed(launch["plugins"]):
+        discover(Path(path), plugin=True)
     with contextlib.chdir(launch["cwd"]):
         sweep = Sweep.from_points(folder, [run.point for run in runs if run.point is not None])
         if settings["kind"] == "slurm":

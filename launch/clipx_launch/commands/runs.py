@@ -29,9 +29,9 @@ def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[Run]:
     """All runs under some folders, sweeps' and others. Raises ClipxError where there is none, or a file is broken."""
     found: dict[Path, Run] = {}
     for folder in folders:
-        for place, launch in _run_dirs(folder.resolve(), points_only):
-            name = os.path.relpath(place, folder.resolve())
-            found.setdefault(place, _read(place, str(folder) if name == "." else name, launch))
+        for path, launch in _run_dirs(folder.resolve(), points_only):
+            name = os.path.relpath(path, folder.resolve())
+            found.setdefault(path, _read(path, str(folder) if name == "." else name, launch))
     if not found:
         raise ConfigError(f"{', '.join(map(str, folders))} holds no run: give a folder of runs")
     runs = sorted(found.values(), key=lambda run: (run.point is None, run.point.index if run.point else 0, run.name))
@@ -75,13 +75,13 @@ def _run_dirs(folder: Path, points_only: bool) -> Iterable[tuple[Path, dict[str,
         raise ConfigError(f"{folder} is not there: check the path")
     runs: dict[Path, dict[str, Any] | None] = {}
     for at, folders, files in os.walk(folder):
-        place = Path(at)
+        path = Path(at)
         if ".launch" in folders:
-            runs |= _sweep_points(place)
-            if (place / ".launch/point.json").is_file():
-                runs.setdefault(place, None)
+            runs |= _sweep_points(path)
+            if (path / ".launch/point.json").is_file():
+                runs.setdefault(path, None)
         if "config.yaml" in files and not points_only:
-            runs.setdefault(place, None)
+            runs.setdefault(path, None)
         folders[:] = [name for name in folders if name not in (".launch", CHECKPOINTS)]
     return runs.items()
 
@@ -94,8 +94,8 @@ def _sweep_points(folder: Path) -> dict[Path, dict[str, Any] | None]:
         known = _read_required(path)
         launches = dict(enumerate(known.get("launches", [])))
         # Of a sweep that was moved the points are where it is now.
-        places = [(Path(row["folder"]), launches.get(row.get("launch"))) for row in known["points"]]
-        return {(place if place.is_dir() else folder / place.name).resolve(): launch for place, launch in places}
+        paths = [(Path(row["folder"]), launches.get(row.get("launch"))) for row in known["points"]]
+        return {(path if path.is_dir() else folder / path.name).resolve(): launch for path, launch in paths}
     except (AttributeError, KeyError, TypeError):
         raise _unreadable(path) from None
 
