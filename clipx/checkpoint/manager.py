@@ -1,11 +1,11 @@
-"""A run's checkpoints: when they are saved, which stay, where they go, and which one a run goes on from."""
+"""A run's checkpoints: when they are saved, which are kept, where they are copied, and which one a run resumes from."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.downloader import RETRY_S, check_writable, fetch, fetch_history, fetch_newest, remote_checkpoints
 from clipx.checkpoint.format import STATE, Checkpoint, CheckpointDir, RankRows, find_damage
 from clipx.checkpoint.resume import CHECKPOINTS, Resume, step_folder, step_of
-from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
+from clipx.checkpoint.retention import steps_to_keep
 from clipx.checkpoint.uploader import Uploader
 from clipx.config.duration import Cadence, Length
 from clipx.config.lazy_torch import torch
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class CheckpointManager:
     """The checkpoints in `run_dir`, and their copies at `url`. Used by all ranks at the same points.
 
-    `event(kind, **facts)` is told of what happens to them. After `find`, `open` makes it ready to save.
+    `event(kind, **facts)` records what happens to them. Call `open` after `find`, before the first `save`.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class CheckpointManager:
     ) -> None:
         self._run_dir, self._spec, self._comm, self._event = run_dir, spec, comm, event
         self._cadence = Cadence.parse(spec.every, "checkpoint.every", length, clock=True)
-        self._keep = Cadence.parse(spec.keep_every, "checkpoint.keep_every", length)
-        self._dir = CheckpointDir(run_dir / CHECKPOINTS, self._damaged)
-        self.url = None if spec.remote is None else _own_url(spec.remote, run_dir)
+        self._keep_cadence = Cadence.parse(spec.keep_every, "checkpoint.keep_every", length)
+        self._dir = CheckpointDir(run_dir / CHECKPOINTS, self._report_damage)
+        self.url = None if spec.remote is None else _run_url(spec.remote, run_dir)
         self._writer: AsyncWriter | None = None
         self._uploader: Uploader | None = None  # on rank 0
-        self._reached = True  # whether the storage answered when it was looked at for checkpoints; on rank 0
+        self._remote_reachable = True  # whether the storage answered at the start; on rank 0
         self._last_time = time.monotonic()  # of the last save, or the start
         self._last_samples = 0
-        self._best: float | None = None  # what `spec.best` was at most
-        self._back_to: int | None = None  # the step that the run was told to go back to
+        self._best: float | None = None  # the highest value of `spec.best`
+        self._rewound_to: int | None = None  # the step of resume=step:…
 
     @property
     def enabled(self) -> bool:
@@ -58,10 +58,10 @@ class CheckpointManager:
     # ------------------------------------------------------------------------------------------------ resuming
 
     def fetch(self, resume: Resume) -> None:
-        """Brings here what a run at a URL needs to go on, where that is newer than what is here. Collective.
+        """Fetches what resuming from a URL needs, if that is newer than what is here. Collective.
 
-        Raises CheckpointError where a new run would write over one at `checkpoint.remote`, StorageError where the
-        storage cannot be reached and there is nothing here either.
+        Raises CheckpointError if a new run would overwrite one at `checkpoint.remote`, StorageError if the storage
+        cannot be reached and there is nothing here either.
         """
         source = resume.url or self.url
         if source is not None:
@@ -74,11 +74,11 @@ class CheckpointManager:
                     f"{source} already holds a run: continue it with resume=auto, or give this one another name="
                 )
             return
-        here = self._newest_here()
+        here = self._newest_local()
         try:
             fetch_history(source, self._run_dir, RETRY_S)
             if resume.step is None:
-                fetch_newest(source, self._dir.path, self._damaged, RETRY_S, after=here)
+                fetch_newest(source, self._dir.path, self._report_damage, RETRY_S, after=here)
             elif not (self._dir.path / step_folder(resume.step)).exists():
                 there = dict(remote_checkpoints(source, RETRY_S))
                 if resume.step in there:
@@ -86,19 +86,19 @@ class CheckpointManager:
         except StorageError as error:
             if here < 0 or resume.url is not None:
                 raise
-            self._reached = False
+            self._remote_reachable = False
             self._warn("remote_not_reached", f"{error}; going on from step {here}, the newest here")
 
-    def _newest_here(self) -> int:
-        """The step of the newest checkpoint whose hashes hold, -1 where there is none."""
+    def _newest_local(self) -> int:
+        """The step of the newest checkpoint whose hashes match, or -1."""
         for folder in self._dir.folders():
-            if (fault := find_damage(folder)) is None:
+            if (damage := find_damage(folder)) is None:
                 return step_of(folder)
-            self._dir.mark_corrupt(folder, fault)
+            self._dir.mark_corrupt(folder, damage)
         return -1
 
     def find(self, resume: Resume) -> Checkpoint | None:
-        """The checkpoint to go on from. Collective. Raises CheckpointError where there is none and must be one."""
+        """Loads the checkpoint to resume from, or returns None for a new run. Collective. Raises CheckpointError."""
         if not resume.enabled:
             return None
         self._comm.run_on_main(self._dir.remove_incomplete)
@@ -109,21 +109,21 @@ class CheckpointManager:
             return None
         _check_state(found)
         if resume.step is not None:
-            self._back_to = found.step
-            self._comm.run_on_main(lambda: self._leave_newer(found.step))
+            self._rewound_to = found.step
+            self._comm.run_on_main(lambda: self._abandon_newer(found.step))
         self._last_samples = int(found.state["samples_seen"])
         self._best = found.state["best"]
         return found
 
-    def _leave_newer(self, step: int) -> None:
-        """What came after the step that a run goes back to is another's future: kept under another name."""
+    def _abandon_newer(self, step: int) -> None:
+        """Renames the checkpoints after the step that a run goes back to."""
         for folder in self._dir.folders():
             if step_of(folder) > step:
                 left = folder.rename(folder.with_name(f"{folder.name}.left.{int(time.time())}"))
                 self._event("checkpoint_left", message=f"going on from step {step}: {folder.name} is now {left.name}")
 
     def load(self) -> Checkpoint | None:
-        """The newest checkpoint, once it is on disk. Collective."""
+        """Loads the newest checkpoint, after a save in progress. Collective."""
         if self._writer is not None:
             with suppress(CheckpointError):  # the one before is there
                 self._writer.wait()
@@ -137,28 +137,29 @@ class CheckpointManager:
             return
         if self.url is not None:
             self._comm.run_on_main(partial(self._open_uploader, self.url))
-        uploaded = None if self._uploader is None else self._uploader.uploaded
-        on_commit = None if self._uploader is None else self._uploader.put
+        uploaded = None if self._uploader is None else self._uploader.is_uploaded
+        on_commit = None if self._uploader is None else self._uploader.submit
         self._writer = AsyncWriter(
             self._dir.path, self._spec, self._comm, self._event, is_uploaded=uploaded, on_commit=on_commit
         )
 
     def _open_uploader(self, url: str) -> None:
-        """Raises ConfigError where the URL can never be written. An outage is waited for beside the training."""
+        """Raises ConfigError if the URL can never be written. In an outage uploads are retried during training."""
         try:
-            if self._reached:
+            if self._remote_reachable:
                 check_writable(url, RETRY_S)
         except StorageError as error:
             self._warn("remote_not_reached", f"{error}; training goes on, and uploads are tried again")
-        self._uploader = Uploader(self._run_dir, url, self._event, self._stay_there, self._back_to)
+        keep = partial(steps_to_keep, keep_last=self._spec.keep_last)  # whatever is deleted here
+        self._uploader = Uploader(self._run_dir, url, self._event, keep, self._rewound_to)
 
     def reserve(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
-        """Makes the memory for `save` beside the training: called once, when the optimizer has its state."""
+        """Allocates the memory for `save` in the background. Called once, when the optimizer has its state."""
         if self._writer is not None:
             self._writer.reserve(tensors)
 
     def due(self, before: int, after: int) -> bool:
-        """Whether a checkpoint is due in the samples (before, after]. Collective where it goes by the clock."""
+        """Whether a checkpoint is due in the samples (before, after]. Collective if the cadence is in minutes."""
         if self._cadence.seconds is None:
             return self._cadence.due(before, after)
         over = time.monotonic() - self._last_time >= self._cadence.seconds
@@ -169,7 +170,7 @@ class CheckpointManager:
         return self._cadence.at_end
 
     def is_new_best(self, numbers: Mapping[str, float]) -> bool:
-        """Whether what was just evaluated is the best so far, by the metric `checkpoint.best`. Collective."""
+        """Whether an evaluation has the highest `checkpoint.best` so far. Collective."""
         name = self._spec.best
         if name is None or not numbers:
             return False
@@ -182,14 +183,14 @@ class CheckpointManager:
         state: dict[str, Any],
         numbers: Mapping[str, float],
     ) -> None:
-        """Begins a checkpoint of this moment, of which `numbers` were evaluated. Collective."""
+        """Starts a save of the current state, for which `numbers` were evaluated. Collective."""
         assert self._writer is not None
         samples = int(state["samples_seen"])
         score = numbers.get(self._spec.best) if self._spec.best is not None else None
         if score is not None and self._is_better(score):
             self._best = score
         state["best"] = self._best
-        self._writer.save(step, tensors, state, keep=self._keep.due(self._last_samples, samples), score=score)
+        self._writer.save(step, tensors, state, keep=self._keep_cadence.due(self._last_samples, samples), score=score)
         self._last_samples, self._last_time = samples, time.monotonic()
 
     def _is_better(self, score: float) -> bool:
@@ -200,26 +201,22 @@ class CheckpointManager:
         return {} if self._uploader is None else {"checkpoint/remote_lag_s": self._uploader.lag_s}
 
     def wait(self) -> None:
-        """Until everything is on disk. Collective. Raises CheckpointError where the last save failed."""
+        """Waits until everything is on disk. Collective. Raises CheckpointError if the last save failed."""
         if self._writer is not None:
             self._writer.wait()
 
     def wait_for_uploads(self) -> bool:
-        """Whether everything is at `url`, for which rank 0 waits up to `checkpoint.sync_timeout_s`."""
+        """Waits on rank 0, up to `checkpoint.sync_timeout_s`. Returns whether everything is at `url`."""
         return self._uploader is None or self._uploader.finish(self._spec.sync_timeout_s)
 
     def close(self) -> None:
-        """Lets a save that is under way end; an upload that is not done is given up."""
+        """Waits for a save in progress, and cancels uploads."""
         if self._writer is not None:
             self._writer.close()
         if self._uploader is not None:
             self._uploader.close()
 
-    def _stay_there(self, saved: Sequence[CheckpointInfo]) -> set[int]:
-        """The policy of the URL: that of the disk, whatever is deleted there."""
-        return steps_to_keep(saved, self._spec.keep_last)
-
-    def _damaged(self, message: str) -> None:
+    def _report_damage(self, message: str) -> None:
         self._warn("checkpoint_damaged", message)
 
     def _warn(self, kind: str, message: str) -> None:
@@ -231,7 +228,7 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-_STATE: dict[str, Callable[[Any], bool]] = {  # what a run goes on by
+_STATE: dict[str, Callable[[Any], bool]] = {  # values that resuming needs
     "samples_seen": _is_count,
     "world": _is_count,
     "data": lambda value: isinstance(value, str),
@@ -242,7 +239,7 @@ _STATE: dict[str, Callable[[Any], bool]] = {  # what a run goes on by
 
 
 def _check_state(found: Checkpoint) -> None:
-    """Raises CheckpointError where a value is missing or is not of the kind that is saved: it came from elsewhere."""
+    """Raises CheckpointError if a value is missing or has a type that clipx does not write."""
     for key, is_right in _STATE.items():
         value = found.state.get(key, "nothing") if isinstance(found.state, dict) else found.state
         if not is_right(value):
@@ -251,8 +248,8 @@ def _check_state(found: Checkpoint) -> None:
             )
 
 
-def _own_url(remote: str, run_dir: Path) -> str:
-    """Where the copy of a run is: named as its directory is from where the command was given, or by its last part."""
-    place, here = run_dir.resolve(), Path.cwd()
-    name = place.relative_to(here).as_posix() if place.is_relative_to(here) and place != here else place.name
+def _run_url(remote: str, run_dir: Path) -> str:
+    """The URL of a run's copy, named by the run directory relative to the current one, or by its last part."""
+    path, here = run_dir.resolve(), Path.cwd()
+    name = path.relative_to(here).as_posix() if path.is_relative_to(here) and path != here else path.name
     return f"{remote.rstrip('/')}/{name}"

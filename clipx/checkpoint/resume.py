@@ -1,4 +1,4 @@
-"""What `resume=` may say, and what a run's checkpoints are called."""
+"""Values of `resume=`, and the names of checkpoints."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CHECKPOINTS = "checkpoints"  # the folder of a run directory, and of its remote 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where a run goes on from. `run_dir` and `url` are None where it goes on in its own run directory."""
+    """Where a run resumes from. `run_dir` and `url` are None if it is its own run directory."""
 
     enabled: bool  # false: a new run
-    required: bool = False  # whether it is an error that there is nothing to go on from
+    required: bool = False  # an error if there is nothing to resume from
     step: int | None = None  # of the checkpoint; None: the newest
     run_dir: str | None = None
     url: str | None = None
-    open_clip: str | None = None  # a checkpoint of open_clip's trainer, from which a new run goes on
+    open_clip: str | None = None  # a checkpoint of open_clip's trainer, from which a new run starts
 
     @classmethod
     def parse(cls, text: str) -> Resume:
@@ -42,13 +42,13 @@ class Resume:
         check_url("resume", text)
         if text.endswith(".pt"):
             return cls(False, open_clip=text)
-        place, step = text.rstrip("/"), None
-        folder = Path(place)
+        location, step = text.rstrip("/"), None
+        folder = Path(location)
         if is_checkpoint(folder.name) and folder.parent.name == CHECKPOINTS:
-            place, step = place.removesuffix(f"/{CHECKPOINTS}/{folder.name}"), step_of(folder)
-        if "://" in place:
-            return cls(True, True, step, url=place)
-        return cls(True, True, step, run_dir=place)
+            location, step = location.removesuffix(f"/{CHECKPOINTS}/{folder.name}"), step_of(folder)
+        if "://" in location:
+            return cls(True, True, step, url=location)
+        return cls(True, True, step, run_dir=location)
 
 
 def step_folder(step: int) -> str:

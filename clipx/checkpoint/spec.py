@@ -1,13 +1,14 @@
-"""Checkpoints: folders that are whole or not there, verified before they are trusted, with no pickle in them.
+"""Options of checkpoints: complete or absent, verified before they are trusted, without pickle.
 
-folder.py      the format on disk, and how it is read back
-staging.py     memory that tensors are copied into, laid out as the file that is written from it
-saver.py       saving beside the training: one thread of each rank writes, rank 0 completes
-retention.py   which ones are kept
-state.py       modules and optimizers by plain names
-mirror.py      the copy at a URL, made beside the training
-remote.py      and read back from there
-run.py         all of it, as the trainer uses it
+format.py         the format on disk, and how it is read
+staging.py        memory that tensors are copied into, laid out as the file that is written from it
+async_writer.py   saving while training continues: one thread of each rank writes, rank 0 commits
+retention.py      which checkpoints are kept
+state.py          modules and optimizers as tensors by name
+uploader.py       the copy at a URL, made while training continues
+downloader.py     and read from there
+manager.py        all of it, as the trainer uses it
+resume.py         what `resume=` accepts
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ _number = itertools.count()
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipx.checkpoint.uploader._PAUSES", (0.05, 0.2))
-    monkeypatch.setattr("clipx.checkpoint.uploader._LAST_PAUSE", 0.2)
+    monkeypatch.setattr("clipx.checkpoint.uploader._BACKOFF_S", (0.05, 0.2))
+    monkeypatch.setattr("clipx.checkpoint.uploader._FINAL_PAUSE_S", 0.2)
 
 
 @pytest.fixture

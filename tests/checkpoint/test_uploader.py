@@ -45,7 +45,7 @@ def test_a_step_that_is_half_replaced_does_not_count(run_dir: Path, near: str, t
     (far / TENSORS).unlink()
     (far / TENSORS).mkdir()  # no file can be written there
     with closing(Uploader(run_dir, near, events)) as uploader:
-        uploader.put(save(run_dir, 20, b"other"))
+        uploader.submit(save(run_dir, 20, b"other"))
         events.wait_for("upload_failed")
         assert steps(near) == [10]
         (far / TENSORS).rmdir()
@@ -60,13 +60,13 @@ def test_a_restarted_run_uploads_what_is_missing_only(run_dir: Path, near: str) 
     with closing(Uploader(run_dir, near, events)) as uploader:
         assert uploader.finish(10)
         assert events.of("uploaded") == ["step-00000020"]
-        assert all(uploader.uploaded(run_dir / "checkpoints" / f"step-000000{k}0") for k in (1, 2))
+        assert all(uploader.is_uploaded(run_dir / "checkpoints" / f"step-000000{k}0") for k in (1, 2))
 
 
 def test_the_small_files_are_those_of_the_end(run_dir: Path, near: str, tmp_path: Path) -> None:
     with closing(Uploader(run_dir, near, Events())) as uploader:
-        uploader.put(save(run_dir, 10))
-        until(lambda: uploader.uploaded(run_dir / "checkpoints" / "step-00000010"))
+        uploader.submit(save(run_dir, 10))
+        until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
         (run_dir / "metrics.jsonl").write_text("more\n")
         (run_dir / "report.html").write_text("the report")
         assert uploader.finish(10)
@@ -82,8 +82,8 @@ def test_the_url_keeps_what_the_policy_keeps(run_dir: Path, url: str) -> None:
     with closing(Uploader(run_dir, url, Events(), keep=functools.partial(steps_to_keep, keep_last=2))) as uploader:
         for step in (10, 20, 30, 40):
             folder = save(run_dir, step, shards=1, keep=step == 10)
-            uploader.put(folder)
-            until(functools.partial(uploader.uploaded, folder))
+            uploader.submit(folder)
+            until(functools.partial(uploader.is_uploaded, folder))
             shutil.rmtree(run_dir / "checkpoints")  # a machine that is lost is no reason to delete anything
         assert uploader.finish(10)
     assert steps(url) == [40, 30, 10]
@@ -105,12 +105,12 @@ def test_after_an_outage_only_what_stays_is_sent(run_dir: Path, near: str, tmp_p
     with closing(Uploader(run_dir, near, events, keep=functools.partial(steps_to_keep, keep_last=2))) as uploader:
         folders = [save(run_dir, step) for step in (10, 20, 30, 40)]
         for folder in folders:
-            uploader.put(folder)
+            uploader.submit(folder)
         events.wait_for("upload_failed")
-        assert not any(map(uploader.uploaded, folders))
+        assert not any(map(uploader.is_uploaded, folders))
         (tmp_path / "far").unlink()
         assert uploader.finish(10)
-        assert all(map(uploader.uploaded, folders)), "the others may be deleted here too"
+        assert all(map(uploader.is_uploaded, folders)), "the others may be deleted here too"
     assert events.of("uploaded") == ["step-00000040", "step-00000030"]
     assert sorted(events.of("upload_skipped")) == ["step-00000010", "step-00000020"]
 
@@ -137,7 +137,7 @@ def test_orphans_are_removed_when_they_are_a_day_old(run_dir: Path, near: str, t
 def test_a_run_that_goes_back_makes_the_later_ones_count_no_more(run_dir: Path, near: str, tmp_path: Path) -> None:
     upload(run_dir, near, save(run_dir, 10), save(run_dir, 20), save(run_dir, 30))
     shutil.rmtree(run_dir / "checkpoints")
-    events = upload(run_dir, near, save(run_dir, 15), back_to=10)
+    events = upload(run_dir, near, save(run_dir, 15), rewound_to=10)
     assert sorted(events.of("remote_left")) == ["step-00000020", "step-00000030"]
     assert steps(near) == [15, 10]
     a_day_ago(tmp_path / "far" / "checkpoints" / "step-00000030")
@@ -179,23 +179,23 @@ def test_an_outage_delays_uploads_and_nothing_else(
 ) -> None:
     events = Events()
     with closing(Uploader(run_dir, own_bucket, events)) as uploader:
-        uploader.put(save(run_dir, 10))
-        until(lambda: uploader.uploaded(run_dir / "checkpoints" / "step-00000010"))
+        uploader.submit(save(run_dir, 10))
+        until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
         proxy.set(mode, amount)
         folder = save(run_dir, 20)
         start = time.monotonic()
-        uploader.put(folder)
+        uploader.submit(folder)
         assert uploader.lag_s <= time.monotonic() - start
         assert time.monotonic() - start < 1, "it does not wait for the storage"
         if mode != "some":
             events.wait_for("upload_failed")
-            assert not uploader.uploaded(folder)
+            assert not uploader.is_uploaded(folder)
             time.sleep(0.5)
             assert uploader.lag_s > 0.5
             assert events.of("upload_failed") == ["step-00000020"], "one line for an outage"
             proxy.set("up")
         assert uploader.finish(60)
-        assert uploader.uploaded(folder)
+        assert uploader.is_uploaded(folder)
     proxy.set("up")
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same(found, folder)
@@ -238,7 +238,7 @@ def test_a_checkpoint_deleted_while_it_waits_is_forgotten(run_dir: Path, own_buc
     proxy.set("down")
     with closing(Uploader(run_dir, own_bucket, events)) as uploader:
         for folder in (save(run_dir, 10), save(run_dir, 20)):
-            uploader.put(folder)
+            uploader.submit(folder)
         events.wait_for("upload_failed")
         shutil.rmtree(run_dir / "checkpoints" / "step-00000020")
         proxy.set("up")
@@ -249,7 +249,7 @@ def test_a_checkpoint_deleted_while_it_waits_is_forgotten(run_dir: Path, own_buc
 def test_the_end_does_not_wait_for_ever_and_says_so(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
     proxy.set("hang")
     uploader = Uploader(run_dir, own_bucket, Events())
-    uploader.put(save(run_dir, 10))
+    uploader.submit(save(run_dir, 10))
     start = time.monotonic()
     assert not uploader.finish(0.7)
     assert 0.6 < time.monotonic() - start < 30, "what hangs would hang for ever"
@@ -263,7 +263,7 @@ def test_an_event_that_cannot_be_written_ends_no_upload(run_dir: Path, near: str
         raise OSError(28, "No space left on device")
 
     with closing(Uploader(run_dir, near, event)) as uploader:
-        uploader.put(save(run_dir, 10))
+        uploader.submit(save(run_dir, 10))
         assert uploader.finish(10)
     assert steps(near) == [10]
 

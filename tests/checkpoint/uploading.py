@@ -56,7 +56,7 @@ def upload(run_dir: Path, url: str, *folders: Path, **options: Any) -> Events:
     events = Events()
     with closing(Uploader(run_dir, url, events, **options)) as uploader:
         for folder in folders:
-            uploader.put(folder)
+            uploader.submit(folder)
         assert uploader.finish(120), events
         assert uploader.lag_s == 0
     return events
