@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one line, naming the value, the rule and the fix. Also the words for Hydra's own."""
+"""Errors that a user can act on: one line that names the value, the rule and the fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What the exit code of a command says to the shell, to SLURM and to whoever starts runs again."""
+    """Exit codes of the commands, for the shell, SLURM and whatever restarts runs."""
 
     FINISHED = 0
     FAILED = 1  # an error: starting it again changes nothing before it is put right
@@ -72,13 +72,10 @@ def require(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def with_location(error: ClipxError, place: str, keys: Iterable[str]) -> ClipxError:
-    """An error of the data at `place`, its `keys` named where they are: a spec knows the name of its group only.
+def with_location(error: ClipxError, location: str, keys: Iterable[str]) -> ClipxError:
+    """Returns an error of the data at the key `location`, with its `keys` named there: a spec knows its group only.
 
     So `data.path` becomes `data.sources.NAME.path` for a source of a mixture, `evaluator.EVALUATOR.sets.NAME.path` for
     a set of an evaluator.
     """
-    return type(error)(re.sub(rf"\bdata\.(?=({'|'.join(map(re.escape, keys))})\b)", f"{place}.", str(error)))
-
-
-# --------------------------------------------------------------------------------- words for the configuration's
+    return type(error)(re.sub(rf"\bdata\.(?=({'|'.join(map(re.escape, keys))})\b)", f"{location}.", str(error)))

@@ -56,14 +56,14 @@ def disk_full(path: Path) -> Iterator[None]:
 
 
 def test_a_full_disk_loses_no_row_and_ends_no_run(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     path = tmp_path / "metrics.jsonl"
-    sinks = Sinks([Jsonl(path, 0)], lambda kind, **facts: told.append(facts["logger"]))
+    sinks = Sinks([Jsonl(path, 0)], lambda kind, **facts: reported.append(facts["logger"]))
     sinks.log(row(1))
     with disk_full(path):
         sinks.log(row(2))
         sinks.log(row(3))
-    assert told == ["jsonl"], "once"
+    assert reported == ["jsonl"], "once"
     sinks.log(row(4))
     sinks.close()
     assert read_rows(path) == [row(step) for step in (1, 2, 3, 4)]
@@ -77,13 +77,13 @@ def test_a_sink_that_fails_keeps_no_number_from_the_others(tmp_path: Path) -> No
         def close(self) -> None:
             raise ConnectionError("still")
 
-    told: list[str] = []
-    sinks = Sinks([Down(), Jsonl(tmp_path / "m.jsonl", 0)], lambda kind, **facts: told.append(facts["message"]))
+    reported: list[str] = []
+    sinks = Sinks([Down(), Jsonl(tmp_path / "m.jsonl", 0)], lambda kind, **facts: reported.append(facts["message"]))
     for step in (1, 2):
         sinks.log(row(step))
     sinks.close()
     assert read_rows(tmp_path / "m.jsonl") == [row(1), row(2)]
-    assert told == ["down takes no numbers (ConnectionError: the service is down): the run goes on without it"]
+    assert reported == ["down takes no numbers (ConnectionError: the service is down): the run goes on without it"]
 
 
 @pytest.fixture(scope="module")

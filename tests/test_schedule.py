@@ -98,7 +98,7 @@ def test_a_duration_too_long_to_count_is_refused(text: str) -> None:
 # --------------------------------------------------------------------------------------------------- cadences
 
 
-def happens(cadence: Cadence, batch: int, total: int) -> list[int]:
+def due_samples(cadence: Cadence, batch: int, total: int) -> list[int]:
     return [after for after in range(batch, total + 1, batch) if cadence.due(after - batch, after)]
 
 
@@ -106,8 +106,8 @@ def test_a_cadence_is_due_once_at_each_multiple_of_its_period() -> None:
     cadence = Cadence.parse("300sa", "c", Length(EPOCH, BATCH))
     assert cadence == Cadence(300, at_end=True)
     # The first step that reaches 300, 600, ...; never twice for one multiple.
-    assert happens(cadence, 64, 1280) == [320, 640, 960, 1216]
-    assert len(happens(cadence, 64, 64 * 750)) == 64 * 750 // 300
+    assert due_samples(cadence, 64, 1280) == [320, 640, 960, 1216]
+    assert len(due_samples(cadence, 64, 64 * 750)) == 64 * 750 // 300
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 100, 300, 301, 1000])
@@ -115,11 +115,11 @@ def test_a_cadence_marks_the_same_samples_whatever_the_batch(batch: int) -> None
     cadence = Cadence(300, at_end=True)
     total = 21_000
     expected = sorted({-(-multiple // batch) * batch for multiple in range(300, total + 1, 300)})
-    assert happens(cadence, batch, total) == [after for after in expected if after <= total]
+    assert due_samples(cadence, batch, total) == [after for after in expected if after <= total]
 
 
 def test_a_period_shorter_than_a_step_is_due_at_every_step() -> None:
-    assert happens(Cadence.parse("1sa", "c", Length(EPOCH, BATCH)), 64, 640) == list(range(64, 641, 64))
+    assert due_samples(Cadence.parse("1sa", "c", Length(EPOCH, BATCH)), 64, 640) == list(range(64, 641, 64))
 
 
 def test_nothing_is_due_before_the_first_multiple_or_between_two() -> None:
@@ -134,7 +134,7 @@ def test_nothing_is_due_before_the_first_multiple_or_between_two() -> None:
 def test_none_and_end_are_never_due_during_training(text: str, at_end: bool) -> None:
     cadence = Cadence.parse(text, "c", Length(EPOCH, BATCH))
     assert cadence.at_end is at_end
-    assert happens(cadence, 64, 64_000) == []
+    assert due_samples(cadence, 64, 64_000) == []
 
 
 def test_a_huge_period_is_not_due_within_a_run_but_happens_at_its_end() -> None:

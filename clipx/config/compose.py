@@ -123,7 +123,7 @@ def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
         if isinstance(value, DictConfig):
             _check_nodes(value, f"{full}.")
             if defaults is None and "." in prefix[:-1]:
-                _check_held(value, full)
+                _check_nested_option(value, full)
         elif defaults is not None and key == "kind" and value != defaults[key]:
             fix = f"choose an option of the group, {option_key(prefix[:-1])}=…" if prefix else "leave it out"
             raise ConfigError(f"{full}={value} cannot be set: {fix}")
@@ -144,12 +144,12 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _check_held(held: DictConfig, place: str) -> None:
-    """An option that another one holds under a name, as a mixture does: its errors name the keys where they are."""
+def _check_nested_option(option: DictConfig, location: str) -> None:
+    """Checks an option that another one holds under a name, as a mixture does, and names the keys where they are."""
     try:
-        OmegaConf.to_object(held)
+        OmegaConf.to_object(option)
     except ClipxError as error:
-        raise with_location(error, place, map(str, held)) from error
+        raise with_location(error, location, map(str, option)) from error
 
 
 def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence[str], index: int) -> Any:

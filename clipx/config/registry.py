@@ -11,17 +11,13 @@ import importlib.metadata
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from clipx.config import plugins
 from clipx.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
-
 
 __all__ = ["CONF_DIR", "MISSING", "PACKAGE", "discover", "discover_installed", "option", "spec_class"]
 

@@ -42,7 +42,7 @@ GIVEN = (
 )
 
 
-def written_with(place: Path, text: str) -> list[Path]:
+def files_containing(place: Path, text: str) -> list[Path]:
     files = [p for p in place.rglob("*") if p.is_file()]
     return [p for p in files if text.lower().encode() in p.read_bytes().lower() or text in p.name]
 
@@ -66,8 +66,8 @@ def test_a_run_with_all_loggers_writes_and_says_no_key(tmp_path: Path, monkeypat
         "wandb",
         "checkpoints",
     }
-    assert written_with(tmp_path, "xsmall"), "the search finds what is there"
-    assert not written_with(tmp_path, SECRET)
+    assert files_containing(tmp_path, "xsmall"), "the search finds what is there"
+    assert not files_containing(tmp_path, SECRET)
     assert SECRET.lower() not in (done.stdout + done.stderr).lower()
 
 
@@ -127,9 +127,9 @@ def test_a_command_that_refuses_one_neither_says_nor_writes_it(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    said = "".join(capfd.readouterr())
-    assert said.startswith("error: ") and SECRET not in said
-    assert not written_with(tmp_path, SECRET)
+    output = "".join(capfd.readouterr())
+    assert output.startswith("error: ") and SECRET not in output
+    assert not files_containing(tmp_path, SECRET)
 
 
 def test_not_even_where_all_of_an_error_is_asked_for(
@@ -139,8 +139,8 @@ def test_not_even_where_all_of_an_error_is_asked_for(
     monkeypatch.setattr("sys.argv", ["clipx", f"data.shards={PASSWORD}"])
     with pytest.raises(SystemExit):
         train_main()
-    said = "".join(capfd.readouterr())
-    assert "Traceback" in said and SECRET not in said
+    output = "".join(capfd.readouterr())
+    assert "Traceback" in output and SECRET not in output
 
 
 @pytest.mark.parametrize("url", [PASSWORD, SIGNED])
@@ -180,8 +180,8 @@ def test_what_holds_none_is_taken(url: str) -> None:
 
 
 def test_what_is_said_has_no_secret_of_any_url_in_it() -> None:
-    said = redacted(f"403, url='{SIGNED}' after {PASSWORD}, see https://host.invalid/doc")
-    assert said == (
+    output = redacted(f"403, url='{SIGNED}' after {PASSWORD}, see https://host.invalid/doc")
+    assert output == (
         "403, url='https://host.invalid/x.tar' after https://host.invalid/x.tar, see https://host.invalid/doc"
     )
 
@@ -245,7 +245,7 @@ def test_a_signature_that_a_server_gives_is_in_no_quarantine_and_no_error(
     lines = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
     assert "403" in json.loads(lines[0])["reason"] and "x.tar" in json.loads(lines[0])["reason"]
     assert SECRET not in "".join(capfd.readouterr())
-    assert not written_with(tmp_path, SECRET)
+    assert not files_containing(tmp_path, SECRET)
 
 
 def test_nor_in_an_error_of_opening_it(redirecting: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
