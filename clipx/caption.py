@@ -7,33 +7,27 @@ import glob
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
-from clipx.distributed.launch_env import cores
 from clipx.distributed.spec import DistributedSpec
-from clipx.errors import ConfigError, DataError, require
+from clipx.errors import DataError, require
 from clipx.precision.spec import PrecisionSpec
 
 if TYPE_CHECKING:
-    from clipx.data.transform import Pixels
-    from clipx.distributed.comm import Comm
+    from clipx.evaluator.captioner import Line
     from clipx.model.coca import CoCa
-    from clipx.model.generate import Bounds, Method
-    from clipx.model.tokenizer import Tokenizer
-    from clipx.precision.spec import Precision
+    from clipx.model.generate import LengthBounds, Method
 
 _PICTURES = (".jpg", ".jpeg", ".png", ".webp")
-Row = dict[str, str | float]
 Number = TypeVar("Number", int, float)
 
 
-class Choice(StrEnum):
+class DecodingMethod(StrEnum):
     """How the words are chosen."""
 
     beam = "beam"  # the best of the captions that a beam search finds
@@ -50,7 +44,7 @@ class CaptionSpec:
     run: str = MISSING  # a captioner, as model.weights; of a run the moving average where one was kept
     images: str = MISSING  # a folder, of which all JPEG, PNG and WebP files at any depth; or a pattern; or a file
     out: str | None = None  # a file for the lines, besides the screen
-    method: Choice = Choice.beam
+    method: DecodingMethod = DecodingMethod.beam
     beams: int | None = None  # of beam: beginnings that go on; null: 6
     length_penalty: float | None = None  # of beam: the best has the largest log p / tokens^this; null: 1
     temperature: float | None = None  # of sample: scores are divided by it; null: 1
@@ -68,7 +62,7 @@ class CaptionSpec:
     def __post_init__(self) -> None:
         beam = {"beams": self.beams, "length_penalty": self.length_penalty}
         sample = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "seed": self.seed}
-        for method, given in ((Choice.beam, beam), (Choice.sample, sample)):
+        for method, given in ((DecodingMethod.beam, beam), (DecodingMethod.sample, sample)):
             for key, value in given.items():
                 require(
                     value is None or self.method is method,
@@ -103,9 +97,9 @@ class CaptionSpec:
         )
         return sorted(found)
 
-    def bounds(self, context: int) -> Bounds:
+    def bounds(self, context: int) -> LengthBounds:
         """Raises ConfigError where the model's context has no room."""
-        from clipx.model.generate import Bounds
+        from clipx.model.generate import LengthBounds
 
         room = context - 2
         for key, tokens in (("min_length", self.min_length), ("max_length", self.max_length or 0)):
@@ -114,16 +108,16 @@ class CaptionSpec:
                 f"{key}={tokens} is more than the {room} tokens that a context of {context} has room for between start "
                 f"and end: give at most {room}",
             )
-        return Bounds(self.min_length, room if self.max_length is None else self.max_length)
+        return LengthBounds(self.min_length, room if self.max_length is None else self.max_length)
 
     def build(self) -> Method:
         """How the words are chosen."""
-        from clipx.model.generate import Beams, Sampling, greedy
+        from clipx.model.generate import BeamSearch, Sampling, greedy
 
-        if self.method is Choice.greedy:
+        if self.method is DecodingMethod.greedy:
             return greedy
-        if self.method is Choice.beam:
-            return Beams(_or(self.beams, 6), _or(self.length_penalty, 1.0))
+        if self.method is DecodingMethod.beam:
+            return BeamSearch(_or(self.beams, 6), _or(self.length_penalty, 1.0))
         return Sampling(_or(self.temperature, 1.0), self.top_k, _or(self.top_p, 1.0), _or(self.seed, 0))
 
 
@@ -136,16 +130,35 @@ def caption(spec: CaptionSpec) -> None:
     files = spec.files()  # before torch is loaded: a mistyped path is answered at once
     out = spec.out
     require(out is None or not Path(out).exists(), f"out={out} is there already: give another file, or remove it")
+    from clipx.evaluator.captioner import Captioner
+    from clipx.weights.load import load_model
+
     comm = spec.distributed.build()
     try:
         precision = spec.precision.build(comm.device)
-        captioner = Captioner.load(spec, comm, precision)
+        _, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
+        require(
+            model_spec.captions,
+            f"run={spec.run} does not caption (its model is {model_spec.name}): give one of model=coca_vit_b32 or its "
+            "like",
+        )
+        text = model_spec.text
+        captioner = Captioner(
+            model=cast("CoCa", model),
+            tokenizer=text.build_tokenizer(),
+            method=spec.build(),
+            bounds=spec.bounds(text.context_length),
+            comm=comm,
+            precision=precision,
+            batch_size=spec.batch_size,
+            max_pixels=spec.max_pixels,
+        )
         with contextlib.ExitStack() as stack:
             to = [sys.stdout] if comm.is_main else []
             if comm.is_main and out is not None:
                 Path(out).parent.mkdir(parents=True, exist_ok=True)
                 to.append(stack.enter_context(Path(out).open("x", encoding="utf-8")))
-            bad = _write(captioner.rows(files), to)
+            bad = _write(captioner.lines(files), to)
         if comm.is_main:
             written = "" if out is None else f", written to {out}"
             print(f"{len(files) - bad} of {len(files)} images captioned{written}", file=sys.stderr)
@@ -155,95 +168,18 @@ def caption(spec: CaptionSpec) -> None:
         comm.close()
 
 
-def _write(rows: Iterator[Row], to: Sequence[TextIO]) -> int:
+def _write(lines: Iterator[Line], to: Sequence[TextIO]) -> int:
     """Good ones to `to`, bad ones to stderr. Returns how many are bad."""
     bad = 0
-    for row in rows:
-        if "bad" in row:
+    for line in lines:
+        if "bad" in line:
             bad += 1
             if to:
-                print(f"bad: {row['image']}: {row['bad']}", file=sys.stderr)
+                print(f"bad: {line['image']}: {line['bad']}", file=sys.stderr)
             continue
         for file in to:
-            print(json.dumps(row, ensure_ascii=False), file=file, flush=True)
+            print(json.dumps(line, ensure_ascii=False), file=file, flush=True)
     return bad
-
-
-@dataclass(frozen=True, slots=True)
-class Captioner:
-    """A model that captions, and how."""
-
-    model: CoCa
-    size: int
-    spec: CaptionSpec
-    comm: Comm
-    precision: Precision
-    bounds: Bounds
-    tokenizer: Tokenizer
-
-    @classmethod
-    def load(cls, spec: CaptionSpec, comm: Comm, precision: Precision) -> Captioner:
-        """Raises ConfigError where `spec.run` does not caption."""
-        from clipx.model.coca import CoCa
-        from clipx.weights.load import load_into, load_weights
-
-        found = load_weights(spec.run)
-        if found.spec is None or not found.spec.captions:
-            name = "its configuration is not known" if found.spec is None else f"its model is {found.spec.name}"
-            raise ConfigError(f"run={spec.run} does not caption ({name}): give one of model=coca_vit_b32 or its like")
-        bounds = spec.bounds(found.spec.text.context_length)
-        model = found.spec.build(comm.device, precision.dtype)
-        load_into(model, found)
-        assert isinstance(model, CoCa)
-        tokenizer = found.spec.text.build_tokenizer()
-        return cls(model.eval(), found.spec.image.size, spec, comm, precision, bounds, tokenizer)
-
-    def rows(self, files: Sequence[str]) -> Iterator[Row]:
-        """Of all files in their order, on all ranks: an image's caption, or what is bad about it."""
-        step = self.spec.batch_size
-        for first in range(0, len(files), step * self.comm.world):
-            own = first + step * self.comm.rank
-            for rows in self.comm.gather_objects(self._batch(own, files[own : own + step])):
-                yield from rows
-
-    def _batch(self, first: int, files: Sequence[str]) -> list[Row]:
-        import torch
-
-        from clipx.model.generate import say
-        from clipx.model.tokenizer import Tokenizer
-
-        with ThreadPoolExecutor(min(8, cores())) as threads:
-            seen = list(threads.map(self._see, files))
-        rows: list[Row] = [{"image": file} for file in files]
-        pixels = []
-        for row, picture in zip(rows, seen, strict=True):
-            if isinstance(picture, str):
-                row["bad"] = picture
-            else:
-                pixels.append(torch.tensor(picture))
-        good = [i for i, row in enumerate(rows) if "bad" not in row]
-        if not good:
-            return rows
-        image_b3SS = torch.stack(pixels).permute(0, 3, 1, 2).to(self.comm.device)
-        with self.precision.autocast():
-            said = say(self.model, image_b3SS, [first + i for i in good], self.spec.build(), self.bounds)
-        for i, found in zip(good, said, strict=True):
-            text = self.tokenizer.decode([*found.tokens, Tokenizer.end_id])  # an id 0 at its end would be padding
-            rows[i] |= {"caption": text, "log_p": round(found.log_p, 4)}
-        return rows
-
-    def _see(self, file: str) -> Pixels | str:
-        """What the model sees of a file, or what is bad about it."""
-        from clipx.data.source import BadSample
-        from clipx.data.transform import decode, eval_transform
-
-        try:
-            image = decode(Path(file).read_bytes(), self.spec.max_pixels)
-            return eval_transform(image, self.size, self.model.spec.image.stretch)
-        except OSError as error:
-            return f"cannot be read ({error.strerror})"
-        except BadSample as error:
-            return str(error)
 
 
 main = cli(caption, "caption")

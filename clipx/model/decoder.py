@@ -100,13 +100,13 @@ class CaptionDecoder(nn.Module):
             x_TW = block(x_TW, image_BNW, packing)
         parts = zip(x_TW.split(SCORED_AT_ONCE), packing.tokens_T.split(SCORED_AT_ONCE), strict=True)
         if len(x_TW) <= SCORED_AT_ONCE:
-            loss_T = torch.cat([self.surprise(*part) for part in parts])
+            loss_T = torch.cat([self.token_losses(*part) for part in parts])
         else:
-            loss_T = torch.cat([checkpoint(self.surprise, *part, use_reentrant=False) for part in parts])
+            loss_T = torch.cat([checkpoint(self.token_losses, *part, use_reentrant=False) for part in parts])
         loss_T1 = loss_T[:, None] if captions.counted_T1 is None else loss_T[:, None] * captions.counted_T1
         return packing.spread(loss_T1).sum((1, 2))
 
-    def surprise(self, x_TW: Tensor, next_T: Tensor) -> Tensor:
+    def token_losses(self, x_TW: Tensor, next_T: Tensor) -> Tensor:
         """-log p of the token that follows each, [T]."""
         return F.cross_entropy(self.scores(x_TW), next_T, reduction="none")
 

@@ -1,10 +1,10 @@
-"""Captions said token by token: the likeliest at each step, drawn at random, or by beam search.
+"""Generates captions token by token: greedily, by sampling, or by beam search.
 
-What a text has said so far is computed once: the keys and values of its tokens are kept, and those of its image. A
-caption depends on its image and its number alone, not on the others that are said beside it.
+The keys and values of a text's tokens and of its image are cached. A caption depends on its image and its number alone,
+not on the others of its batch.
 
-Shape suffixes: B images, R beams of an image, N texts that are being said, L tokens said so far, W width, H heads, K
-width of a head, V vocabulary, P tokens of an image, M texts that go on.
+Shape suffixes: B images, R beams of an image, N unfinished texts, L tokens so far, W width, H heads, K width of a head,
+V vocabulary, P tokens of an image, M texts that continue.
 """
 
 from __future__ import annotations
@@ -26,59 +26,60 @@ from clipx.model.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """log_p: of all that was said and of the end after it, by the model's softmax over the whole vocabulary, whatever
-    it was chosen by."""
+    """log_p: of all tokens and of the end, by the model's softmax over the whole vocabulary, for any method."""
 
     tokens: list[int]  # without start and end
     log_p: float
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """How many tokens a caption has, without start and end: the end is not said before `least`, and follows `most`."""
+class LengthBounds:
+    """Numbers of tokens of a caption, without start and end."""
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
 
-class Speech(Protocol):
-    """N texts that are being said, all of the same length."""
+class Decoding(Protocol):
+    """N unfinished texts of the same length."""
 
     start: int
     end: int
 
     def feed(self, token_N: Tensor) -> Tensor:
-        """Says one more token of each text. Returns the scores of what comes next, [N, V]."""
+        """Appends a token to each text. Returns the scores of the next token, [N, V]."""
 
     def select(self, row_M: Tensor) -> None:
-        """Goes on with these texts, any of them several times."""
+        """Continues with these texts, any of them several times."""
 
 
 KeysValues = tuple[Tensor, Tensor]
 """Of an attention, each [N, H, L, K]."""
 
-Method = Callable[[Speech, Sequence[int], Bounds], list[Caption]]
-"""(speech of B texts, the number of each image, bounds) -> a caption of each."""
+Method = Callable[[Decoding, Sequence[int], LengthBounds], list[Caption]]
+"""(decoding of B texts, the number of each image, bounds) -> a caption of each."""
 
 
-def say(model: CoCa, image_B3SS: Tensor, numbers: Sequence[int], method: Method, bounds: Bounds) -> list[Caption]:
-    """A caption of each image; images as encode_image takes them. `numbers`: theirs among all that are captioned.
+def generate_captions(
+    model: CoCa, image_B3SS: Tensor, numbers: Sequence[int], method: Method, bounds: LengthBounds
+) -> list[Caption]:
+    """Returns a caption of each image; images as encode_image takes them. `numbers`: of each among all images.
 
-    Raises ValueError where the model's context has no room for `bounds`.
+    Raises ValueError where `bounds` do not fit the model's context.
     """
     room = model.text.context_length - 2
-    if not 0 <= bounds.least <= bounds.most <= room:
+    if not 0 <= bounds.minimum <= bounds.maximum <= room:
         raise ValueError(f"{bounds} must lie in [0, {room}]: the context's tokens without start and end")
     with torch.inference_mode():
-        return method(CoCaSpeech(model, model.image_tokens(image_B3SS)), numbers, bounds)
+        return method(CoCaDecoding(model, model.image_tokens(image_B3SS)), numbers, bounds)
 
 
-# ------------------------------------------------------------------------------------------------- one by one
+# ------------------------------------------------------------------------------------------------- sampling
 
 
-def greedy(speech: Speech, numbers: Sequence[int], bounds: Bounds) -> list[Caption]:
+def greedy(decoding: Decoding, numbers: Sequence[int], bounds: LengthBounds) -> list[Caption]:
     """The likeliest token at each step."""
-    return _one_by_one(speech, len(numbers), bounds, lambda scores_MV, rows, said: scores_MV.argmax(1))
+    return _decode(decoding, len(numbers), bounds, lambda scores_MV, rows, length: scores_MV.argmax(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +92,14 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
 
-    def __call__(self, speech: Speech, numbers: Sequence[int], bounds: Bounds) -> list[Caption]:
-        drawn = [_uniform(f"{self.seed}/{number}", bounds.most) for number in numbers]
+    def __call__(self, decoding: Decoding, numbers: Sequence[int], bounds: LengthBounds) -> list[Caption]:
+        drawn = [_uniform(f"{self.seed}/{number}", bounds.maximum) for number in numbers]
 
-        def choose(scores_MV: Tensor, rows: Sequence[int], said: int) -> Tensor:
-            u_M = torch.tensor([drawn[row][said] for row in rows], dtype=torch.float64)
+        def choose(scores_MV: Tensor, rows: Sequence[int], length: int) -> Tensor:
+            u_M = torch.tensor([drawn[row][length] for row in rows], dtype=torch.float64)
             return self.draw(scores_MV, u_M.to(scores_MV.device))
 
-        return _one_by_one(speech, len(numbers), bounds, choose)
+        return _decode(decoding, len(numbers), bounds, choose)
 
     def draw(self, scores_MV: Tensor, u_M: Tensor) -> Tensor:
         """One of V for each row, by numbers that are uniform in [0, 1)."""
@@ -118,42 +119,42 @@ def _uniform(seed: str, count: int) -> list[float]:
     return [rng.random() for _ in range(count)]
 
 
-def _one_by_one(
-    speech: Speech, texts: int, bounds: Bounds, choose: Callable[[Tensor, Sequence[int], int], Tensor]
+def _decode(
+    decoding: Decoding, texts: int, bounds: LengthBounds, choose: Callable[[Tensor, Sequence[int], int], Tensor]
 ) -> list[Caption]:
-    """`choose`: (scores [M, V], which of the texts they are of, tokens said) -> tokens [M]."""
+    """`choose`: (scores [M, V], which of the texts they are of, length so far) -> tokens [M]."""
     tokens: list[list[int]] = [[] for _ in range(texts)]
     log_p = [0.0] * texts
     rows = list(range(texts))
-    token_M = torch.full((texts,), speech.start)
-    for said in range(bounds.most + 1):
-        scores_MV = speech.feed(token_M)
-        if said < bounds.most:
-            token_M = choose(_allowed(scores_MV, speech, said, bounds), rows, said)
+    token_M = torch.full((texts,), decoding.start)
+    for length in range(bounds.maximum + 1):
+        scores_MV = decoding.feed(token_M)
+        if length < bounds.maximum:
+            token_M = choose(_allowed(scores_MV, decoding, length, bounds), rows, length)
         else:
-            token_M = torch.full((len(rows),), speech.end, device=scores_MV.device)
+            token_M = torch.full((len(rows),), decoding.end, device=scores_MV.device)
         log_M = scores_MV.log_softmax(1).gather(1, token_M[:, None]).squeeze(1)
-        chosen, surprises = token_M.tolist(), log_M.tolist()
-        for row, token, surprise in zip(rows, chosen, surprises, strict=True):
-            log_p[row] += surprise
-            if token != speech.end:
+        chosen, token_log_ps = token_M.tolist(), log_M.tolist()
+        for row, token, token_log_p in zip(rows, chosen, token_log_ps, strict=True):
+            log_p[row] += token_log_p
+            if token != decoding.end:
                 tokens[row].append(token)
-        going = [i for i, token in enumerate(chosen) if token != speech.end]
-        if not going:
+        unfinished = [i for i, token in enumerate(chosen) if token != decoding.end]
+        if not unfinished:
             break
-        if len(going) < len(rows):
-            going_M = torch.tensor(going, device=token_M.device)
-            speech.select(going_M)
-            token_M, rows = token_M[going_M], [rows[i] for i in going]
+        if len(unfinished) < len(rows):
+            unfinished_M = torch.tensor(unfinished, device=token_M.device)
+            decoding.select(unfinished_M)
+            token_M, rows = token_M[unfinished_M], [rows[i] for i in unfinished]
     return [Caption(*found) for found in zip(tokens, log_p, strict=True)]
 
 
-def _allowed(scores_NV: Tensor, speech: Speech, said: int, bounds: Bounds) -> Tensor:
-    """The scores of what may be said: never the start, and not the end too early."""
+def _allowed(scores_NV: Tensor, decoding: Decoding, length: int, bounds: LengthBounds) -> Tensor:
+    """The scores with the start, and an end that is too early, masked."""
     scores_NV = scores_NV.clone()
-    scores_NV[:, speech.start] = -torch.inf
-    if said < bounds.least:
-        scores_NV[:, speech.end] = -torch.inf
+    scores_NV[:, decoding.start] = -torch.inf
+    if length < bounds.minimum:
+        scores_NV[:, decoding.end] = -torch.inf
     return scores_NV
 
 
@@ -161,47 +162,47 @@ def _allowed(scores_NV: Tensor, speech: Speech, said: int, bounds: Bounds) -> Te
 
 
 @dataclass(frozen=True, slots=True)
-class Beams:
-    """Of each image the `count` likeliest beginnings of a length go on. The best caption is the one with the largest
+class BeamSearch:
+    """Of each image the `count` likeliest beginnings of a length continue. The best caption is the one with the largest
     log p / length^penalty, the end counted in both; 0 goes by probability alone, which is highest for short ones."""
 
     count: int = 6
     length_penalty: float = 1.0
 
-    def __call__(self, speech: Speech, numbers: Sequence[int], bounds: Bounds) -> list[Caption]:
+    def __call__(self, decoding: Decoding, numbers: Sequence[int], bounds: LengthBounds) -> list[Caption]:
         images, r = len(numbers), self.count
         best = [Caption([], -torch.inf)] * images
         score = [-torch.inf] * images
-        said_BRL: list[list[list[int]]] = [[[] for _ in range(r)] for _ in range(images)]
-        speech.select(torch.arange(images).repeat_interleave(r))
-        token_N = torch.full((images * r,), speech.start)
+        token_BRL: list[list[list[int]]] = [[[] for _ in range(r)] for _ in range(images)]
+        decoding.select(torch.arange(images).repeat_interleave(r))
+        token_N = torch.full((images * r,), decoding.start)
         log_BR: Tensor | None = None
-        for said in range(bounds.most + 1):
-            step_BRV = speech.feed(token_N).log_softmax(1).unflatten(0, (images, r))
-            if log_BR is None:  # all beams are the same: one of them goes on
+        for length in range(bounds.maximum + 1):
+            step_BRV = decoding.feed(token_N).log_softmax(1).unflatten(0, (images, r))
+            if log_BR is None:  # all beams are the same: one of them continues
                 log_BR = step_BRV.new_tensor([0.0] + [-torch.inf] * (r - 1)).expand(images, -1)
             log_BRV = log_BR[..., None] + step_BRV
-            if said >= bounds.least:
-                log_B, beam_B = log_BRV[..., speech.end].max(1)
+            if length >= bounds.minimum:
+                log_B, beam_B = log_BRV[..., decoding.end].max(1)
                 for i, (log, beam) in enumerate(zip(log_B.tolist(), beam_B.tolist(), strict=True)):
-                    if (ended := self.score(log, said + 1)) > score[i]:
-                        score[i], best[i] = ended, Caption(said_BRL[i][beam], log)
-            if said == bounds.most:
+                    if (ended := self.score(log, length + 1)) > score[i]:
+                        score[i], best[i] = ended, Caption(token_BRL[i][beam], log)
+            if length == bounds.maximum:
                 break
-            log_BRV[..., [speech.start, speech.end]] = -torch.inf
+            log_BRV[..., [decoding.start, decoding.end]] = -torch.inf
             log_BR, flat_BR = log_BRV.flatten(1).topk(r)
-            # What goes on loses probability with each token, and gains most by length.
-            hoped = [self.score(log, bounds.most + 1) for log in log_BR[:, 0].tolist()]
+            # A beginning loses probability with each token, and gains most by length.
+            hoped = [self.score(log, bounds.maximum + 1) for log in log_BR[:, 0].tolist()]
             if all(reached >= hope for reached, hope in zip(score, hoped, strict=True)):
                 break
             parent_BR = flat_BR // log_BRV.shape[2]
             token_BR = flat_BR % log_BRV.shape[2]
-            said_BRL = [
+            token_BRL = [
                 [[*beams[p], t] for p, t in zip(parents, tokens, strict=True)]
-                for beams, parents, tokens in zip(said_BRL, parent_BR.tolist(), token_BR.tolist(), strict=True)
+                for beams, parents, tokens in zip(token_BRL, parent_BR.tolist(), token_BR.tolist(), strict=True)
             ]
             first_B1 = torch.arange(images, device=parent_BR.device)[:, None] * r
-            speech.select((first_B1 + parent_BR).flatten())
+            decoding.select((first_B1 + parent_BR).flatten())
             token_N = token_BR.flatten()
         return best
 
@@ -212,8 +213,8 @@ class Beams:
 # ------------------------------------------------------------------------------------------------------- the model
 
 
-class CoCaSpeech:
-    """Texts that a CoCa says, of images whose tokens are given; see Speech.
+class CoCaDecoding:
+    """Texts that a CoCa decodes from image tokens; see Decoding.
 
     An image's keys and values are there once for all of its texts, as long as those of an image stand side by side and
     are as many as the others'.
@@ -228,40 +229,44 @@ class CoCaSpeech:
         self.decoder_blocks = cast("list[DecoderBlock]", list(model.decoder.blocks))
         self.images = self.texts = len(image_BPW)
         self.length = 0
-        self.seen: list[KeysValues] = [block.cross.keys_values(image_BPW) for block in self.decoder_blocks]
-        self.said: dict[nn.Module, KeysValues] = {}
+        self.image_keys_values: list[KeysValues] = [block.cross.keys_values(image_BPW) for block in self.decoder_blocks]
+        self.text_keys_values: dict[nn.Module, KeysValues] = {}
 
     def feed(self, token_N: Tensor) -> Tensor:
         x_NW = self.text.token_embedding(token_N.to(self.device)) + self.text.positional_embedding[self.length]
         for block in self.text_blocks:
-            x_NW = self._hear(block, x_NW)
-        for layer, seen in zip(self.decoder_blocks, self.seen, strict=True):
-            x_NW = self._look(layer.cross, self._hear(layer.text, x_NW), seen)
+            x_NW = self._self_attention(block, x_NW)
+        for layer, image in zip(self.decoder_blocks, self.image_keys_values, strict=True):
+            x_NW = self._cross_attention(layer.cross, self._self_attention(layer.text, x_NW), image)
         self.length += 1
         return self.decoder.scores(x_NW)
 
     def select(self, row_M: Tensor) -> None:
         row_M = row_M.to(self.device)
-        self.said = {block: (keys[row_M], values[row_M]) for block, (keys, values) in self.said.items()}
+        self.text_keys_values = {
+            block: (keys[row_M], values[row_M]) for block, (keys, values) in self.text_keys_values.items()
+        }
         image_M = row_M // (self.texts // self.images)
         self.texts = len(row_M)
         each = torch.arange(self.images, device=self.device).repeat_interleave(self.texts // self.images)
         if not torch.equal(image_M, each):
-            self.seen = [(keys[image_M], values[image_M]) for keys, values in self.seen]
+            self.image_keys_values = [(keys[image_M], values[image_M]) for keys, values in self.image_keys_values]
             self.images = self.texts
 
-    def _hear(self, block: TextBlock, x_NW: Tensor) -> Tensor:
-        """The block's output for one more token, whose keys and values are kept."""
+    def _self_attention(self, block: TextBlock, x_NW: Tensor) -> Tensor:
+        """The block's output for one more token, whose keys and values are cached."""
         parts = block.attn.qkv(block.norm1(x_NW))[:, None].chunk(3, -1)
         q_NH1K, keys, values = (split_heads(part, block.attn.heads) for part in parts)
-        if block in self.said:
-            keys, values = (torch.cat(pair, 2) for pair in zip(self.said[block], (keys, values), strict=True))
-        self.said[block] = keys, values
+        if block in self.text_keys_values:
+            keys, values = (
+                torch.cat(pair, 2) for pair in zip(self.text_keys_values[block], (keys, values), strict=True)
+            )
+        self.text_keys_values[block] = keys, values
         mixed_NW = join_heads(F.scaled_dot_product_attention(q_NH1K, keys, values)).squeeze(1)
         return self._add(block, x_NW, mixed_NW)
 
-    def _look(self, block: CrossBlock, x_NW: Tensor, seen: KeysValues) -> Tensor:
-        mixed_NW = block.attn(block.norm1(x_NW).unflatten(0, (self.images, -1)), *seen).flatten(0, 1)
+    def _cross_attention(self, block: CrossBlock, x_NW: Tensor, image: KeysValues) -> Tensor:
+        mixed_NW = block.attn(block.norm1(x_NW).unflatten(0, (self.images, -1)), *image).flatten(0, 1)
         return self._add(block, x_NW, mixed_NW)
 
     def _add(self, block: TextBlock | CrossBlock, x_NW: Tensor, mixed_NW: Tensor) -> Tensor:

@@ -1,0 +1,71 @@
+"""Captions image files on all ranks, with a model that has a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from clipx.data.source import BadSample
+from clipx.data.transform import Pixels, decode, eval_transform
+from clipx.distributed.comm import Comm
+from clipx.distributed.launch_env import cores
+from clipx.model.coca import CoCa
+from clipx.model.generate import LengthBounds, Method, generate_captions
+from clipx.model.tokenizer import Tokenizer
+from clipx.precision.spec import Precision
+
+Line = dict[str, str | float]
+"""image, and either caption and log_p, or `bad`: why it cannot be captioned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captioner:
+    model: CoCa
+    tokenizer: Tokenizer
+    method: Method
+    bounds: LengthBounds
+    comm: Comm
+    precision: Precision
+    batch_size: int
+    max_pixels: int
+
+    def lines(self, files: Sequence[str]) -> Iterator[Line]:
+        """One of each file, in order, on all ranks. Collective."""
+        for first in range(0, len(files), self.batch_size * self.comm.world):
+            start = first + self.batch_size * self.comm.rank
+            for lines in self.comm.gather_objects(self._batch(start, files[start : start + self.batch_size])):
+                yield from lines
+
+    def _batch(self, first: int, files: Sequence[str]) -> list[Line]:
+        with ThreadPoolExecutor(min(8, cores())) as threads:
+            images = list(threads.map(self._read, files))
+        lines: list[Line] = [{"image": file} for file in files]
+        pixels: dict[int, torch.Tensor] = {}
+        for i, image in enumerate(images):
+            if isinstance(image, str):
+                lines[i]["bad"] = image
+            else:
+                pixels[i] = torch.tensor(image)
+        if pixels:
+            image_b3SS = torch.stack(list(pixels.values())).permute(0, 3, 1, 2).to(self.comm.device)
+            numbers = [first + i for i in pixels]
+            with self.precision.autocast():
+                captions = generate_captions(self.model, image_b3SS, numbers, self.method, self.bounds)
+            for i, caption in zip(pixels, captions, strict=True):
+                text = self.tokenizer.decode([*caption.tokens, Tokenizer.end_id])  # a final id 0 would be padding
+                lines[i] |= {"caption": text, "log_p": round(caption.log_p, 4)}
+        return lines
+
+    def _read(self, file: str) -> Pixels | str:
+        """The model's view of a file, or the reason why there is none."""
+        try:
+            image = self.model.spec.image
+            return eval_transform(decode(Path(file).read_bytes(), self.max_pixels), image.size, image.stretch)
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+        except BadSample as error:
+            return str(error)
