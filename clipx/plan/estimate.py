@@ -69,7 +69,7 @@ def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Pl
     log("dry runs of the model")
     model_memory = MemoryModel(spec)
     limit = 1e9 * (spec.device_memory_gb - spec.reserve_gb)
-    ranks = spec.ranks or _fewest(spec, model_memory, limit)
+    ranks = spec.ranks or _min_ranks(spec, model_memory, limit)
     _check_ranks(spec, ranks)
     b = spec.data.batch_size // ranks // spec.data.micro_batches
     towers = model_memory.towers(b)
@@ -97,7 +97,7 @@ def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Pl
     )
 
 
-def _fewest(spec: PlanSpec, model_memory: MemoryModel, limit: float) -> int:
+def _min_ranks(spec: PlanSpec, model_memory: MemoryModel, limit: float) -> int:
     """The smallest power of two that divides the batch and whose share of it fits. Raises ConfigError."""
     batch, micro, ranks = spec.data.batch_size, spec.data.micro_batches, 1
     while batch % (ranks * micro) == 0:

@@ -50,7 +50,7 @@ class MemoryModel:
     def __init__(self, spec: PlanSpec) -> None:
         self.spec = spec
         self.precision = _on_cpu(spec.precision).build(torch.device("cpu"))
-        self.dry = DryRun(spec.model, self.precision, _fewest_dropped(spec))
+        self.dry = DryRun(spec.model, self.precision, _least_patch_dropout(spec))
         groups = parameter_groups(self.dry.model, self.objective(1, spec.data.batch_size), spec.optimizer)
         self.optimizer = state_bytes(groups, spec.optimizer.build, self.precision.stored)
         self._line: tuple[TowerMemory, TowerMemory] | None = None
@@ -72,7 +72,7 @@ class MemoryModel:
         masters = self._masters()
         backward = towers.peak if spec.data.micro_batches == 1 else towers.peak_again
         stepping = gradients + masters + stored_bytes(model) + masters  # a logged step keeps the weights from before it
-        whole = Memory(
+        unsharded = Memory(
             weights=stored_bytes(model) + masters,
             optimizer=self.optimizer,
             average=0 if spec.optimizer.ema_decay is None else masters or stored_bytes(model),
@@ -86,16 +86,16 @@ class MemoryModel:
             loss=loss,
         )
         if isinstance(spec.distributed, FsdpSpec):
-            return self._sharded(whole, spec.distributed, ranks)
-        own = isinstance(spec.distributed, DdpSpec) and spec.distributed.gradient_as_bucket_view
-        return replace(whole, buckets=0) if own else whole
+            return self._sharded(unsharded, spec.distributed, ranks)
+        views = isinstance(spec.distributed, DdpSpec) and spec.distributed.gradient_as_bucket_view
+        return replace(unsharded, buckets=0) if views else unsharded
 
     def _masters(self) -> int:
         """The float32 weights that the optimizer steps, where others compute."""
         precision, numbers = self.precision, parameter_count(self.dry.model)
         return int(numbers * precision.stored.itemsize) if precision.master_weights else 0
 
-    def _sharded(self, whole: Memory, spec: FsdpSpec, ranks: int) -> Memory:
+    def _sharded(self, unsharded: Memory, spec: FsdpSpec, ranks: int) -> Memory:
         """Each device keeps its part, and gathers two blocks at a time, or keeps all that it has gathered."""
         parts = spec.shard_size or ranks
         blocks = [stored_bytes(block) for block in named_blocks(self.dry.model).values()]
@@ -105,15 +105,15 @@ class MemoryModel:
         share = dtype.itemsize / self.precision.dtype.itemsize
         every = stored_bytes(self.dry.model)
         gathered = round(share * (min(2 * largest, every) if spec.reshard_after_forward else every))
-        gradients = whole.gradients // parts
+        gradients = unsharded.gradients // parts
         here = not spec.cpu_offload
         return replace(
-            whole,
-            weights=here * whole.weights // parts,
-            optimizer=here * whole.optimizer // parts,
-            average=here * whole.average // parts,
+            unsharded,
+            weights=here * unsharded.weights // parts,
+            optimizer=here * unsharded.optimizer // parts,
+            average=here * unsharded.average // parts,
             buckets=0,
-            peak=whole.activations + gathered + max(whole.loss, largest + here * gradients),
+            peak=unsharded.activations + gathered + max(unsharded.loss, largest + here * gradients),
             gradients=gradients,
             gathered=gathered,
         )
@@ -137,12 +137,12 @@ class MemoryModel:
         low, high = self._line
         at = (samples - low.samples) / (high.samples - low.samples)
 
-        def between(name: str) -> int:
+        def interpolate(name: str) -> int:
             first, last = int(getattr(low, name)), int(getattr(high, name))
             return max(0, round(first + at * (last - first)))
 
         names = ("activations", "peak", "peak_again")
-        return self.memory(ranks, TowerMemory(samples, *(between(name) for name in names))).total
+        return self.memory(ranks, TowerMemory(samples, *(interpolate(name) for name in names))).total
 
     def largest(self, ranks: int, limit: float) -> int:
         """The largest micro-batch of which a device's memory holds all; 0 where it holds not one sample."""
@@ -166,7 +166,7 @@ def _on_cpu(spec: PrecisionSpec) -> PrecisionSpec:
     return replace(spec, emulate=True) if isinstance(spec, Float8Spec | Int8Spec) else spec
 
 
-def _fewest_dropped(spec: PlanSpec) -> float:
+def _least_patch_dropout(spec: PlanSpec) -> float:
     """The smallest share of patches that the run leaves out: its most expensive steps are what is planned."""
     model = spec.model
     if model.patch_dropout_final != "none":
