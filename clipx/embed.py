@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
-from clipx.data.index import RETRY_S
+from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require

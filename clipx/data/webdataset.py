@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config.registry import option
-from clipx.data.index import caption_columns, fingerprint, index_shards, load_table
 from clipx.data.shards.cache import Access, ShardFile, Span, check_access
+from clipx.data.shards.index import caption_columns, fingerprint, index_shards, load_table
 from clipx.data.shards.remote import fetch, prefetch_spans
 from clipx.data.shards.tar import CLS, IMAGE, JSON, TXT
 from clipx.data.shards.urls import expand

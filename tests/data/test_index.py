@@ -12,7 +12,8 @@ import pytest
 from samples import img2dataset, write_tar
 from support import run
 
-from clipx.data.index import IndexSpec, ShardIndex, index, index_shards, load_table
+from clipx.data.index import IndexSpec, index
+from clipx.data.shards.index import ShardIndex, index_shards, load_table
 from clipx.data.shards.tar import IMAGE, TXT
 from clipx.data.shards.urls import expand
 from clipx.data.webdataset import WebDatasetSpec
@@ -59,7 +60,7 @@ def test_the_command_indexes_and_prints_what_the_shards_hold(shards: Path) -> No
 
 def test_a_run_takes_the_index_that_the_command_made(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(f"shards={shards}/*.tar")
-    monkeypatch.setattr("clipx.data.index.scan", None)
+    monkeypatch.setattr("clipx.data.shards.index.scan", None)
     assert index_shards(expand(f"{shards}/*.tar", "shards"), TXT)[0].samples == 3
 
 
@@ -237,7 +238,7 @@ def test_a_process_that_is_killed_is_named(shards: Path, monkeypatch: pytest.Mon
     def die(*_: object) -> None:
         os.kill(os.getpid(), 9)
 
-    monkeypatch.setattr("clipx.data.index.scan", die)
+    monkeypatch.setattr("clipx.data.shards.index.scan", die)
     with pytest.raises(
         DataError, match="^indexing: a process was killed, as happens where memory runs out: run it again"
     ):

@@ -20,11 +20,11 @@ from s3server import FaultyProxy, admin, forget_sessions
 from samples import captions, img2dataset, read_all, write_tar
 from support import rows, run
 
-from clipx.data.index import index_shards
 from clipx.data.loader import Batch, ImageView, train_loader
 from clipx.data.order import Order
 from clipx.data.shards import cache, remote
 from clipx.data.shards.cache import Access, ShardFile
+from clipx.data.shards.index import index_shards
 from clipx.data.shards.remote import fetch, open_sequential, prefetch_spans
 from clipx.data.shards.tar import TXT
 from clipx.data.source import BadSample, Source
@@ -104,7 +104,7 @@ def test_the_command_indexes_shards_on_s3(bucket: str) -> None:
 
 
 def test_many_shards_on_s3_are_indexed_by_processes(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipx.data.index._REMOTE", 2)
+    monkeypatch.setattr("clipx.data.shards.index._REMOTE", 2)
     assert captions(opened(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
 
 

@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 import torch
 
-from clipx.data import index as indexing
 from clipx.data import webdataset
-from clipx.data.index import ShardIndex, load_table
 from clipx.data.loader import ImageView, train_loader
 from clipx.data.order import Order
+from clipx.data.shards import index as indexing
+from clipx.data.shards.index import ShardIndex, load_table
 from clipx.data.shards.tar import TXT
 from clipx.data.source import BadRecord, Sample, split
 from clipx.data.webdataset import Shards
@@ -178,7 +178,7 @@ def test_tables_are_mapped_and_looked_up_anywhere_alike(shards: Shards) -> None:
     load_table.cache_clear()
     order = Order(shards.sizes, 0, WINDOW)
     wanted = [order(position) for position in range(0, 4 * WINDOW, 97)]
-    places = [shards._place(index) for index in wanted]
+    places = [shards._locate(index) for index in wanted]
     assert places == [divmod(index, PER_SHARD) for index in wanted]
     for shard in {shard for shard, _ in places}:
         table(Path(shards.tables[shard]))

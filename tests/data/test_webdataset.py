@@ -18,8 +18,8 @@ import webdataset
 from PIL import Image
 from samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
 
-from clipx.data.index import index_shards
 from clipx.data.shapes import make_sample
+from clipx.data.shards.index import index_shards
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode

@@ -143,7 +143,8 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
     """What was dropped and why, sizes.json as open_clip reads it, the index and its manifest."""
     from rich.table import Table as RichTable
 
-    from clipx.data.index import IndexSpec, index_shards, summary_table, write_manifest
+    from clipx.data.index import IndexSpec, summary_table, write_manifest
+    from clipx.data.shards.index import index_shards
     from clipx.data.shards.tar import TXT
     from clipx.report.console import stdout_console
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from clipx.config.registry import MISSING, option
 from clipx.data.csv import Columns, is_separator
-from clipx.data.index import RETRY_S
+from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import PILLOW_LIMIT
 from clipx.errors import require
 from clipx.storage.url import check_path

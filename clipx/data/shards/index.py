@@ -1,0 +1,185 @@
+"""Where each sample of a shard lies: read once from the tar's headers, kept in the cache, reused afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clipx.data.shards.tar import JSON, TXT, scan
+from clipx.data.shards.write import run_in_pool
+from clipx.data.source import BadRecord
+from clipx.errors import DataError
+from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.remote import errors_as, file_system, is_local, read_file, retry
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Table = NDArray[np.int64]
+    """[samples, 4 members, (offset, size)]; size -1 where the member is missing."""
+
+RETRY_S = 120.0
+_VERSION = 3
+# What file systems of fsspec call the time or the checksum of a file, local ones first.
+_VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created")
+# Remote shards at a time: a reader waits for the network most of the time. Few are read by threads, for each process
+# would first spend a second on a session of its own; many by processes, for Python reads headers on one core.
+_REMOTE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """A shard's index: the path of its table, how many samples that has, and what was left out."""
+
+    table: str
+    samples: int
+    digest: str  # of the members' names, places and sizes
+    bad: Sequence[BadRecord]
+    size: int  # bytes of the shard
+
+
+def index_shards(urls: Sequence[str], *captions: int, retry_s: float = RETRY_S) -> list[ShardIndex]:
+    """The index of each shard; those not in the cache are made first. Raises DataError for a shard that is not there.
+
+    A sample is one with an image and a member in one of the columns `captions`.
+    """
+    with ThreadPoolExecutor(32) as pool:  # a remote shard answers after some 50 ms
+        found = list(pool.map(partial(_table_path, cache_folder("index"), captions, retry_s), urls))
+    items = [_Lookup(url, path, size) for url, (path, size) in zip(urls, found, strict=True)]
+    new = [item for item in items if not (item.table.is_file() and _meta(item.table).is_file())]
+    make = partial(_index_shard, captions, retry_s)
+    if all(is_local(item.url) for item in new):
+        run_in_pool(make, new, "indexing")
+    elif len(new) <= _REMOTE:
+        run_in_pool(make, new, "indexing", threads=_REMOTE)
+    else:
+        run_in_pool(make, new, "indexing", processes=max(_REMOTE, len(os.sched_getaffinity(0))))
+    return [_load(item) for item in items]
+
+
+def fingerprint(caption_keys: Iterable[str], label_key: str | None, indices: Sequence[ShardIndex]) -> str:
+    """Of a data set: of what is in the shards and which of it is read, not of where they are nor how often."""
+    facts = [" + ".join(caption_keys), str(label_key), *(index.digest for index in indices)]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def caption_columns(keys: Iterable[str]) -> list[int]:
+    """Where captions of these keys are."""
+    return sorted({TXT if key == "txt" else JSON for key in keys})
+
+
+@lru_cache(maxsize=256)
+def load_table(path: str) -> Table:
+    """Mapped, so that loader processes share its memory."""
+    import numpy as np
+
+    table: Table = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """A shard and the path of its table, which need not exist yet."""
+
+    url: str
+    table: Path
+    size: int
+
+
+def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) -> tuple[Path, int]:
+    """The path in the cache, whose name changes when the shard does, and the shard's size."""
+
+    def call() -> dict[str, Any]:
+        fs, path = file_system(url)
+        found: dict[str, Any] = fs.info(path)
+        return found
+
+    try:
+        with errors_as(lambda reason: DataError(f"shard {url} cannot be opened: {reason}"), FileNotFoundError):
+            info = retry(url, retry_s, call)
+    except FileNotFoundError:
+        raise DataError(f"shard {url} does not exist: check the path") from None
+    if info["type"] == "directory":
+        raise DataError(f"shard {url} is a folder: give its tar files, e.g. {url.rstrip('/')}/*.tar")
+    if info["size"] is None:
+        raise DataError(f"shard {url} has no known size, so it cannot be read at random: copy it to a store that has")
+    version = next((info[key] for key in _VERSIONS if info.get(key)), None)
+    location = url if "://" in url else Path(url).resolve()
+    identity = f"{_VERSION} {'+'.join(map(str, captions))} {location} {info['size']} {version}"
+    return cache / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npy", int(info["size"])
+
+
+def _meta(table_path: Path) -> Path:
+    return table_path.with_suffix(".json")
+
+
+def _load(item: _Lookup) -> ShardIndex:
+    meta = json.loads(_meta(item.table).read_text())
+    return ShardIndex(
+        str(item.table), meta["samples"], meta["digest"], [BadRecord(*bad) for bad in meta["bad"]], item.size
+    )
+
+
+def _index_shard(captions: Sequence[int], retry_s: float, item: _Lookup) -> None:
+    import numpy as np
+
+    with errors_as(lambda reason: DataError(f"shard {item.url} cannot be read: {reason}")):
+        samples, damage = scan(item.url, item.size, retry_s)
+    rows, bad = [], []
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(f"{sample.name} {sorted(sample.members.items())}\n".encode("utf-8", "replace"))
+        if fault := sample.fault(captions):
+            bad.append((f"{item.url}:{sample.name}", fault))
+        else:
+            rows.append(sample.row())
+    if damage:
+        if samples and samples[-1].fault(captions):
+            bad.pop()  # it is the damage that the last sample's members are missing for
+        bad.append((item.url, f"shard {damage}; {len(rows):,} samples before that are used"))
+    if shortfall := _shortfall(item.url, len(rows), retry_s):
+        bad.append((item.url, shortfall))
+    meta = json.dumps({"samples": len(rows), "digest": digest.hexdigest()[:16], "bad": bad})
+
+    def save(path: str) -> None:
+        with open(path, "wb") as file:  # noqa: PTH123
+            np.save(file, np.asarray(rows, dtype=np.int64).reshape(-1, 4, 2), allow_pickle=False)
+
+    write_atomically(item.table, save)
+    write_atomically(_meta(item.table), lambda path: Path(path).write_text(meta))
+
+
+# ------------------------------------------------------------------------------------------------------ counts
+
+
+def _shortfall(url: str, samples: int, retry_s: float) -> str | None:
+    """Compares with img2dataset's counts of the shard, or with sizes.json of its folder, which open_clip reads too."""
+    folder, slash, name = url.rpartition("/")
+    stats = f"{url.removesuffix('.tar')}_stats.json"
+    for file, key in ((stats, "successes"), (f"{folder}{slash}sizes.json", name)):
+        expected = _counts(file, retry_s).get(key)
+        if isinstance(expected, int):
+            found_in = file.rpartition("/")[2]
+            few = samples < expected
+            return f"shard has {samples:,} samples that can be used where {found_in} says {expected:,}" if few else None
+    return None
+
+
+@lru_cache(maxsize=64)  # the shards of a folder share one sizes.json
+def _counts(url: str, retry_s: float) -> dict[str, Any]:
+    """A JSON object that may not be there. One that cannot be read is ignored, for it is a cross-check only."""
+    try:
+        found = json.loads(read_file(url, retry_s))
+    except DataError:
+        raise
+    except Exception:  # not there, forbidden, no JSON: a remote file system raises what its library does
+        return {}
+    return found if isinstance(found, dict) else {}
