@@ -46,7 +46,7 @@ def test_every_sample_is_in_one_stage_and_ends_are_rounded_up_to_whole_steps() -
     assert [samples for _, samples in made.left(490)] == [range(490, 500), range(500, 948)]
     ends = list(accumulate([40] * 9 + [10] * 14 + [64] * 7))
     assert [made.steps(end) for end in ends] == list(range(1, 31))
-    assert made.told().startswith("9 steps of 40 at 96 pixels, up to sample 360; 14 steps of 10 at 224 pixels")
+    assert made.describe().startswith("9 steps of 40 at 96 pixels, up to sample 360; 14 steps of 10 at 224 pixels")
 
 
 def test_rate_size_and_patch_dropout_are_those_of_the_stage() -> None:

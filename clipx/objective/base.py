@@ -49,24 +49,24 @@ class Objective(nn.Module):
     def prepare(self, classes: Classes | None, width: int) -> None:
         """Makes what depends on the data's classes and on D. Called once, before anything else. Raises ConfigError."""
 
-    def start_from(self, log_scale: float | None, bias: float | None) -> list[str]:
+    def adopt_scale(self, log_scale: float | None, bias: float | None) -> list[str]:
         """Goes on from the log α and the β that the first weights were trained with, as far as it learns the like; None
         for what they have not. Returns what the log should say."""
         learned = [child for child in self.children() if isinstance(child, GlobalTemperature)]
-        told = [] if log_scale is None else [temperature.start_from(log_scale) for temperature in learned]
+        told = [] if log_scale is None else [temperature.adopt_scale(log_scale) for temperature in learned]
         if log_scale is not None and not learned:
             told.append(
                 f"the weights' temperature {math.exp(-log_scale):.4g} is left: this objective learns none for all"
             )
-        if bias is not None and not self.start_bias(bias):
+        if bias is not None and not self.adopt_bias(bias):
             told.append(f"the weights' bias {bias:.4g} is left: this objective has none")
         return told
 
-    def start_bias(self, bias: float) -> bool:
+    def adopt_bias(self, bias: float) -> bool:
         """Begins with this β. Whether it has one."""
         return False
 
-    def begin(self, embed: Callable[[Sequence[str]], Tensor]) -> None:
+    def initialize(self, embed: Callable[[Sequence[str]], Tensor]) -> None:
         """Called once, when a new run has its first weights; `embed` gives their [N, D] of N texts. Collective."""
 
     @property

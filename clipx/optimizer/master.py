@@ -24,7 +24,7 @@ class MasterWeights:
                 for name, buffer in shared.named_buffers(recurse=False):
                     setattr(own, name, buffer)
 
-    def take_gradients(self) -> None:
+    def copy_gradients_from_model(self) -> None:
         """Moves the model's gradients to the master, in its own format."""
         for own, master in self._pairs:
             if own.grad is not None:
@@ -32,6 +32,6 @@ class MasterWeights:
                 own.grad = None
 
     @torch.no_grad()
-    def give_weights(self) -> None:
+    def copy_weights_to_model(self) -> None:
         """Rounds the master's weights into the model."""
         torch._foreach_copy_([own for own, _ in self._pairs], [master for _, master in self._pairs])

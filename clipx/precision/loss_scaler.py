@@ -44,7 +44,7 @@ class LossScale:
         return out
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Once for each backward pass; then `step` or `lowered`."""
+        """Once for each backward pass; then `step` or `reduce`."""
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -52,7 +52,7 @@ class LossScale:
         self._scaler.step(optimizer)
         self._scaler.update()
 
-    def lowered(self) -> bool:
+    def reduce(self) -> bool:
         """Halves the scale after gradients that are not finite. False where the scale was not to blame: at 1 or less
         there is nothing left to take away."""
         if not self.on:

@@ -34,7 +34,7 @@ class Precision:
     dtype: torch.dtype
     autocast_dtype: torch.dtype | None
     device_type: str
-    told: str = ""  # what is told of it at the start of a run
+    description: str = ""  # logged at the start of a run
     master_weights: bool = False  # the optimizer steps float32 copies of the weights
     loss_scale: LossScaling | None = None
 
@@ -86,8 +86,8 @@ class Fp32Spec(PrecisionSpec):
             _require_capability(device, AMPERE, "precision.tf32=true", "precision.tf32=false")
         torch.backends.cuda.matmul.allow_tf32 = self.tf32
         torch.backends.cudnn.allow_tf32 = self.tf32
-        told = "TF32 products (NVIDIA, compute capability 8.0)" if self.tf32 else "on any device"
-        return Precision(torch.float32, None, device.type, f"float32 weights; {told}")
+        description = "TF32 products (NVIDIA, compute capability 8.0)" if self.tf32 else "on any device"
+        return Precision(torch.float32, None, device.type, f"float32 weights; {description}")
 
 
 @option("precision")
@@ -111,8 +111,8 @@ class AmpBf16Spec(PrecisionSpec):
 
     def build(self, device: torch.device) -> Precision:
         _require_bf16(device, "amp_bf16", "amp_fp16 or fp32")
-        told = "float32 weights, bfloat16 products; needs bfloat16 (NVIDIA: compute capability 8.0)"
-        return Precision(torch.float32, torch.bfloat16, device.type, told)
+        description = "float32 weights, bfloat16 products; needs bfloat16 (NVIDIA: compute capability 8.0)"
+        return Precision(torch.float32, torch.bfloat16, device.type, description)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,12 +135,12 @@ class AmpFp16Spec(_ScaledSpec):
 
     def build(self, device: torch.device) -> Precision:
         _require_capability(device, VOLTA, "precision=amp_fp16", "fp32")
-        told = (
+        description = (
             f"float32 weights, float16 products, the loss scaled by {self.loss_scale:,.0f} at first; needs float16 "
             "(NVIDIA: compute capability 7.0)"
         )
         scale = LossScaling(self.loss_scale, self.loss_scale_growth)
-        return Precision(torch.float32, torch.float16, device.type, told, loss_scale=scale)
+        return Precision(torch.float32, torch.float16, device.type, description, loss_scale=scale)
 
 
 @option("precision")
@@ -159,8 +159,10 @@ class Bf16Spec(PrecisionSpec):
 
     def build(self, device: torch.device) -> Precision:
         _require_bf16(device, "bf16", "amp_fp16 or fp32")
-        told = f"bfloat16 weights{_masters(self.master_weights)}; needs bfloat16 (NVIDIA: compute capability 8.0)"
-        return Precision(torch.bfloat16, None, device.type, told, self.master_weights)
+        description = (
+            f"bfloat16 weights{_masters(self.master_weights)}; needs bfloat16 (NVIDIA: compute capability 8.0)"
+        )
+        return Precision(torch.bfloat16, None, device.type, description, self.master_weights)
 
 
 @option("precision")
@@ -194,13 +196,13 @@ class Fp16Spec(_ScaledSpec):
                 "precision=fp16 with precision.master_weights=false: gradients and moments under 6e-8 vanish, and "
                 "training may diverge; precision.master_weights=true or precision=bf16 avoids it"
             )
-        told = f"float16 weights{_masters(self.master_weights)}; needs float16 (NVIDIA: compute capability 7.0)"
-        return Precision(torch.float16, None, device.type, told, self.master_weights, scale)
+        description = f"float16 weights{_masters(self.master_weights)}; needs float16 (NVIDIA: compute capability 7.0)"
+        return Precision(torch.float16, None, device.type, description, self.master_weights, scale)
 
 
 @dataclass(kw_only=True, slots=True)
 class _QuantizedSpec(PrecisionSpec):
-    """A format of the linear layers inside the towers' blocks, by torchao. Everything else is in bfloat16 as told."""
+    """A format of the linear layers inside the towers' blocks, by torchao. Everything else is in bfloat16."""
 
     emulate: bool = False  # on any device, slowly: for checking numerics
 
@@ -232,8 +234,8 @@ class Float8Spec(_QuantizedSpec):
 
     def build(self, device: torch.device) -> Precision:
         self._check_device(device, ADA)
-        told = f"float32 weights, bfloat16 products, float8 linear layers; {_needs(self.emulate, ADA)}"
-        return Precision(torch.float32, torch.bfloat16, device.type, told)
+        description = f"float32 weights, bfloat16 products, float8 linear layers; {_needs(self.emulate, ADA)}"
+        return Precision(torch.float32, torch.bfloat16, device.type, description)
 
     def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -264,8 +266,8 @@ class Int8Spec(_QuantizedSpec):
 
     def build(self, device: torch.device) -> Precision:
         self._check_device(device, AMPERE)
-        told = f"bfloat16 weights{_masters(True)}, int8 linear layers; {_needs(self.emulate, AMPERE)}"
-        return Precision(torch.bfloat16, None, device.type, told, master_weights=True)
+        description = f"bfloat16 weights{_masters(True)}, int8 linear layers; {_needs(self.emulate, AMPERE)}"
+        return Precision(torch.bfloat16, None, device.type, description, master_weights=True)
 
     def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
         from torchao.prototype.quantized_training import int8_mixed_precision_training
@@ -337,13 +339,13 @@ def _needs(emulate: bool, least: Capability) -> str:
     return "emulated, on any device" if emulate else f"needs NVIDIA of compute capability {_version(least)}"
 
 
-def told(precision: Precision, converted: list[str]) -> str:
+def describe(precision: Precision, converted: list[str]) -> str:
     """The format and what of the model is converted, for the start of a run."""
     if not converted:
-        return precision.told
+        return precision.description
     kinds: dict[str, int] = {}
     for name in converted:
         tower = f"{name.partition('.')[0]}.*.{name.rpartition('.')[2]}"
         kinds[tower] = kinds.get(tower, 0) + 1
     layers = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
-    return f"{precision.told}; {len(converted)} linear layers of blocks converted: {layers}"
+    return f"{precision.description}; {len(converted)} linear layers of blocks converted: {layers}"

@@ -128,7 +128,7 @@ class CompileSpec:
             options["mode"] = "max-autotune-no-cudagraphs"  # a CUDA graph wants one shape, and texts have many
         return options
 
-    def told(self, blocks: int) -> str:
+    def describe(self, blocks: int) -> str:
         """For the start of a run; nothing where nothing is compiled."""
         parts = [f"{blocks} blocks of the towers"] if self.towers else []
         parts += ["the loss's tiles"] if self.objective else []

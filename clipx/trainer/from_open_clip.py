@@ -9,7 +9,7 @@ from clipx.trainer.stages import StagePlan
 from clipx.weights.open_clip_checkpoint import Training, read
 
 
-def take_over(place: str, learner: Learner, plan: StagePlan, epoch_samples: int) -> tuple[int, list[str]]:
+def resume_from_open_clip(place: str, learner: Learner, plan: StagePlan, epoch_samples: int) -> tuple[int, list[str]]:
     """Fills the learner with what is in a checkpoint of open_clip's trainer. Returns the samples seen by then, in
     whole steps, and what the log should say. `epoch_samples`: of an epoch here.
 

@@ -25,7 +25,7 @@ from clipx.precision.spec import Precision
 from clipx.teacher.live import Teacher
 from clipx.trainer.ema import WeightAverage
 from clipx.trainer.gradcache import forward_backward
-from clipx.trainer.metrics import copied, gradient_norms, update_norms
+from clipx.trainer.metrics import clone_weights, gradient_norms, update_norms
 from clipx.trainer.nonfinite import NonFiniteSteps, NotFiniteError
 from clipx.trainer.rng import TorchRng, seed_all
 from clipx.trainer.spec import RunSpec
@@ -70,7 +70,6 @@ class Learner:
         length: Length,
         varying: Varying,
         classes: Classes | None = None,
-        *,
         report: Callable[..., None] = lambda kind, **facts: None,
         roll_back: Callable[[], int | None] = lambda: None,
     ) -> None:
@@ -107,17 +106,17 @@ class Learner:
         self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self.loss_scale.on, report, roll_back)
         seed_all(spec.seed + 1 + comm.rank)
 
-    def start(self) -> list[str]:
+    def load_initial_weights(self) -> list[str]:
         """Begins with the weights that `model.weights` names, if any. Returns what the log should say of
         them. The average follows from the first step on."""
         place = self.spec.model.weights
         begun: list[str] = []
         if place is not None:
             found = load_weights(place)
-            begun = [place, *load_into(self.weights, found), *self.objective.start_from(found.log_scale, found.bias)]
+            begun = [place, *load_into(self.weights, found), *self.objective.adopt_scale(found.log_scale, found.bias)]
             if self.masters is not None:
-                self.masters.give_weights()
-        self.objective.begin(self._embed_texts)
+                self.masters.copy_weights_to_model()
+        self.objective.initialize(self._embed_texts)
         return begun
 
     @torch.no_grad()
@@ -151,12 +150,12 @@ class Learner:
                 norm = self._clip()
                 if math.isfinite(norm.item()):  # the same on every rank
                     break
-                if not self.loss_scale.lowered():
+                if not self.loss_scale.reduce():
                     raise NotFiniteError("the gradient is not finite")
                 rng.set(self.comm.device)  # the loss scale was too large: the same batch again, as if nothing had been
                 self.non_finite.restore_buffers()
                 self._zero_grad()
-            previous = copied(self.weights) if detailed else {}
+            previous = clone_weights(self.weights) if detailed else {}
             self.loss_scale.step(self.optimizer)
             metrics = {"loss": loss, "grad_norm": norm, **norms, **found}
             metrics |= update_norms(self.weights, previous, self.comm) if detailed else {}
@@ -170,13 +169,13 @@ class Learner:
     def _unscale(self) -> None:
         """Gives the optimizer's weights their gradients, divided by the loss scale."""
         if self.masters is not None:
-            self.masters.take_gradients()
+            self.masters.copy_gradients_from_model()
         self.loss_scale.unscale(self.optimizer)
 
     def _settle(self, samples_seen: int, made: bool) -> None:
         """Brings everything that follows the weights up to date. `made`: the step was not skipped."""
         if self.masters is not None:
-            self.masters.give_weights()
+            self.masters.copy_weights_to_model()
         if made:
             self.objective.after_step(samples_seen)
             if self.average is not None:

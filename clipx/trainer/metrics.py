@@ -140,7 +140,7 @@ def update_norms(model: CLIP, before: Weights, comm: Comm) -> Metrics:
 
 
 @torch.no_grad()
-def copied(model: CLIP) -> Weights:
+def clone_weights(model: CLIP) -> Weights:
     """The weights as they are now."""
     return {side: [p.detach().clone() for p in weights] for side, weights in towers(model).items()}
 

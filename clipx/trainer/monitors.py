@@ -1,4 +1,4 @@
-"""What a person should look at although the run goes on: read when metrics are logged, told once."""
+"""Monitors that report a suspicious state of a run which goes on. Checked when metrics are logged."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from clipx.logger import Row
 from clipx.objective.base import Objective
 from clipx.objective.losses.temperature import GlobalTemperature
 
-AT_LIMIT_STEPS = 1000  # steps at its limit before a temperature is told of
+AT_LIMIT_STEPS = 1000  # steps at its limit before a temperature is reported
 LARGE_LOG_U = 20.0  # of log u: negatives e^20 times as near as the positives, on average over an interval
 
 
-class Alarms:
-    """Tells `event(kind, message=…, step=…)` of each alarm once for as long as its cause lasts."""
+class Monitors:
+    """Calls `event(kind, message=…, step=…)` once for each alarm while its cause lasts."""
 
     def __init__(self, objective: Objective, event: Callable[..., None]) -> None:
         self._temperatures = [m for m in objective.modules() if isinstance(m, GlobalTemperature)]
         self._event = event
         self._since: int | None = None  # the step at which a temperature was first seen at its limit
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
-    def look(self, step: int, row: Row) -> None:
-        """At the objective now, and at the means since the last log."""
+    def check(self, step: int, row: Row) -> None:
+        """Checks the objective as it is now, and the means since the last log."""
         limit = any(bool(t.at_limit()) for t in self._temperatures)
         self._since = None if not limit else step if self._since is None else self._since
         stayed = 0 if self._since is None else step - self._since
@@ -42,8 +42,8 @@ class Alarms:
         )
 
     def _alarm(self, kind: str, on: bool, step: int, message: str) -> None:
-        if on and kind not in self._told:
-            self._told.add(kind)
+        if on and kind not in self._reported:
+            self._reported.add(kind)
             self._event(kind, step=step, message=message)
         elif not on:
-            self._told.discard(kind)
+            self._reported.discard(kind)

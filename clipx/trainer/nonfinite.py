@@ -20,7 +20,7 @@ class NotFiniteError(ClipxError):
 class NonFiniteSteps:
     """Counts skipped steps and applies `optimizer.non_finite` to them: stop, skip or roll back.
 
-    `total` and `in_row` belong to the state of a run.
+    `total` and `consecutive` belong to the state of a run.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class NonFiniteSteps:
         self._report, self._roll_back = report, roll_back
         self._keep = retries or self._policy is NonFinite.skip
         self._buffers: list[tuple[Tensor, Tensor]] = []  # each with its values before the step
-        self.total = self.in_row = 0
+        self.total = self.consecutive = 0
 
     def before_forward(self) -> None:
         """Keeps the model's buffers: a forward pass puts what is not finite into BatchNorm's running averages too."""
@@ -50,20 +50,20 @@ class NonFiniteSteps:
             buffer.copy_(before)
 
     def step_made(self) -> None:
-        self.in_row = 0
+        self.consecutive = 0
 
     def skip(self, step: int, reason: str) -> None:
         """Raises ClipxError unless the run may go on without this step."""
         self.total += 1
-        self.in_row += 1
+        self.consecutive += 1
         message = f"{reason} at step {step}"
         self._report("non_finite", step=step, policy=str(self._policy), message=message)
         if self._policy is NonFinite.stop:
             raise ClipxError(f"{message}: {_ADVICE}; {_MADE}")
-        if self.in_row > self._limit:
+        if self.consecutive > self._limit:
             raise ClipxError(
-                f"{message}, the last of {self.in_row} in a row, more than optimizer.non_finite_limit={self._limit}: "
-                f"{_ADVICE}; {_MADE}"
+                f"{message}, the last of {self.consecutive} in a row, more than optimizer.non_finite_limit="
+                f"{self._limit}: {_ADVICE}; {_MADE}"
             )
         if self._policy is NonFinite.skip:
             self.restore_buffers()

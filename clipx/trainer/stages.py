@@ -214,7 +214,7 @@ class StagePlan:
                 "they were, and give them in samples (12.8e9sa) where duration changes"
             )
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The stages in one line, for a person."""
         return "; ".join(
             f"{s.steps:,} steps of {s.batch_size:,} at {s.image_size} pixels, up to sample {s.end:,}"

@@ -54,7 +54,7 @@ class TrainState:
         load_module(self.objective, select_prefix("objective", tensors), "objective")
         load_optimizer(self.optimizer, select_prefix("optimizer", tensors))
         if self.masters is not None:
-            self.masters.give_weights()
+            self.masters.copy_weights_to_model()
 
     def _tables(self) -> dict[str, SampleTable]:
         """The objective's per-sample state, by name."""

@@ -12,7 +12,7 @@ from clipx.logger import Row, read_rows
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
 from clipx.model.freeze import frozen_count
-from clipx.precision.spec import told
+from clipx.precision.spec import describe
 from clipx.report.console import Screen
 from clipx.report.run_report import write_report
 
@@ -36,7 +36,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "run": f"{spec.name} in {trainer.rundir.path}",
         "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(model.image):,} of them in "
         f"the image tower; {spec.precision.kind} on {comm.world} x {comm.device.type}",
-        "format": told(trainer.learner.precision, trainer.learner.converted),
+        "format": describe(trainer.learner.precision, trainer.learner.converted),
         "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {len(dataset.train.bad):,} unusable",
         "batch": f"global batch {batch:,} = {parts}",
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",
@@ -45,9 +45,9 @@ def facts(trainer: Trainer) -> dict[str, str]:
         of = parameter_count(trainer.learner.model)
         lines["locked"] = f"{locked:,} of {of:,} parameters stay as they are: {spec.model.lock_options}"
     if spec.compile.on:
-        lines["compile"] = spec.compile.told(len(named_blocks(trainer.learner.model)))
+        lines["compile"] = spec.compile.describe(len(named_blocks(trainer.learner.model)))
     if len(trainer.plan.stages) > 1:
-        lines["stages"] = trainer.plan.told()
+        lines["stages"] = trainer.plan.describe()
     sources = trainer.order.source_counts(total).items()
     if sources:
         lines["sources"] = "; ".join(f"{name} {m:,} samples = {m / of:.4g} passes" for name, (m, of) in sources)
@@ -56,9 +56,9 @@ def facts(trainer: Trainer) -> dict[str, str]:
     if trainer.resumed:
         lines["resumed"] = f"at step {trainer.steps_done:,}, {trainer.samples_seen:,} samples"
     if trainer.teacher is not None:
-        lines["teacher"] = trainer.teacher.told
-    if trainer.begun:
-        lines["weights"] = "; ".join(trainer.begun)
+        lines["teacher"] = trainer.teacher.description
+    if trainer.loaded_weights:
+        lines["weights"] = "; ".join(trainer.loaded_weights)
     if trainer.notes:
         lines["changed"] = "; ".join(trainer.notes)
     return lines
@@ -112,3 +112,11 @@ def write_summary(trainer: Trainer, numbers: dict[str, float], bad: Counter[str]
     screen.table(spec.name, numbers)
     screen.print(f"run directory {rundir.path}: report.html, report.png, metrics.jsonl, checkpoints/")
     return numbers
+
+
+def report_profile(trainer: Trainer, screen: Screen) -> None:
+    """Prints where the time of the profiled steps went, after the last of them."""
+    if found := trainer.profiler.after(trainer.steps_done):
+        trainer.rundir.event("profile", **found)
+        parts = "  ".join(f"{name.removesuffix('_ms')} {found[name]:.3g}" for name in found if name != "steps")
+        screen.print(f"profile  ms: {parts}; {trainer.rundir.path / 'profile'}")

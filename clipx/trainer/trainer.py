@@ -36,14 +36,14 @@ from clipx.schedule import LearningRate
 from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredEmbeddings
 from clipx.trainer.evaluation import PeriodicEvaluation
-from clipx.trainer.from_open_clip import take_over
+from clipx.trainer.from_open_clip import resume_from_open_clip
 from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.metrics import Meter, tokens_computed
-from clipx.trainer.monitors import Alarms
+from clipx.trainer.monitors import Monitors
 from clipx.trainer.profiler import Profiler
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
-from clipx.trainer.summary import facts, metrics_row, write_summary
+from clipx.trainer.summary import facts, metrics_row, report_profile, write_summary
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +69,14 @@ class Trainer:
     rundir: RunDir
     lock: RunLock
     checkpoints: CheckpointManager
-    alarms: Alarms
+    monitors: Monitors
     sinks: Sinks
     profiler: Profiler
     meter: Meter
     stop: StopSignals
     watchdog: Watchdog
     resumed: bool
-    begun: list[str]  # of the weights that the run began with
+    loaded_weights: list[str]  # of the weights that the run began with
     notes: list[str]  # what is not as it was when the run last ran
 
     samples_seen: int = 0
@@ -88,8 +88,6 @@ class Trainer:
         self._build_data()
         self._build_model()
         self._open_run()
-
-    # ---------------------------------------------------------------------------------------------- building
 
     def _build_data(self) -> None:
         spec, comm = self.spec, self.comm
@@ -124,15 +122,8 @@ class Trainer:
     def _build_model(self) -> None:
         spec, comm = self.spec, self.comm
         self.tokenizer = spec.model.text.build_tokenizer()
-        self.learner = Learner(
-            spec,
-            comm,
-            self.length,
-            self.plan.varying,
-            self.dataset.classes,
-            report=self._warn,
-            roll_back=self._roll_back,
-        )
+        classes, varying = self.dataset.classes, self.plan.varying
+        self.learner = Learner(spec, comm, self.length, varying, classes, self._warn, self._roll_back)
         self.stored = spec.teacher.open(self.dataset.train)
         self.teacher = self.stored or self.learner.teacher
         if self.teacher is not None:
@@ -146,7 +137,7 @@ class Trainer:
         resume = Resume.parse(spec.resume)
         if resume.run_dir is not None and spec.checkpoint.remote is None:
             comm.run_on_main(self.rundir.must_exist)
-        self.alarms = Alarms(self.learner.objective, self._warn)
+        self.monitors = Monitors(self.learner.objective, self._warn)
         self._open = contextlib.ExitStack()  # what `close` closes
         self.sinks = Sinks([], self.rundir.event)
         try:
@@ -158,7 +149,7 @@ class Trainer:
             self.checkpoints.fetch(resume)
             self.notes = comm.run_on_main(lambda: self.rundir.claim(spec))
             self.resumed = self._resume(resume)
-            self.begun = [] if self.resumed else self._begin(resume.open_clip)
+            self.loaded_weights = [] if self.resumed else self._begin(resume.open_clip)
             spec.profiler.check_fits(self.steps_total)
             self.profiler = Profiler(spec.profiler, self.rundir.path / "profile", comm)
             self._open.callback(self.profiler.close)
@@ -174,8 +165,8 @@ class Trainer:
     def _begin(self, training: str | None) -> list[str]:
         """Gives a new run its first weights, or all that open_clip's trainer had learned. Returns what the log says."""
         if training is None:
-            return self.learner.start()
-        self.samples_seen, begun = take_over(training, self.learner, self.plan, self.order.samples)
+            return self.learner.load_initial_weights()
+        self.samples_seen, begun = resume_from_open_clip(training, self.learner, self.plan, self.order.samples)
         return begun
 
     def _warn(self, kind: str, message: str, **facts: Any) -> None:
@@ -183,8 +174,6 @@ class Trainer:
         if self.comm.is_main:
             log.warning(message)
             self.rundir.event(kind, message=message, **facts)
-
-    # ---------------------------------------------------------------------------------------------- the step
 
     def step(self, batch: Batch) -> Metrics:
         """Makes one optimizer step on this rank's share of a global batch, on the device, with the settings that hold
@@ -204,8 +193,6 @@ class Trainer:
             return None
         self.learner.state.restore(found, self.spec.seed + 1 + self.samples_seen)
         return found.step
-
-    # --------------------------------------------------------------------------------------------- the run
 
     @property
     def steps_done(self) -> int:
@@ -237,7 +224,9 @@ class Trainer:
                 name_lost_peers(comm, lambda: self.steps_done),
                 worker_deaths_as_errors(),
                 StopSignals(verbose=comm.is_main) as self.stop,
-                self._watchdog() as self.watchdog,
+                Watchdog(
+                    self.spec.distributed.watchdog_s, self.rundir.path, self.comm.rank, self.rundir.event
+                ) as self.watchdog,
             ):
                 self._loop(screen)
                 final = self._finish(screen)
@@ -270,14 +259,14 @@ class Trainer:
                 metrics = self.step(batch.to(self.comm.device))
             meter.add(metrics, self.samples_seen - before, tokens_computed(batch.tokens, self.spec.model.text.packed))
             with meter.pausing():
-                self._profiled(screen)
+                report_profile(self, screen)
             self.watchdog.beat(self.steps_done)
             if before == started:
                 self.checkpoints.reserve(self.learner.state.capture())
             if self._is_logged(before):
                 row = metrics_row(self, meter.read(), before)
                 self.sinks.log(row)
-                self.alarms.look(self.steps_done, row)
+                self.monitors.check(self.steps_done, row)
                 screen.progress(row, first, self.steps_total)
             if self.samples_seen >= self.total:
                 return
@@ -289,13 +278,6 @@ class Trainer:
         """Whether the step that begins at sample `before` is."""
         after = before + self.plan.at(before).batch_size
         return after >= self.total or after // self._log_period > before // self._log_period
-
-    def _profiled(self, screen: Screen) -> None:
-        """Tells where the time of the profiled steps went, after the last of them."""
-        if found := self.profiler.after(self.steps_done):
-            self.rundir.event("profile", **found)
-            parts = "  ".join(f"{name.removesuffix('_ms')} {found[name]:.3g}" for name in found if name != "steps")
-            screen.print(f"profile  ms: {parts}; {self.rundir.path / 'profile'}")
 
     def _between_steps(self, screen: Screen, before: int) -> None:
         """Evaluates and saves what is due after the step that began at sample `before`."""
@@ -355,9 +337,6 @@ class Trainer:
             self.rundir.quarantine(batch.bad)
         self.bad_samples.count(len(batch.index), batch.bad)
 
-    def _watchdog(self) -> Watchdog:
-        return Watchdog(self.spec.distributed.watchdog_s, self.rundir.path, self.comm.rank, self.rundir.event)
-
     def _finish(self, screen: Screen) -> dict[str, float]:
         self.evaluation.add_at_end()
         numbers = self._evaluate()
@@ -379,14 +358,12 @@ class Trainer:
         self.sinks.log({**metrics_row(self, seconds, self.samples_seen), **numbers})
         return numbers
 
-    # ------------------------------------------------------------------------------------------- checkpoints
-
     def _save(self, numbers: dict[str, float]) -> None:
         """A checkpoint of this moment, and of what was just evaluated. Collective."""
         state = {
             "samples_seen": self.samples_seen,
             "epoch_samples": self.order.samples,
-            "non_finite": [self.learner.non_finite.total, self.learner.non_finite.in_row],
+            "non_finite": [self.learner.non_finite.total, self.learner.non_finite.consecutive],
             "loss_scale": self.learner.loss_scale.state(),
             "overdue": self.evaluation.overdue,
             "world": self.comm.world,
@@ -409,12 +386,12 @@ class Trainer:
             )
         if self.teacher is not None and found.state.get("teacher") != self.teacher.digest:
             raise CheckpointError(
-                f"{spec.teacher.given} is not the teacher that {self.rundir.path} learned from (weights "
+                f"{spec.teacher.source_option} is not the teacher that {self.rundir.path} learned from (weights "
                 f"{self.teacher.digest}, then {found.state.get('teacher')}): give that one, or start a new run"
             )
         self.samples_seen = int(found.state["samples_seen"])
         self.plan.check_resumes(self.samples_seen, found.step)
-        self.learner.non_finite.total, self.learner.non_finite.in_row = found.state["non_finite"]
+        self.learner.non_finite.total, self.learner.non_finite.consecutive = found.state["non_finite"]
         self.learner.loss_scale.restore(found.state.get("loss_scale", {}))
         self.evaluation.overdue = [name for name in found.state["overdue"] if name in spec.evaluator]
         self.notes += self.learner.state.restore(found, spec.seed + 1 + self.samples_seen)

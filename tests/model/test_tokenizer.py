@@ -172,7 +172,7 @@ def test_reference_vectors() -> None:
 
 def test_constants_describe_the_table() -> None:
     assert (Tokenizer.vocab_size, Tokenizer.start_id, Tokenizer.end_id, Tokenizer.pad_id) == (49408, 49406, 49407, 0)
-    assert len(module._words().pieces) == Tokenizer.start_id
+    assert len(module._word_encoder().pieces) == Tokenizer.start_id
 
 
 def test_empty_batch_and_row_that_fits_exactly() -> None:
@@ -238,7 +238,7 @@ def test_unseen_and_seen_words_encode_alike_past_the_memory_limit(monkeypatch: p
     for _ in range(2):
         for i in range(0, len(texts), 8):
             assert_same(texts[i : i + 8], 77)
-    assert len(module._words()._seen) <= 50
+    assert len(module._word_encoder()._seen) <= 50
     assert row("<end_of_text> a") == [49406, 49407, 320, 49407] + [0] * 73
 
 
@@ -334,7 +334,7 @@ def test_module_does_not_import_torch_and_a_fork_prints_no_warning() -> None:
     code = f"""
 import os, runpy, sys
 names = runpy.run_path({module.__file__!r})
-words = names["_words"]()
+words = names["_word_encoder"]()
 assert "torch" not in sys.modules
 expected = dict(words.encode(["cat", "dog"]))
 pid = os.fork()

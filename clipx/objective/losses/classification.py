@@ -48,7 +48,7 @@ class Classification(Objective):
         return Labels(self.classes.names)
 
     @torch.no_grad()
-    def begin(self, embed: Callable[[Sequence[str]], Tensor]) -> None:
+    def initialize(self, embed: Callable[[Sequence[str]], Tensor]) -> None:
         """The head becomes the zero-shot classifier: of each class the mean over the templates, renormalised."""
         if not self.options.zeroshot:
             return

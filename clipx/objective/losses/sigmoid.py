@@ -32,7 +32,7 @@ class Sigmoid(Objective):
         return loss, {"temperature": 1 / scale.detach(), "bias": self.bias.detach().clone()}
 
     @torch.no_grad()
-    def start_bias(self, bias: float) -> bool:
+    def adopt_bias(self, bias: float) -> bool:
         self.bias.fill_(bias)
         return True
 

@@ -64,7 +64,7 @@ class GlobalTemperature(Temperature):
         self.before = self.log_scale.detach().clone()
 
     @torch.no_grad()
-    def start_from(self, log_scale: float) -> str:
+    def adopt_scale(self, log_scale: float) -> str:
         """Goes on from the log α that weights were trained with, in its own range. Returns what the log should say."""
         kept = min(max(log_scale, 0.0), self.max_log_scale)
         self.log_scale.fill_(kept)

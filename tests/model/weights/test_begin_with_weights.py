@@ -95,34 +95,34 @@ LEARNED = ["infonce", "dcl", "fastclip_v3", "siglip"]
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_learned_temperature_goes_on_from_the_weights(name: str) -> None:
     made = objective(f"objective={name}")
-    told = made.start_from(math.log(1 / 0.02), None)
+    told = made.adopt_scale(math.log(1 / 0.02), None)
     assert made.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(50))
     assert told == ["the temperature begins at 0.02, as the weights have it"]
 
 
 def test_a_temperature_out_of_range_is_brought_into_it_and_said() -> None:
     made = objective("objective=infonce", "objective.max_scale=50")
-    assert made.start_from(math.log(100), None) == [
+    assert made.adopt_scale(math.log(100), None) == [
         "the temperature begins at 0.02: the weights' 0.01 is out of its range"
     ]
     assert made.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(50))
     at_limit = objective("objective=infonce")
-    assert at_limit.start_from(4.605170249938965, None) == ["the temperature begins at 0.01, as the weights have it"]
+    assert at_limit.adopt_scale(4.605170249938965, None) == ["the temperature begins at 0.01, as the weights have it"]
 
 
 def test_a_sigmoid_loss_goes_on_from_the_bias_and_others_say_that_it_is_left() -> None:
     sigmoid = objective("objective=siglip")
-    assert len(sigmoid.start_from(4.0, -12.5)) == 1
+    assert len(sigmoid.adopt_scale(4.0, -12.5)) == 1
     assert sigmoid.get_parameter("bias").item() == -12.5
-    assert objective("objective=infonce").start_from(None, -12.5) == [
+    assert objective("objective=infonce").adopt_scale(None, -12.5) == [
         "the weights' bias -12.5 is left: this objective has none"
     ]
-    assert objective("objective=infonce").start_from(None, None) == []
+    assert objective("objective=infonce").adopt_scale(None, None) == []
 
 
 @pytest.mark.parametrize("name", ["sogclr", "fastclip_v2"])
 def test_an_objective_without_one_temperature_for_all_says_that_the_weights_is_left(name: str) -> None:
-    told = objective(f"objective={name}").start_from(math.log(1 / 0.02), None)
+    told = objective(f"objective={name}").adopt_scale(math.log(1 / 0.02), None)
     assert told == ["the weights' temperature 0.02 is left: this objective learns none for all"]
 
 
@@ -145,7 +145,7 @@ def test_a_run_begins_with_open_clips_weights_and_says_so(tmp_path: Path) -> Non
         twin.logit_scale.fill_(math.log(1 / 0.05))
     folder = write_folder(tmp_path / "model", twin, VIT)
     trainer = Trainer(small(tmp_path / "run", *overrides(folder), "checkpoint=none"))
-    begun = "\n".join(trainer.begun)
+    begun = "\n".join(trainer.loaded_weights)
     assert torch.equal(trainer.learner.model.state_dict()["text.norm.weight"], twin.state_dict()["ln_final.weight"])
     trainer.close()
     assert str(folder) in begun

@@ -1,4 +1,4 @@
-"""Alarms are told once for as long as their cause lasts."""
+"""Monitors are told once for as long as their cause lasts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from clipx.objective.base import Objective
 from clipx.objective.losses.temperature import GlobalTemperature
-from clipx.trainer.monitors import AT_LIMIT_STEPS, Alarms
+from clipx.trainer.monitors import AT_LIMIT_STEPS, Monitors
 
 
 class Scored(Objective):
@@ -25,23 +25,23 @@ class Scored(Objective):
 def test_a_temperature_at_its_limit_is_told_of_once_until_it_has_left_it() -> None:
     told: list[tuple[str, Any]] = []
     objective = Scored()
-    alarms = Alarms(objective, lambda kind, **facts: told.append((kind, facts["step"])))
-    alarms.look(0, {})
+    monitors = Monitors(objective, lambda kind, **facts: told.append((kind, facts["step"])))
+    monitors.check(0, {})
     objective.set(50.0)  # an optimizer that wants far past 100
     for step in range(100, 100 + 2 * AT_LIMIT_STEPS, 100):
-        alarms.look(step, {})
+        monitors.check(step, {})
     assert told == [("temperature_at_limit", 100 + AT_LIMIT_STEPS)]
     objective.set(1.0)
-    alarms.look(5000, {})
+    monitors.check(5000, {})
     objective.set(-1.0)  # the lower end is one as well
-    alarms.look(6000, {})
-    alarms.look(6000 + AT_LIMIT_STEPS, {})
+    monitors.check(6000, {})
+    monitors.check(6000 + AT_LIMIT_STEPS, {})
     assert [step for _, step in told] == [100 + AT_LIMIT_STEPS, 6000 + AT_LIMIT_STEPS]
 
 
 def test_a_large_u_is_told_of() -> None:
     told: list[str] = []
-    alarms = Alarms(Scored(), lambda kind, **facts: told.append(kind))
+    monitors = Monitors(Scored(), lambda kind, **facts: told.append(kind))
     for log_u in (1.0, 30.0, 31.0, 2.0, 40.0):
-        alarms.look(1, {"train/log_u": log_u})
+        monitors.check(1, {"train/log_u": log_u})
     assert told == ["large_u", "large_u"]
