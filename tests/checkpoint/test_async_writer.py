@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from writing import Told, in_processes, loaded, saver, steps, tensors
+from writing import EventLog, load_tensors, make_writer, run_in_processes, steps, tensors
 
 from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.format import RankRows
@@ -41,43 +41,43 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def test_training_goes_on_while_it_is_written_and_does_not_change_it(tmp_path: Path, gate: threading.Event) -> None:
     state, values = tensors(1), {"samples_seen": [1]}
-    run = saver(tmp_path)
+    run = make_writer(tmp_path)
     run.save(1, state, values)
     assert not steps(tmp_path)
     state["a/x"].fill_(-1)
     values["samples_seen"].append(2)
     gate.set()
     run.wait()
-    assert loaded(tmp_path)["a/x"].eq(1).all()
+    assert load_tensors(tmp_path)["a/x"].eq(1).all()
     assert json.loads((tmp_path / "step-00000001" / "state.json").read_text())["state"] == {"samples_seen": [1]}
     run.close()
 
 
 def test_a_save_waits_for_the_one_before_and_says_so(tmp_path: Path, gate: threading.Event) -> None:
-    told = Told()
-    run = saver(tmp_path, told)
+    log = EventLog()
+    run = make_writer(tmp_path, log)
     run.save(1, tensors(1), {})
     threading.Timer(0.3, gate.set).start()
     run.save(2, tensors(2), {})
     run.wait()
-    first, second = told.of("checkpoint_saved")
+    first, second = log.of("checkpoint_saved")
     assert first["waited_s"] < 0.1 and second["waited_s"] > 0.2
     assert second["bytes"] > 4000 and second["seconds"] > second["waited_s"]
-    assert loaded(tmp_path, 1)["a/n"] == 1 and loaded(tmp_path, 2)["a/n"] == 2
+    assert load_tensors(tmp_path, 1)["a/n"] == 1 and load_tensors(tmp_path, 2)["a/n"] == 2
     run.close()
 
 
 def test_closing_lets_a_save_end(tmp_path: Path, gate: threading.Event) -> None:
-    run = saver(tmp_path)
+    run = make_writer(tmp_path)
     run.save(1, tensors(1), {})
     threading.Timer(0.1, gate.set).start()
     run.close()
-    assert loaded(tmp_path)["a/n"] == 1
+    assert load_tensors(tmp_path)["a/n"] == 1
 
 
 def test_in_the_background_or_not_the_same_bytes_are_written(tmp_path: Path) -> None:
     for background in (True, False):
-        run = saver(tmp_path / str(background), background=background)
+        run = make_writer(tmp_path / str(background), background=background)
         run.save(1, {**tensors(1), "rows": RankRows(torch.arange(6.0).view(3, 2), 0)}, {"samples_seen": 1})
         assert background or steps(tmp_path / "False") == [1], "on disk when the call returns"
         run.close()
@@ -87,7 +87,7 @@ def test_in_the_background_or_not_the_same_bytes_are_written(tmp_path: Path) -> 
 
 
 def test_memory_is_taken_once(tmp_path: Path) -> None:
-    run = saver(tmp_path)
+    run = make_writer(tmp_path)
     places = set()
     for step in (1, 2, 3):
         run.save(step, tensors(step), {})
@@ -97,12 +97,12 @@ def test_memory_is_taken_once(tmp_path: Path) -> None:
     run.save(4, tensors(4, size=5000), {})  # an optimizer's state grows with its first step
     run.save(5, tensors(5), {})
     run.wait()
-    assert len(loaded(tmp_path, 4)["a/x"]) == 5000 and len(loaded(tmp_path, 5)["a/x"]) == 1000
+    assert len(load_tensors(tmp_path, 4)["a/x"]) == 5000 and len(load_tensors(tmp_path, 5)["a/x"]) == 1000
     run.close()
 
 
 def test_memory_is_made_before_the_first_save(tmp_path: Path) -> None:
-    run = saver(tmp_path)
+    run = make_writer(tmp_path)
     state = {**tensors(1), "rows": RankRows(torch.ones(5, 2), 0)}
     run.reserve(state)
     assert run._reserved is not None
@@ -112,7 +112,7 @@ def test_memory_is_made_before_the_first_save(tmp_path: Path) -> None:
     run.save(1, state, {})
     assert [run._replicated._buffer.data_ptr(), run._sharded._buffer.data_ptr()] == places
     run.close()
-    assert loaded(tmp_path)["rows"].eq(1).all()
+    assert load_tensors(tmp_path)["rows"].eq(1).all()
 
 
 def test_every_type_and_shape_is_read_by_safetensors(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_every_type_and_shape_is_read_by_safetensors(tmp_path: Path) -> None:
     given |= {"channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)}
     given |= {"tied": x, "tied too": x, "a part": x[:, 1:2], "näme": torch.ones(3, requires_grad=True)}
     given |= {"large": torch.randn(3_000_001)}  # more than a block
-    run = saver(tmp_path)
+    run = make_writer(tmp_path)
     run.save(1, given, {})
     run.close()
     found = load_file(tmp_path / "step-00000001" / "tensors.safetensors")
@@ -142,7 +142,7 @@ def test_every_type_and_shape_is_read_by_safetensors(tmp_path: Path) -> None:
 
 
 def test_a_type_that_the_format_lacks_is_refused_by_name(tmp_path: Path) -> None:
-    run = saver(tmp_path)
+    run = make_writer(tmp_path)
     with pytest.raises(CheckpointError, match="a/z is of torch.complex64, which safetensors does not hold"):
         run.save(1, {"a/z": torch.zeros(1, dtype=torch.complex64)}, {})
     run.close()
@@ -154,7 +154,7 @@ def test_from_a_gpu_what_is_saved_is_the_moment_of_the_call(tmp_path: Path, gate
     device = torch.device("cuda", 0)
     x, strided = torch.randn(3_000_001, device=device), torch.randn(64, 32, device=device).T
     expected = {"x": x.cpu(), "strided": strided.cpu(), "rng": torch.get_rng_state()}
-    run = saver(tmp_path, comm=Comm(0, 1, 0, device))
+    run = make_writer(tmp_path, comm=Comm(0, 1, 0, device))
     run.save(1, {"x": x, "strided": strided, "rng": torch.get_rng_state()}, {})
     assert run._replicated._buffer is not None and run._replicated._buffer.is_pinned()
     x.fill_(0)
@@ -163,13 +163,13 @@ def test_from_a_gpu_what_is_saved_is_the_moment_of_the_call(tmp_path: Path, gate
     gate.set()
     run.wait()
     run.close()
-    found = loaded(tmp_path)
+    found = load_tensors(tmp_path)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_each_checkpoint_is_handed_on(tmp_path: Path) -> None:
     written: list[Path] = []
-    run = saver(tmp_path, hooks={"on_commit": written.append})
+    run = make_writer(tmp_path, hooks={"on_commit": written.append})
     run.save(1, tensors(1), {})
     run.close()
     assert written == [tmp_path / "step-00000001"]
@@ -184,9 +184,9 @@ def _small_files_only(bytes_: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, resource.RLIM_INFINITY))
 
 
-def _fails_and_recovers(comm: Comm, path: Path) -> tuple[Told, list[str]]:
-    told, errors = Told(), []
-    run = saver(path, told, max_failures=3)
+def _fails_and_recovers(comm: Comm, path: Path) -> tuple[EventLog, list[str]]:
+    log, errors = EventLog(), []
+    run = make_writer(path, log, max_failures=3)
     run.save(1, tensors(1), {})
     run.wait()
     _small_files_only(10_000)
@@ -207,25 +207,25 @@ def _fails_and_recovers(comm: Comm, path: Path) -> tuple[Told, list[str]]:
     except CheckpointError as error:
         errors.append(str(error))
     run.close()
-    return told, errors
+    return log, errors
 
 
 def test_a_save_that_fails_is_told_of_and_only_several_in_a_row_end_the_run(tmp_path: Path) -> None:
-    ((told, errors),) = in_processes(1, tmp_path, _fails_and_recovers, tmp_path / "run")
-    assert [facts["step"] for facts in told.of("checkpoint_saved")] == [1, 4]
-    failed = told.of("checkpoint_failed")
+    ((log, errors),) = run_in_processes(1, tmp_path, _fails_and_recovers, tmp_path / "run")
+    assert [facts["step"] for facts in log.of("checkpoint_saved")] == [1, 4]
+    failed = log.of("checkpoint_failed")
     assert [facts["step"] for facts in failed] == [2, 2, 3, 3, 5, 5, 6, 6, 7, 7], "each is tried twice"
     assert all("File too large" in facts["message"] and facts["free_bytes"] > 0 for facts in failed)
     assert all(facts["needed_bytes"] > 40_000 for facts in failed)
     assert "the last checkpoint could not be written ([Errno 27] File too large" in errors[0]
     assert errors[1].startswith("checkpoint.max_failures=3 checkpoints in a row could not be written ([Errno 27]")
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000004"], "no stumps"
-    assert loaded(tmp_path / "run")["a/n"] == 4
+    assert load_tensors(tmp_path / "run")["a/n"] == 4
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_save(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    run = saver(tmp_path / "file" / "checkpoints", max_failures=1)
+    run = make_writer(tmp_path / "file" / "checkpoints", max_failures=1)
     run.save(1, tensors(1), {})
     with pytest.raises(CheckpointError, match="Not a directory"):
         run.wait()
@@ -247,14 +247,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_made_room_on_but_two_stay(small_disk: Path) -> None:
-    told = Told()
-    run = saver(small_disk / "run", told, keep_last=9, max_failures=1)
+    log = EventLog()
+    run = make_writer(small_disk / "run", log, keep_last=9, max_failures=1)
     for step in range(1, 5):
         run.save(step, tensors(step, size=200_000), {}, keep=step == 1)  # 0.8 MB each
     run.save(5, tensors(5, size=400_000), {})
     run.wait()
     assert steps(small_disk / "run") == [5, 4, 3, 1], "the oldest is gone, but for the one that stays for ever"
-    (failed,) = told.of("checkpoint_failed")
+    (failed,) = log.of("checkpoint_failed")
     assert failed["free_bytes"] < failed["needed_bytes"] and "No space left" in failed["message"]
     run.save(6, tensors(6, size=1_000_000), {})  # for which there is no room at all
     with pytest.raises(CheckpointError, match="No space left"):
@@ -263,15 +263,15 @@ def test_a_full_disk_is_made_room_on_but_two_stay(small_disk: Path) -> None:
     assert steps(small_disk / "run") == [5, 4, 1]
     assert not list((small_disk / "run").glob("tmp.*"))
     for step in (5, 4, 1):
-        assert loaded(small_disk / "run", step)["a/n"] == step
+        assert load_tensors(small_disk / "run", step)["a/n"] == step
 
 
 # ------------------------------------------------------------------------------------------------- several ranks
 
 
-def _one_rank_fails(comm: Comm, path: Path) -> tuple[list[str], Told]:
-    told, errors = Told(), []
-    run = saver(path, told, comm, max_failures=2)
+def _one_rank_fails(comm: Comm, path: Path) -> tuple[list[str], EventLog]:
+    log, errors = EventLog(), []
+    run = make_writer(path, log, comm, max_failures=2)
 
     def save(step: int) -> None:
         rows = torch.full((25_000, 1), float(step))
@@ -299,22 +299,22 @@ def _one_rank_fails(comm: Comm, path: Path) -> tuple[list[str], Told]:
     save(5)
     caught(save, 6)
     run.close()
-    return errors, told
+    return errors, log
 
 
 def test_a_rank_that_cannot_write_is_every_ranks_failure(tmp_path: Path) -> None:
-    (errors, told), (others, silent) = in_processes(2, tmp_path, _one_rank_fails, tmp_path / "run")
+    (errors, log), (others, silent) = run_in_processes(2, tmp_path, _one_rank_fails, tmp_path / "run")
     assert errors == others
     assert "the last checkpoint could not be written (rank 1: [Errno 27] File too large" in errors[0]
     assert "checkpoint.max_failures=2 checkpoints in a row could not be written (rank 1: " in errors[1]
     assert not silent, "rank 0 tells"
-    assert [facts["step"] for facts in told.of("checkpoint_saved")] == [1, 3]
+    assert [facts["step"] for facts in log.of("checkpoint_saved")] == [1, 3]
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000003"]
-    assert loaded(tmp_path / "run")["rows"].eq(3).all() and len(loaded(tmp_path / "run")["rows"]) == 50_000
+    assert load_tensors(tmp_path / "run")["rows"].eq(3).all() and len(load_tensors(tmp_path / "run")["rows"]) == 50_000
 
 
 def _one_rank_dies(comm: Comm, path: Path) -> float:
-    run = saver(path, None, comm)
+    run = make_writer(path, None, comm)
     if comm.rank == 1:
         os.write = lambda fd, data: os._exit(9)  # type: ignore[assignment]
     run.save(1, tensors(1) | {"rows": RankRows(torch.ones(2, 2), 2 * comm.rank)}, {})  # type: ignore[arg-type]
@@ -325,11 +325,11 @@ def _one_rank_dies(comm: Comm, path: Path) -> float:
 
 
 def test_a_rank_that_dies_while_it_writes_leaves_no_checkpoint_and_nobody_waiting(tmp_path: Path) -> None:
-    took, code = in_processes(2, tmp_path, _one_rank_dies, tmp_path / "run")
+    took, code = run_in_processes(2, tmp_path, _one_rank_dies, tmp_path / "run")
     assert code == 9
     assert took < 10
     assert steps(tmp_path / "run") == []
 
 
 def test_a_saver_of_one_rank_needs_no_process_group(tmp_path: Path) -> None:
-    assert isinstance(saver(tmp_path), AsyncWriter)
+    assert isinstance(make_writer(tmp_path), AsyncWriter)

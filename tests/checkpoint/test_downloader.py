@@ -14,7 +14,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from s3server import FaultyProxy, admin
-from uploading import same, save, upload
+from uploading import same_files, save, upload
 
 from clipx.checkpoint.downloader import check_writable, fetch, fetch_history, fetch_newest, remote_checkpoints
 from clipx.checkpoint.format import MANIFEST, STATE, TENSORS, find_damage
@@ -37,8 +37,8 @@ def test_what_is_fetched_is_what_was_saved(run_dir: Path, url: str, tmp_path: Pa
     assert (other / "metrics.jsonl").read_text() == "of metrics.jsonl\n"
     found = fetch_newest(url, other / "checkpoints", pytest.fail)
     assert found == other / "checkpoints" / "step-00000020"
-    assert same(found, folders[1]) and find_damage(found) is None
-    assert same(fetch(remote_checkpoints(url)[1][1], other / "checkpoints"), folders[0])
+    assert same_files(found, folders[1]) and find_damage(found) is None
+    assert same_files(fetch(remote_checkpoints(url)[1][1], other / "checkpoints"), folders[0])
     assert sorted(p.name for p in (other / "checkpoints").iterdir()) == ["step-00000010", "step-00000020"]
 
 
@@ -52,7 +52,7 @@ def test_a_large_file_goes_in_parts_and_comes_in_blocks(
     tag = admin(endpoint).info(f"{own_bucket}/checkpoints/step-00000010/{TENSORS}")["ETag"]
     assert tag.strip('"').endswith("-3"), "three parts"
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
-    assert found is not None and same(found, folder)
+    assert found is not None and same_files(found, folder)
 
 
 def test_a_run_that_is_not_there_is_none(url: str, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_storage_that_comes_back_in_time_gives_the_checkpoint(
     later(1.5, functools.partial(proxy.set, "cut", 150_000))
     later(3, functools.partial(proxy.set, "some", 3))
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail, retry_s=20)
-    assert found is not None and same(found, folder)
+    assert found is not None and same_files(found, folder)
 
 
 @pytest.mark.usefixtures("impatient")

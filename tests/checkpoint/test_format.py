@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from writing import ALONE, in_processes, loaded, saver, tensors
+from writing import SINGLE_RANK, load_tensors, make_writer, run_in_processes, tensors
 
 from clipx.checkpoint.format import CheckpointDir, RankRows, sha256
 from clipx.distributed.comm import Comm
@@ -22,15 +22,15 @@ FILES = ("tensors.safetensors", "shard.00001-of-00001.safetensors", "state.json"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> CheckpointDir:
-    run = saver(tmp_path / "checkpoints")
+    run = make_writer(tmp_path / "checkpoints")
     for step in (10, 20, 30):
         rows = RankRows(torch.full((4, 2), float(step)), 0)
         run.save(step, {**tensors(step), "rows": rows}, {"samples_seen": step}, keep=step == 20, score=step / 100)
     run.close()
-    return CheckpointDir(tmp_path / "checkpoints", Told())
+    return CheckpointDir(tmp_path / "checkpoints", Messages())
 
 
-class Told(list[str]):
+class Messages(list[str]):
     def __call__(self, message: str) -> None:
         self.append(message)
 
@@ -67,7 +67,7 @@ def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
 
 
 def test_saving_a_step_again_replaces_it(folder: CheckpointDir) -> None:
-    run = saver(folder.path)
+    run = make_writer(folder.path)
     run.save(30, {"a/x": torch.zeros(2)}, {"again": True})
     run.close()
     found = folder.load()
@@ -124,10 +124,10 @@ def test_a_damaged_one_is_told_of_set_aside_and_passed_over(folder: CheckpointDi
     found = folder.load()
     assert found is not None
     assert found.step == 20 and found.tensors["a/x"].eq(20).all()
-    assert isinstance(folder.report, Told)
-    (told,) = folder.report
-    assert f"{newest.name} is damaged (" in told
-    assert file in told or file == "MANIFEST.json"
+    assert isinstance(folder.report, Messages)
+    (messages,) = folder.report
+    assert f"{newest.name} is damaged (" in messages
+    assert file in messages or file == "MANIFEST.json"
     assert newest.with_name(f"{newest.name}.corrupt").is_dir() and not newest.exists()
 
 
@@ -157,19 +157,19 @@ def test_a_damaged_one_that_was_asked_for_is_an_error_and_stays(folder: Checkpoi
 
 
 def _load(comm: Comm, path: Path) -> tuple[int, list[str], float]:
-    told = Told()
-    found = CheckpointDir(path, told).load_on_all(comm)
+    messages = Messages()
+    found = CheckpointDir(path, messages).load_on_all(comm)
     assert found is not None
-    return found.step, list(told), found.tensors["a/x"][0].item()
+    return found.step, list(messages), found.tensors["a/x"][0].item()
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_ranks_verify_together_and_agree(folder: CheckpointDir, tmp_path: Path, file: str) -> None:
     """Whichever of them finds the damage."""
     flip(folder.folders()[0] / file)
-    found = in_processes(3, tmp_path, _load, folder.path)
+    found = run_in_processes(3, tmp_path, _load, folder.path)
     assert [(step, value) for step, _, value in found] == [(20, 20.0)] * 3
-    assert [len(told) for _, told, _ in found] == [1, 0, 0]
+    assert [len(messages) for _, messages, _ in found] == [1, 0, 0]
 
 
 # ---------------------------------------------------------------------------------------------------- no pickle
@@ -205,12 +205,12 @@ def test_a_pickle_in_the_place_of_a_file_is_not_executed(folder: CheckpointDir, 
 def test_a_manifest_is_all_that_is_read(folder: CheckpointDir) -> None:
     """A file that it does not name was written by somebody else."""
     shutil.copy(folder.path / "step-00000010" / FILES[1], folder.folders()[0] / "shard.00002-of-00002.safetensors")
-    assert loaded(folder.path)["rows"].eq(30).all()
+    assert load_tensors(folder.path)["rows"].eq(30).all()
 
 
 def test_copies_of_a_run_do_not_share_checkpoints(folder: CheckpointDir, tmp_path: Path) -> None:
     shutil.copytree(folder.path, tmp_path / "copy")
-    run = saver(tmp_path / "copy", keep_last=1, comm=ALONE)
+    run = make_writer(tmp_path / "copy", keep_last=1, comm=SINGLE_RANK)
     run.save(50, tensors(50), {})
     run.close()
     assert len(folder.folders()) == 3

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from writing import loaded, saver, steps, tensors
+from writing import load_tensors, make_writer, steps, tensors
 
 from clipx.checkpoint.format import RankRows
 
@@ -38,7 +38,7 @@ def state(step: int, value: float) -> dict[str, torch.Tensor | RankRows]:
 
 
 def save(path: Path, step: int, value: float) -> None:
-    run = saver(path, keep_last=1)
+    run = make_writer(path, keep_last=1)
     run.save(step, state(step, value), {})
     run.wait()
     run.close()
@@ -81,11 +81,11 @@ def test_at_each_call_that_a_save_makes(folder: Path, step: int) -> None:
         path = folder / str(len(values))
         save(path, 1, 1.0)
         killed = killed_before(len(values), lambda path=path: save(path, step, 2.0))  # type: ignore[misc]
-        saver(path).close()  # as a run that is resumed
+        make_writer(path).close()  # as a run that is resumed
         assert not list(path.glob("tmp.*"))
         for each in steps(path):
-            loaded(path, each)
-        found = loaded(path)
+            load_tensors(path, each)
+        found = load_tensors(path)
         values.append(found["value"].item())
         assert found["rows"].eq(values[-1]).all(), "all files are of one checkpoint"
         assert found["a/n"] == (step if values[-1] == 2 else 1)
@@ -118,7 +118,7 @@ def test_at_any_time(folder: Path) -> None:
     """kill -9, thirty times, of a process that saves one checkpoint after the other."""
 
     def child(first: int, pipe: Connection) -> None:
-        run = saver(folder / "run", keep_last=2, hooks={"on_commit": lambda _: pipe.send(None)})
+        run = make_writer(folder / "run", keep_last=2, hooks={"on_commit": lambda _: pipe.send(None)})
         for step in range(first, first + 100_000):
             run.save(step, state(step, step) | {"large": torch.full((300_000,), float(step))}, {})
 
@@ -134,7 +134,7 @@ def test_at_any_time(folder: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.join(60)
         stumps += len(list((folder / "run").glob("tmp.*")))
-        found = loaded(folder / "run")
+        found = load_tensors(folder / "run")
         assert found["a/n"] > newest and found["large"].eq(found["a/n"]).all()
         newest = int(found["a/n"])
     assert stumps > 5, "some were killed in the middle"

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from writing import Told, loaded, saver, steps, tensors
+from writing import EventLog, load_tensors, make_writer, steps, tensors
 
 from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
 
@@ -62,13 +62,13 @@ def test_the_policy(saved: list[CheckpointInfo], keep_last: int, only_newest: bo
 
 
 def test_a_saver_keeps_the_newest_the_marked_and_the_best(tmp_path: Path) -> None:
-    run = saver(tmp_path, keep_last=2)
+    run = make_writer(tmp_path, keep_last=2)
     for step, (keep, score) in enumerate([(True, 0.1), (False, 0.9), (False, 0.8), (False, None), (False, None)], 1):
         run.save(step, tensors(step), {}, keep=keep, score=score)
     run.wait()
     assert steps(tmp_path) == [5, 4, 2, 1]
     run.close()
-    again = saver(tmp_path, keep_last=1)  # another process knows them from their files
+    again = make_writer(tmp_path, keep_last=1)  # another process knows them from their files
     again.save(6, tensors(6), {}, score=0.95)
     again.close()
     assert steps(tmp_path) == [6, 1]
@@ -76,7 +76,7 @@ def test_a_saver_keeps_the_newest_the_marked_and_the_best(tmp_path: Path) -> Non
 
 def test_nothing_is_deleted_that_is_not_uploaded(tmp_path: Path) -> None:
     there: set[str] = set()
-    run = saver(tmp_path, keep_last=1, hooks={"is_uploaded": lambda folder: folder.name in there})
+    run = make_writer(tmp_path, keep_last=1, hooks={"is_uploaded": lambda folder: folder.name in there})
     for step in (1, 2, 3):
         run.save(step, tensors(step), {})
     run.wait()
@@ -90,7 +90,7 @@ def test_nothing_is_deleted_that_is_not_uploaded(tmp_path: Path) -> None:
 def test_with_delete_previous_only_the_newest_stays_of_what_is_uploaded(tmp_path: Path) -> None:
     there = {"step-00000001", "step-00000003"}
     hooks = {"is_uploaded": lambda folder: folder.name in there}
-    run = saver(tmp_path, keep_last=3, remote="s3://bucket/run", delete_previous=True, hooks=hooks)
+    run = make_writer(tmp_path, keep_last=3, remote="s3://bucket/run", delete_previous=True, hooks=hooks)
     for step in (1, 2, 3):
         run.save(step, tensors(step), {}, keep=True)
     run.close()
@@ -99,24 +99,24 @@ def test_with_delete_previous_only_the_newest_stays_of_what_is_uploaded(tmp_path
 
 def test_nothing_is_deleted_on_account_of_a_damaged_one(tmp_path: Path) -> None:
     """Found before the older ones go, not when they are needed."""
-    first = saver(tmp_path, keep_last=3)
+    first = make_writer(tmp_path, keep_last=3)
     for step in (1, 2, 3):
         first.save(step, tensors(step), {})
     first.close()
     path = tmp_path / "step-00000003" / "tensors.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    told = Told()
-    second = saver(tmp_path, told, keep_last=2)
+    log = EventLog()
+    second = make_writer(tmp_path, log, keep_last=2)
     second.save(4, tensors(4), {})
     second.close()
     assert steps(tmp_path) == [4, 2]
     assert (tmp_path / "step-00000003.corrupt").is_dir()
-    assert "the hash of tensors.safetensors does not match" in told.of("checkpoint_damaged")[0]["message"]
-    assert loaded(tmp_path, 2)["a/n"] == 2
+    assert "the hash of tensors.safetensors does not match" in log.of("checkpoint_damaged")[0]["message"]
+    assert load_tensors(tmp_path, 2)["a/n"] == 2
 
 
 def test_one_that_cannot_be_removed_does_not_fail_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = saver(tmp_path, keep_last=1)
+    run = make_writer(tmp_path, keep_last=1)
     run.save(1, tensors(1), {})
     run.wait()
 

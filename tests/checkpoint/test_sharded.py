@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from writing import in_processes, loaded, saver
+from writing import load_tensors, make_writer, run_in_processes
 
 from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.state import add_prefix, load_module, load_optimizer, optimizer_tensors, select_prefix
@@ -47,7 +47,7 @@ def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _save(comm: Comm, path: Path, mesh: tuple[int, ...] = ()) -> dict[str, Tensor]:
     model, optimizer = built(comm, 0, mesh)
-    run = saver(path, comm=comm)
+    run = make_writer(path, comm=comm)
     run.save(1, state(model, optimizer), {})
     run.wait()
     run.close()
@@ -61,7 +61,7 @@ def _load(comm: Comm, path: Path, again: Path) -> dict[str, Any]:
     assert found is not None
     load_module(model, select_prefix("model", found.tensors), "model")
     load_optimizer(optimizer, select_prefix("optimizer", found.tensors))
-    run = saver(again, comm=comm)
+    run = make_writer(again, comm=comm)
     run.save(1, state(model, optimizer), {})
     run.wait()
     run.close()
@@ -74,12 +74,12 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2), (1, 2), (4, 4)])
 def test_fsdp_is_saved_and_loaded_on_any_number_of_ranks(tmp_path: Path, before: int, after: int) -> None:
-    saved = in_processes(before, tmp_path, _save, tmp_path / "run")[0]
-    found = in_processes(after, tmp_path, _load, tmp_path / "run", tmp_path / "again")
+    saved = run_in_processes(before, tmp_path, _save, tmp_path / "run")[0]
+    found = run_in_processes(after, tmp_path, _load, tmp_path / "run", tmp_path / "again")
     assert len(saved) == 8 + 3 + 3 * 8, "weights and statistics, and what AdamW keeps of each weight"
     for rank in found:
         assert same(rank, saved)
-    assert same(loaded(tmp_path / "run"), saved) and same(loaded(tmp_path / "again"), saved)
+    assert same(load_tensors(tmp_path / "run"), saved) and same(load_tensors(tmp_path / "again"), saved)
     shards = {p.name for p in (tmp_path / "run" / "step-00000001").glob("shard.*")}
     assert shards == (
         {f"shard.{k:05d}-of-{before:05d}.safetensors" for k in range(1, before + 1)} if before > 1 else set()
@@ -87,13 +87,13 @@ def test_fsdp_is_saved_and_loaded_on_any_number_of_ranks(tmp_path: Path, before:
 
 
 def test_hybrid_sharding_writes_each_part_once(tmp_path: Path) -> None:
-    saved = in_processes(4, tmp_path, _save, tmp_path / "run", (2, 2))[0]
-    assert same(loaded(tmp_path / "run"), saved)
+    saved = run_in_processes(4, tmp_path, _save, tmp_path / "run", (2, 2))[0]
+    assert same(load_tensors(tmp_path / "run"), saved)
     assert len(list((tmp_path / "run" / "step-00000001").glob("shard.*"))) == 2
 
 
 def test_what_is_sharded_is_refused_by_a_model_of_another_shape(tmp_path: Path) -> None:
-    in_processes(2, tmp_path, _save, tmp_path / "run")
+    run_in_processes(2, tmp_path, _save, tmp_path / "run")
     found = CheckpointDir(tmp_path / "run", pytest.fail).load()
     assert found is not None
     model = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(7), nn.Linear(7, 3), nn.BatchNorm1d(3))
@@ -105,7 +105,7 @@ def test_what_is_sharded_is_refused_by_a_model_of_another_shape(tmp_path: Path) 
 
 def _other_placements(comm: Comm, path: Path) -> list[str]:
     mesh = init_device_mesh("cpu", (2, 1))
-    run = saver(path, comm=comm)
+    run = make_writer(path, comm=comm)
     errors = []
     for placements in ((Shard(1), Replicate()), (Shard(0), Shard(0))):
         with pytest.raises(CheckpointError) as error:
@@ -120,7 +120,7 @@ def _other_placements(comm: Comm, path: Path) -> list[str]:
 
 
 def test_other_placements_are_refused_by_name_and_replicas_are_whole(tmp_path: Path) -> None:
-    for errors in in_processes(2, tmp_path, _other_placements, tmp_path / "run"):
+    for errors in run_in_processes(2, tmp_path, _other_placements, tmp_path / "run"):
         assert all("x is placed as (" in error and "as by fully_shard" in error for error in errors)
-    assert loaded(tmp_path / "run")["x"].tolist() == [0, 1, 2, 3]
+    assert load_tensors(tmp_path / "run")["x"].tolist() == [0, 1, 2, 3]
     assert not list((tmp_path / "run").glob("*/shard.*"))

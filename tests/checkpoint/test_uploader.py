@@ -18,7 +18,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from s3server import FaultyProxy, admin
-from uploading import Events, same, save, steps, until, upload
+from uploading import UploadEvents, same_files, save, steps, upload, wait_until
 
 from clipx.checkpoint.downloader import fetch_newest
 from clipx.checkpoint.format import MANIFEST, TENSORS
@@ -33,7 +33,7 @@ def test_a_step_that_is_saved_again_replaces_the_one_before(run_dir: Path, url: 
     folder = save(run_dir, 10, b"other", shards=1)
     upload(run_dir, url, folder)
     found = fetch_newest(url, tmp_path / "other", pytest.fail)
-    assert found is not None and same(found, folder)
+    assert found is not None and same_files(found, folder)
     assert sorted(StorageFolder(url).files("checkpoints")) == [
         f"checkpoints/step-00000010/{p.name}" for p in sorted(folder.iterdir())
     ]
@@ -41,7 +41,7 @@ def test_a_step_that_is_saved_again_replaces_the_one_before(run_dir: Path, url: 
 
 def test_a_step_that_is_half_replaced_does_not_count(run_dir: Path, near: str, tmp_path: Path) -> None:
     upload(run_dir, near, save(run_dir, 10), save(run_dir, 20))
-    far, events = tmp_path / "far" / "checkpoints" / "step-00000020", Events()
+    far, events = tmp_path / "far" / "checkpoints" / "step-00000020", UploadEvents()
     (far / TENSORS).unlink()
     (far / TENSORS).mkdir()  # no file can be written there
     with closing(Uploader(run_dir, near, events)) as uploader:
@@ -56,7 +56,7 @@ def test_a_step_that_is_half_replaced_does_not_count(run_dir: Path, near: str, t
 def test_a_restarted_run_uploads_what_is_missing_only(run_dir: Path, near: str) -> None:
     upload(run_dir, near, save(run_dir, 10))
     save(run_dir, 20)
-    events = Events()
+    events = UploadEvents()
     with closing(Uploader(run_dir, near, events)) as uploader:
         assert uploader.finish(10)
         assert events.of("uploaded") == ["step-00000020"]
@@ -64,9 +64,9 @@ def test_a_restarted_run_uploads_what_is_missing_only(run_dir: Path, near: str) 
 
 
 def test_the_small_files_are_those_of_the_end(run_dir: Path, near: str, tmp_path: Path) -> None:
-    with closing(Uploader(run_dir, near, Events())) as uploader:
+    with closing(Uploader(run_dir, near, UploadEvents())) as uploader:
         uploader.submit(save(run_dir, 10))
-        until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
+        wait_until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
         (run_dir / "metrics.jsonl").write_text("more\n")
         (run_dir / "report.html").write_text("the report")
         assert uploader.finish(10)
@@ -79,11 +79,13 @@ def test_the_small_files_are_those_of_the_end(run_dir: Path, near: str, tmp_path
 
 @pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
 def test_the_url_keeps_what_the_policy_keeps(run_dir: Path, url: str) -> None:
-    with closing(Uploader(run_dir, url, Events(), keep=functools.partial(steps_to_keep, keep_last=2))) as uploader:
+    with closing(
+        Uploader(run_dir, url, UploadEvents(), keep=functools.partial(steps_to_keep, keep_last=2))
+    ) as uploader:
         for step in (10, 20, 30, 40):
             folder = save(run_dir, step, shards=1, keep=step == 10)
             uploader.submit(folder)
-            until(functools.partial(uploader.is_uploaded, folder))
+            wait_until(functools.partial(uploader.is_uploaded, folder))
             shutil.rmtree(run_dir / "checkpoints")  # a machine that is lost is no reason to delete anything
         assert uploader.finish(10)
     assert steps(url) == [40, 30, 10]
@@ -101,7 +103,7 @@ def test_another_process_knows_the_policy_of_what_is_there(run_dir: Path, near: 
 
 def test_after_an_outage_only_what_stays_is_sent(run_dir: Path, near: str, tmp_path: Path) -> None:
     (tmp_path / "far").write_text("in the way")
-    events = Events()
+    events = UploadEvents()
     with closing(Uploader(run_dir, near, events, keep=functools.partial(steps_to_keep, keep_last=2))) as uploader:
         folders = [save(run_dir, step) for step in (10, 20, 30, 40)]
         for folder in folders:
@@ -177,10 +179,10 @@ def test_uploads_in_parts_that_nobody_ends_are_ended(
 def test_an_outage_delays_uploads_and_nothing_else(
     run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str, amount: int
 ) -> None:
-    events = Events()
+    events = UploadEvents()
     with closing(Uploader(run_dir, own_bucket, events)) as uploader:
         uploader.submit(save(run_dir, 10))
-        until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
+        wait_until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
         proxy.set(mode, amount)
         folder = save(run_dir, 20)
         start = time.monotonic()
@@ -198,7 +200,7 @@ def test_an_outage_delays_uploads_and_nothing_else(
         assert uploader.is_uploaded(folder)
     proxy.set("up")
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
-    assert found is not None and same(found, folder)
+    assert found is not None and same_files(found, folder)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -214,17 +216,17 @@ def test_an_upload_that_stops_in_the_middle_of_a_file_is_begun_again(
 ) -> None:
     monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
     monkeypatch.setattr("clipx.storage.remote._STALL_S", 1.5)
-    folder, events = save(run_dir, 10, os.urandom(11 << 20), shards=0), Events()
+    folder, events = save(run_dir, 10, os.urandom(11 << 20), shards=0), UploadEvents()
     proxy.set("slow", 0.02)  # for each 64 KiB
     with closing(Uploader(run_dir, own_bucket, events)) as uploader:
-        until(lambda: bool(admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://"))))
+        wait_until(lambda: bool(admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://"))))
         proxy.set(mode)
         events.wait_for("upload_failed")
         assert steps_past(endpoint, own_bucket) == []
         proxy.set("up")
         assert uploader.finish(60)
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
-    assert found is not None and same(found, folder)
+    assert found is not None and same_files(found, folder)
     assert not admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://")), "nothing is left over"
 
 
@@ -234,7 +236,7 @@ def steps_past(endpoint: str, bucket: str) -> list[str]:
 
 
 def test_a_checkpoint_deleted_while_it_waits_is_forgotten(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
-    events = Events()
+    events = UploadEvents()
     proxy.set("down")
     with closing(Uploader(run_dir, own_bucket, events)) as uploader:
         for folder in (save(run_dir, 10), save(run_dir, 20)):
@@ -248,7 +250,7 @@ def test_a_checkpoint_deleted_while_it_waits_is_forgotten(run_dir: Path, own_buc
 
 def test_the_end_does_not_wait_for_ever_and_says_so(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
     proxy.set("hang")
-    uploader = Uploader(run_dir, own_bucket, Events())
+    uploader = Uploader(run_dir, own_bucket, UploadEvents())
     uploader.submit(save(run_dir, 10))
     start = time.monotonic()
     assert not uploader.finish(0.7)
@@ -295,7 +297,7 @@ def test_a_file_that_arrives_short_is_sent_again(run_dir: Path, near: str, distu
         ("uploaded", False),
     ]
     found = fetch_newest(near, tmp_path / "other", pytest.fail)
-    assert found is not None and same(found, folder)
+    assert found is not None and same_files(found, folder)
 
 
 def test_a_checkpoint_saved_again_while_it_is_sent_is_not_mixed(
@@ -305,7 +307,7 @@ def test_a_checkpoint_saved_again_while_it_is_sent_is_not_mixed(
     events = upload(run_dir, disturbed, save(run_dir, 10))
     assert [event["event"] for event in events] == ["upload_failed", "uploaded"]
     found = fetch_newest(near, tmp_path / "other", pytest.fail)
-    assert found is not None and same(found, run_dir / "checkpoints" / "step-00000010")
+    assert found is not None and same_files(found, run_dir / "checkpoints" / "step-00000010")
 
 
 # ------------------------------------------------------------------------------------------------------- processes
@@ -349,17 +351,17 @@ def test_a_kill_between_files_leaves_nothing_that_counts(
     proxy.set("slow", 0.2)
     uploader = process("time.sleep(60)")
     place = f"{own_bucket}/checkpoints/step-00000020"
-    until(lambda: len(admin(endpoint).find(place)) >= 2)
+    wait_until(lambda: len(admin(endpoint).find(place)) >= 2)
     uploader.send_signal(signal.SIGKILL)
     uploader.wait()
     proxy.set("up")
     assert 2 <= len(admin(endpoint).find(place)) < 6
     assert steps(own_bucket) == [10]
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
-    assert found is not None and same(found, first)
+    assert found is not None and same_files(found, first)
     assert upload(run_dir, own_bucket).of("uploaded") == ["step-00000020"], "the next process goes on"
     found = fetch_newest(own_bucket, tmp_path / "third", pytest.fail)
-    assert found is not None and same(found, folder)
+    assert found is not None and same_files(found, folder)
 
 
 @pytest.mark.parametrize("then", ["time.sleep(1)", "time.sleep(1); raise RuntimeError('by the training')"])

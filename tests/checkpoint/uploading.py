@@ -27,7 +27,7 @@ def save(run_dir: Path, step: int, content: bytes = b"weights", shards: int = 2,
     return final
 
 
-class Events(list[dict[str, Any]]):
+class UploadEvents(list[dict[str, Any]]):
     def __call__(self, kind: str, **facts: Any) -> None:
         self.append({"event": kind, **facts})
 
@@ -35,25 +35,25 @@ class Events(list[dict[str, Any]]):
         return [str(event["checkpoint"]) for event in list(self) if event["event"] == kind]
 
     def wait_for(self, kind: str) -> None:
-        until(lambda: any(event["event"] == kind for event in list(self)))
+        wait_until(lambda: any(event["event"] == kind for event in list(self)))
 
 
-def until(true: Callable[[], bool], limit_s: float = 60) -> None:
+def wait_until(true: Callable[[], bool], limit_s: float = 60) -> None:
     end = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.02)
 
 
-def same(one: Path, other: Path) -> bool:
+def same_files(one: Path, other: Path) -> bool:
     names = {path.name for path in one.iterdir()}
     equal = all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
     return equal and names == {path.name for path in other.iterdir()}
 
 
-def upload(run_dir: Path, url: str, *folders: Path, **options: Any) -> Events:
+def upload(run_dir: Path, url: str, *folders: Path, **options: Any) -> UploadEvents:
     """All of a run directory, by an uploader that ends."""
-    events = Events()
+    events = UploadEvents()
     with closing(Uploader(run_dir, url, events, **options)) as uploader:
         for folder in folders:
             uploader.submit(folder)

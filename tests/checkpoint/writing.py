@@ -16,10 +16,10 @@ from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.distributed.comm import Comm
 
-ALONE = Comm(0, 1, 0, torch.device("cpu"))
+SINGLE_RANK = Comm(0, 1, 0, torch.device("cpu"))
 
 
-class Told(list[tuple[str, dict[str, Any]]]):
+class EventLog(list[tuple[str, dict[str, Any]]]):
     """The events of a saver."""
 
     def __call__(self, kind: str, **facts: Any) -> None:
@@ -29,8 +29,10 @@ class Told(list[tuple[str, dict[str, Any]]]):
         return [facts for one, facts in self if one == kind]
 
 
-def saver(path: Path, told: Told | None = None, comm: Comm = ALONE, hooks: Any = None, **options: Any) -> AsyncWriter:
-    return AsyncWriter(path, CheckpointSpec(**options), comm, Told() if told is None else told, **(hooks or {}))
+def make_writer(
+    path: Path, log: EventLog | None = None, comm: Comm = SINGLE_RANK, hooks: Any = None, **options: Any
+) -> AsyncWriter:
+    return AsyncWriter(path, CheckpointSpec(**options), comm, EventLog() if log is None else log, **(hooks or {}))
 
 
 def tensors(step: int, size: int = 1000) -> dict[str, torch.Tensor]:
@@ -41,7 +43,7 @@ def steps(path: Path) -> list[int]:
     return [int(p.name.removeprefix("step-")) for p in CheckpointDir(path, print).folders()]
 
 
-def loaded(path: Path, step: int | None = None) -> dict[str, torch.Tensor]:
+def load_tensors(path: Path, step: int | None = None) -> dict[str, torch.Tensor]:
     """Fails where anything is damaged."""
 
     def tell(message: str) -> None:
@@ -52,7 +54,7 @@ def loaded(path: Path, step: int | None = None) -> dict[str, torch.Tensor]:
     return dict(found.tensors)
 
 
-def in_processes(ranks: int, folder: Path, call: Callable[..., Any], *args: Any) -> list[Any]:
+def run_in_processes(ranks: int, folder: Path, call: Callable[..., Any], *args: Any) -> list[Any]:
     """What `call(comm, *args)` returns in each of as many forked processes; an exception is returned too, and of one
     that died its exit code."""
     fork = multiprocessing.get_context("fork")
