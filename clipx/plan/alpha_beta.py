@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ def fit_link(measured: Sequence[CollectiveTime]) -> Link:
 
     The model is linear in α and 1/β; neither comes out below zero. There must be at least two, that differ.
     """
+    import numpy as np  # late, as in _solve: composition imports the benchmarks' options, which hold a Link
+
     terms_M2 = np.array([_terms(m.kind, m.ranks, m.size) for m in measured]) / np.array([[m.seconds] for m in measured])
     latency, inverse = _solve(terms_M2)
     if latency < 0:
@@ -111,5 +115,7 @@ def _terms(kind: str, ranks: int, size: int) -> tuple[float, float]:
 
 def _solve(terms: np.ndarray) -> list[float]:
     """The least-squares solution of terms · x = 1."""
+    import numpy as np
+
     x: list[float] = np.linalg.lstsq(terms, np.ones(len(terms)), rcond=None)[0].tolist()
     return x
