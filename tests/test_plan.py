@@ -187,7 +187,7 @@ def test_published_settings_are_one_table(monkeypatch: pytest.MonkeyPatch) -> No
     found = published.plans(planned("gpu=A100", "device_memory_gb=40", "published=true"), lambda text: None)
     ((setting, one),) = found
     assert sum(one.parameters.values()) == pytest.approx(102_007_137, abs=10), "RN50"
-    assert (one.ranks, one.local, one.spec.gpu, one.fits) == (8, 128, "A100", True)
+    assert (one.ranks, one.micro_batch, one.spec.gpu, one.fits) == (8, 128, "A100", True)
     assert published.as_dict(setting, one)["batch"] == 1024
     assert published.table(found).row_count == 1
 
