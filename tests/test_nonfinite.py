@@ -79,7 +79,7 @@ def test_how_many_there_were_is_known_after_a_resume(tmp_path: Path) -> None:
     with pytest.raises(InterruptedError):
         first.fit()
     again = poisoned(Trainer(small(tmp_path / "run", *overrides, "resume=auto")), 3)
-    assert (again.learner.non_finite.total, again.learner.non_finite.in_row) == (2, 2)
+    assert (again.learner.non_finite.total, again.learner.non_finite.consecutive) == (2, 2)
     with pytest.raises(ClipxError, match="at step 3, the last of 3 in a row"):
         again.fit()
 

@@ -1,0 +1,1 @@
+"""Models: an image tower and a text tower that return unit embeddings."""

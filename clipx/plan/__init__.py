@@ -1,0 +1,1 @@
+"""What a run needs, from its configuration alone. `python -m clipx.plan`."""

@@ -1,0 +1,1 @@
+"""Teachers for distillation: a model that sees each batch, or stored embeddings."""

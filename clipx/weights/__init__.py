@@ -1,0 +1,1 @@
+"""Weights of others: read, compared with the model, and written for others."""
