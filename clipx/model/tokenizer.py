@@ -63,7 +63,7 @@ class Tokenizer:
                 "use 77 as CLIP does"
             )
         self.context_length = context_length
-        _words()  # loaded before any fork, so that workers share its memory
+        _word_encoder()  # loaded before any fork, so that workers share its memory
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Encode ``B`` texts as int64 ``[B, context_length]``: start, tokens, end, then zeros.
@@ -78,7 +78,7 @@ class Tokenizer:
             return torch.empty((0, length), dtype=torch.int64)
         # A word gives at least one token, so words beyond the room cannot reach the row.
         split = [_WORD.findall(_clean(text))[: length - 2] for text in texts]
-        ids_of = _words().encode(chain.from_iterable(split))
+        ids_of = _word_encoder().encode(chain.from_iterable(split))
         ids = array("q", bytes(8 * len(split) * length))  # zeros, the padding
         for start, words in zip(range(0, len(ids), length), split, strict=True):
             row = self._row(words, ids_of)
@@ -94,7 +94,7 @@ class Tokenizer:
         # Id 0 is also a real token ("!" inside a word), so only zeros at the end of the row are padding.
         while row and row[-1] == self.pad_id:
             row.pop()
-        pieces = _words().pieces
+        pieces = _word_encoder().pieces
         for position, i in enumerate(row):
             if not 0 <= i < self.vocab_size:
                 raise ValueError(f"ids[{position}] is {i}, must be in [0, {self.vocab_size}): decode this vocabulary")
@@ -116,7 +116,7 @@ class Tokenizer:
         return array("q", row)
 
 
-class _Words:
+class _WordEncoder:
     """Byte-pair ids of single words, computed in Rust and remembered, and the bytes behind each id."""
 
     def __init__(self) -> None:
@@ -159,9 +159,9 @@ def vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
 
 
 @lru_cache(maxsize=1)
-def _words() -> _Words:
+def _word_encoder() -> _WordEncoder:
     """Load the merge table once in a process."""
-    return _Words()
+    return _WordEncoder()
 
 
 def _read_merges() -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ class Teacher:
     precision: Precision
     micro_batches: int
     digest: str  # of its weights
-    told: str
+    description: str
 
     @classmethod
     def build(cls, spec: TeacherSpec, comm: Comm, run: Precision, micro_batches: int) -> Teacher:
@@ -41,7 +41,7 @@ class Teacher:
         found, model_spec, model = load_model(spec.weights, "teacher.weights", comm.device, precision.dtype)
         size = model_spec.image.size
         dtype = str(precision.dtype).removeprefix("torch.")
-        told = f"{spec.weights}, {parameter_count(model):,} parameters, {size} pixels, {dtype}"
+        description = f"{spec.weights}, {parameter_count(model):,} parameters, {size} pixels, {dtype}"
         return cls(
             model=model,
             view=SecondView(size, model_spec.text.build_tokenizer()),
@@ -49,7 +49,7 @@ class Teacher:
             precision=precision,
             micro_batches=micro_batches,
             digest=weights_digest(found.model),
-            told=told,
+            description=description,
         )
 
     @torch.no_grad()

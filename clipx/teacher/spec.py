@@ -62,13 +62,13 @@ class TeacherSpec:
                 f"teacher.{key}={chosen} has no effect without teacher.weights: leave it out",
             )
         require(
-            self.temperature is None or self.given is not None,
+            self.temperature is None or self.source_option is not None,
             f"teacher.temperature={self.temperature} has no effect without a teacher: give teacher.weights or "
             "teacher.embeddings, or leave it out",
         )
 
     @property
-    def given(self) -> str | None:
+    def source_option(self) -> str | None:
         """The option that names the teacher, as typed."""
         if self.weights is not None:
             return f"teacher.weights={self.weights}"
@@ -77,13 +77,13 @@ class TeacherSpec:
     def check(self, objective: str, taught: bool, data: str, indexed: bool) -> None:
         """Raises ConfigError where the objective and the data, by their kinds, do not go with the teacher."""
         require(
-            self.given is not None or not taught,
+            self.source_option is not None or not taught,
             f"objective={objective} has no teacher: give teacher.weights=… (a run directory, or what model.weights "
             "takes), or teacher.embeddings=… (a folder of python -m clipx.embed)",
         )
         require(
-            self.given is None or taught,
-            f"{self.given} has no effect on objective={objective}, which has no teacher: choose "
+            self.source_option is None or taught,
+            f"{self.source_option} has no effect on objective={objective}, which has no teacher: choose "
             "objective=distillation, or leave it out",
         )
         require(

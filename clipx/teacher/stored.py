@@ -35,7 +35,7 @@ class StoredEmbeddings:
     width: int
     scale: float  # α
     digest: str  # of the weights that they were made with
-    told: str
+    description: str
 
     @classmethod
     def open(cls, folder: str, temperature: float | None, train: Source) -> StoredEmbeddings:
@@ -58,9 +58,9 @@ class StoredEmbeddings:
             raise ConfigError(
                 f"{named} is of a model that was not trained with one temperature: give teacher.temperature, e.g. 0.01"
             )
-        told = f"{folder}, {manifest['samples']:,} samples, {manifest['dtype']}, width {manifest['width']}"
+        description = f"{folder}, {manifest['samples']:,} samples, {manifest['dtype']}, width {manifest['width']}"
         stored = cls(
-            str(place), manifest["samples_per_shard"], manifest["width"], scale, str(manifest["weights"]), told
+            str(place), manifest["samples_per_shard"], manifest["width"], scale, str(manifest["weights"]), description
         )
         _shard(stored.folder, 0, stored.width)
         return stored

@@ -1,4 +1,4 @@
-"""The configuration of a model of two towers in open_clip's words, and back: see openclip.py."""
+"""The configuration of a model of two towers in open_clip's words, and back: see open_clip.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HUB = "hf-hub:"
 
 
 def config_of(spec: ClipSpec) -> dict[str, Any]:
-    """See openclip.config_of."""
+    """See open_clip.config_of."""
     trunk = spec.build(torch.device("meta"), torch.float32).image.trunk
     rules = layout_of(trunk)
     if rules is VIT:
@@ -185,67 +185,67 @@ def _require(ok: bool, fault: str) -> None:
 
 
 def spec_of(config: dict[str, Any], name: str) -> ClipSpec:
-    """See openclip.spec_of."""
-    whole = _Words(config, "")
-    prepared = _Words(whole.take("preprocess_cfg", {}) if "model_cfg" in config else {}, "preprocess_cfg")
-    model = whole.part("model_cfg") if "model_cfg" in config else whole
-    vision, text = model.part("vision_cfg"), model.part("text_cfg")
+    """See open_clip.spec_of."""
+    whole = _ConfigSection(config, "")
+    prepared = _ConfigSection(whole.take("preprocess_cfg", {}) if "model_cfg" in config else {}, "preprocess_cfg")
+    model = whole.section("model_cfg") if "model_cfg" in config else whole
+    vision, text = model.section("vision_cfg"), model.section("text_cfg")
     quick = bool(model.take("quick_gelu", False))
-    model.pass_over("custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
+    model.ignore("custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
     embed_dim = model.take("embed_dim")
     prepared.expect(mode="RGB", interpolation="bicubic")
-    prepared.pass_over("size", "fill_color")
+    prepared.ignore("size", "fill_color")
     mode = prepared.take("resize_mode", "shortest")
     prepared.require(mode in ("shortest", "squash"), "resize_mode", mode)
     timm_name = vision.take("timm_model_name", None)
     size = _side(vision)
-    vision.pass_over("output_tokens", "patch_dropout")
+    vision.ignore("output_tokens", "patch_dropout")
     if timm_name is not None:
         image = _timm_tower(vision, timm_name, size)
-    elif isinstance(vision.given("layers", 12), list):
+    elif isinstance(vision.peek("layers", 12), list):
         image = _resnet_tower(vision, size)
     else:
         image = _vit_tower(vision, size)
     mean, std = (list(map(float, prepared.take(*given))) for given in (("mean", image.mean), ("std", image.std)))
     image = replace(image, stretch=mode == "squash", mean=mean, std=std)
     spec = ClipSpec(name=name, embed_dim=embed_dim, quick_gelu=quick, image=image, text=_text_tower(text))
-    for words in (whole, prepared, model, vision, text):
-        words.finish()
+    for section in (whole, prepared, model, vision, text):
+        section.check_all_read()
     return spec
 
 
-def _side(words: _Words) -> int:
-    size = words.take("image_size", 224)
+def _side(section: _ConfigSection) -> int:
+    size = section.take("image_size", 224)
     if isinstance(size, list) and len(set(size)) == 1:
         size = size[0]
-    words.require(isinstance(size, int), "image_size", size)
+    section.require(isinstance(size, int), "image_size", size)
     return int(size)
 
 
-def _vit_tower(words: _Words, size: int) -> ImageTowerSpec:
-    width = words.take("width", 768)
+def _vit_tower(section: _ConfigSection, size: int) -> ImageTowerSpec:
+    width = section.take("width", 768)
     form = {
-        "patch_size": words.take("patch_size", 16),
+        "patch_size": section.take("patch_size", 16),
         "embed_dim": width,
-        "depth": words.take("layers", 12),
-        "num_heads": width // words.take("head_width", _HEAD_WIDTH),
-        "mlp_ratio": words.take("mlp_ratio", 4.0),
+        "depth": section.take("layers", 12),
+        "num_heads": width // section.take("head_width", _HEAD_WIDTH),
+        "mlp_ratio": section.take("mlp_ratio", 4.0),
     }
     options = {key: value for key, value in form.items() if value != _VIT_FORM[key]}
-    if (scale := words.take("ls_init_value", None)) is not None:
+    if (scale := section.take("ls_init_value", None)) is not None:
         options["init_values"] = scale
-    words.expect(
+    section.expect(
         pos_embed_type="learnable", pool_type="tok", attentional_pool=False, no_ln_pre=False, final_ln_after_pool=False,
         norm_kwargs=None, act_kwargs=None,
     )  # fmt: skip
-    words.pass_over("attn_pooler_queries", "attn_pooler_heads")
+    section.ignore("attn_pooler_queries", "attn_pooler_heads")
     return ImageTowerSpec(timm=_VIT, size=size, options=options)
 
 
-def _resnet_tower(words: _Words, size: int) -> ImageTowerSpec:
-    layers, width = tuple(words.take("layers")), words.take("width", 64)
-    words.pass_over("patch_size")
-    words.expect(head_width=_HEAD_WIDTH)
+def _resnet_tower(section: _ConfigSection, size: int) -> ImageTowerSpec:
+    layers, width = tuple(section.take("layers")), section.take("width", 64)
+    section.ignore("patch_size")
+    section.expect(head_width=_HEAD_WIDTH)
     name = _RESNETS.get(layers)
     known = name is not None and _resnet(timm_on_meta(name))["width"] == width
     if name is None or not known:
@@ -264,80 +264,80 @@ def timm_on_meta(name: str) -> Any:
         return timm.create_model(name, pretrained=False, num_classes=0)
 
 
-def _timm_tower(words: _Words, name: str, size: int) -> ImageTowerSpec:
-    projection = words.take("timm_proj", "linear") or ""
-    words.expect(timm_proj_bias=False)
-    drop = words.take("timm_drop_path", None)
-    words.pass_over("timm_model_pretrained", "timm_drop", *("layers", "width", "patch_size", "head_width", "mlp_ratio"))
+def _timm_tower(section: _ConfigSection, name: str, size: int) -> ImageTowerSpec:
+    projection = section.take("timm_proj", "linear") or ""
+    section.expect(timm_proj_bias=False)
+    drop = section.take("timm_drop_path", None)
+    section.ignore("timm_model_pretrained", "timm_drop", *("layers", "width", "patch_size", "head_width", "mlp_ratio"))
     ways = {"linear": Projection.linear, "": Projection.head, "none": Projection.none}
-    words.require(projection in ways, "timm_proj", projection)
-    way, pool = ways[projection], words.take("timm_pool", "avg")
+    section.require(projection in ways, "timm_proj", projection)
+    way, pool = ways[projection], section.take("timm_pool", "avg")
     options: dict[str, Any] = {} if drop is None else {"drop_path_rate": drop}
     if pool != _pool_of(timm_on_meta(name), name) and (pool or way is not Projection.linear):
-        words.require(bool(pool) and way is not Projection.linear, "timm_pool", pool)
+        section.require(bool(pool) and way is not Projection.linear, "timm_pool", pool)
         options["global_pool"] = pool
     return ImageTowerSpec(timm=name, size=size, projection=way, options=options)
 
 
-def _text_tower(words: _Words) -> TextTowerSpec:
-    causal, pool = not words.take("no_causal_mask", False), words.take("pool_type", "argmax")
-    words.require(pool in ("argmax", "last"), "pool_type", pool)
-    tokenizer, cleaning = words.take("hf_tokenizer_name", None), words.take("tokenizer_kwargs", None) or {}
-    words.require(not cleaning.keys() - {"clean"}, "tokenizer_kwargs", cleaning)
+def _text_tower(section: _ConfigSection) -> TextTowerSpec:
+    causal, pool = not section.take("no_causal_mask", False), section.take("pool_type", "argmax")
+    section.require(pool in ("argmax", "last"), "pool_type", pool)
+    tokenizer, cleaning = section.take("hf_tokenizer_name", None), section.take("tokenizer_kwargs", None) or {}
+    section.require(not cleaning.keys() - {"clean"}, "tokenizer_kwargs", cleaning)
     usual = "lower" if tokenizer is None else "whitespace"
     clean = next((ours for ours, theirs in _CLEAN.items() if theirs == cleaning.get("clean", usual)), None)
-    act, norm = words.take("act_kwargs", None) or {}, words.take("norm_kwargs", None) or {}
-    words.require(
+    act, norm = section.take("act_kwargs", None) or {}, section.take("norm_kwargs", None) or {}
+    section.require(
         act.get("approximate", "none") in ("none", "tanh") and not act.keys() - {"approximate"}, "act_kwargs", act
     )
-    words.require(not norm.keys() - {"eps"}, "norm_kwargs", norm)
-    words.require(clean is not None, "tokenizer_kwargs", cleaning)
-    words.expect(ls_init_value=None, embed_cls=False, proj_type="linear", hf_model_name=None, tokenizer_mode=None)
-    words.expect(final_ln_after_pool=False)
-    words.pass_over("output_tokens", "pad_id", "eos_id", "hf_model_pretrained")
+    section.require(not norm.keys() - {"eps"}, "norm_kwargs", norm)
+    section.require(clean is not None, "tokenizer_kwargs", cleaning)
+    section.expect(ls_init_value=None, embed_cls=False, proj_type="linear", hf_model_name=None, tokenizer_mode=None)
+    section.expect(final_ln_after_pool=False)
+    section.ignore("output_tokens", "pad_id", "eos_id", "hf_model_pretrained")
     end = pool == "argmax"
     return TextTowerSpec(
-        context_length=words.take("context_length", 77),
-        width=words.take("width", 512),
-        heads=words.take("heads", 8),
-        layers=words.take("layers", 12),
-        mlp_ratio=words.take("mlp_ratio", 4.0),
+        context_length=section.take("context_length", 77),
+        width=section.take("width", 512),
+        heads=section.take("heads", 8),
+        layers=section.take("layers", 12),
+        mlp_ratio=section.take("mlp_ratio", 4.0),
         causal=causal,
         pool=Pool.end if end else Pool.last,
-        projection_bias=words.take("proj_bias", False),
+        projection_bias=section.take("proj_bias", False),
         norm_eps=norm.get("eps", _EPS),
         gelu=Gelu.tanh if act.get("approximate") == "tanh" else Gelu.exact,
-        vocabulary=words.take("vocab_size", CLIP_VOCABULARY),
+        vocabulary=section.take("vocab_size", CLIP_VOCABULARY),
         tokenizer="clip" if tokenizer is None else _HUB + tokenizer,
         clean=clean or Clean.clip,
         packed=causal and end,
     )
 
 
-class _Words:
-    """A part of a configuration, of which every word has to be understood."""
+class _ConfigSection:
+    """A section of a configuration, whose keys must all be read."""
 
-    def __init__(self, values: Any, place: str) -> None:
+    def __init__(self, values: Any, path: str) -> None:
         if not isinstance(values, Mapping):
-            raise CheckpointError(f"{place or 'the configuration'} is {values!r}, not a table of values: restore it")
-        self._left, self._place = dict(values), place
+            raise CheckpointError(f"{path or 'the configuration'} is {values!r}, not a table of values: restore it")
+        self._unread, self._path = dict(values), path
 
-    def given(self, key: str, default: Any) -> Any:
-        """Not taken yet."""
-        return self._left.get(key, default)
+    def peek(self, key: str, default: Any) -> Any:
+        """The value of a key, which stays unread."""
+        return self._unread.get(key, default)
 
     def take(self, key: str, *default: Any) -> Any:
-        if key not in self._left and not default:
-            raise CheckpointError(f"{self._name(key)} is missing in the configuration: restore it")
-        return self._left.pop(key, *default)
+        if key not in self._unread and not default:
+            raise CheckpointError(f"{self._full_key(key)} is missing in the configuration: restore it")
+        return self._unread.pop(key, *default)
 
-    def part(self, key: str) -> _Words:
-        return _Words(self.take(key), self._name(key))
+    def section(self, key: str) -> _ConfigSection:
+        return _ConfigSection(self.take(key), self._full_key(key))
 
-    def pass_over(self, *keys: str) -> None:
-        """Say nothing of the model that is computed here."""
+    def ignore(self, *keys: str) -> None:
+        """Marks keys as read that have no effect on the model here."""
         for key in keys:
-            self._left.pop(key, None)
+            self._unread.pop(key, None)
 
     def expect(self, **values: Any) -> None:
         """These may be given, but with these values only. Raises CheckpointError."""
@@ -347,12 +347,11 @@ class _Words:
 
     def require(self, ok: bool, key: str, value: Any) -> None:
         if not ok:
-            raise CheckpointError(f"{self._name(key)}={value} in the configuration has no counterpart in clipx")
+            raise CheckpointError(f"{self._full_key(key)}={value} in the configuration has no counterpart in clipx")
 
-    def finish(self) -> None:
-        if self._left:
-            key, value = next(iter(self._left.items()))
-            raise CheckpointError(f"{self._name(key)}={value} in the configuration has no counterpart in clipx")
+    def check_all_read(self) -> None:
+        for key, value in self._unread.items():
+            self.require(False, key, value)
 
-    def _name(self, key: str) -> str:
-        return f"{self._place}.{key}" if self._place else key
+    def _full_key(self, key: str) -> str:
+        return f"{self._path}.{key}" if self._path else key

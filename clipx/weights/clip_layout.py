@@ -1,4 +1,4 @@
-"""A model of two towers in open_clip's layouts: see openclip.py."""
+"""A model of two towers in open_clip's layouts: see open_clip.py."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def text(prefix: str, bias: bool) -> list[Rule]:
 
 
 def rules(spec: ClipSpec, theirs: Iterable[str] | None) -> list[Rule]:
-    """See openclip.ties."""
+    """See open_clip.ties."""
     if theirs is None:
         return [*image(spec), *text("text." if is_custom(spec) else "", spec.text.projection_bias)]
     theirs = list(theirs)

@@ -1,4 +1,4 @@
-"""CoCa in open_clip's layout: see openclip.py."""
+"""CoCa in open_clip's layout: see open_clip.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RULES = [
 
 
 def rules(spec: CoCaSpec, theirs: Iterable[str] | None) -> list[Rule]:
-    """See openclip.ties: there is one layout. Raises CheckpointError where open_clip cannot pool the trunk's tokens."""
+    """See open_clip.ties. Raises CheckpointError where open_clip cannot pool the trunk's tokens."""
     trunk = spec.build(torch.device("meta"), torch.float32).image.trunk
     _require(
         layout_of(trunk) is VIT and trunk.embed_dim != spec.embed_dim,
@@ -60,7 +60,7 @@ def _decoder() -> list[Rule]:
 
 
 def config_of(spec: CoCaSpec) -> dict[str, Any]:
-    """See openclip.config_of."""
+    """See open_clip.config_of."""
     rules(spec, None)
     _require(
         spec.decoder.mlp_ratio == _MLP_RATIO,
@@ -87,7 +87,7 @@ def config_of(spec: CoCaSpec) -> dict[str, Any]:
 
 
 def spec_of(config: dict[str, Any], name: str) -> CoCaSpec:
-    """See openclip.spec_of."""
+    """See open_clip.spec_of."""
     model = dict(config.get("model_cfg", config))
     vision, text_cfg, decoder = (dict(model.pop(key, {})) for key in ("vision_cfg", "text_cfg", "multimodal_cfg"))
     for key, words in (("vision_cfg.attentional_pool", vision), ("text_cfg.embed_cls", text_cfg)):

@@ -86,7 +86,7 @@ def _renamed(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 def _config(spec: ModelSpec, log_scale: float | None) -> dict[str, Any]:
     """CLIPConfig. Raises CheckpointError where CLIPModel is another model."""
-    if not isinstance(spec, ClipSpec) or spec.kind != "clip":
+    if not isinstance(spec, ClipSpec) or spec.captions:
         raise _refused(f"model {spec.name} is of kind {spec.kind}")
     known = config_of(spec)
     vision, text = known["vision_cfg"], known["text_cfg"]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from clipx.errors import CheckpointError
-from clipx.model.spec import ModelSpec
+from clipx.model.spec import ClipSpec, CoCaSpec, ModelSpec
 from clipx.weights import clip_config, clip_layout, coca
 from clipx.weights.key_mapping import Rule, Tie, tied
 
-BESIDE = ("logit_scale", "logit_bias", "input_resolution", "context_length", "vocab_size")
-"""What lies with a model and is not of it here: the objective has the temperature, OpenAI's files three numbers."""
+NOT_IN_MODEL = ("logit_scale", "logit_bias", "input_resolution", "context_length", "vocab_size")
+"""Tensors of a file that are not the model's here: the objective has the temperature; three are numbers of OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,16 @@ class Layout:
     spec_of: Callable[[dict[str, Any], str], ModelSpec]
 
 
-def _layouts() -> dict[str, Layout]:
-    """By the `kind` of the model's spec."""
-    return {
-        "clip": Layout(clip_layout.rules, clip_config.config_of, clip_config.spec_of),
-        "coca": Layout(coca.rules, coca.config_of, coca.spec_of),
-    }
+LAYOUTS: dict[type[ModelSpec], Layout] = {
+    ClipSpec: Layout(clip_layout.rules, clip_config.config_of, clip_config.spec_of),
+    CoCaSpec: Layout(coca.rules, coca.config_of, coca.spec_of),
+}
+
+
+def _layout_of(spec: ModelSpec) -> Layout:
+    if type(spec) not in LAYOUTS:
+        raise CheckpointError(f"open_clip has no layout for model.kind={spec.kind}: export it with format=safetensors")
+    return LAYOUTS[type(spec)]
 
 
 def ties(spec: ModelSpec, ours: Iterable[str], theirs: Iterable[str] | None = None) -> list[Tie]:
@@ -46,7 +50,7 @@ def ties(spec: ModelSpec, ours: Iterable[str], theirs: Iterable[str] | None = No
 
     Raises CheckpointError where open_clip has no name for one.
     """
-    return list(tied(_layouts()[spec.kind].rules(spec, theirs), ours))
+    return list(tied(_layout_of(spec).rules(spec, theirs), ours))
 
 
 def to_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -55,14 +59,13 @@ def to_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def from_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor], what: str = "the weights") -> dict[str, Tensor]:
-    """The model's state_dict from open_clip's, or OpenAI's; what is `BESIDE` the model is left out. Shapes are not
-    looked at.
+    """The model's state_dict from open_clip's, or OpenAI's, without what is `NOT_IN_MODEL`. Shapes are not compared.
 
     Raises CheckpointError naming what is missing or left over, by the names in `tensors`.
     """
     found = ties(spec, spec.build(torch.device("meta"), torch.float32).state_dict(), tensors)
     wanted = {tie.theirs for tie in found}
-    missing, extra = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted - set(BESIDE))
+    missing, extra = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted - set(NOT_IN_MODEL))
     if missing or extra:
         raise CheckpointError(
             f"{what} do not fit model {spec.name}: missing {_some(missing)}; left over {_some(extra)}; choose the "
@@ -84,7 +87,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
 
     Raises CheckpointError where it has no words for a model of this kind.
     """
-    return _layouts()[spec.kind].config_of(spec)
+    return _layout_of(spec).config_of(spec)
 
 
 def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
@@ -94,8 +97,8 @@ def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
     Raises CheckpointError naming what in it has no words here.
     """
     try:
-        kind = "coca" if "multimodal_cfg" in config.get("model_cfg", config) else "clip"
-        return _layouts()[kind].spec_of(config, name)
+        spec_class = CoCaSpec if "multimodal_cfg" in config.get("model_cfg", config) else ClipSpec
+        return LAYOUTS[spec_class].spec_of(config, name)
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:  # of values of other types
         raise CheckpointError(f"the configuration of {name} is not open_clip's ({error}): restore it") from None
 

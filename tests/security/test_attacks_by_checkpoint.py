@@ -18,7 +18,7 @@ from clipx.checkpoint.downloader import fetch
 from clipx.checkpoint.format import MANIFEST, STATE, TENSORS, CheckpointDir, find_damage, sha256
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.evaluate import evaluate, main
-from clipx.run.load import load_run
+from clipx.trainer.saved_run import load_run
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 

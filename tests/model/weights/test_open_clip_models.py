@@ -15,7 +15,7 @@ from clipx.model.flops import ForwardFlops
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.spec import compose
-from clipx.weights.open_clip import BESIDE, config_of, from_open_clip, spec_of, ties, to_open_clip
+from clipx.weights.open_clip import NOT_IN_MODEL, config_of, from_open_clip, spec_of, ties, to_open_clip
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 TEXTS = ["a photo of a cat", "two dogs", ""]
@@ -69,7 +69,7 @@ def test_an_open_clip_resnets_features_are_its_own() -> None:
 def test_weights_and_configuration_come_back_as_they_were(name: str) -> None:
     spec = spec_of(SMALL[name], name)
     twin = trained(SMALL[name])
-    state = {key: tensor for key, tensor in twin.state_dict().items() if key not in BESIDE}
+    state = {key: tensor for key, tensor in twin.state_dict().items() if key not in NOT_IN_MODEL}
     back = to_open_clip(spec, from_open_clip(spec, twin.state_dict()))
     again = built(config_of(spec))
     wanted = {**state, "logit_scale": torch.tensor(1.0)}
@@ -108,7 +108,7 @@ def test_a_published_models_names_and_shapes_are_open_clips(name: str) -> None:
     found = from_open_clip(spec, theirs)
     assert {key: t.shape for key, t in found.items()} == {key: t.shape for key, t in mine.items()}
     back = to_open_clip(spec, mine)
-    assert {key: t.shape for key, t in back.items()} == {k: t.shape for k, t in theirs.items() if k not in BESIDE}
+    assert {key: t.shape for key, t in back.items()} == {k: t.shape for k, t in theirs.items() if k not in NOT_IN_MODEL}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
