@@ -101,7 +101,7 @@ def test_the_written_model_is_the_mixture_and_begins_a_run(
     assert found.log_scale == expected.log_scale
     assert found.spec is not None
     load_into(found.spec.build(torch.device("cpu"), torch.float32), found)
-    assert Trainer(small(tmp_path / "x", *NARROW, f"model.weights={place}")).begun[0] == place
+    assert Trainer(small(tmp_path / "x", *NARROW, f"model.weights={place}")).loaded_weights[0] == place
 
 
 def test_the_picture_is_one(written: tuple[Path, str]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from clipx.config.lazy_torch import torch
 from clipx.model.spec import ModelSpec
-from clipx.precision.spec import Fp32Spec, PrecisionSpec
+from clipx.precision.spec import PrecisionSpec
 
 # Dense TFLOP/s by the vendor's data sheets. The first name that is part of a device's own holds.
 _PEAKS = {
@@ -18,17 +18,13 @@ _PEAKS = {
     "L40S": {"half": 362.0, "tf32": 183.0, "fp32": 91.6, "fp64": 1.4},
     "A10": {"half": 125.0, "tf32": 62.5, "fp32": 31.2, "fp64": 0.5},
 }
-# Of float8 and int8 too, in which the blocks' linear layers alone compute.
-_HALF = ("amp_bf16", "bf16", "amp_fp16", "fp16", "float8", "int8")
 DEVICES = tuple(_PEAKS)
 
 
 def peak_tflops(device: str, precision: PrecisionSpec) -> float | None:
     """What a device of this name does at most in matrix products of this precision; None where that is not known."""
-    number = "half" if precision.kind in _HALF else precision.kind
-    if isinstance(precision, Fp32Spec) and precision.tf32:
-        number = "tf32"
-    return next((peaks.get(number) for name, peaks in _PEAKS.items() if name in device), None)
+    column = precision.product_format
+    return next((peaks[column] for name, peaks in _PEAKS.items() if column and name in device), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,11 @@ class Precision:
 class PrecisionSpec:
     kind: str = MISSING
 
+    @property
+    def product_format(self) -> str | None:
+        """Column of a device's data sheet that its matrix products are in: half, tf32, fp32 or fp64; None: unknown."""
+        return None
+
     def build(self, device: torch.device) -> Precision:
         """Raises ConfigError where `device` lacks what the format needs."""
         raise NotImplementedError
@@ -78,6 +83,10 @@ class PrecisionSpec:
 class Fp32Spec(PrecisionSpec):
     kind: str = "fp32"
     tf32: bool = False  # matrix products of the towers in TF32 on NVIDIA devices: faster, 10 bits of mantissa
+
+    @property
+    def product_format(self) -> str:
+        return "tf32" if self.tf32 else "fp32"
 
     def build(self, device: torch.device) -> Precision:
         if self.tf32 and device.type != "cuda":
@@ -97,6 +106,10 @@ class Fp64Spec(PrecisionSpec):
 
     kind: str = "fp64"
 
+    @property
+    def product_format(self) -> str:
+        return "fp64"
+
     def build(self, device: torch.device) -> Precision:
         require(device.type != "mps", "precision=fp64 needs a device with float64, which mps has not: use fp32")
         return Precision(torch.float64, None, device.type, "float64 weights; on any device but mps")
@@ -108,6 +121,10 @@ class AmpBf16Spec(PrecisionSpec):
     """float32 weights, bfloat16 products. Needs no loss scaling: bfloat16 has float32's range."""
 
     kind: str = "amp_bf16"
+
+    @property
+    def product_format(self) -> str:
+        return "half"
 
     def build(self, device: torch.device) -> Precision:
         _require_bf16(device, "amp_bf16", "amp_fp16 or fp32")
@@ -121,6 +138,10 @@ class _ScaledSpec(PrecisionSpec):
 
     loss_scale: float = 65536.0  # the first factor of the loss: halved by each overflow, and the batch tried again
     loss_scale_growth: int = 2000  # doubled after so many steps without an overflow
+
+    @property
+    def product_format(self) -> str:
+        return "half"
 
     def __post_init__(self) -> None:
         LossScaling(self.loss_scale, self.loss_scale_growth)
@@ -153,6 +174,10 @@ class Bf16Spec(PrecisionSpec):
 
     kind: str = "bf16"
     master_weights: bool = True  # the optimizer steps float32 copies of the weights, which checkpoints hold
+
+    @property
+    def product_format(self) -> str:
+        return "half"
 
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
         _check_16_bit(self.kind, self.master_weights, ema_decay, shards_parameters)
@@ -205,6 +230,10 @@ class _QuantizedSpec(PrecisionSpec):
     """A format of the linear layers inside the towers' blocks, by torchao. Everything else is in bfloat16."""
 
     emulate: bool = False  # on any device, slowly: for checking numerics
+
+    @property
+    def product_format(self) -> str:
+        return "half"  # the linear layers of blocks alone compute in fewer bits
 
     def _check_device(self, device: torch.device, least: Capability) -> None:
         if importlib.util.find_spec("torchao") is None:

@@ -169,7 +169,7 @@ def test_a_step_of_clipx_from_open_clips_checkpoint_is_open_clips_own(
     options = (*OPTIONS[name], f"resume={tmp_path}/epoch_2.pt", "optimizer.weight_decay=0.1")
     trainer = Trainer(small(tmp_path / "run", *options))
     assert (trainer.samples_seen, trainer.steps_done) == (128, 4)
-    said = " ".join(trainer.begun)
+    said = " ".join(trainer.loaded_weights)
     assert (
         f"{tmp_path}/epoch_2.pt, where open_clip's trainer was after 2 epochs and 3 steps: that is 128 samples and 4 steps here"
         in said

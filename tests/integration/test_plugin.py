@@ -84,9 +84,13 @@ def test_its_options_are_checked_and_listed_as_any_other() -> None:
 
 def test_what_a_plugin_does_not_declare_is_refused() -> None:
     """Hinge declares no tiles, so that there is nothing to compile."""
-    with pytest.raises(ConfigError, match=r"^compile\.objective=true has no effect on objective=hinge, which has no tiles"):
+    with pytest.raises(
+        ConfigError, match=r"^compile\.objective=true has no effect on objective=hinge, which has no tiles"
+    ):
         compose("objective=hinge", "compile.objective=true", config_dir=FOLDER)
-    with pytest.raises(ConfigError, match="compile.objective=true has no effect on Hinge, which has no tiles to compile"):
+    with pytest.raises(
+        ConfigError, match="compile.objective=true has no effect on Hinge, which has no tiles to compile"
+    ):
         compose("objective=hinge", config_dir=FOLDER).objective.build(ONE, Length(100, 6)).compile_tiles(lambda f: f)
 
 
