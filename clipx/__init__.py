@@ -7,6 +7,7 @@ Trainer(spec).fit()
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from clipx.version import __version__
@@ -16,16 +17,11 @@ if TYPE_CHECKING:
     from clipx.trainer.trainer import Trainer
 
 __all__ = ["Trainer", "__version__", "compose"]
+_MODULES = {"Trainer": "clipx.trainer.trainer", "compose": "clipx.trainer.spec"}
 
 
 def __getattr__(name: str) -> Any:
-    """Loads torch only for those who ask for the trainer."""
-    if name == "Trainer":
-        from clipx.trainer.trainer import Trainer
-
-        return Trainer
-    if name == "compose":
-        from clipx.trainer.spec import compose
-
-        return compose
-    raise AttributeError(f"module 'clipx' has no attribute {name!r}")
+    """Imports on first use: torch is loaded only for the trainer."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'clipx' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

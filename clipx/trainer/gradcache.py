@@ -44,8 +44,7 @@ def forward_backward(
     `comm.world`. With a loss scale all of them are multiplied by it, the objective's own too. Raises NotFiniteError, on
     all ranks, where the loss is infinite or NaN; it names the ranks whose embeddings are.
 
-    The model's outputs are (image, text), and more of a captioner. They alone are differentiated; those of a frozen
-    tower have no graph.
+    Only the model's outputs are differentiated: (image, text), and more of a captioner. A frozen tower has no graph.
     """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     embedded: list[tuple[Tensor, ...]] = []

@@ -107,17 +107,19 @@ class Learner:
         seed_all(spec.seed + 1 + comm.rank)
 
     def load_initial_weights(self) -> list[str]:
-        """Begins with the weights that `model.weights` names, if any. Returns what the log should say of
-        them. The average follows from the first step on."""
-        place = self.spec.model.weights
-        begun: list[str] = []
-        if place is not None:
-            found = load_weights(place)
-            begun = [place, *load_into(self.weights, found), *self.objective.adopt_scale(found.log_scale, found.bias)]
+        """Loads the weights that `model.weights` names, if any. Returns lines for the log.
+
+        The moving average follows them from the first step on.
+        """
+        location, lines = self.spec.model.weights, list[str]()
+        if location is not None:
+            found = load_weights(location)
+            lines += [location, *load_into(self.weights, found)]
+            lines += self.objective.adopt_scale(found.log_scale, found.bias)
             if self.masters is not None:
                 self.masters.copy_weights_to_model()
         self.objective.initialize(self._embed_texts)
-        return begun
+        return lines
 
     @torch.no_grad()
     def _embed_texts(self, texts: Sequence[str]) -> Tensor:
@@ -162,7 +164,6 @@ class Learner:
             self.non_finite.step_made()
         except NotFiniteError as error:
             self.non_finite.skip(position.step, str(error))
-        self._zero_grad()
         self._settle(position.after, made=bool(metrics))
         return metrics
 
@@ -174,6 +175,7 @@ class Learner:
 
     def _settle(self, samples_seen: int, made: bool) -> None:
         """Brings everything that follows the weights up to date. `made`: the step was not skipped."""
+        self._zero_grad()
         if self.masters is not None:
             self.masters.copy_weights_to_model()
         if made:
