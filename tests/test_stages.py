@@ -34,16 +34,16 @@ def plan(stages: str, *overrides: str, total: int = 1000, epoch: int = 500) -> S
 def test_a_run_without_stages_is_one_of_whole_steps() -> None:
     alone = plan("[]", total=1005)
     assert (alone.total, alone.steps(alone.total), alone.varying) == (1000, 100, Varying())
-    assert list(alone.left(990)) == [(alone.stages[0], range(990, 1000))]
+    assert list(alone.remaining(990)) == [(alone.stages[0], range(990, 1000))]
     assert alone.row(0) == {}
 
 
 def test_every_sample_is_in_one_stage_and_ends_are_rounded_up_to_whole_steps() -> None:
     made = plan("[{until:33.3%,batch_size:40,image_size:96},{until:1ep,lr_scale:0.5},{batch_size:64}]")
     assert [(stage.start, stage.end) for stage in made.stages] == [(0, 360), (360, 500), (500, 948)]
-    assert [samples for _, samples in made.left(0)] == [range(360), range(360, 500), range(500, 948)]
-    assert [samples for _, samples in made.left(360)] == [range(360, 500), range(500, 948)]
-    assert [samples for _, samples in made.left(490)] == [range(490, 500), range(500, 948)]
+    assert [samples for _, samples in made.remaining(0)] == [range(360), range(360, 500), range(500, 948)]
+    assert [samples for _, samples in made.remaining(360)] == [range(360, 500), range(500, 948)]
+    assert [samples for _, samples in made.remaining(490)] == [range(490, 500), range(500, 948)]
     ends = list(accumulate([40] * 9 + [10] * 14 + [64] * 7))
     assert [made.steps(end) for end in ends] == list(range(1, 31))
     assert made.describe().startswith("9 steps of 40 at 96 pixels, up to sample 360; 14 steps of 10 at 224 pixels")

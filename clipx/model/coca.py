@@ -20,7 +20,7 @@ from clipx.errors import require
 from clipx.model.clip import CLIP, unit
 from clipx.model.decoder import AttentionPool, CaptionDecoder, Captions
 from clipx.model.spec import CoCaSpec, Varying
-from clipx.model.text import Packing, TextTower, end_places
+from clipx.model.text import Packing, TextTower, end_positions
 from clipx.model.tower_spec import TextTowerSpec
 from clipx.model.vision import ImageTower
 
@@ -43,7 +43,7 @@ class CoCa(CLIP):
         start, the end token included.
         """
         self._check_tokens(tokens_BL)
-        packing = with_class_place(tokens_BL, self.text.packed)
+        packing = with_class_position(tokens_BL, self.text.packed)
         captions = Captions.of(tokens_BL, packing)
         image_BD, image_BNW = self.image(self._normalise(image_BCSS))
         text_BD, x_TW = self.text(packing)
@@ -110,7 +110,7 @@ class ClassTextTower(TextTower):
             nn.init.normal_(embedding, std=0.01)
 
     def forward(self, tokens_BL: Tensor | Packing) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # tokens as well
-        packing = tokens_BL if isinstance(tokens_BL, Packing) else with_class_place(tokens_BL, self.packed)
+        packing = tokens_BL if isinstance(tokens_BL, Packing) else with_class_position(tokens_BL, self.packed)
         packing = packing.to(self.positional_embedding.device)
         x_TW = self.token_embedding(packing.tokens_T)
         class_BW = self.class_token.to(x_TW.dtype).expand(len(packing.end_B), -1)
@@ -121,13 +121,13 @@ class ClassTextTower(TextTower):
         return self.projection(self.norm(x_TW[packing.end_B])), x_TW
 
 
-def with_class_place(tokens_BL: Tensor, packed: bool) -> Packing:
+def with_class_position(tokens_BL: Tensor, packed: bool) -> Packing:
     """Each text, its first padding if any, and a place for the class token: that is its end. See ClassTextTower.
 
     Computed where the tokens are. What is not `packed`, or on the meta device, has all of its padding.
     """
     texts, length = tokens_BL.shape
-    used_B = end_places(tokens_BL) + 1
+    used_B = end_positions(tokens_BL) + 1
     packed = packed and not tokens_BL.is_meta
     class_B = (used_B + 1).clamp(max=length) if packed else torch.full_like(used_B, length)
     longest = int(class_B.max()) + 1 if packed else length + 1
@@ -145,10 +145,10 @@ def with_class_place(tokens_BL: Tensor, packed: bool) -> Packing:
     )
     if not packed:
         return everywhere
-    place_T = (at_L <= class_B[:, None]).flatten().nonzero().squeeze(1)
+    flat_index_T = (at_L <= class_B[:, None]).flatten().nonzero().squeeze(1)
     return replace(
         everywhere,
-        tokens_T=everywhere.tokens_T[place_T],
-        position_T=everywhere.position_T[place_T],
-        place_T=place_T,
+        tokens_T=everywhere.tokens_T[flat_index_T],
+        position_T=everywhere.position_T[flat_index_T],
+        flat_index_T=flat_index_T,
     )

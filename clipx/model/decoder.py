@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clipx.model.activation_checkpointing import checkpoint_tower
-from clipx.model.text import Mlp, Packing, TextBlock, end_places, moved
+from clipx.model.text import Mlp, Packing, TextBlock, end_positions, moved
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import DecoderSpec
 
@@ -49,16 +49,16 @@ class Captions:
     @classmethod
     def of(cls, tokens_BL: Tensor, texts: Packing) -> Captions:
         """`texts`: the same texts packed, the class token at each one's end. Computed where the tokens are."""
-        end_B = end_places(tokens_BL)
+        end_B = end_positions(tokens_BL)
         count, length = texts.shape
         read = tokens_BL.shape[1] - 1
-        if len(texts.place_T) == count * (read + 2):  # nothing was left out
+        if len(texts.flat_index_T) == count * (read + 2):  # nothing was left out
             source_T = torch.arange(count * length, device=tokens_BL.device).view(count, length)[:, :read].flatten()
-            place_T = torch.arange(count * read, device=tokens_BL.device)
+            flat_index_T = torch.arange(count * read, device=tokens_BL.device)
             counted_BL = torch.arange(read, device=tokens_BL.device) < end_B[:, None]
-            packing = Packing(tokens_BL[:, 1:].flatten(), place_T % read, place_T, end_B, (count, read))
+            packing = Packing(tokens_BL[:, 1:].flatten(), flat_index_T % read, flat_index_T, end_B, (count, read))
             return cls(source_T, packing, counted_BL.flatten()[:, None], end_B)
-        text_T, position_T = texts.place_T // length, texts.place_T % length
+        text_T, position_T = texts.flat_index_T // length, texts.flat_index_T % length
         source_T = (position_T < end_B[text_T]).nonzero().squeeze(1)
         text_T, position_T, read = text_T[source_T], position_T[source_T], int(end_B.max())
         packing = Packing(

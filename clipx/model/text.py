@@ -21,7 +21,7 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import Gelu, Pool, TextTowerSpec
 
 
-def end_places(tokens_BL: Tensor) -> Tensor:
+def end_positions(tokens_BL: Tensor) -> Tensor:
     """Where each text's first end token stands, [B]."""
     return (tokens_BL == Tokenizer.end_id).int().argmax(dim=1)  # argmax gives the first of equals
 
@@ -32,7 +32,7 @@ class Packing:
 
     tokens_T: Tensor
     position_T: Tensor  # within a token's own text
-    place_T: Tensor  # among all B * L places
+    flat_index_T: Tensor  # among all B * L places
     end_B: Tensor  # the index in T of each text's end token, or where else it is read
     shape: tuple[int, int]  # (B, L)
     mask_B1LL: Tensor | None = None  # whether a place (row) sees another; None: itself and what stands before it
@@ -44,33 +44,35 @@ class Packing:
         All of it on the meta device too, where nobody knows where texts end.
         """
         texts, length = tokens_BL.shape
-        end_B = end_places(tokens_BL) if pool is Pool.end else tokens_BL.new_full((texts,), length - 1)
+        end_B = end_positions(tokens_BL) if pool is Pool.end else tokens_BL.new_full((texts,), length - 1)
         if not packed or tokens_BL.is_meta:
-            place_T = torch.arange(texts * length, device=tokens_BL.device)
+            flat_index_T = torch.arange(texts * length, device=tokens_BL.device)
             first_B = torch.arange(texts, device=tokens_BL.device) * length
-            return cls(tokens_BL.flatten(), place_T % length, place_T, first_B + end_B, (texts, length))
+            return cls(tokens_BL.flatten(), flat_index_T % length, flat_index_T, first_B + end_B, (texts, length))
         length_B = end_B + 1
         length = int(length_B.max())
         used_BL = torch.arange(length, device=tokens_BL.device) < length_B[:, None]
-        place_T = used_BL.flatten().nonzero().squeeze(1)
+        flat_index_T = used_BL.flatten().nonzero().squeeze(1)
         tokens_T = tokens_BL[:, :length][used_BL]
-        return cls(tokens_T, place_T % length, place_T, length_B.cumsum(0) - 1, (texts, length))
+        return cls(tokens_T, flat_index_T % length, flat_index_T, length_B.cumsum(0) - 1, (texts, length))
 
     def to(self, device: torch.device) -> Packing:
         tokens_T, position_T = moved(self.tokens_T, device), moved(self.position_T, device)
         mask = None if self.mask_B1LL is None else moved(self.mask_B1LL, device)
-        return Packing(tokens_T, position_T, moved(self.place_T, device), moved(self.end_B, device), self.shape, mask)
+        return Packing(
+            tokens_T, position_T, moved(self.flat_index_T, device), moved(self.end_B, device), self.shape, mask
+        )
 
     def spread(self, x_TW: Tensor) -> Tensor:
         """[T, W] -> [B, L, W], with zeros for what was left out."""
         if len(x_TW) < self.shape[0] * self.shape[1]:
-            x_TW = x_TW.new_zeros(self.shape[0] * self.shape[1], x_TW.shape[1]).index_copy(0, self.place_T, x_TW)
+            x_TW = x_TW.new_zeros(self.shape[0] * self.shape[1], x_TW.shape[1]).index_copy(0, self.flat_index_T, x_TW)
         return x_TW.view(*self.shape, -1)
 
     def gather(self, x_BLW: Tensor) -> Tensor:
         """[B, L, W] -> [T, W]."""
         x = x_BLW.flatten(0, 1)
-        return x if len(x) == len(self.place_T) else x.index_select(0, self.place_T)
+        return x if len(x) == len(self.flat_index_T) else x.index_select(0, self.flat_index_T)
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:

@@ -36,10 +36,10 @@ def resume_from_open_clip(place: str, learner: Learner, plan: StagePlan, epoch_s
             f"resume={place} is of epoch {found.epoch}, which is {seen:,} samples here, and duration={spec.duration} "
             f"is {plan.total:,}: train longer"
         )
-    return seen, [_told(place, found, seen, plan.steps(seen)), *_other_options(found, spec.optimizer)]
+    return seen, [_describe(place, found, seen, plan.steps(seen)), *_other_options(found, spec.optimizer)]
 
 
-def _told(place: str, found: Training, seen: int, steps: int) -> str:
+def _describe(place: str, found: Training, seen: int, steps: int) -> str:
     return (
         f"{place}, where open_clip's trainer was after {found.epoch} epochs and {found.steps:,} steps: that is "
         f"{seen:,} samples and {steps:,} steps here. It does not say the model's configuration, which is taken as it "

@@ -114,11 +114,11 @@ def _no_sync(model: nn.Module, comm: Comm, on: bool) -> contextlib.AbstractConte
         return model.no_sync()
     from torch.distributed.fsdp import FSDPModule
 
-    return _kept(model) if isinstance(model, FSDPModule) else contextlib.nullcontext()
+    return _unreduced_gradients(model) if isinstance(model, FSDPModule) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _kept(model: FSDPModule) -> Iterator[None]:
+def _unreduced_gradients(model: FSDPModule) -> Iterator[None]:
     """Gradients stay whole on each rank."""
     model.set_requires_gradient_sync(False)
     model.set_is_last_backward(False)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.model.clip import CLIP
-from clipx.model.text import end_places
+from clipx.model.text import end_positions
 from clipx.objective.base import Metrics
 
 Item = TypeVar("Item")
@@ -149,4 +149,4 @@ def tokens_computed(tokens_BL: Tensor, packed: bool) -> int:
     """How many of them the text tower computes; packed, none after a text's end. On the host."""
     if not packed or not tokens_BL.shape[1]:
         return tokens_BL.numel()
-    return int(end_places(tokens_BL).sum()) + len(tokens_BL)
+    return int(end_positions(tokens_BL).sum()) + len(tokens_BL)

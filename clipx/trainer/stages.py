@@ -181,7 +181,7 @@ class StagePlan:
         before = sum(stage.steps for stage in self.stages if stage.end <= now.start)
         return before + (samples_seen - now.start) // now.batch_size
 
-    def left(self, samples_seen: int) -> Iterator[tuple[Stage, range]]:
+    def remaining(self, samples_seen: int) -> Iterator[tuple[Stage, range]]:
         """The stages that are still to be trained, each with its samples."""
         for stage in self.stages:
             if samples_seen < stage.end:

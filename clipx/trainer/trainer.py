@@ -313,7 +313,7 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         """From where the run is to its end; each stage has a loader of its own."""
         spec, comm = self.spec, self.comm
-        for stage, samples in self.plan.left(self.samples_seen):
+        for stage, samples in self.plan.remaining(self.samples_seen):
             loader = train_loader(
                 self.dataset.train,
                 self.order,

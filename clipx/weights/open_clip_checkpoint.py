@@ -108,13 +108,13 @@ def write(file: Path, weights: LoadedWeights, name: str, optimizer: OptimizerSpe
         "optimizer": _their_optimizer(optimizer, {key: tensors[key] for key in parameters}, states),
     }
     torch.save(saved, file)
-    return [_told(seen, length), *([] if "logit_scale" in states else [_NO_MOMENTS])]
+    return [_describe(seen, length), *([] if "logit_scale" in states else [_NO_MOMENTS])]
 
 
 _NO_MOMENTS = "logit_scale was not learned: open_clip's AdamW begins with it"
 
 
-def _told(seen: int, length: int) -> str:
+def _describe(seen: int, length: int) -> str:
     again = f"; the {seen % length:,} samples that were seen of the next are seen again" if seen % length else ""
     return (
         f"open_clip goes on after epoch {seen // length} of {length:,} samples{again}; its own options say what it "

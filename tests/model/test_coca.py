@@ -22,7 +22,7 @@ from clipx.data.loader import Batch
 from clipx.errors import CheckpointError, ConfigError
 from clipx.model import decoder as decoding
 from clipx.model.blocks import named_blocks
-from clipx.model.coca import CoCa, with_class_place
+from clipx.model.coca import CoCa, with_class_position
 from clipx.model.decoder import Captions
 from clipx.model.layers import parameter_layers
 from clipx.model.spec import CoCaSpec, ModelSpec
@@ -78,7 +78,7 @@ def check_equal(spec: CoCaSpec, image_B3SS: Tensor, tokens_BL: Tensor, dtype: to
 
 def scores(model: CoCa, image_B3SS: Tensor, tokens_BL: Tensor) -> Tensor:
     """Of the tokens to be said, text after text, [T, V]."""
-    texts = with_class_place(tokens_BL, packed=True)
+    texts = with_class_position(tokens_BL, packed=True)
     captions = Captions.of(tokens_BL, texts)
     x_TW, image_BNW = model.text(texts)[1][captions.source_T], model.image_tokens(image_B3SS)
     for block in model.decoder.blocks:

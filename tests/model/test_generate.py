@@ -12,7 +12,7 @@ import torch
 from captioners import LENGTH, build, images
 from torch import Tensor
 
-from clipx.model.coca import CoCa, with_class_place
+from clipx.model.coca import CoCa, with_class_position
 from clipx.model.decoder import Captions
 from clipx.model.generate import (
     BeamSearch,
@@ -185,7 +185,7 @@ def next_scores(model: CoCa, image_13SS: Tensor, said: Sequence[int]) -> Tensor:
     """Of what follows the start and `said`, by the whole forward pass of training."""
     tokens_1L = torch.zeros(1, LENGTH, dtype=torch.long)
     tokens_1L[0, : len(said) + 2] = torch.tensor([Tokenizer.start_id, *said, Tokenizer.end_id])
-    texts = with_class_place(tokens_1L, packed=True)
+    texts = with_class_position(tokens_1L, packed=True)
     captions = Captions.of(tokens_1L, texts)
     x_TW, image_1NW = model.text(texts)[1][captions.source_T], model.image_tokens(image_13SS)
     for block in model.decoder.blocks:
