@@ -29,7 +29,7 @@ def launch(*arguments: str, check: bool = True, **env: str) -> subprocess.Comple
 
 
 def output_of(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout.strip()
 
 
 def job_of(output: str) -> str:
