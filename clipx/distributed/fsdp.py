@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
@@ -43,6 +43,7 @@ class FsdpSpec(DistributedSpec):
     cpu_offload: bool = False  # what a rank keeps waits in the host's memory, where the optimizer works too
     param_dtype: FsdpDtype = FsdpDtype.own  # what blocks compute with; bfloat16 halves what is gathered
     reduce_dtype: FsdpDtype = FsdpDtype.own  # what gradients are summed in
+    shards_parameters: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         DistributedSpec.__post_init__(self)
@@ -51,10 +52,6 @@ class FsdpSpec(DistributedSpec):
             f"distributed.shard_size={self.shard_size} must be at least 2, or null for all ranks: one rank that keeps "
             "all is distributed=ddp",
         )
-
-    @property
-    def shards_parameters(self) -> bool:
-        return True
 
     def check_optimizer(self, kind: str, shardable: bool) -> None:
         require(

@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
 from clipx.config.registry import MISSING
@@ -45,6 +45,8 @@ class DistributedSpec:
     threads: int | None = None
     # BatchNorm normalises by the statistics of all ranks' micro-batches together instead of each rank's own.
     sync_batchnorm: bool = False
+    shards_parameters: ClassVar[bool] = False
+    """Whether a rank holds only a part of each parameter, and of the optimizer's state."""
 
     def __post_init__(self) -> None:
         require(
@@ -69,11 +71,6 @@ class DistributedSpec:
 
     def check_micro_batches(self, micro_batches: int) -> None:
         """Raises ConfigError where they do not go with this way of spreading the model."""
-
-    @property
-    def shards_parameters(self) -> bool:
-        """Whether a rank holds only a part of each parameter, and of the optimizer's state."""
-        return False
 
     def check_optimizer(self, kind: str, shardable: bool) -> None:
         """Raises ConfigError where parameters are sharded and the optimizer is not `shardable`."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
 from clipx.config.registry import MISSING, option
@@ -50,6 +50,8 @@ class ModelSpec:
     patch_dropout_schedule: Course = Course.constant  # linear, cosine: from patch_dropout to patch_dropout_end
     patch_dropout_end: float = 0.0
     patch_dropout_final: str = "none"  # a duration, or a share of the run (5%), at its end and without patch dropout
+    captions: ClassVar[bool] = False
+    """Whether it has a decoder, and gives each caption's loss besides the embeddings."""
 
     def __post_init__(self) -> None:
         start, end = self.patch_dropout, self.patch_dropout_end
@@ -75,11 +77,6 @@ class ModelSpec:
             final.value > 0 and self.drops_patches,
             f"model.patch_dropout_final={text} has no effect with model.patch_dropout={start}: write none",
         )
-
-    @property
-    def captions(self) -> bool:
-        """Whether it has a decoder, and gives each caption's loss besides the embeddings."""
-        return False
 
     @property
     def drops_patches(self) -> bool:
@@ -187,6 +184,7 @@ class CoCaSpec(ClipSpec):
     queries: int = 256  # that pool an image's tokens: the first gives the embedding, the others what the decoder reads
     pool_heads: int = 8
     decoder: DecoderSpec = MISSING
+    captions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         ClipSpec.__post_init__(self)
@@ -212,10 +210,6 @@ class CoCaSpec(ClipSpec):
             f"model.image.projection={self.image.projection} does not go with model.kind=coca, whose pool has its own: "
             "leave it out",
         )
-
-    @property
-    def captions(self) -> bool:
-        return True
 
     def build(self, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> CoCa:
         from clipx.model.coca import CoCa

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
@@ -38,6 +38,8 @@ class ClassificationSpec(ObjectiveSpec):
     init_temperature: float = 0.01
     max_scale: float = 100.0  # largest inverse temperature
     label_smoothing: float = 0.0  # share of the target that all classes have alike (arXiv:1512.00567)
+    has_head: ClassVar[bool] = True
+    reads_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self.max_scale > 1, f"objective.max_scale={self.max_scale} must be above 1: the reference is 100")
@@ -54,14 +56,6 @@ class ClassificationSpec(ObjectiveSpec):
             self.templates is None or self.head is Head.zeroshot,
             f"objective.templates={self.templates} has no effect on objective.head=random: leave it out",
         )
-
-    @property
-    def has_head(self) -> bool:
-        return True
-
-    @property
-    def reads_text(self) -> bool:
-        return False
 
     def build(self, comm: Comm, length: Length) -> Objective:
         """Without its head, which `prepare` makes when the classes are known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
@@ -24,6 +24,7 @@ class CoCaObjectiveSpec(LearnedTemperatureSpec):
     kind: str = "coca"
     contrastive_weight: float = 1.0
     caption_weight: float = 2.0
+    captions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         LearnedTemperatureSpec.__post_init__(self)
@@ -36,10 +37,6 @@ class CoCaObjectiveSpec(LearnedTemperatureSpec):
             f"objective.caption_weight={self.caption_weight} must be above 0, or the decoder learns nothing: the "
             "reference is 2; train without captions with model.kind=clip",
         )
-
-    @property
-    def captions(self) -> bool:
-        return True
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.captioning import Captioning

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
@@ -20,10 +20,7 @@ class DCLSpec(LearnedTemperatureSpec):
     """½mean over B of (ℓr - pos) + (ℓc - pos): the pull of a pair does not fade as it wins (arXiv:2110.06848)."""
 
     kind: str = "dcl"
-
-    @property
-    def traffic(self) -> ObjectiveTraffic:
-        return ObjectiveTraffic(statistics=3)
+    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.contrastive import Contrastive, negatives_only

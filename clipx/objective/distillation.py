@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
@@ -24,6 +24,7 @@ class DistillationSpec(LearnedTemperatureSpec):
     kind: str = "distillation"
     contrastive_weight: float = 1.0  # 0: from the teacher alone
     distill_weight: float = 1.0
+    taught: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         LearnedTemperatureSpec.__post_init__(self)
@@ -37,10 +38,6 @@ class DistillationSpec(LearnedTemperatureSpec):
             f"objective.distill_weight={self.distill_weight} must be above 0: to train without a teacher, choose "
             "objective=infonce",
         )
-
-    @property
-    def taught(self) -> bool:
-        return True
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.distillation import Distillation

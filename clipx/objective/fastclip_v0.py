@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
@@ -24,15 +24,12 @@ class FastCLIPv0Spec(FCCOSpec):
     kind: str = "fastclip_v0"
     init_temperature: float = 0.07
     max_scale: float = 100.0  # largest inverse temperature
+    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2)
 
     def __post_init__(self) -> None:
         FCCOSpec.__post_init__(self)
         require(self.max_scale > 1, f"objective.max_scale={self.max_scale} must be above 1: the reference is 100")
         check_temperature("init_temperature", self.init_temperature, 1 / self.max_scale)
-
-    @property
-    def traffic(self) -> ObjectiveTraffic:
-        return ObjectiveTraffic(statistics=3, read=2, written=2)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import GlobalFCCO, contrast_alone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
@@ -28,6 +28,7 @@ class FastCLIPv3Spec(FCCOSpec):
     temperature_lr: float = 2e-4  # of log 1/τ: constant, without warm-up; a third of it while τ ≤ 0.03
     rho: float = 6.5  # ρ, below log(samples - 1): larger for larger data
     tau_gradient: TauGradient = TauGradient.exact
+    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2)
 
     def __post_init__(self) -> None:
         FCCOSpec.__post_init__(self)
@@ -38,10 +39,6 @@ class FastCLIPv3Spec(FCCOSpec):
     def check(self, batch: int, samples: int | None) -> None:
         if samples is not None:
             check_rho(self.rho, samples, batch)
-
-    @property
-    def traffic(self) -> ObjectiveTraffic:
-        return ObjectiveTraffic(statistics=3, read=2, written=2)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import GlobalFCCO, robust, robust_official

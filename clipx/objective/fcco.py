@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
 from clipx.config.registry import MISSING
@@ -86,14 +86,11 @@ class GammaSpec:
 class FCCOSpec(TiledSpec):
     gamma: GammaSpec = MISSING
     eps: float = 1e-14  # ε, added to a normaliser before its logarithm
+    indexed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         TiledSpec.__post_init__(self)
         require(self.eps >= 0, f"objective.eps={self.eps} is negative: 1e-14, or 1e-6 for large data, is usual")
-
-    @property
-    def indexed(self) -> bool:
-        return True
 
     def parts(self, comm: Comm, length: Length, more_columns: int = 0) -> tuple[Comm, SampleTable, Gamma, float, int]:
         """What every one of these objectives is built of; the table has log u of both sides, and more."""
@@ -108,6 +105,7 @@ class ConstantTemperatureSpec(FCCOSpec):
     """The global contrastive loss, τ ½mean[log(ε+g1) + log(ε+g2)] over the data set, at a constant temperature."""
 
     temperature: float = 0.07  # constant τ
+    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2, parameters=0)
 
     def __post_init__(self) -> None:
         FCCOSpec.__post_init__(self)
@@ -115,10 +113,6 @@ class ConstantTemperatureSpec(FCCOSpec):
 
     def fixed_temperature(self) -> tuple[float, str]:
         return self.temperature, f"the constant temperature {self.temperature:g} of objective={self.kind}"
-
-    @property
-    def traffic(self) -> ObjectiveTraffic:
-        return ObjectiveTraffic(statistics=3, read=2, written=2, parameters=0)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import GlobalFCCO, times_tau
@@ -139,6 +133,7 @@ class SampleTemperatureSpec(FCCOSpec):
     rho: float = 7.0  # ρ, below log(samples - 1): larger for larger data
     tau_gradient: TauGradient = TauGradient.exact  # official: the step is divided by the second moment, not its root
     feature_gradient: TauGradient = TauGradient.exact  # official: without the factor τ_i that the loss has
+    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=5, read=8, written=10, parameters=0)
 
     def __post_init__(self) -> None:
         FCCOSpec.__post_init__(self)
@@ -158,10 +153,6 @@ class SampleTemperatureSpec(FCCOSpec):
     def check(self, batch: int, samples: int | None) -> None:
         if samples is not None:
             check_rho(self.rho, samples, batch)
-
-    @property
-    def traffic(self) -> ObjectiveTraffic:
-        return ObjectiveTraffic(statistics=5, read=8, written=10, parameters=0)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import IndividualFCCO

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
@@ -20,14 +20,8 @@ class InfoNCESpec(LearnedTemperatureSpec):
     """Symmetric cross-entropy of the right pair among all B (arXiv:2103.00020). Mean over B and both directions."""
 
     kind: str = "infonce"
-
-    @property
-    def traffic(self) -> ObjectiveTraffic:
-        return ObjectiveTraffic(statistics=3)
-
-    @property
-    def open_clip_loss(self) -> str:
-        return "ClipLoss"
+    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
+    open_clip_loss: ClassVar[str | None] = "ClipLoss"
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.contrastive import Contrastive, in_batch

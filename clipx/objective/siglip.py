@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
@@ -22,18 +22,9 @@ class SigLIPSpec(LearnedTemperatureSpec):
     kind: str = "siglip"
     init_temperature: float = 0.1
     init_bias: float = -10.0  # β: starts near the log odds of a right pair
-
-    @property
-    def compiles_tiles(self) -> bool:
-        return False  # its tiles are one fused expression
-
-    @property
-    def traffic(self) -> ObjectiveTraffic:
-        return ObjectiveTraffic(statistics=0, parameters=2)
-
-    @property
-    def open_clip_loss(self) -> str:
-        return "SigLipLoss"
+    compiles_tiles: ClassVar[bool] = False  # its tiles are one fused expression
+    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=0, parameters=2)
+    open_clip_loss: ClassVar[str | None] = "SigLipLoss"
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.sigmoid import Sigmoid

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import MISSING
 from clipx.errors import require
@@ -29,46 +29,22 @@ class ObjectiveSpec:
     """The base of all objectives' options."""
 
     kind: str = MISSING
-
-    @property
-    def indexed(self) -> bool:
-        """Whether samples need numbers of their own, for state that is kept for each."""
-        return False
-
-    @property
-    def has_head(self) -> bool:
-        """Whether it has weights of its own that are worth training alone."""
-        return False
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether it scores texts; else their embeddings are not computed."""
-        return True
-
-    @property
-    def compiles_tiles(self) -> bool:
-        """Whether `compile.objective=true` compiles something: whether the objective has `compile_tiles`."""
-        return False
-
-    @property
-    def taught(self) -> bool:
-        """Whether it wants a teacher's embeddings with each batch."""
-        return False
-
-    @property
-    def captions(self) -> bool:
-        """Whether it takes each caption's loss besides the embeddings."""
-        return False
-
-    @property
-    def traffic(self) -> ObjectiveTraffic | None:
-        """What a step exchanges between ranks, for `clipx.plan`; None: unknown, and no plan is made."""
-        return None
-
-    @property
-    def open_clip_loss(self) -> str | None:
-        """Class of `open_clip.loss` with the same values and gradients; None where there is none."""
-        return None
+    indexed: ClassVar[bool] = False
+    """Whether samples need numbers of their own, for state that is kept for each."""
+    has_head: ClassVar[bool] = False
+    """Whether it has weights of its own that are worth training alone."""
+    reads_text: ClassVar[bool] = True
+    """Whether it scores texts; else their embeddings are not computed."""
+    compiles_tiles: ClassVar[bool] = False
+    """Whether `compile.objective=true` compiles something: whether the objective has `compile_tiles`."""
+    taught: ClassVar[bool] = False
+    """Whether it wants a teacher's embeddings with each batch."""
+    captions: ClassVar[bool] = False
+    """Whether it takes each caption's loss besides the embeddings."""
+    traffic: ClassVar[ObjectiveTraffic | None] = None
+    """What a step exchanges between ranks, for `clipx.plan`; None: unknown, and no plan is made."""
+    open_clip_loss: ClassVar[str | None] = None
+    """Class of `open_clip.loss` with the same values and gradients; None where there is none."""
 
     def fixed_temperature(self) -> tuple[float, str]:
         """(τ, its origin) for an exported model, where no temperature of all pairs was learned."""
@@ -87,16 +63,13 @@ class TiledSpec(ObjectiveSpec):
     """Objectives over the tiles of the matrix of all pairs."""
 
     tile: str = "auto"  # edge of the square tiles that pairs are scored in; memory grows with its square. auto: by size
+    compiles_tiles: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(
             self.tile == "auto" or (self.tile.isdecimal() and int(self.tile) >= 1),
             f"objective.tile={self.tile} must be at least 1, or auto",
         )
-
-    @property
-    def compiles_tiles(self) -> bool:
-        return True
 
     def tile_size(self, comm: Comm, length: Length) -> int:
         """The edge of a tile. On a CPU tiles stay in the cache; a GPU needs larger ones to be busy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
@@ -18,19 +19,13 @@ class AdamWSpec(OptimizerSpec):
     kind: str = "adamw"
     betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
     eps: float = 1e-6
+    shardable: ClassVar[bool] = True
+    fused: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         OptimizerSpec.__post_init__(self)
         check_betas(self.betas, "[0.9,0.98]")
         require(self.eps > 0, f"optimizer.eps={self.eps} must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets")
-
-    @property
-    def shardable(self) -> bool:
-        return True
-
-    @property
-    def fused(self) -> bool:
-        return True
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=True)

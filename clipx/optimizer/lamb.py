@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
@@ -29,6 +29,7 @@ class LambSpec(OptimizerSpec):
     weight_decay: float = 0.1
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     eps: float = 1e-6
+    shardable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         OptimizerSpec.__post_init__(self)
@@ -37,10 +38,6 @@ class LambSpec(OptimizerSpec):
 
     def special(self, model: CLIP, decay: Collection[str]) -> tuple[Collection[str], Group]:
         return decay, {"always_adapt": True}  # else timm stops scaling, silently, where weight_decay is 0
-
-    @property
-    def shardable(self) -> bool:
-        return True
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         from timm.optim import Lamb

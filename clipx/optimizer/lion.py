@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
@@ -25,14 +25,11 @@ class LionSpec(OptimizerSpec):
     lr: float = 1e-4
     weight_decay: float = 1.0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.99])  # of the step; of the mean that is kept
+    shardable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         OptimizerSpec.__post_init__(self)
         check_betas(self.betas, "[0.9,0.99]")
-
-    @property
-    def shardable(self) -> bool:
-        return True
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         from timm.optim import Lion

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
@@ -23,6 +24,8 @@ class SGDSpec(OptimizerSpec):
     weight_decay: float = 1e-4
     momentum: float = 0.9
     nesterov: bool = True  # the step looks ahead: w = w - lr·(g + momentum·v)
+    shardable: ClassVar[bool] = True
+    fused: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         OptimizerSpec.__post_init__(self)
@@ -32,14 +35,6 @@ class SGDSpec(OptimizerSpec):
             f"optimizer.momentum={self.momentum} leaves optimizer.nesterov=true without effect: give momentum above 0, "
             "or nesterov=false",
         )
-
-    @property
-    def shardable(self) -> bool:
-        return True
-
-    @property
-    def fused(self) -> bool:
-        return True
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, fused=True)

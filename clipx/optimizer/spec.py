@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import MISSING
@@ -49,6 +49,10 @@ class OptimizerSpec:
     non_finite: NonFinite = NonFinite.stop
     non_finite_limit: int = 10  # so many steps in a row that are not finite end the run even so
     ema_decay: float | None = None  # of a moving average of the weights, which is then evaluated; null: none is kept
+    shardable: ClassVar[bool] = False
+    """Whether its step is right where each rank has a part of every parameter, as under distributed=fsdp."""
+    fused: ClassVar[bool] = False
+    """Whether its step is one fused kernel, which leaves nothing to compile."""
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"optimizer.lr={self.lr} must be above 0: the reference is 5e-4")
@@ -73,16 +77,6 @@ class OptimizerSpec:
             self.ema_decay is None or 0 < self.ema_decay < 1,
             f"optimizer.ema_decay={self.ema_decay} must lie between 0 and 1, e.g. 0.9999; null keeps no average",
         )
-
-    @property
-    def shardable(self) -> bool:
-        """Whether its step is right where each rank has a part of every parameter, as under distributed=fsdp."""
-        return False
-
-    @property
-    def fused(self) -> bool:
-        """Whether its step is one fused kernel, which leaves nothing to compile."""
-        return False
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         """The optimizer over the groups of `parameter_groups`."""
