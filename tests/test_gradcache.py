@@ -233,9 +233,10 @@ def test_6_the_objective_is_called_once_a_step_with_all_embeddings(name: str) ->
     """Hence with the collectives of one batch; integration/test_ranks.py counts them in the process group."""
     calls = []
     objective = build(name, samples=SAMPLES, batch=SIZE)
-    objective.register_forward_hook(lambda module, args, out: calls.append([len(a) for a in args]))
+    objective.register_forward_pre_hook(lambda module, args: calls.append(args))
     forward_backward(Towers(), objective, inputs(SIZE, SAMPLES), 4, ONE, FP64)
-    assert calls == [[SIZE] * 3]
+    ((given,),) = calls
+    assert [len(rows) for rows in (given.image, given.text, given.index)] == [SIZE] * 3
 
 
 @pytest.mark.parametrize("name", AVERAGES)

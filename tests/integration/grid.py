@@ -66,7 +66,7 @@ class Run:
 
     def forward_backward(self, step: int) -> tuple[Tensor, Metrics]:
         batch = share(self.comm, step)
-        batch = replace(batch, given=teacher(batch)) if self.taught else batch
+        batch = replace(batch, targets=teacher(batch)) if self.taught else batch
         return forward_backward(self.parallel, self.objective, batch, self.micro_batches, self.comm, FP64)
 
     def step(self, step: int) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ def test_two_places_for_one_value_are_refused() -> None:
         (["patch_dropout=0.5", "patch_dropout_final=0st"], "model.patch_dropout_final=0st has no effect"),
         (["patch_dropout=0.5", "patch_dropout_final=some"], "model.patch_dropout_final (or none)=some is not a duration"),
         (["patch_dropout=0.5", "patch_dropout_final=100%"], "patch_dropout_final=100% is all of duration=9ep: shorten it"),
-        (["patch_dropout=0.5", "patch_dropout_schedule=steps"], "choose one of constant, linear, cosine"),
+        (["patch_dropout=0.5", "patch_dropout_schedule=steps"], "expected one of [constant, linear, cosine]"),
     ],
 )  # fmt: skip
 def test_what_has_no_effect_or_no_meaning_is_told_at_composition(overrides: list[str], message: str) -> None:
