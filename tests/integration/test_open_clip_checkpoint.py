@@ -80,6 +80,8 @@ def batch(trainer: Trainer) -> Batch:
 
 
 def assert_same(trainer: Trainer, theirs: nn.Module) -> None:
+    """To 1e-5, and to 3e-5 of a weight: AdamW makes a share of its rate of the rounding in a small gradient, and in which
+    order a gradient is summed depends on the processor."""
     ours: dict[str, Tensor] = to_open_clip(trainer.spec.model, trainer.learner.model.state_dict())
     found = theirs.state_dict()
     ours["logit_scale"] = trainer.learner.objective.state_dict()["temperature.log_scale"]
@@ -87,7 +89,9 @@ def assert_same(trainer: Trainer, theirs: nn.Module) -> None:
         ours["logit_bias"] = trainer.learner.objective.state_dict()["bias"]
     assert ours.keys() == found.keys()
     for name, tensor in found.items():
-        torch.testing.assert_close(ours[name], tensor, atol=1e-5, rtol=0, msg=lambda said, name=name: f"{name}: {said}")
+        torch.testing.assert_close(
+            ours[name], tensor, atol=1e-5, rtol=3e-5, msg=lambda said, name=name: f"{name}: {said}"
+        )
 
 
 class Exported(NamedTuple):

@@ -109,14 +109,10 @@ def test_a_signalled_run_saves_is_requeued_and_ends_bit_for_bit_as_if_it_had_not
 def test_a_stopped_run_saves_and_goes_on_by_the_same_command_until_it_is_finished(tmp_path: Path) -> None:
     """Stopped by the signal that comes before a time limit, with no requeue left; then by scancel, which SLURM does not
     requeue; its SIGTERM reaches the loader process as well."""
-    slow = (
-        "--config-dir",
-        str(PLUGIN),
-        "objective=slow",
-        "objective.step_s=0.5",
-    )  # outlasts a launch on a busy machine
     point = tmp_path / "0"
-    options = (*SLURM, *slow, f"hydra.sweep.dir={tmp_path}", *LONG, "hydra.launcher.max_requeue=0")
+    slow = ("objective=slow", "objective.step_s=0.5")  # the run outlasts a launch on a busy machine
+    own = (f"hydra.sweep.dir={tmp_path}", "hydra.launcher.max_requeue=0")
+    options = ("--config-dir", str(PLUGIN), *SLURM, *LONG, *slow, *own)
     job = job_of(launch(*options).stdout)
     wait_for_steps(point)
     assert "0 of 1 points submitted (1 in the queue)" in launch(*options).stdout
