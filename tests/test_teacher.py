@@ -374,7 +374,7 @@ def test_a_teacher_that_had_no_learned_temperature_asks_for_one(tmp_path: Path) 
 
 
 def test_a_plan_is_not_made_without_the_teachers_part() -> None:
-    importlib.import_module("clipx.plan")
+    importlib.import_module("clipx.plan.spec")
     with pytest.raises(
         ConfigError, match="^objective=distillation: a plan knows nothing of a teacher's time and memory"
     ):
