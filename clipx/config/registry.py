@@ -6,6 +6,7 @@ Nothing in this package imports torch, so that `--help`, `--cfg job`, tab comple
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import typing
@@ -42,10 +43,12 @@ def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
     return register
 
 
+@functools.cache
 def discover_installed() -> None:
     """Imports the modules that installed packages name under the entry point `clipx.options`, as clipx_launch does.
 
-    They register their options: so a package extends clipx, and nothing in clipx names it.
+    They register their options: so a package extends clipx, and nothing in clipx names it. Once in a process: finding
+    entry points reads the metadata of every installed package.
     """
     for entry in importlib.metadata.entry_points(group="clipx.options"):
         entry.load()

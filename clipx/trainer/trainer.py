@@ -80,6 +80,8 @@ class Trainer:
     notes: list[str]  # what is not as it was when the run last ran
 
     samples_seen: int = 0
+    _log_period: int  # samples
+    _open: contextlib.ExitStack  # what `close` closes
 
     def __init__(self, spec: RunSpec) -> None:
         """Builds everything, resumes where `spec.resume` says so. Raises ClipxError before any training."""
@@ -138,7 +140,7 @@ class Trainer:
         if resume.run_dir is not None and spec.checkpoint.remote is None:
             comm.run_on_main(self.rundir.must_exist)
         self.monitors = Monitors(self.learner.objective, self._warn)
-        self._open = contextlib.ExitStack()  # what `close` closes
+        self._open = contextlib.ExitStack()
         self.sinks = Sinks([], self.rundir.event)
         try:
             self.lock = self._open.enter_context(RunLock(self.rundir.path, comm, self.rundir.event))
