@@ -11,7 +11,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from s3server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
+from helpers.s3_server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
 
 from clipx.config import plugins
 
@@ -43,7 +43,7 @@ def slurm_conf() -> Path:
     conf = os.environ.get("CLIPX_TEST_SLURM")
     if conf is None:
         without = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        without("CLIPX_TEST_SLURM names no SLURM cluster: tests/slurm_cluster.py says how to start one")
+        without("CLIPX_TEST_SLURM names no SLURM cluster: tests/helpers/slurm_cluster.py says how to start one")
     return Path(conf)
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import FIVE, differences
+from helpers import SCRIPTS
+from helpers.runs import SMALL, VIT, losses, run, small, torchrun
+from helpers.scripts.resume_each_step import FIVE, differences
 from safetensors.torch import load_file
-from support import SMALL, VIT, losses, run, small, torchrun
 
 import clipx.caption  # noqa: F401  # registers its options
 from clipx.data import shapes
@@ -26,7 +27,7 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
-GRADIENTS = str(Path(__file__).with_name("gradients.py"))
+GRADIENTS = str(SCRIPTS / "gradients.py")
 COCA = (
     "model=coca_tiny",
     "model.image.options={patch_size:16,embed_dim:48,depth:1,num_heads:2}",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import SMALL, rows, run
+from helpers.runs import SMALL, rows, run
 
 TRAIN = (sys.executable, "-m", "clipx.train")
 EVALUATE = (sys.executable, "-m", "clipx.evaluate")

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from support import SMALL, VIT, run, torchrun
+from helpers import SCRIPTS
+from helpers.runs import SMALL, VIT, run, torchrun
 
 from clipx.data.transform import decode, eval_transform
 from clipx.embed import embed, main
@@ -22,7 +23,7 @@ from clipx.trainer.spec import compose
 from clipx.weights.load import load_into, load_weights
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
-KILLED = str(Path(__file__).with_name("killed_embed.py"))
+KILLED = str(SCRIPTS / "killed_embed.py")
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ import open_clip
 import pytest
 import tokenizers
 import torch
-from benchmark_set import write_set
-from data.samples import jpeg
+from helpers.benchmark_set import write_set
+from helpers.runs import VIT, run, small
+from helpers.samples import jpeg
 from PIL import Image
-from support import VIT, run, small
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor
 

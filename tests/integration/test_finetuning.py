@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from helpers import SCRIPTS
+from helpers.runs import VIT, small, torchrun
+from helpers.scripts.fsdp_training import trained
 from safetensors.torch import load_file
-from spreading import trained
-from support import VIT, small, torchrun
 
 from clipx.trainer.trainer import Trainer
 
-SCRIPT = str(Path(__file__).with_name("finetuning.py"))
+SCRIPT = str(SCRIPTS / "finetune.py")
 NARROW = (*VIT, "model.embed_dim=16", "model.text.width=16", "model.text.heads=2")
 EVALUATED = ("checkpoint=none", "evaluator=[retrieval]", "evaluator.retrieval.every=end")
 KINDS = {

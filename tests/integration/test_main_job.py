@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.runs import run
 from PIL import Image
-from support import run
 
 TRAIN = (sys.executable, "-m", "clipx.train")
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import open_clip
 import pytest
 import torch
+from helpers.runs import VIT, events, run, small
 from open_clip.factory import get_model_config
 from open_clip.loss import SigLipLoss
-from support import VIT, events, run, small
 from torch import Tensor, nn
 
 from clipx.checkpoint.format import CheckpointDir

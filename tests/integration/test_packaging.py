@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import NEEDED, SMALL, run
+from helpers import ROOT
+from helpers.runs import NEEDED, SMALL, run
 
 import clipx_launch
 from clipx.config.registry import CONF_DIR
 from hydra_plugins import clipx_launcher
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from support import SMALL, VIT, losses, rows, run, torchrun
+from helpers import PLUGINS, ROOT
+from helpers.runs import SMALL, VIT, losses, rows, run, torchrun
 
 from clipx.config.duration import Length
 from clipx.config.saved import from_dict, to_dict
@@ -18,8 +19,8 @@ from clipx.errors import ConfigError
 from clipx.objective.base import StepInputs
 from clipx.trainer.spec import RunSpec, compose
 
-FOLDER = Path(__file__).parent / "plugin"
-README = Path(__file__).parents[2] / "README.md"
+FOLDER = PLUGINS / "hinge"
+README = ROOT / "README.md"
 ONE = Comm(0, 1, 0, torch.device("cpu"))
 
 

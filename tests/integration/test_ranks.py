@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from grid import COUNTED, Collectives
-from grid import main as grid_of_this_process
-from numerics.cases import AVERAGES, VARIANTS, specs
+from helpers import SCRIPTS
+from helpers.objective_cases import AVERAGES, VARIANTS, specs
+from helpers.runs import SMALL, VIT, losses, run, torchrun
+from helpers.scripts.objective_grid import COUNTED, Collectives
+from helpers.scripts.objective_grid import main as grid_of_this_process
 from safetensors.torch import load_file
-from support import SMALL, VIT, losses, run, torchrun
 
-SCRIPT = str(Path(__file__).with_name("gradients.py"))
+SCRIPT = str(SCRIPTS / "gradients.py")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_loss_and_every_gradient_equal_one_process(
 # ------------------------------------------------------------------------ every objective, on 1, 2 and 3 ranks
 
 
-GRID = str(Path(__file__).with_name("grid.py"))
+GRID = str(SCRIPTS / "objective_grid.py")
 MICRO_BATCHES = (1, 2, 3)  # of shares of 24, 12 and 8 samples: 3 do not divide the last
 Grid = tuple[dict[str, torch.Tensor], Collectives]
 
@@ -119,7 +120,7 @@ def test_the_number_of_collectives_does_not_depend_on_micro_batches(grid: Callab
 def failures(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], str]:
     """What each rank wrote in `failures.py`, and what they all said at the end."""
     folder = tmp_path_factory.mktemp("failures")
-    done = torchrun(2, str(Path(__file__).with_name("failures.py")), str(folder), check=False, timeout=100)
+    done = torchrun(2, str(SCRIPTS / "fail_on_one_rank.py"), str(folder), check=False, timeout=100)
     assert done.returncode != 0
     assert (folder / "1.json").is_file(), done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)], done.stderr

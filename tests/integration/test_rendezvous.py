@@ -18,16 +18,17 @@ from typing import Any
 import pytest
 import submitit
 import torch
-from meeting import main as meeting
-from meeting import run_in_fork
-from s3server import free_ports
+from helpers import SCRIPTS
+from helpers.s3_server import free_ports
+from helpers.scripts.rendezvous import main as meeting
+from helpers.scripts.rendezvous import run_in_fork
 
 import clipx
 from clipx.distributed.consistency import code_version
 from clipx.distributed.launch_env import cores
 from clipx.errors import Exit
 
-SCRIPT = str(Path(__file__).with_name("meeting.py"))
+SCRIPT = str(SCRIPTS / "rendezvous.py")
 HOST = socket.gethostname()
 SHORT = '{"rendezvous_s": 2}'
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from resuming import OBJECTIVES, differences, options
-from support import torchrun
+from helpers import SCRIPTS
+from helpers.runs import torchrun
+from helpers.scripts.resume_each_step import OBJECTIVES, differences, options
 
 QUICK = ("infonce", "fastclip_v3")  # the others are the same parts put together otherwise
 
@@ -25,7 +26,7 @@ def test_with_loader_workers_too(tmp_path: Path) -> None:
 
 def test_on_two_ranks_too(tmp_path: Path) -> None:
     objectives = ("infonce", "isogclr", "fastclip_v3")
-    torchrun(2, str(Path(__file__).with_name("resuming.py")), str(tmp_path), *objectives)
+    torchrun(2, str(SCRIPTS / "resume_each_step.py"), str(tmp_path), *objectives)
     for rank in range(2):
         told = json.loads((tmp_path / f"differences.{rank}.json").read_text())
         assert told == {objective: [] for objective in objectives}

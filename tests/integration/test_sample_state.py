@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import SMALL, VIT, losses, run, small, tensors, torchrun
+from helpers.runs import SMALL, VIT, losses, run, small, tensors, torchrun
 
 from clipx.checkpoint.format import CheckpointDir
 from clipx.errors import CheckpointError

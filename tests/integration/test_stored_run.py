@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import tensors
+from helpers.runs import tensors
 
 from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from integration import grid
-from numerics import reference
-from numerics.cases import ONE, assert_same, features, spec
+from helpers import objective_reference
+from helpers.objective_cases import ONE, assert_same, features, spec
+from helpers.runs import torchrun
+from helpers.scripts import objective_grid
 from open_clip.loss import DistillClipLoss
 from safetensors.torch import load_file
-from support import torchrun
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,15 +49,17 @@ def score(module: Objective, x: Tensor, y: Tensor, given: tuple[Tensor, Tensor])
     return {"loss": loss.detach(), "image": x.grad, "text": y.grad, **metrics, **own}
 
 
-def cross_entropy(s: reference.Pairs, alpha: Tensor, w: reference.Pairs) -> Tensor:
+def cross_entropy(s: objective_reference.Pairs, alpha: Tensor, w: objective_reference.Pairs) -> Tensor:
     """Mean over samples and sides of -Σ_j p_ij log softmax(z_i)_j, one scalar at a time."""
     terms = []
     for i in range(len(s)):
-        for side in reference.SIDES:
-            z, logits = [alpha * v for v in reference.row(s, i, side)], reference.row(w, i, side)
+        for side in objective_reference.SIDES:
+            z, logits = [alpha * v for v in objective_reference.row(s, i, side)], objective_reference.row(w, i, side)
             total = sum((v.exp() for v in logits), torch.zeros((), dtype=torch.float64))
-            terms.append(sum(-(v.exp() / total) * (z[j] - reference.log_sum_exp(z)) for j, v in enumerate(logits)))
-    return reference.mean(terms)
+            terms.append(
+                sum(-(v.exp() / total) * (z[j] - objective_reference.log_sum_exp(z)) for j, v in enumerate(logits))
+            )
+    return objective_reference.mean(terms)
 
 
 @pytest.mark.parametrize("weights", [(0.7, 1.9), (0.0, 1.0), (1.0, 0.25)])
@@ -69,8 +71,8 @@ def test_value_and_every_gradient_are_those_of_the_definition(weights: tuple[flo
     given = taught()
     log_scale = module.get_parameter("temperature.log_scale").detach().clone().requires_grad_()
     alpha = log_scale.exp()
-    s, w = reference.similarities(x, y), reference.similarities(*given)
-    parts = reference.infonce(x, y, alpha), cross_entropy(s, alpha, w)
+    s, w = objective_reference.similarities(x, y), objective_reference.similarities(*given)
+    parts = objective_reference.infonce(x, y, alpha), cross_entropy(s, alpha, w)
     loss = contrastive * parts[0] + distill * parts[1]
     dx, dy, d = torch.autograd.grad(loss, (x, y, log_scale))
     expected = {"loss": loss.detach(), "image": dx, "text": dy, "temperature.log_scale": d}
@@ -236,11 +238,11 @@ def test_its_tiles_are_compiled_where_the_run_asks_for_it() -> None:
 def test_any_number_of_ranks_and_micro_batches_gives_what_one_process_does(tmp_path: Path) -> None:
     """Loss on each rank, metrics, and all gradients of two steps: float64, to 1e-10."""
     specs = {tile: {"": spec("distillation", *SETTINGS, f"objective.tile={tile}")} for tile in ("auto", "5")}
-    grid.main(tmp_path / "1", specs["auto"], [1, 3])
+    objective_grid.main(tmp_path / "1", specs["auto"], [1, 3])
     alone = load_file(tmp_path / "1")
     (tmp_path / "specs").write_bytes(pickle.dumps(specs["5"]))
     for ranks in (2, 3):
-        torchrun(ranks, grid.__file__, str(tmp_path / str(ranks)), str(tmp_path / "specs"), "1", "2")
+        torchrun(ranks, objective_grid.__file__, str(tmp_path / str(ranks)), str(tmp_path / "specs"), "1", "2")
     for found in (alone, *(load_file(tmp_path / str(ranks)) for ranks in (2, 3))):
         assert len(found) > 40
         for name, value in found.items():

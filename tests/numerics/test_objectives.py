@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from numerics import cases, reference
-from numerics.cases import AVERAGES, EACH, SETTINGS, VARIANTS, assert_same, build, features, read, score
+from helpers import objective_cases as cases
+from helpers import objective_reference as reference
+from helpers.objective_cases import AVERAGES, EACH, SETTINGS, VARIANTS, assert_same, build, features, read, score
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode

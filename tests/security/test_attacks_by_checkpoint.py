@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from attack import Flag
-from support import VIT, small
+from helpers.payloads import Flag
+from helpers.runs import VIT, small
 
 from clipx.checkpoint.downloader import fetch
 from clipx.checkpoint.format import MANIFEST, STATE, TENSORS, CheckpointDir, find_damage, sha256

@@ -23,8 +23,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from attack import Flag, jpeg, member, sample, write_tar
-from support import run
+from helpers import SCRIPTS
+from helpers.payloads import Flag, jpeg, member, sample, write_tar
+from helpers.runs import run
 
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
@@ -153,7 +154,7 @@ def test_counts_beside_a_shard_of_any_form_are_a_cross_check_only(flag: Flag, tm
 
 @pytest.fixture(scope="module")
 def bombs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    script, folder = Path(__file__).with_name("bombs.py"), tmp_path_factory.mktemp("bombs")
+    script, folder = SCRIPTS / "bombs.py", tmp_path_factory.mktemp("bombs")
     found: dict[str, dict[str, Any]] = json.loads(run(sys.executable, str(script), str(folder)).stdout)
     return found
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from attack import sample, write_tar
-from support import SMALL, VIT, run
+from helpers.payloads import sample, write_tar
+from helpers.runs import SMALL, VIT, run
 
 from clipx.data.index import IndexSpec, index
 from clipx.data.index import main as index_main

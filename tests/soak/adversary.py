@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attempt import Attempt, send
-from s3server import FaultyProxy
+from helpers.s3_server import FaultyProxy
+from soak.attempt import Attempt, send
 
 from clipx.checkpoint.format import find_damage
 from clipx.errors import Exit

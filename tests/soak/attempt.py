@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support import SMALL, VIT
+from helpers.runs import SMALL, VIT
 
 SCRIPT = Path(__file__).with_name("observed.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--shutdown-timeout=5")

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from attempt import BATCH, SAMPLES, Note, Unexpected
-from s3server import FaultyProxy
-from soak import Soak, check_samples, compare_rows
+from helpers.s3_server import FaultyProxy
+from soak.attempt import BATCH, SAMPLES, Note, Unexpected
+from soak.run import Soak, check_samples, compare_rows
 
 STEPS = 50
 
@@ -18,7 +18,7 @@ STEPS = 50
 def test_nothing_that_is_done_to_a_run_changes_what_comes_of_it(
     tmp_path: Path, endpoint: str, proxy: FaultyProxy, own_bucket: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A round with the same ranks, and one with others at each start. By hand, and longer: `soak.py`."""
+    """A round with the same ranks, and one with others at each start. By hand, and longer: `run.py`."""
     soak = Soak(
         folder=tmp_path, endpoint=endpoint, proxy=proxy, bucket=own_bucket, cycles=5, seed=7, steps=100, a_round=2
     )

@@ -1,0 +1,87 @@
+"""What happens to a run: a shard that vanishes in the middle of an epoch, a loader worker that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from helpers.runs import SMALL, run
+from helpers.samples import img2dataset, write_tar
+
+from clipx.data.loader import ImageView, train_loader
+from clipx.data.order import Order
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.model.tokenizer import Tokenizer
+
+
+def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order_of_the_rest(tmp_path: Path) -> None:
+    for k in range(4):
+        write_tar(tmp_path / f"{k}.tar", img2dataset(range(10 * k, 10 * k + 10)))
+    source = WebDatasetSpec(name="x", shards=f"{tmp_path}/*.tar", held_out_share=0.0).open().train
+    order = Order(source.sizes, seed=1, window=12)
+    epoch = [order(position) for position in range(40)]
+    stream = iter(
+        train_loader(
+            source, order, ImageView(size=8, crop_scale=[0.9, 1.0], max_pixels=10**6), Tokenizer(8), seed=1,
+            samples=range(40), batch=5, rank=0, world=1, workers=0, prefetch=2, pin=False,
+        )
+    )  # fmt: skip
+    found = [next(stream)]
+    opened = {index // 10 for index in epoch[:5]}
+    (gone,) = sorted(set(range(4)) - opened)[:1]  # a file that is open stays readable
+    (tmp_path / f"{gone}.tar").unlink()
+    found += list(stream)
+    indices = [index for batch in found for index in batch.index.tolist()]
+    lost = [bad for batch in found for bad in batch.bad]
+    assert {bad.key.split(":")[0] for bad in lost} == {f"{tmp_path}/{gone}.tar"}
+    assert all("shard cannot be read: " in bad.reason for bad in lost)
+    assert [i for i, e in zip(indices, epoch, strict=True) if e // 10 != gone] == [e for e in epoch if e // 10 != gone]
+    assert all(index // 10 != gone for index in indices)
+
+
+def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "clipx.train", f"run_dir={tmp_path}/run", "data.samples=512", "data.workers=2"]
+    options = [
+        "data.batch_size=32",
+        "data.held_out_samples=48",
+        "duration=10000st",
+        "logger=[]",
+        "evaluator=[]",
+        "log_every=1st",
+    ]
+    log = tmp_path / "log.txt"
+    with log.open("wb") as out:
+        run = subprocess.Popen([*command, *options], stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        until = time.monotonic() + 120
+        metrics = tmp_path / "run" / "metrics.jsonl"  # there before the workers are, which a logged step has read from
+        while not (metrics.is_file() and metrics.stat().st_size):
+            assert run.poll() is None and time.monotonic() < until, log.read_text()
+            time.sleep(0.1)
+        children = map(int, Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split())
+        worker = max(pid for pid in children if "clipx.train" in Path(f"/proc/{pid}/cmdline").read_text())
+        os.kill(worker, signal.SIGKILL)
+        assert run.wait(100) == 1
+    finally:
+        run.kill()
+        run.wait()
+    (line,) = [line for line in log.read_text().splitlines() if line.startswith("error")]
+    assert line.startswith("error: a loader process of this rank died (DataLoader worker (pid")
+    assert str(worker) in line
+
+
+def test_shared_memory_that_is_full_is_named_with_what_to_change(tmp_path: Path) -> None:
+    """In a container with little /dev/shm, which a mount namespace of its own makes here."""
+    command = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {sys.executable} -m clipx.train " + " ".join(
+        (*SMALL, "data.batch_size=128", "data.workers=1", f"run_dir={tmp_path}/run")
+    )
+    alone = ("--mount",) if os.geteuid() == 0 else ("--user", "--map-root-user", "--mount")
+    done = run("unshare", *alone, "sh", "-c", command, check=False)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert "the shared memory for a batch of 0.9 MB" in line
+    assert "No space left on device" in line and "docker's --shm-size" in line

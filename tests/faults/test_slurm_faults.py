@@ -1,0 +1,202 @@
+"""What becomes of a run that SLURM interrupts: by preemption, its time limit, requeueing, a node that fails.
+
+Some of it takes clusters of other kinds than CLIPX_TEST_SLURM's, which the tests start and stop.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import PLUGINS, slurm_cluster
+from helpers.runs import SMALL, VIT, small, tensors
+from helpers.slurm_cluster import Kind, Unavailable
+from helpers.slurm_jobs import (
+    SLURM,
+    job_of,
+    launch,
+    launch_json,
+    logs,
+    losses,
+    output_of,
+    rows,
+    slurm_tasks,
+    wait_for_job,
+    wait_for_steps,
+    wait_until,
+)
+from helpers.sweeps import make_sweep, states
+
+from clipx.trainer.trainer import Trainer
+from clipx_launch import cluster
+from clipx_launch import slurm as launcher
+from clipx_launch.options import SlurmSpec
+
+pytestmark = pytest.mark.slow
+STEPS = 40
+RUN = (*SMALL, *VIT, "data.workers=1", f"duration={STEPS}st", "checkpoint.every=end")
+# The same run with time between its steps.
+SLOW = ("--config-dir", str(PLUGINS / "faults"), *SLURM, *RUN, "objective=slow")
+
+
+@contextmanager
+def started(kind: Kind) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: the path of a socket has 107 characters at most
+    try:
+        yield slurm_cluster.start(folder, kind)
+    except Unavailable as error:
+        without = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        without(f"no SLURM of kind {kind}: {error}")
+    finally:
+        slurm_cluster.stop(folder)
+
+
+@pytest.fixture(scope="module")
+def accounted_conf(slurm_conf: Path) -> Iterator[Path]:
+    with started(Kind.accounted) as conf:
+        yield conf
+
+
+@pytest.fixture
+def accounted(accounted_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLURM_CONF", str(accounted_conf))
+    return accounted_conf
+
+
+@pytest.fixture
+def cgroup(slurm_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with started(Kind.cgroup) as conf:
+        monkeypatch.setenv("SLURM_CONF", str(conf))
+        yield
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    Trainer(small(folder, *RUN)).fit()
+    return folder
+
+
+def submitted(sweep: Path, *options: str) -> str:
+    return job_of(launch(*SLOW, f"hydra.sweep.dir={sweep}", *options).stdout)
+
+
+def finished_as(straight: Path, sweep: Path, job: str) -> int:
+    """Bit for bit, with each step logged once. Returns how often it was restarted."""
+    point = sweep / "0"
+    assert wait_for_job(job, 200) == ["COMPLETED"], logs(point)
+    assert launch_json(point, "result")["state"] == "finished"
+    restarts = int(launch_json(point, "point")["requeues"])
+    assert slurm_tasks(job)[0]["Restarts"] == str(restarts)
+    ours, theirs = tensors(point, STEPS), tensors(straight, STEPS)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert [row["step"] for row in rows(point)] == list(range(1, STEPS + 1))
+    assert losses(point) == losses(straight)
+    return restarts
+
+
+def preempted(straight: Path, sweep: Path, signal: str) -> None:
+    job = submitted(sweep, "hydra.launcher.partition=low")
+    wait_for_steps(sweep / "0")
+    output_of("srun", "--partition=main", f"--nodes={len(slurm_cluster.NODES)}", "--exclusive", "true")
+    assert states(sweep)["0"][0] == "requeued"
+    assert finished_as(straight, sweep, job) == 1
+    assert f"{signal}: stopped after step" in logs(sweep / "0")
+
+
+def test_a_preempted_run_saves_at_sigterm_and_goes_on_when_there_is_room(
+    slurm: Path, tmp_path: Path, straight: Path
+) -> None:
+    """SLURM would count a job that ends within the GraceTime as failed."""
+    preempted(straight, tmp_path, "SIGTERM")
+
+
+@pytest.mark.usefixtures("accounted")
+def test_a_preempted_run_saves_at_the_users_signal_where_that_comes_first(tmp_path: Path, straight: Path) -> None:
+    preempted(straight, tmp_path, "SIGUSR1")
+
+
+@pytest.mark.usefixtures("cgroup")
+def test_a_signal_that_reaches_the_task_alone_has_its_loader_processes_end_as_well(
+    tmp_path: Path, straight: Path
+) -> None:
+    job = submitted(tmp_path)
+    wait_for_steps(tmp_path / "0")
+    output_of("scancel", "--signal=USR1", job)
+    assert finished_as(straight, tmp_path, job) == 1
+    assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
+
+
+def test_a_run_that_is_longer_than_its_time_limit_ends_as_if_there_were_none(
+    slurm: Path, tmp_path: Path, straight: Path
+) -> None:
+    """SLURM looks every 30 s: the signal comes within 35 s of a run of more than 40 s."""
+    job = submitted(tmp_path, "hydra.launcher.time=1m", "hydra.launcher.signal_before_s=25", "objective.step_s=1")
+    assert slurm_tasks(job)[0]["TimeLimit"] == "00:01:00"
+    assert finished_as(straight, tmp_path, job) >= 1
+    assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
+
+
+def test_a_requeued_run_goes_on_and_one_that_was_so_too_often_is_failed_and_says_so(
+    slurm: Path, tmp_path: Path
+) -> None:
+    point, job = tmp_path / "0", submitted(tmp_path, "hydra.launcher.max_requeue=1")
+    wait_for_steps(point)
+    output_of("scontrol", "requeue", job)
+    resumed = wait_until(lambda: re.search(r"resumed  at step (\d+),", logs(point)), 60, "it does not go on")
+    assert f"SIGTERM: stopped after step {resumed[1]} of" in logs(point)
+    wait_for_steps(point, int(resumed[1]) + 2)
+    output_of("scancel", "--signal=USR1", job)
+    assert wait_for_job(job) == ["FAILED"]
+    assert slurm_tasks(job)[0]["Restarts"] == "1"
+    line = "stopped and saved, but not put back into the queue (hydra.launcher.max_requeue=1)"
+    assert line in (tmp_path / f".launch/logs/{job}.log").read_text()
+    assert [row["step"] for row in rows(point)] == list(range(1, len(rows(point)) + 1))
+    state, reason = states(tmp_path)["0"]
+    assert state == "stopped"
+    assert reason.startswith("SIGUSR1: stopped after step")
+
+
+def test_a_run_whose_node_fails_goes_on_elsewhere_from_its_last_checkpoint(
+    accounted: Path, tmp_path: Path, straight: Path
+) -> None:
+    job = submitted(tmp_path, "checkpoint.every=5st", "checkpoint.keep_last=9")
+    wait_for_steps(tmp_path / "0", 12)
+    node = slurm_tasks(job)[0]["NodeList"]
+    slurm_cluster.crash(accounted.parent, node)
+    output_of(
+        "scontrol", "update", f"nodename={node}", "state=down", "reason=test"
+    )  # as SLURM itself, after SlurmdTimeout
+    try:
+        assert finished_as(straight, tmp_path, job) == 1
+        assert slurm_tasks(job)[0]["NodeList"] != node
+    finally:
+        slurm_cluster.start(accounted.parent, Kind.accounted)
+    assert "resumed  at step 10," in logs(tmp_path / "0")
+
+
+@pytest.mark.usefixtures("accounted")
+def test_how_an_old_job_ended_the_accounting_knows_when_the_controller_has_forgotten(tmp_path: Path) -> None:
+    spec = SlurmSpec(gpus_per_node=0, cpus_per_task=1, setup=["exit 3"], sbatch={"hold": True})
+    launcher.start(make_sweep(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
+    (job,) = launch_json(tmp_path, "sweep")["jobs"]
+    output_of("scontrol", "release", f"{job}_0")
+    wait_until(lambda: f"{job}_0" not in cluster.queued_jobs(), 30, "point 0 does not end")
+    output_of("scancel", job)
+    expected = {"0": ("failed", f"its job {job}_0 is failed"), "1": ("cancelled", f"its job {job}_1 is cancelled")}
+    assert states(tmp_path) == expected
+    known = ("scontrol", "show", "job", job)
+    wait_until(
+        lambda: subprocess.run(known, capture_output=True, check=False).returncode, 90, f"job {job} is not forgotten"
+    )
+    assert states(tmp_path) == expected
+    assert cluster.final_states({"999999"}) == {}

@@ -1,0 +1,283 @@
+"""Signals, and ranks that die, stop, fail or get stuck: each with an end of its own, in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import submitit
+import torch
+from helpers import SCRIPTS
+from helpers.runs import SMALL
+from submitit.helpers import DelayedSubmission
+
+from clipx.distributed.comm import Comm
+from clipx.errors import Exit
+from clipx.run.signals import StopSignals
+
+SCRIPT = str(SCRIPTS / "stop_loop.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+@dataclass
+class Job:
+    """Processes that run `stopping.py`: the launcher, or one for each rank."""
+
+    folder: Path
+    processes: Sequence[subprocess.Popen[str]]
+
+    def pid(self, rank: int) -> int:
+        return int((self.folder / f"pid.{rank}").read_text())
+
+    def exit_code(self, process: int = 0, within: float = 30) -> int:
+        return self.processes[process].wait(within)
+
+    def stderr(self, process: int = 0) -> str:
+        return (self.folder.parent / f"stderr.{process}").read_text()
+
+    def events(self) -> list[dict[str, Any]]:
+        path = self.folder / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+    def wait_for_steps(self, ranks: int, steps: int = 5) -> None:
+        def done() -> bool:
+            path = self.folder / "step.0"
+            pids = all((self.folder / f"pid.{rank}").is_file() for rank in range(ranks))
+            return pids and path.is_file() and int(path.read_text()) >= steps
+
+        wait_until(done, 60, self)
+
+
+def wait_until(condition: Any, seconds: float, job: Job | None = None) -> None:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, f"waited {seconds} s\n{job.stderr() if job else ''}"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def job(folder: Path, fault: str, ranks: int, *options: str, launcher: Sequence[str] = ()) -> Iterator[Job]:
+    """A job at work. Without a launcher each rank is a process whose place is in its environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run, processes = folder / "run", []
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for rank in range(1 if launcher else ranks):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+        command = [sys.executable, *launcher, SCRIPT, f"run_dir={run}", f"name={fault}", "distributed=cpu", *options]
+        with (folder / f"stderr.{rank}").open("w") as err:
+            own = {} if launcher or ranks == 1 else {**place, "MASTER_PORT": str(port)}
+            processes.append(subprocess.Popen(command, env={**env, **own}, stdout=err, stderr=err, text=True))
+    started = Job(run, processes)
+    try:
+        yield started
+    finally:
+        for path in run.glob("pid.*"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.read_text()), signal.SIGKILL)
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+# ------------------------------------------------------------------------------------------------------ signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+def test_a_signal_ends_one_process_after_its_step_with_the_code_that_asks_for_more(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with job(tmp_path, "none", 1) as one:
+        one.wait_for_steps(1)
+        one.processes[0].send_signal(number)
+        assert one.exit_code() == Exit.REQUEUE == 75
+        saved = (one.folder / "saved.0").read_text()
+        assert saved == (one.folder / "step.0").read_text()
+        assert one.stderr() == (
+            f"{number.name}: stopping after this step; SIGINT, once more, aborts\n"
+            f"stopped: {number.name} at step {saved}; saved: go on with resume=auto\n"
+        )
+        assert not (one.folder / "run.lock").exists()
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_what_hung_on_it_before_runs_once_on_rank_0(
+    tmp_path: Path,
+) -> None:
+    """As SLURM and submitit do: SIGUSR2, of which rank 1 alone hears; a SIGTERM that comes as well changes nothing."""
+    with job(tmp_path, "requeue", 2) as two:
+        two.wait_for_steps(2)
+        os.kill(two.pid(1), signal.SIGUSR2)
+        os.kill(two.pid(1), signal.SIGTERM)
+        assert [two.exit_code(rank) for rank in (0, 1)] == [Exit.REQUEUE] * 2
+        saved = [(two.folder / f"saved.{rank}").read_text() for rank in (0, 1)]
+        assert saved[0] == saved[1]
+        assert (two.folder / "requeued").read_text() == "0 SIGUSR2\n"
+        assert {(e["rank"], e["signal"], e["own"]) for e in two.events()} == {
+            (0, "SIGUSR2", None),
+            (1, "SIGUSR2", "SIGUSR2"),
+        }
+        assert two.stderr(0) == f"stopped: SIGUSR2 at step {saved[0]}; saved: go on with resume=auto\n"
+        assert two.stderr(1) == "", "all ranks stop together: one says so"
+
+
+@pytest.mark.slow
+def test_submitits_own_handler_puts_the_job_back_after_the_save(tmp_path: Path) -> None:
+    class Train:  # in here, so that it is pickled whole
+        def checkpoint(self, folder: Path) -> DelayedSubmission:
+            assert (folder / "saved").is_file()
+            return DelayedSubmission(self, folder)
+
+        def __call__(self, folder: Path) -> str:
+            if (folder / "saved").is_file():
+                return "finished"
+            comm = Comm(0, 1, 0, torch.device("cpu"))
+            with StopSignals() as stop:
+                while not (signal := stop.received_by_any(comm)):
+                    (folder / "pid").write_text(f"{os.getpid()}\n")
+                    time.sleep(0.01)
+                (folder / "saved").write_text(signal)
+                stop.call_previous_handler(comm)
+            raise AssertionError("submitit's handler ends the process")
+
+    executor = submitit.LocalExecutor(folder=tmp_path / "logs")
+    executor.update_parameters(timeout_min=5)
+    submitted = executor.submit(Train(), tmp_path)
+    pid = tmp_path / "pid"
+    wait_until(lambda: pid.is_file() and pid.read_text().endswith("\n"), 60)
+    os.kill(int(pid.read_text()), signal.SIGUSR2)
+    assert submitted.result() == "finished"
+    assert (tmp_path / "saved").read_text() == "SIGUSR2"
+
+
+def test_torchrun_hands_its_signal_on_and_its_ranks_save(tmp_path: Path) -> None:
+    with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
+        two.wait_for_steps(2)
+        two.processes[0].send_signal(signal.SIGTERM)
+        assert two.exit_code() != 0
+        saved = [(two.folder / f"saved.{rank}").read_text() for rank in (0, 1)]
+        assert saved[0] == saved[1]
+        assert two.stderr().count("stopped: SIGTERM at step") == 1
+
+
+def test_signals_while_it_saves_are_ignored_but_for_a_second_sigint(tmp_path: Path) -> None:
+    with job(tmp_path, "slow", 1) as one:
+        one.wait_for_steps(1)
+        one.processes[0].send_signal(signal.SIGTERM)
+        for number in (signal.SIGTERM, signal.SIGINT):  # at once: the same signal by another way
+            one.processes[0].send_signal(number)
+        time.sleep(1.2)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            one.processes[0].send_signal(number)
+            time.sleep(0.1)
+        assert one.exit_code() == Exit.REQUEUE
+        assert one.stderr().count("already stopping") == 1
+        assert (one.folder / "saved.0").is_file()
+
+
+def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
+    with job(tmp_path, "slow", 1) as one:
+        one.wait_for_steps(1)
+        one.processes[0].send_signal(signal.SIGINT)
+        time.sleep(1.2)
+        one.processes[0].send_signal(signal.SIGINT)
+        assert one.exit_code(within=1.5) == Exit.ABORTED == 130
+        assert one.stderr().endswith("SIGINT: aborted; the last whole checkpoint is as it was\n")
+        assert not (one.folder / "saved.0").exists()
+
+
+# ------------------------------------------------------------------------------------------------- ranks that are lost
+
+
+def test_a_rank_that_is_killed_is_named_by_the_others_which_end_soon(tmp_path: Path) -> None:
+    with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
+        two.wait_for_steps(2)
+        pid, start = two.pid(1), time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        assert two.exit_code() != 0
+        assert time.monotonic() - start < 15
+        line = next(line for line in two.stderr().splitlines() if line.startswith("error"))
+        assert line.startswith(
+            f"error (rank 0): rank 1 (host {socket.gethostname()}, pid {pid}) gave no sign of life for 4 s, since step "
+        )
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("fail", "ended at step 20: the shard is gone: bring it back"),
+        pytest.param("crash", "ended at step 20: RuntimeError: a bug of rank 1", marks=pytest.mark.slow),
+        pytest.param(
+            "stuck",
+            "lives, but did not come to a collective of step 20 within distributed.timeout_s: see what it waits for, or wait longer",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_rank_that_fails_or_gets_stuck_is_named_by_the_others(tmp_path: Path, fault: str, said: str) -> None:
+    with job(tmp_path, fault, 2, "distributed.timeout_s=2") as two:
+        assert two.exit_code(0, within=60) == Exit.FAILED
+        assert f"error (rank 0): rank 1 (host {socket.gethostname()}, pid {two.pid(1)}) {said}\n" in two.stderr(0)
+        assert "Traceback" not in two.stderr(0)
+        if fault == "fail":
+            assert two.exit_code(1) == Exit.FAILED
+            assert two.stderr(1) == "error (rank 1): the shard is gone: bring it back\n"
+
+
+@pytest.mark.slow
+def test_the_others_say_so_where_rank_0_takes_the_common_store_with_it(tmp_path: Path) -> None:
+    with job(tmp_path, "none", 2) as two:
+        two.wait_for_steps(2)
+        os.kill(two.pid(0), signal.SIGKILL)
+        assert two.exit_code(1) == Exit.FAILED
+        assert "\nerror (rank 1): rank 0, or its launcher on 127.0.0.1, is gone at step " in two.stderr(1)
+
+
+def test_a_rank_that_is_stopped_is_no_reason_to_wait_for_ever(tmp_path: Path) -> None:
+    """Long before the collective would give up."""
+    with job(tmp_path, "none", 2, "distributed.watchdog_s=2") as two:
+        two.wait_for_steps(2)
+        start = time.monotonic()
+        os.kill(two.pid(1), signal.SIGSTOP)
+        assert two.exit_code(0) == Exit.WATCHDOG == 70
+        assert time.monotonic() - start < 6
+        stacks = (two.folder / "stacks.rank0.txt").read_text()
+        assert "all_reduce" in stacks
+        assert "all_reduce" in two.stderr(0)
+        (event,) = two.events()
+        assert (event["event"], event["rank"]) == ("watchdog", 0)
+        assert event["step"] >= 5
+
+
+def test_loader_processes_do_not_outlive_the_process_they_read_for(tmp_path: Path) -> None:
+    """They look every 5 s."""
+    options = (*SMALL, "data.workers=2", "duration=4000ep", "checkpoint=none", f"run_dir={tmp_path}/run")
+    command = (sys.executable, "-m", "clipx.train", *options)
+    trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: (tmp_path / "run/metrics.jsonl").is_file(), 60)
+        children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children")
+        wait_until(lambda: len(children.read_text().split()) == 2, 30)
+        pids = children.read_text().split()
+    finally:
+        trainer.kill()
+        trainer.wait()
+    wait_until(lambda: not any(is_running(pid) for pid in pids), 60)
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

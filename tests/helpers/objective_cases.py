@@ -1,0 +1,202 @@
+"""What the tests of the objectives share: every objective with options far from their defaults, batches, and towers."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from clipx.config.duration import Length
+from clipx.data.loader import Batch
+from clipx.distributed.comm import Comm
+from clipx.objective.base import Metrics, Objective, StepInputs
+from clipx.objective.spec import ObjectiveSpec
+from clipx.precision.spec import Precision
+from clipx.trainer.spec import compose
+from helpers import objective_reference
+from helpers.objective_reference import MovingAverage
+from helpers.runs import NEEDED
+
+ONE = Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu"))
+FP64 = Precision(torch.float64, None, "cpu")
+
+_LEARNED = ("objective.init_temperature=0.2",)
+_AVERAGE = ("objective.eps=0.05", "objective.gamma.minimum=0.3")
+_COSINE = (*_AVERAGE, "objective.gamma.schedule=cosine", "objective.gamma.decay=3ep")
+_CONSTANT = (*_AVERAGE, "objective.gamma.schedule=constant", "objective.gamma.decay=null")
+_OWN = (*_LEARNED, "objective.min_temperature=0.03", "objective.rho=1.5")
+_EACH = (*_OWN, "objective.temperature_betas=[0.8,0.9]", "objective.temperature_eps=1e-3")
+
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "infonce": _LEARNED,
+    "dcl": _LEARNED,
+    "siglip": ("objective.init_temperature=0.2", "objective.init_bias=-3"),
+    "sogclr": (*_CONSTANT, "objective.temperature=0.2"),
+    "isogclr": (*_CONSTANT, *_EACH, "objective.temperature_lr=0.02"),
+    "fastclip_v0": (*_COSINE, *_LEARNED),
+    "fastclip_v1": (*_COSINE, "objective.temperature=0.2"),
+    "fastclip_v2": (*_COSINE, *_EACH, "objective.temperature_lr=0.02"),
+    "fastclip_v3": (*_COSINE, *_OWN, "objective.temperature_lr=0.05"),
+}
+"""Values at which every option shows."""
+
+AVERAGES = tuple(name for name, options in SETTINGS.items() if "objective.eps=0.05" in options)
+EACH = ("isogclr", "fastclip_v2")  # a temperature for each sample
+VARIANTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(SETTINGS, ()),
+    "openclip": (),
+    **{f"{name} official tau": ("objective.tau_gradient=official",) for name in (*EACH, "fastclip_v3")},
+    **{f"{name} official features": ("objective.feature_gradient=official",) for name in EACH},
+    **{f"{name} by step": ("objective.gamma.by_step=true",) for name in ("fastclip_v0", "fastclip_v2")},
+}
+"""Every objective, and those with a choice between our gradient and the official code's, by a name for the test."""
+
+
+def options(variant: str) -> tuple[str, tuple[str, ...]]:
+    """(objective, options) of a variant."""
+    name = variant.split()[0]
+    return name, (*SETTINGS["infonce" if name == "openclip" else name], *VARIANTS[variant])
+
+
+@functools.cache
+def _default(name: str) -> ObjectiveSpec:
+    return compose(f"objective={name}", *NEEDED.get(name, ())).objective
+
+
+@functools.cache
+def spec(name: str, *overrides: str) -> ObjectiveSpec:
+    """What `compose` gives for these overrides, a hundred times as fast."""
+    values = OmegaConf.from_dotlist([text.removeprefix("objective.") for text in overrides])
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(_default(name)), values))
+
+
+def specs(*overrides: str) -> dict[str, ObjectiveSpec]:
+    """All `VARIANTS`."""
+    return {variant: spec(*_flat(variant), *overrides) for variant in VARIANTS}
+
+
+def _flat(variant: str) -> tuple[str, ...]:
+    name, own = options(variant)
+    return name, *own
+
+
+def build(
+    variant: str,
+    *overrides: str,
+    samples: int = 30,
+    batch: int = 6,
+    epochs: int = 6,
+    comm: Comm = ONE,
+    dtype: torch.dtype = torch.float64,
+) -> Objective:
+    """An objective of `VARIANTS` for a data set of `samples`."""
+    length = Length(epoch=samples, batch=batch, total=epochs * samples)
+    return spec(*_flat(variant), *overrides).build(comm, length).to(dtype)
+
+
+def average(variant: str) -> MovingAverage:
+    """The definition of a moving-average objective at the values of `SETTINGS`."""
+    name, own = options(variant)
+    values = dict(option.removeprefix("objective.").split("=") for option in own)
+    return MovingAverage(
+        kind=name,
+        eps=float(values["eps"]),
+        rho=float(values.get("rho", 0)),
+        official_tau=values.get("tau_gradient") == "official",
+        official_features=values.get("feature_gradient") == "official",
+        init_tau=float(values.get("init_temperature", 0)),
+        min_tau=float(values.get("min_temperature", 0)),
+        lr=float(values.get("temperature_lr", 0)),
+        betas=(0.8, 0.9),
+        adam_eps=float(values.get("temperature_eps", 0)),
+    )
+
+
+def gamma(variant: str, seen: int, samples: int) -> float:
+    """γ at the values of `SETTINGS`."""
+    name, own = options(variant)
+    epoch: float = seen / samples if "objective.gamma.by_step=true" in own else seen // samples
+    if name in ("sogclr", "isogclr"):
+        return objective_reference.constant_gamma(epoch, 0.3)
+    return objective_reference.cosine_gamma(epoch, 0.3, 3)
+
+
+def features(
+    batch: int, width: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64, pull: float = 0.5
+) -> tuple[Tensor, Tensor]:
+    """Unit vectors of images and texts, leaves. `pull`: how much a text is drawn to its image."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(batch, width, generator=generator, dtype=torch.float64) for _ in range(2))
+    x = F.normalize(x, dim=1)
+    y = F.normalize(F.normalize(y, dim=1) + pull * x, dim=1)
+    return x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_()
+
+
+@dataclass
+class Outcome:
+    loss: Tensor
+    metrics: Metrics
+    image: Tensor
+    text: Tensor
+    own: dict[str, Tensor]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {"loss": self.loss.detach(), "image": self.image, "text": self.text, **self.own}
+
+
+def score(module: Objective, x: Tensor, y: Tensor, index: Tensor, seen: int = 0) -> Outcome:
+    """Loss and all gradients of one step, which is not yet taken."""
+    x, y = (t.detach().clone().requires_grad_() for t in (x, y))
+    module.zero_grad()
+    module.before_step(seen)
+    loss, metrics = module(StepInputs(x, y, index))
+    loss.backward()
+    assert x.grad is not None and y.grad is not None
+    own = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+    return Outcome(loss, metrics, x.grad, y.grad, own)
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], atol: float, rtol: float = 0) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def read(module: Objective, samples: int) -> Tensor:
+    """The whole table of per-sample state, [samples, C]; no columns where the objective has none."""
+    if not hasattr(module, "table"):
+        return torch.empty(samples, 0)
+    return module.table.read(torch.arange(samples))
+
+
+class Towers(nn.Module):
+    """Two small towers with unit outputs; dropout and BatchNorm where asked for. Takes floats for images and texts."""
+
+    def __init__(self, dropout: float = 0.0, norm: bool = False, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+
+        def tower() -> nn.Sequential:
+            middle = [nn.BatchNorm1d(8)] if norm else []
+            return nn.Sequential(nn.Linear(7, 8), *middle, nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 5))
+
+        self.image, self.text = tower(), tower()
+        self.to(dtype)
+
+    def forward(self, image: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return F.normalize(self.image(image), dim=1), F.normalize(self.text(tokens), dim=1)
+
+
+def inputs(batch: int, samples: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:
+    """A batch for `Towers`, with distinct indices."""
+    generator = torch.Generator().manual_seed(100 + seed)
+    image, text = (torch.randn(batch, 7, generator=generator, dtype=torch.float64) for _ in range(2))
+    index = torch.randperm(samples, generator=generator)[:batch]
+    return Batch(image.to(dtype), (text + 0.5 * image).to(dtype), index)

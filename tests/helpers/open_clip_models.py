@@ -1,0 +1,137 @@
+"""Models of open_clip, made of its own classes by its own configurations; with weights off their initial values."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import open_clip  # type: ignore[import-untyped]
+import torch
+from torch import Tensor, nn
+
+from clipx.model.clip import CLIP
+from clipx.model.spec import ModelSpec
+from clipx.model.tokenizer import Tokenizer
+
+CONTEXT = 12
+_TEXT = {"context_length": CONTEXT, "width": 32, "heads": 2, "layers": 2}
+_SIGLIP_TEXT = {
+    "context_length": CONTEXT,
+    "vocab_size": 99,
+    "width": 32,
+    "heads": 2,
+    "layers": 2,
+    "no_causal_mask": True,
+    "hf_tokenizer_name": "timm/ViT-B-16-SigLIP",
+    "tokenizer_kwargs": {"clean": "canonicalize"},
+    "proj_bias": True,
+    "pool_type": "last",
+    "norm_kwargs": {"eps": 1e-6},
+}
+_VIT = {"image_size": 32, "layers": 2, "width": 64, "head_width": 16, "patch_size": 8}
+
+
+def timm_vision(name: str, size: int, pool: str, projection: str | None) -> dict[str, Any]:
+    return {
+        "timm_model_name": name,
+        "timm_model_pretrained": False,
+        "timm_pool": pool,
+        "timm_proj": projection,
+        "image_size": size,
+    }
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "vit": {"embed_dim": 24, "vision_cfg": _VIT, "text_cfg": _TEXT},
+    "vit_quickgelu": {"embed_dim": 24, "quick_gelu": True, "vision_cfg": _VIT, "text_cfg": _TEXT},
+    "vit_g": {  # other heads, another MLP
+        "embed_dim": 24,
+        "vision_cfg": {**_VIT, "width": 88, "head_width": 44, "mlp_ratio": 4.3637, "ls_init_value": 0.1},
+        "text_cfg": {**_TEXT, "mlp_ratio": 3.7362},
+    },
+    "convnext": {"embed_dim": 24, "vision_cfg": timm_vision("test_convnext", 64, "", "linear"), "text_cfg": _TEXT},
+    "siglip": {
+        "embed_dim": 64,
+        "init_logit_bias": -10,
+        "custom_text": True,
+        "text_cfg": _SIGLIP_TEXT,
+        "vision_cfg": timm_vision("test_vit", 160, "map", "none"),
+    },
+    "siglip2": {
+        "embed_dim": 64,
+        "init_logit_bias": -10,
+        "custom_text": True,
+        "text_cfg": {**_SIGLIP_TEXT, "act_kwargs": {"approximate": "tanh"}},
+        "vision_cfg": timm_vision("test_vit", 160, "map", "none"),
+    },
+    "classifier": {  # of timm, as the projection
+        "embed_dim": 24,
+        "custom_text": True,
+        "text_cfg": _TEXT,
+        "vision_cfg": timm_vision("test_vit", 160, "token", None),
+    },
+}
+PUBLISHED = {  # clipx's option -> open_clip's name
+    "rn50": "RN50",
+    "vit_s16": "ViT-S-16",
+    "vit_b32": "ViT-B-32",
+    "vit_b32_quickgelu": "ViT-B-32-quickgelu",
+    "vit_l14": "ViT-L-14",
+    "convnext_base_w": "convnext_base_w",
+    "vit_b16_siglip": "ViT-B-16-SigLIP",
+}
+
+
+def published(name: str) -> dict[str, Any]:
+    """open_clip's own configuration."""
+    config: dict[str, Any] = open_clip.get_model_config(PUBLISHED[name])
+    return config
+
+
+def built(config: dict[str, Any]) -> nn.Module:
+    """On the current default device, as open_clip makes it."""
+    config = deepcopy(config)
+    cls = open_clip.CustomTextCLIP if config.pop("custom_text", False) else open_clip.CLIP
+    model: nn.Module = cls(**config)
+    return model.eval()
+
+
+def trained(config: dict[str, Any], seed: int = 0) -> nn.Module:
+    """With every parameter and every average moved off its initial value."""
+    torch.manual_seed(seed)
+    model = built(config)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point() and tensor.ndim:
+                moved = torch.randn_like(tensor) * 0.02
+                tensor.add_(moved.abs() if "running_var" in name else moved)
+    return model
+
+
+@torch.no_grad()
+def features(model: nn.Module, pixels_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """Of open_clip's model, normalised pixels."""
+    return model.encode_image(pixels_BCSS, normalize=True), model.encode_text(tokens_BL, normalize=True)
+
+
+TEXTS = ["a photo of a cat", "two dogs", ""]
+
+
+def tokens_of(spec: ModelSpec) -> Tensor:
+    if spec.text.tokenizer == "clip":
+        return Tokenizer(spec.text.context_length)(TEXTS)
+    return torch.randint(
+        spec.text.vocabulary, (3, spec.text.context_length), generator=torch.Generator().manual_seed(0)
+    )
+
+
+def check_features(model: CLIP, twin: nn.Module, tolerance: float = 1e-5) -> None:
+    spec = model.spec
+    torch.manual_seed(3)
+    image_BCSS, tokens_BL = torch.rand(3, 3, spec.image.size, spec.image.size), tokens_of(spec)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.image.mean, spec.image.std))
+    with torch.no_grad():
+        found = model(image_BCSS, tokens_BL)
+    for mine, theirs in zip(found, features(twin, (image_BCSS - mean) / std, tokens_BL), strict=True):
+        assert mine.std() > 1e-3
+        torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=0)

@@ -1,0 +1,127 @@
+"""What several tests need: small specs, and real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clipx.checkpoint.async_writer import AsyncWriter
+from clipx.checkpoint.format import CheckpointDir, RankRows
+from clipx.checkpoint.spec import CheckpointSpec
+from clipx.config.lazy_torch import torch
+from clipx.distributed.comm import Comm
+from clipx.trainer.spec import RunSpec, compose
+from helpers import forks
+from helpers.s3_server import free_ports
+
+# Few samples and few steps of the default run; batches of 32 from 256 images in one process.
+SMALL = (
+    "data.samples=256",
+    "data.held_out_samples=48",
+    "data.batch_size=32",
+    "data.workers=0",
+    "duration=4st",
+    "schedule.warmup=2st",
+    "log_every=1st",
+    "logger=[]",
+    "evaluator=[]",
+)
+# Without BatchNorm, whose statistics are those of a rank's own micro-batch.
+VIT = (
+    "model.image.timm=vit_xsmall_patch16_clip_224",
+    "+model.image.options={patch_size:16,embed_dim:64,depth:2,num_heads:2}",
+    "model.text.width=64",
+)
+# What an option cannot be composed without.
+NEEDED = {
+    "classification": ("model.weights=outputs/zero", "model.text.lock=all"),
+    "coca": ("model=coca_tiny",),
+    "distillation": ("teacher.weights=outputs/teacher",),
+    "finetune": ("model.weights=outputs/zero",),
+}
+# What the clock and the process say.
+_CLOCK = (
+    *("seconds", "samples_per_second", "samples_per_second_per_device", "tokens_per_second", "remote_lag_s"),
+    *("data_wait_share", "data_wait_s", "step_s", "checkpoint_s", "evaluation_s", "host_memory_gb"),
+)
+
+
+def small(run_dir: Path, *overrides: str) -> RunSpec:
+    return compose(*SMALL, f"run_dir={run_dir}", f"name={run_dir.name}", *overrides)
+
+
+def run(
+    *command: str, check: bool = True, timeout: float = 240, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """A real process on one thread. With `check` a failure shows what it printed.
+
+    Python with a script or a module is a fork of a process that has imported what it needs, unless `fresh`.
+    """
+    if fresh or command[0] != sys.executable or command[1] == "-c":
+        done = subprocess.run(command, env=_env(), capture_output=True, text=True, timeout=timeout, check=False)
+    else:
+        done = forks.run([{}], command[1:], _env(), timeout)
+    assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def torchrun(
+    ranks: int, *command: str, check: bool = True, timeout: float = 240, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """`command` (a script, or -m and a module) on several gloo processes of this machine: forks, placed as torchrun
+    places its own, or `fresh` ones of torchrun itself."""
+    if fresh:
+        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+        return run(sys.executable, *launcher, *command, check=check, timeout=timeout, fresh=True)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)), "WORLD_SIZE": str(ranks)}
+    places = [
+        {**meeting, "LOCAL_WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)
+    ]
+    done = forks.run(places, command, _env(), timeout)
+    assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def _env() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+
+
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    """What a run has logged."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed_rows(run_dir: Path) -> list[dict[str, float]]:
+    """What a run has logged but for what the clock says."""
+    return [{key: value for key, value in row.items() if key.rpartition("/")[2] not in _CLOCK} for row in rows(run_dir)]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [row["train/loss"] for row in rows(run_dir) if "train/loss" in row]
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+
+
+def tensors(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    """Those of a checkpoint, whichever files they are in, the rows of all ranks together."""
+    found = CheckpointDir(run_dir / "checkpoints", print).load(step)
+    assert found is not None
+    return dict(found.tensors)
+
+
+def save_checkpoint(
+    folder: Path, step: int, tensors: Mapping[str, torch.Tensor | RankRows], keep_last: int = 3
+) -> None:
+    """By one process; on disk when it returns."""
+    alone = Comm(0, 1, 0, torch.device("cpu"))
+    saver = AsyncWriter(folder, CheckpointSpec(keep_last=keep_last), alone, lambda kind, **facts: None)
+    saver.save(step, tensors, {})
+    saver.wait()
+    saver.close()

@@ -1,0 +1,323 @@
+"""A real S3 server on loopback (OpenStack Swift with its s3api), and a proxy before it that injects faults.
+
+`PYTHONPATH=tests python -m helpers.s3_server install VENV` and `… serve VENV FOLDER PORT` are for .ci/run; without CLIPX_TEST_S3, the
+endpoint of a server that runs already, the fixtures install it into .venv-s3 of the checkout and start it themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import os
+import pwd
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from helpers import ROOT
+
+if TYPE_CHECKING:
+    import s3fs
+
+KEY, SECRET = "test:tester", "testing"
+VENV = ROOT / ".venv-s3"
+_PARTS = ("object", "container", "account")
+_number = itertools.count()
+_FILTERS = ("catch_errors", "gatekeeper", "listing_formats", "bulk", "copy", "slo", "dlo", "symlink")
+
+
+def install(venv: Path) -> None:
+    """Swift in an environment of its own: nothing of it is a dependency. Raises CalledProcessError where it cannot."""
+    with Path(f"{venv}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side
+        if (venv / "bin" / "swift-proxy-server").is_file():
+            return
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True, capture_output=True)
+        # pkg_resources, which it loads its servers by, left setuptools with version 81
+        command = [venv / "bin" / "pip", "install", "-q", "swift>=2.35", "setuptools<81"]
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
+
+
+def configure(venv: Path, root: Path, port: int) -> None:
+    """Rings and configuration of one node with its data under `root`, on ports `port` to `port + 3`."""
+    etc = root / "etc"
+    for folder in (etc, root / "srv" / "d1"):
+        folder.mkdir(parents=True)
+    (etc / "swift.conf").write_text(
+        "[swift-hash]\nswift_hash_path_prefix = clipx\nswift_hash_path_suffix = clipx\n"
+        "[storage-policy:0]\nname = gold\npolicy_type = replication\ndefault = yes\n"
+    )
+    user = pwd.getpwuid(os.getuid()).pw_name  # else it would become the user swift
+    # On a busy machine its own time-outs of half a second and one second answer 503, and leave objects out of lists.
+    patience = "conn_timeout = 60\nnode_timeout = 60\ncontainer_update_timeout = 60\n"
+    common = f"user = {user}\nbind_ip = 127.0.0.1\nswift_dir = {etc}\nlog_level = WARNING\nlog_address = /nonexistent\n"
+    common += patience
+    for n, part in enumerate(_PARTS, start=1):
+        (etc / f"{part}-server.conf").write_text(
+            f"[DEFAULT]\n{common}devices = {root}/srv\nmount_check = false\ndisable_fallocate = true\n"
+            f"bind_port = {port + n}\nworkers = 1\n[pipeline:main]\npipeline = {part}-server\n"
+            f"[app:{part}-server]\nuse = egg:swift#{part}\n"
+        )
+        builder = (venv / "bin" / "swift-ring-builder", f"{part}.builder")
+        for words in (("create", "4", "1", "0"), ("add", f"r1z1-127.0.0.1:{port + n}/d1", "1"), ("rebalance",)):
+            subprocess.run([*builder, *words], cwd=etc, check=True, capture_output=True)
+    filters = "".join(f"[filter:{name}]\nuse = egg:swift#{name}\n" for name in _FILTERS)
+    (etc / "proxy-server.conf").write_text(
+        f"[DEFAULT]\n{common}bind_port = {port}\nworkers = 1\n[pipeline:main]\n"
+        "pipeline = catch_errors gatekeeper listing_formats bulk s3api tempauth copy slo dlo symlink proxy-server\n"
+        "[app:proxy-server]\nuse = egg:swift#proxy\nallow_account_management = true\naccount_autocreate = true\n"
+        "error_suppression_limit = 1000000\n"  # after ten, a server is not asked for a minute
+        f"[filter:tempauth]\nuse = egg:swift#tempauth\nuser_{KEY.replace(':', '_')} = {SECRET} .admin\n"
+        f"[filter:s3api]\nuse = egg:swift#s3api\nlocation = us-east-1\ns3_acl = no\ncheck_bucket_owner = no\n{filters}"
+    )
+
+
+@contextlib.contextmanager
+def serving(venv: Path, root: Path, port: int) -> Iterator[str]:
+    """The endpoint of a server that runs as long as the context."""
+    configure(venv, root, port)
+    servers = [
+        subprocess.Popen(
+            [venv / "bin" / f"swift-{part}-server", root / "etc" / f"{part}-server.conf"],
+            stdout=(root / f"{part}.log").open("wb"),
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "SWIFT_TEST_IN_PROCESS": "1"},  # needs no rights of root
+            start_new_session=True,  # its workers are killed with it
+        )
+        for part in (*_PARTS, "proxy")
+    ]
+    try:
+        endpoint = f"http://127.0.0.1:{port}"
+        wait_for(endpoint)
+        for n in range(1, len(_PARTS) + 1):
+            wait_for(f"http://127.0.0.1:{port + n}")
+        yield endpoint
+    finally:
+        for server in servers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def wait_for(endpoint: str) -> None:
+    """Until the server answers. Raises OSError after a minute."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(f"{endpoint}/info", timeout=5).read()
+            return
+        except OSError as error:
+            if isinstance(error, urllib.error.HTTPError):  # it answers
+                return
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
+def free_ports(number: int) -> int:
+    """The first of consecutive ports that nobody listens on."""
+    for port in range(20_000 + os.getpid() * 7 % 9_000, 32_000, number):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for p in range(port, port + number):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", p))
+            return port
+    raise OSError("no free ports")
+
+
+class FaultyProxy:
+    """TCP on loopback, to a server on another port. Faults: `mode` and its number `amount`. It counts `requests`.
+
+    up; down (connections are reset); hang (accepted, nothing is forwarded); cut (reset after `amount` bytes from the
+    server); status (`amount`, to every request); some (503 to every `amount`-th request); slow (`amount` seconds
+    before each answer).
+    """
+
+    def __init__(self, target: int) -> None:
+        self.target, self.mode, self.amount = target, "up", 0.0
+        self.requests = 0  # seen, whatever became of them
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self.port = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._ready.wait(10)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def set(self, mode: str, amount: float = 0.0) -> None:
+        self.mode, self.amount = mode, amount
+        if mode == "down":
+            self._loop.call_soon_threadsafe(self._reset_all)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        server = self._loop.run_until_complete(asyncio.start_server(self._handle, "127.0.0.1", 0))
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        self._loop.run_forever()
+        server.close()
+        self.mode = "down"  # for what is just coming in; what is open ends by itself when it is reset
+        self._reset_all()
+        if tasks := asyncio.all_tasks(self._loop):
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=10))
+        self._loop.close()
+
+    def _reset_all(self) -> None:
+        for writer in list(self._writers):
+            self._reset(writer)
+
+    def _reset(self, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(Exception):
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.mode == "down":
+            self._reset(writer)
+            return
+        mine = {writer}
+        self._writers.add(writer)
+        with contextlib.suppress(OSError):
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+            mine.add(far_writer)
+            self._writers.add(far_writer)
+            forth = asyncio.create_task(self._forth(reader, writer, far_writer))
+            back = asyncio.create_task(self._back(far_reader, writer))
+            await asyncio.wait({forth, back}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (forth, back):
+                task.cancel()
+            await asyncio.gather(forth, back, return_exceptions=True)
+        self._writers -= mine
+        for each in mine:
+            self._reset(each)
+
+    async def _forth(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, far: asyncio.StreamWriter
+    ) -> None:
+        while content := await reader.read(1 << 16):
+            new = content.count(b" HTTP/1.1\r\n")
+            self.requests += new
+            while self.mode == "hang":
+                await asyncio.sleep(0.02)
+            if self.mode == "slow":
+                await asyncio.sleep(self.amount)
+            if new and (self.mode == "status" or (self.mode == "some" and self.requests % self.amount == 0)):
+                code = int(self.amount) if self.mode == "status" else 503
+                body = f"<Error><Code>{_NAMES.get(code, code)}</Code><Message>on purpose</Message></Error>".encode()
+                head = f"HTTP/1.1 {code} On Purpose\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
+                writer.write(head.encode() + (b"" if content.startswith(b"HEAD") else body))
+                await writer.drain()
+                continue
+            far.write(content)
+            await far.drain()
+
+    async def _back(self, far: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent = 0
+        while content := await far.read(1 << 16):
+            while self.mode == "hang":
+                await asyncio.sleep(0.02)
+            if self.mode == "cut" and sent + len(content) > self.amount:
+                writer.write(content[: max(0, int(self.amount) - sent)])
+                await writer.drain()
+                return
+            sent += len(content)
+            writer.write(content)
+            await writer.drain()
+
+
+_NAMES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}
+
+
+# ---------------------------------------------------------------------------------------- fixtures, of all tests
+
+
+@pytest.fixture(scope="session")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if "CLIPX_TEST_S3" in os.environ:
+        yield os.environ["CLIPX_TEST_S3"]
+        return
+    try:
+        install(VENV)
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"no S3 server can be installed here: {error}")
+    with serving(VENV, tmp_path_factory.mktemp("s3"), free_ports(4)) as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """What clipx, in this process and those it starts, reaches S3 through. Short pauses."""
+    proxy = FaultyProxy(int(endpoint.rpartition(":")[2]))
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": proxy.endpoint,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("clipx.storage.remote._DELAY_S", (0.05, 0.5))
+    forget_sessions()
+    yield proxy
+    proxy.close()
+    forget_sessions()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a storage that hangs: it is waited for a second. Where it answers, a busy machine may take longer."""
+    monkeypatch.setattr("clipx.storage.remote._READ_S", 1)
+
+
+@pytest.fixture
+def own_bucket(endpoint: str, proxy: FaultyProxy) -> str:
+    """The URL of an empty bucket of the test's own."""
+    name = f"clipx-{os.getpid()}-{next(_number)}"
+    admin(endpoint).mkdir(name)
+    return f"s3://{name}"
+
+
+def admin(endpoint: str) -> s3fs.S3FileSystem:
+    """Past the proxy."""
+    import s3fs
+
+    return s3fs.S3FileSystem(endpoint_url=endpoint, skip_instance_cache=True, use_listings_cache=False)
+
+
+def forget_sessions() -> None:
+    """What fsspec keeps for a process."""
+    import fsspec
+    import s3fs
+
+    fsspec.config.conf.pop("s3", None)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+if __name__ == "__main__":
+    venv = Path(sys.argv[2]).absolute()
+    if sys.argv[1] == "install":
+        install(venv)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        with serving(venv, Path(sys.argv[3]), int(sys.argv[4])) as address:
+            print(address, flush=True)
+            signal.pause()

@@ -1,0 +1,46 @@
+"""Run on several ranks: short trainings with the model spread over them in different ways; rank 0 writes what came.
+
+spreading.py FOLDER NAME=OVERRIDES-AS-JSON...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from helpers.runs import small
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+from clipx.trainer.trainer import Trainer
+
+FP64 = ("precision=fp64", "optimizer.clip_norm=0.5", "optimizer.ema_decay=0.9")
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    return (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone().contiguous()
+
+
+def trained(run_dir: Path, overrides: list[str]) -> dict[str, torch.Tensor]:
+    """Weights, their average, and losses, gradient norms and numbers of the evaluation, of each step that was logged."""
+    trainer = Trainer(small(run_dir, *FP64, *overrides))
+    trainer.fit()
+    assert trainer.learner.average is not None
+    found = {f"model/{name}": whole(x) for name, x in trainer.learner.model.state_dict().items()}
+    found |= {f"average/{name}": whole(x) for name, x in trainer.learner.average.model.state_dict().items()}
+    found |= {f"objective/{name}": whole(x) for name, x in trainer.learner.objective.state_dict().items()}
+    rows = [json.loads(line) for line in trainer.rundir.metrics.read_text().splitlines()]
+    for name in ("train/loss", "train/grad_norm", "eval/retrieval/image_to_text/recall@5"):
+        found[name] = torch.tensor([row[name] for row in rows if name in row], dtype=torch.float64)
+    return found
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    for word in sys.argv[2:]:
+        name, _, overrides = word.partition("=")
+        found = trained(folder / f"{name}.run", json.loads(overrides))
+        if torch.distributed.get_rank() == 0:
+            save_file(found, folder / f"{name}.safetensors")

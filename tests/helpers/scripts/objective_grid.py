@@ -1,0 +1,118 @@
+"""Run by torchrun: every objective with several numbers of micro-batches on this rank's share of a global batch, float64.
+
+    grid.py OUT SPECS MICRO_BATCHES...
+
+`SPECS` is a pickle of the objectives' specs by name: composing them in each process would take longer than all steps. Two optimizer steps each, on small towers. Rank 0 writes `OUT`: losses on all ranks, every gradient, the per-sample state;
+and `OUT.json`: how often each collective ran in forward and backward of a step, from the process group's own records.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from helpers.objective_cases import FP64, Towers, inputs, read
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+from clipx.config.duration import Length
+from clipx.data.loader import Batch
+from clipx.distributed.comm import Comm
+from clipx.distributed.spec import DistributedSpec
+from clipx.objective.base import Metrics
+from clipx.objective.spec import ObjectiveSpec
+from clipx.trainer.gradcache import forward_backward
+
+SIZE, SAMPLES, LR = 24, 61, 0.5  # samples that no number of ranks shares evenly
+COUNTED = ("infonce", "siglip", "fastclip_v1", "fastclip_v3")  # on two ranks, with the least and the most micro-batches
+Collectives = dict[str, dict[str, int]]
+
+
+def share(comm: Comm, step: int) -> Batch:
+    """This rank's part of the step's batch, in which one sample occurs on the first and on the last rank."""
+    batch = inputs(SIZE, SAMPLES, seed=step)
+    batch.index[-3] = batch.index[1]
+    part = slice(comm.rank * SIZE // comm.world, (comm.rank + 1) * SIZE // comm.world)
+    return Batch(batch.image[part], batch.tokens[part], batch.index[part])
+
+
+def teacher(batch: Batch) -> tuple[Tensor, Tensor]:
+    """What a teacher that learns nothing says of a batch: of another width than the towers, its products logits."""
+    generator = torch.Generator().manual_seed(7)
+    mix = [torch.randn(7, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+    image, text = (F.normalize(x @ m, dim=1) for x, m in zip((batch.image, batch.tokens), mix, strict=True))
+    return 6 * image, text
+
+
+class Run:
+    """One objective in training, on small towers."""
+
+    def __init__(self, comm: Comm, spec: ObjectiveSpec, micro_batches: int) -> None:
+        self.comm, self.micro_batches = comm, micro_batches
+        self.model = Towers()
+        self.parallel = DistributedDataParallel(self.model) if comm.world > 1 else self.model
+        self.taught = spec.taught
+        self.objective = spec.build(comm, Length(epoch=SAMPLES, batch=SIZE, total=6 * SAMPLES)).double()
+        objectives = ((f"objective.{name}", p) for name, p in self.objective.named_parameters())
+        self.parameters = dict((*self.model.named_parameters(), *objectives))
+
+    def forward_backward(self, step: int) -> tuple[Tensor, Metrics]:
+        batch = share(self.comm, step)
+        batch = replace(batch, targets=teacher(batch)) if self.taught else batch
+        return forward_backward(self.parallel, self.objective, batch, self.micro_batches, self.comm, FP64)
+
+    def step(self, step: int) -> dict[str, Tensor]:
+        """A step in the second epoch, where the moving average moves. Returns loss, metrics and gradients."""
+        seen = SAMPLES + step * SIZE
+        self.objective.before_step(seen)
+        loss, metrics = self.forward_backward(step)
+        found = {"losses": self.comm.gather(loss[None]), **{name: value.double() for name, value in metrics.items()}}
+        for name, p in self.parameters.items():
+            everywhere = self.comm.gather(p.grad[None])
+            assert torch.equal(everywhere[0], everywhere[-1]), f"{name} differs between the ranks"
+            found[name] = everywhere[0].clone()
+        with torch.no_grad():  # gradient descent by hand: torch.optim takes two seconds to be imported
+            for p in self.parameters.values():
+                p -= LR * p.grad
+                p.grad = None
+        self.objective.after_step(seen + SIZE)
+        return found
+
+    def collectives(self) -> dict[str, int]:
+        """Of a step that is not taken. Not of the second: there DataParallel agrees on its buckets, once."""
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            self.forward_backward(0)
+        if not self.comm.is_main:
+            return {}
+        return Counter(e.name.removeprefix("gloo:") for e in recorded.events() if e.name.startswith("gloo:"))
+
+
+def main(out: Path, specs: dict[str, ObjectiveSpec], micro_batches: list[int]) -> None:
+    comm = DistributedSpec(device="cpu").build()
+    found: dict[str, Tensor] = {}
+    counts: Collectives = {}
+    for variant, spec in specs.items():
+        for number in micro_batches:
+            run = Run(comm, spec, number)
+            for step in range(2):
+                found |= {f"{variant}/{number}/{step}/{name}": t for name, t in run.step(step).items()}
+            found[f"{variant}/{number}/table"] = read(run.objective, SAMPLES).contiguous()
+            if comm.world == 2 and variant in COUNTED and number in (micro_batches[0], micro_batches[-1]):
+                counts[f"{variant}/{number}"] = run.collectives()
+    if comm.is_main:
+        save_file(found, out)
+        out.with_suffix(".json").write_text(json.dumps(counts))
+    comm.barrier()
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), pickle.loads(Path(sys.argv[2]).read_bytes()), [int(number) for number in sys.argv[3:]])

@@ -1,0 +1,64 @@
+"""A run, resumed from each of its steps: what does not end bit for bit as it did. Also a script, for several ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from helpers.runs import VIT, small, tensors, untimed_rows
+
+from clipx.trainer.trainer import Trainer
+
+OBJECTIVES = (
+    *("infonce", "dcl", "siglip", "sogclr", "isogclr"),
+    *("fastclip_v0", "fastclip_v1", "fastclip_v2", "fastclip_v3"),
+)
+STEPS = 5
+# Five steps of 36 in epochs of 75 samples: samples return, γ falls, and steps 2 and 4 lie in the midst of an epoch.
+# Dropout draws random numbers, in two micro-batches.
+FIVE = (
+    *VIT,
+    "+model.image.options.proj_drop_rate=0.1",
+    *("data.samples=75", "data.batch_size=36", "data.micro_batches=2", f"duration={STEPS}st"),
+    *("checkpoint.every=1st", "checkpoint.keep_last=9", "evaluator=[retrieval]", "evaluator.retrieval.every=2st"),
+)
+
+
+def options(objective: str) -> tuple[str, ...]:
+    rho = ("objective.rho=2",) if objective in ("isogclr", "fastclip_v2", "fastclip_v3") else ()  # below log(75 - 1)
+    return (*FIVE, f"objective={objective}", *rho)
+
+
+def end(run_dir: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Everything in the last checkpoint, and every number that was logged but for those of the clock."""
+    return tensors(run_dir, STEPS), untimed_rows(run_dir)
+
+
+def differences(folder: Path, *overrides: str, steps: range = range(1, STEPS)) -> list[str]:
+    """By step, what differs from the run that never stopped. All ranks call it together."""
+    straight = folder / "straight"
+    trainer = Trainer(small(straight, *overrides))
+    trainer.fit()
+    expected, expected_rows = end(straight)
+    assert any("eval/" in name for row in expected_rows for name in row)
+    found = []
+    for step in steps:
+        run_dir = folder / f"from-{step}"
+        trainer.comm.run_on_main(lambda run_dir=run_dir: shutil.copytree(straight, run_dir) and None)
+        again = Trainer(small(run_dir, *overrides, f"resume=step:{step}"))
+        assert again.steps_done == step
+        again.fit()
+        ended, rows = end(run_dir)
+        assert ended.keys() == expected.keys()
+        found += [f"{step}: {name}" for name in expected if not torch.equal(ended[name], expected[name])]
+        found += [f"{step}: metrics.jsonl"] if rows != expected_rows else []
+    return found
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    told = {name: differences(place / name, *options(name)) for name in sys.argv[2:]}
+    (place / f"differences.{torch.distributed.get_rank()}.json").write_text(json.dumps(told))

@@ -1,0 +1,83 @@
+"""What the tests of the launchers share: the command, and what SLURM and the points' files say afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from helpers.runs import SMALL
+
+TRAIN = (sys.executable, "-m", "clipx.train")
+SLURM = ("-m", "hydra/launcher=clipx_slurm", "hydra.launcher.gpus_per_node=0", "hydra.launcher.cpus_per_task=1")
+LOCAL = ("-m", "hydra/launcher=clipx_local")
+QUICK = (*SMALL, "checkpoint=none")
+
+
+def launch(*arguments: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """`python -m clipx.train` with these arguments. Points run on one thread each."""
+    own = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    done = subprocess.run([*TRAIN, *arguments], env=own, capture_output=True, text=True, timeout=200, check=False)
+    assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def output_of(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout.strip()
+
+
+def job_of(output: str) -> str:
+    (job,) = re.findall(r"^  job     (\d+)$", output, re.M)
+    return str(job)
+
+
+def slurm_tasks(job: str) -> list[dict[str, str]]:
+    """What scontrol says of a job, a dictionary for each of its tasks."""
+    lines = output_of("scontrol", "--oneliner", "show", "job", job).splitlines()
+    return [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
+
+
+def wait_for_job(job: str, seconds: float = 120) -> list[str]:
+    """The states in which a job's tasks ended."""
+
+    def states() -> list[str] | None:
+        found = [task["JobState"] for task in slurm_tasks(job)]
+        return None if {"PENDING", "RUNNING", "SIGNALING", "COMPLETING", "REQUEUED"} & set(found) else found
+
+    return wait_until(states, seconds, f"job {job} does not end")
+
+
+def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end, f"{what} in {seconds} s"
+        time.sleep(0.1)
+    return found
+
+
+def wait_for_steps(point: Path, steps: int = 2) -> None:
+    """Returns when a point has logged so many steps."""
+    wait_until(lambda: len(rows(point)) >= steps, 60, f"{point} does not train: {logs(point)}")
+
+
+def rows(point: Path) -> list[dict[str, float]]:
+    path = point / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def losses(point: Path) -> list[float]:
+    return [row["train/loss"] for row in rows(point) if "train/loss" in row]
+
+
+def launch_json(point: Path, name: str) -> Any:
+    return json.loads((point / ".launch" / f"{name}.json").read_text())
+
+
+def logs(point: Path) -> str:
+    return "".join(f"{path.name}: {path.read_text()}" for path in sorted((point / ".launch" / "logs").glob("*")))

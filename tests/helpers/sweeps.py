@@ -1,0 +1,79 @@
+"""Sweeps as the launchers leave them, made in this process: real files, and runs only where a test wants their numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from clipx.report.console import is_headline
+from clipx.run import lock
+from clipx.trainer.trainer import Trainer
+from clipx_launch.commands.run import Run
+from clipx_launch.commands.runs import sweep_runs
+from clipx_launch.options import LaunchSpec, LocalSpec
+from clipx_launch.point import Point, Result, config_hash
+from clipx_launch.sweep import Planned, Sweep
+from helpers.runs import small
+
+QUICK = ("duration=4st", "evaluator=[retrieval]", "checkpoint=none")
+
+
+def make_sweep(
+    folder: Path, *typed: list[str], common: tuple[str, ...] = QUICK, spec: LaunchSpec | None = None
+) -> Sweep:
+    """A point for each list of overrides, launched but for its process."""
+    sweep = Sweep(folder, dict(enumerate(typed)))
+    for index, own in sweep.overrides.items():
+        run = small(folder / f"{index}", *common, *own)
+        point = Point(folder=folder / f"{index}", index=index, overrides=[*common, *own], content=config_hash(run))
+        sweep.planned.append(Planned(point, run))
+    sweep.check(LocalSpec())
+    for planned in sweep.planned:
+        planned.point.create(planned.spec)
+    (folder / ".launch").mkdir(exist_ok=True)
+    sweep.save(spec or LocalSpec())
+    return sweep
+
+
+def train(planned: Planned) -> None:
+    numbers = Trainer(planned.spec).fit()
+    planned.point.write_result(
+        Result("finished", value=next((v for name, v in numbers.items() if is_headline(name)), None))
+    )
+
+
+def states(folder: Path) -> dict[str, tuple[str, str]]:
+    return {run.name: (run.state.value, run.reason) for run in sweep_runs(folder)}
+
+
+def run_named(folder: Path, name: str) -> Run:
+    (found,) = (run for run in sweep_runs(folder) if run.name == name)
+    return found
+
+
+@contextmanager
+def idle_process() -> Iterator[tuple[subprocess.Popen[bytes], lock.Holder]]:
+    """One that does nothing until it is ended, and what a lock says of it."""
+    with subprocess.Popen(["sleep", "600"]) as child:
+        born = lock._process_stat(child.pid)[1]
+        try:
+            yield child, dataclasses.replace(lock.Holder.current(), id="x", pid=child.pid, born=born)
+        finally:
+            child.kill()
+
+
+def set_launcher(folder: Path, holder: lock.Holder) -> None:
+    """Writes into sweep.json that another process launched it."""
+    path = folder / ".launch/sweep.json"
+    known = json.loads(path.read_text())
+    for launch in known["launches"]:
+        launch["process"] = dataclasses.asdict(holder)
+    path.write_text(json.dumps(known))
+
+
+def write_lock(run_dir: Path, holder: lock.Holder) -> None:
+    (run_dir / lock.LOCK).write_text(json.dumps(dataclasses.asdict(holder)))

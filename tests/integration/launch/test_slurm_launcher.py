@@ -1,0 +1,237 @@
+"""Sweeps and runs on a real SLURM, through `hydra/launcher=clipx_slurm`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import PLUGINS
+from helpers.runs import SMALL, VIT, small, tensors
+from helpers.slurm_jobs import (
+    QUICK,
+    SLURM,
+    TRAIN,
+    job_of,
+    launch,
+    launch_json,
+    logs,
+    losses,
+    output_of,
+    rows,
+    slurm_tasks,
+    wait_for_job,
+    wait_for_steps,
+    wait_until,
+)
+
+from clipx.trainer.trainer import Trainer
+from clipx_launch import cluster, slurm
+from clipx_launch.options import LocalSpec, SlurmSpec
+from clipx_launch.point import Point, config_hash
+from clipx_launch.sweep import Planned, Sweep
+
+pytestmark = pytest.mark.usefixtures("slurm")
+PLUGIN = PLUGINS / "faults"
+LONG = (*SMALL, "data.workers=1", "duration=40st", "checkpoint.every=end")
+FOUR = ("hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=2", "hydra.launcher.gpus_per_node=0")
+
+
+def test_a_sweep_is_an_array_whose_values_come_back_and_whose_finished_points_are_not_run_again(tmp_path: Path) -> None:
+    sweep = tmp_path / "a sweep, lr=1"
+    options = (*SLURM, f"hydra.sweep.dir='{sweep}'", "hydra.launcher.parallelism=2", *QUICK, "evaluator=[retrieval]")
+    done = launch(*options, "hydra.launcher.wait=true", "seed=0,1,2")
+    job = job_of(done.stdout)
+    assert f"{sweep}: 3 of 3 points submitted" in done.stdout
+    assert "point 2  seed=2  finished 0" in done.stdout
+    assert wait_for_job(job) == ["COMPLETED"] * 3
+    assert {task["ArrayTaskThrottle"] for task in slurm_tasks(job)} == {"2"}
+    for task in range(3):
+        point = launch_json(sweep / f"{task}", "point")
+        assert (point["job"], point["task"], point["requeues"]) == (job, task, 0)
+        assert f"seed={task}" in point["overrides"]
+        result = launch_json(sweep / f"{task}", "result")
+        assert result["state"] == "finished"
+        assert 0 <= result["value"] <= 1
+        assert "run directory" in (sweep / f"{task}/.launch/logs/{job}_{task}.0.log").read_text()
+        assert f"seed: {task}\n" in (sweep / f"{task}/.launch/config.yaml").read_text()
+        assert (sweep / f"{task}/.launch/script.sh").read_text().startswith("#!/bin/bash")
+    assert len({tuple(losses(sweep / f"{task}")) for task in range(3)}) == 3
+    again = launch(*options, "hydra.launcher.wait=true", "seed=0,1,2,3")
+    assert f"{sweep}: 1 of 4 points submitted (3 finished before)" in again.stdout
+    assert launch_json(sweep / "3", "point")["job"] == job_of(again.stdout)
+    assert [point["job"] for point in launch_json(sweep, "sweep")["points"]] == [job] * 3 + [job_of(again.stdout)]
+
+
+def test_two_nodes_of_two_tasks_train_as_one_process_does(tmp_path: Path) -> None:
+    common = ("checkpoint=none", *VIT)
+    sweep = (f"run_dir={tmp_path}/four", f"hydra.sweep.dir={tmp_path}/s")
+    job = job_of(launch(*SLURM, *FOUR, *SMALL, *common, *sweep).stdout)
+    Trainer(small(tmp_path / "one", *common)).fit()
+    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "four")
+    assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert "on 4 x cpu" in logs(tmp_path / "four")
+    assert len(list((tmp_path / "four/.launch/logs").glob(f"{job}.[0-3].log"))) == 4
+
+
+@pytest.mark.slow
+def test_torchrun_on_each_node_trains_the_same_and_passes_signals_on(tmp_path: Path) -> None:
+    options = (*SLURM, *FOUR, "hydra.launcher.style=torchrun", *LONG, *VIT)
+    job = job_of(launch(*options, f"run_dir={tmp_path}/four", f"hydra.sweep.dir={tmp_path}/s").stdout)
+    wait_for_steps(tmp_path / "four")
+    output_of("scancel", "--signal=USR1", job)
+    Trainer(small(tmp_path / "one", *LONG, *VIT)).fit()
+    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "four")
+    assert launch_json(tmp_path / "four", "point")["requeues"] == 1
+    assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_signalled_run_saves_is_requeued_and_ends_bit_for_bit_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """As SLURM sends it before the time limit: with loader processes, all of which get the signal as well."""
+    job = job_of(launch(*SLURM, f"hydra.sweep.dir={tmp_path}", *LONG).stdout)
+    wait_for_steps(tmp_path / "0")
+    output_of("scancel", "--signal=USR1", job)
+    Trainer(small(tmp_path / "straight", *LONG)).fit()
+    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "0")
+    (task,) = slurm_tasks(job)
+    assert task["Restarts"] == "1"
+    assert launch_json(tmp_path / "0", "point")["requeues"] == 1
+    assert launch_json(tmp_path / "0", "result")["state"] == "finished"
+    assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
+    ours, theirs = tensors(tmp_path / "0", 40), tensors(tmp_path / "straight", 40)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert losses(tmp_path / "0") == losses(tmp_path / "straight")
+
+
+def test_a_stopped_run_saves_and_goes_on_by_the_same_command_until_it_is_finished(tmp_path: Path) -> None:
+    """Stopped by the signal that comes before a time limit, with no requeue left; then by scancel, which SLURM does not
+    requeue; its SIGTERM reaches the loader process as well."""
+    point = tmp_path / "0"
+    slow = ("objective=slow", "objective.step_s=0.5")  # the run outlasts a launch on a busy machine
+    own = (f"hydra.sweep.dir={tmp_path}", "hydra.launcher.max_requeue=0")
+    options = ("--config-dir", str(PLUGIN), *SLURM, *LONG, *slow, *own)
+    job = job_of(launch(*options).stdout)
+    wait_for_steps(point)
+    assert "0 of 1 points submitted (1 in the queue)" in launch(*options).stdout
+    output_of("scancel", "--signal=USR1", job)
+    assert wait_for_job(job) == ["FAILED"]
+    assert launch_json(point, "result")["state"] == "stopped"
+    batch = (tmp_path / f".launch/logs/{job}.log").read_text()
+    assert "not put back into the queue (hydra.launcher.max_requeue=0)" in batch
+    done = len(rows(point))
+    assert [path.name for path in (point / "checkpoints").glob("step-*")] == [f"step-{done:08d}"]
+
+    job = job_of(launch(*options).stdout)
+    wait_for_steps(point, done + 2)
+    output_of("scancel", job)
+    assert wait_for_job(job) == ["CANCELLED"]
+    assert slurm_tasks(job)[0]["Restarts"] == "0"
+    assert launch_json(point, "result")["state"] == "stopped"
+
+    launch(*options, "hydra.launcher.wait=true")
+    assert launch_json(point, "result")["state"] == "finished"
+    assert [row["step"] for row in rows(point)] == list(range(1, 41)), "each step once"
+
+
+def test_a_rank_that_fails_ends_its_job_as_failed_and_what_runs_is_the_code_of_the_submission(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(PLUGIN, mine)
+    faulty = mine / "objective" / "faulty.py"
+    options = (*SLURM, *FOUR, "objective=faulty", "objective.rank=2", *QUICK, f"hydra.sweep.dir={tmp_path}/s")
+    job = job_of(launch("--config-dir", str(mine), *options, "+hydra.launcher.sbatch={hold: true}").stdout)
+    faulty.write_text("raise RuntimeError('edited since')")
+    output_of("scontrol", "release", job)
+    point = tmp_path / "s" / "0"
+    assert wait_for_job(job) == ["FAILED"], logs(point)
+    assert slurm_tasks(job)[0]["ExitCode"] == "1:0"
+    assert launch_json(point, "result") == {
+        "state": "failed",
+        "exit_code": 1,
+        "value": None,
+        "error": "RuntimeError: a bug of rank 2",
+    }
+    log = (point / f".launch/logs/{job}.2.log").read_text()
+    assert "Traceback" in log
+    assert 'raise RuntimeError(f"a bug of rank' in log
+
+
+def test_a_waited_for_job_that_is_cancelled_before_it_starts_is_noticed(tmp_path: Path) -> None:
+    sweep = (f"hydra.sweep.dir={tmp_path}", "hydra.launcher.wait=true", "+hydra.launcher.sbatch={hold: true}")
+    with subprocess.Popen(
+        [*TRAIN, *SLURM, *sweep, *QUICK], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as waiting:
+        job = wait_until(
+            lambda: (tmp_path / "0/.launch/point.json").is_file() and launch_json(tmp_path / "0", "point")["job"],
+            60,
+            "no job",
+        )
+        output_of("scancel", job)
+        output, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 1
+    assert f"its job {job} is cancelled" in output
+
+
+def test_a_sweep_beyond_the_clusters_arrays_is_several_that_keep_to_its_parallelism(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "max_array_size", lambda: 2)
+    sweep = Sweep(tmp_path, {seed: [f"seed={seed}"] for seed in range(5)})
+    for seed in range(5):
+        spec = small(tmp_path / f"{seed}", f"seed={seed}")
+        point = Point(folder=tmp_path / f"{seed}", index=seed, overrides=[f"seed={seed}"], content=config_hash(spec))
+        sweep.planned.append(Planned(point, spec))
+    sweep.check(LocalSpec())
+    slurm._submit(sweep, SlurmSpec(gpus_per_node=0, cpus_per_task=1, parallelism=2, sbatch={"hold": True}))
+    jobs = launch_json(tmp_path, "sweep")["jobs"]
+    try:
+        assert len(jobs) == 3
+        assert [
+            (launch_json(tmp_path / f"{k}", "point")["job"], launch_json(tmp_path / f"{k}", "point")["task"])
+            for k in range(5)
+        ] == [*((jobs[0], 0), (jobs[0], 1), (jobs[1], 0), (jobs[1], 1), (jobs[2], None))]
+        assert slurm_tasks(jobs[1])[0]["Dependency"].startswith(f"afterany:{jobs[0]}")
+        assert slurm_tasks(jobs[2])[0]["Dependency"].startswith(f"afterany:{jobs[1]}")
+    finally:
+        output_of("scancel", *jobs)
+
+
+def test_a_job_submits_jobs_of_its_own(tmp_path: Path) -> None:
+    """Its own SLURM_* and ranks are not those of the jobs it submits."""
+    inner = (*TRAIN, *SLURM, f"hydra.sweep.dir={tmp_path}", "hydra.launcher.wait=true", *QUICK)
+    output_of("srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "env", "RANK=3", "WORLD_SIZE=4", *inner)
+    assert launch_json(tmp_path / "0", "result")["state"] == "finished"
+    assert "on 1 x cpu" in logs(tmp_path / "0")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["partition=gpu"], "hydra.launcher.partition=gpu is not there: choose one of low, main"),
+        (
+            ["tasks_per_node=3", "gpus_per_node=3"],
+            "hydra.launcher.gpus_per_node=3 is more than a node of partition main has: 2 GPUs at most",
+        ),
+        (["nodes=3"], "hydra.launcher.nodes=3 is more than partition main has: 2 such nodes"),
+        (
+            ["sbatch={reservation: none}"],
+            "sbatch refused the job, and nothing is submitted: Batch job submission failed: Requested reservation is invalid",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_cluster_cannot_run_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+    typed = [f"{'+' * option.startswith('sbatch')}hydra.launcher.{option}" for option in options]
+    done = launch(*SLURM, *typed, *QUICK, "data.batch_size=36", f"hydra.sweep.dir={tmp_path}", check=False)
+    assert done.returncode != 0
+    assert done.stderr == f"error: {message}\n"
+    assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_the_stock_slurm_launcher_stays_usable(tmp_path: Path) -> None:
+    stock = ("-m", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path}", "hydra.launcher.timeout_min=5")
+    launch(*stock, *QUICK, "seed=0,1")
+    assert losses(tmp_path / "0") != losses(tmp_path / "1")

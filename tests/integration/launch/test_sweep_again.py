@@ -1,0 +1,206 @@
+"""Sweeps that are cancelled and resumed, on this machine and on a real SLURM."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.slurm_jobs import launch_json, logs, output_of, rows, slurm_tasks
+from helpers.sweeps import idle_process, make_sweep, run_named, set_launcher, states, train, write_lock
+
+from clipx_launch import cluster, slurm
+from clipx_launch.__main__ import main
+from clipx_launch.options import LocalSpec, SlurmSpec
+from clipx_launch.point import Result
+from clipx_launch.sweep import Sweep
+
+# ------------------------------------------------------------------------------------------------- this machine
+
+
+def test_a_points_process_gets_sigterm_and_its_neighbours_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"])
+    with idle_process() as (launcher, keeper), idle_process() as (one, first), idle_process() as (other, second):
+        set_launcher(tmp_path, keeper)
+        write_lock(sweep.planned[0].point.folder, first)
+        write_lock(sweep.planned[1].point.folder, second)
+        assert main(["cancel", str(tmp_path), "1"]) == 0
+        assert capsys.readouterr().out == f"cancelled point 1: SIGTERM to {second}\n"
+        assert other.wait(60) == -signal.SIGTERM
+        assert (one.poll(), launcher.poll()) == (None, None)
+
+        assert main(["cancel", str(tmp_path), "2"]) == 1, "it waits for its turn"
+        assert "point 2 has not begun, and cannot be cancelled alone: cancel the whole sweep" in capsys.readouterr().err
+        assert main(["cancel", str(tmp_path)]) == 0
+        assert capsys.readouterr().out == f"cancelled 2 waiting, 1 starting: SIGTERM to their launcher, {keeper}\n"
+        assert launcher.wait(60) == -signal.SIGTERM
+        assert one.poll() is None, "its launcher tells it, which here is none"
+        assert main(["cancel", str(tmp_path)]) == 0, "without its launcher a point is told itself"
+        assert one.wait(60) == -signal.SIGTERM
+    capsys.readouterr()
+    assert main(["cancel", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "nothing to cancel: 3 lost\n"
+
+
+def test_resuming_goes_on_with_failed_points_as_they_were_launched_and_leaves_others_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Point 0 is finished, point 1 was killed after its checkpoint of step 2 of 4, point 2 is at work."""
+    settings = LocalSpec(environment={"TQDM_DISABLE": "of the launch"}, snapshot=False)
+    common = ("evaluator=[]", "checkpoint.every=2st", "checkpoint.keep_last=2")
+    (tmp_path / "launched").mkdir()
+    monkeypatch.chdir(tmp_path / "launched")
+    made = make_sweep(tmp_path / "s", ["seed=0"], ["seed=1"], ["seed=2"], common=common, spec=settings)
+    monkeypatch.chdir(tmp_path)
+    sweep, killed = tmp_path / "s", made.planned[1].point
+    made.planned[0].point.write_result(Result("finished", value=0.5))
+    trained_to_two(made)
+    before = (sweep / "0/.launch/point.json").stat().st_mtime_ns, run_named(sweep, "0").rows
+    with idle_process() as (_, gone):
+        set_launcher(sweep, gone)
+    with idle_process() as (_, worker):
+        write_lock(made.planned[2].point.folder, worker)
+        assert {name: state for name, (state, _) in states(sweep).items()} == {
+            "0": "finished",
+            "1": "lost",
+            "2": "starting",
+        }
+        assert main(["resume", str(sweep)]) == 0, capsys.readouterr().err
+        assert states(sweep)["2"][0] == "starting"
+    assert states(sweep)["1"][0] == "finished", logs(killed.folder)
+    assert [row["step"] for row in rows(killed.folder)] == [1, 2, 3, 4], "each step once"
+    assert "going on" in logs(killed.folder) or "step 2" in logs(killed.folder), logs(killed.folder)
+    assert ((sweep / "0/.launch/point.json").stat().st_mtime_ns, run_named(sweep, "0").rows) == before
+    first, again = launch_json(sweep, "sweep")["launches"]
+    assert again["settings"] == first["settings"]
+    assert again["cwd"] == first["cwd"] == str(tmp_path / "launched")
+    assert [point["launch"] for point in launch_json(sweep, "sweep")["points"]] == [0, 1, 0]
+    assert Path.cwd() == tmp_path
+    assert not (sweep / ".launch/code").exists(), "snapshot=false holds"
+    capsys.readouterr()
+    assert main(["resume", str(sweep)]) == 0
+    assert os.environ.get("TQDM_DISABLE") is None
+
+
+def trained_to_two(sweep: Sweep) -> None:
+    """Point 1 as a kill after its first checkpoint leaves it."""
+    planned = sweep.planned[1]
+    run = planned.point.folder
+    train(planned)
+    (run / ".launch/result.json").unlink()
+    for path in sorted((run / "checkpoints/step-00000004").iterdir()):
+        path.unlink()
+    (run / "checkpoints/step-00000004").rmdir()
+    for name in ("metrics.jsonl", "events.jsonl"):
+        lines = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join(lines[:3]))
+
+
+def test_what_cannot_be_resumed_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = make_sweep(tmp_path / "s", ["seed=0"])
+    sweep.planned[0].point.write_result(Result("failed", 1, error="a bug"))
+    path = tmp_path / "s/.launch/sweep.json"
+    whole = path.read_text()
+    path.write_text(whole.replace(str(Path.cwd()), str(tmp_path / "gone")))
+    assert main(["resume", str(tmp_path / "s")]) == 1
+    assert (
+        capsys.readouterr().err == f"error: {tmp_path}/gone, which the sweep was launched with, is gone: restore it\n"
+    )
+    path.write_text(whole.replace('"launch": 0', '"launch": null'))
+    assert main(["resume", str(tmp_path / "s")]) == 1
+    assert "does not say how point 0 was launched: give its command again" in capsys.readouterr().err
+    sweep.planned[0].point.create(sweep.planned[0].spec)
+    sweep.planned[0].point.write_result(Result("finished"))
+    assert main(["resume", str(tmp_path / "s")]) == 0
+    assert capsys.readouterr().out == "nothing to resume: 1 finished\n"
+
+
+# -------------------------------------------------------------------------------------------------------- SLURM
+
+HELD = SlurmSpec(gpus_per_node=0, cpus_per_task=2, name="mine", parallelism=2, sbatch={"hold": True})
+
+
+@pytest.fixture
+def submitted(slurm: Path, tmp_path: Path) -> Iterator[Path]:
+    """Three points in SLURM's queue, where they stay."""
+    sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"], spec=HELD)
+    start(sweep)
+    try:
+        yield tmp_path
+    finally:
+        output_of("scancel", *launch_json(tmp_path, "sweep")["jobs"])
+
+
+def start(sweep: Sweep) -> None:
+    slurm.start(sweep, HELD)
+
+
+def test_queued_points_wait_are_cancelled_one_by_one_and_are_resumed_alone(
+    submitted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = launch_json(submitted, "sweep")["jobs"][0]
+    assert {name: state for name, (state, _) in states(submitted).items()} == dict.fromkeys("012", "waiting")
+    assert states(submitted)["0"][1] == "JobHeldUser"
+    assert [run_named(submitted, name).job for name in "012"] == [f"{job}_{task}" for task in range(3)]
+
+    assert main(["cancel", str(submitted), "1"]) == 0
+    assert capsys.readouterr().out == f"cancelled point 1, job {job}_1, which was waiting\n"
+    assert [states(submitted)[name][0] for name in "012"] == ["waiting", "cancelled", "waiting"]
+
+    output_of("scancel", f"{job}_2")
+    (submitted / "2/.launch/result.json").write_text('{"state": "failed", "exit_code": 1, "error": "a bug"}')
+    assert main(["resume", str(submitted)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{submitted}: 2 of 2 points submitted" in printed
+    for verb in ("status", "logs", "cancel"):
+        assert f"  {verb:7} python -m clipx_launch {verb} {submitted}\n" in printed
+    first, again = launch_json(submitted, "sweep")["jobs"]
+    assert [point["job"] for point in launch_json(submitted, "sweep")["points"]] == [first, again, again]
+    assert [states(submitted)[name][0] for name in "012"] == ["waiting"] * 3
+    assert {
+        (task["JobName"], task["NumCPUs"], task["ArrayTaskThrottle"], task["JobState"]) for task in slurm_tasks(again)
+    } == {("mine", "2", "2", "PENDING")}
+    assert len(launch_json(submitted, "sweep")["launches"]) == 1, "launched alike"
+
+    assert main(["cancel", str(submitted)]) == 0
+    assert capsys.readouterr().out.count("cancelled point") == 3
+    assert {state for state, _ in states(submitted).values()} == {"cancelled"}
+    assert main(["cancel", str(submitted)]) == 0
+    assert capsys.readouterr().out == "nothing to cancel: 3 cancelled\n"
+
+
+def test_a_job_that_is_gone_is_what_slurm_says_of_it_and_lost_where_that_is_nothing(
+    submitted: Path,
+) -> None:
+    (job,) = launch_json(submitted, "sweep")["jobs"]
+    output_of("scancel", f"{job}_0")
+    assert states(submitted)["0"] == ("lost", f"its job {job}_0 is gone, and left no result"), (
+        "SLURM forgets it at once"
+    )
+    output_of("scancel", job)
+    for name in "12":
+        assert states(submitted)[name] == ("cancelled", f"its job {job}_{name} is cancelled")
+
+
+@pytest.mark.parametrize(("text", "tasks"), [("", []), ("3", [3]), ("0,2-4%2", [0, 2, 3, 4]), ("1-2", [1, 2])])
+def test_tasks_that_slurm_has_not_told_apart(text: str, tasks: list[int]) -> None:
+    assert cluster._task_ids(text) == tasks
+
+
+def test_a_point_that_saved_and_waits_again_is_requeued(submitted: Path) -> None:
+    result = '{"state": "stopped", "exit_code": 75, "error": "SIGUSR1: stopped after step 3 of 4, saved"}'
+    (submitted / "0/.launch/result.json").write_text(result)
+    assert states(submitted)["0"] == ("requeued", "JobHeldUser")
+    output_of("scancel", str(run_named(submitted, "0").job))
+    assert states(submitted)["0"] == ("stopped", "SIGUSR1: stopped after step 3 of 4, saved")
+
+
+def test_without_slurm_the_files_alone_tell(submitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert states(submitted)["0"] == ("starting", "SLURM does not answer")
+    assert states(submitted)["0"][0] == "waiting"

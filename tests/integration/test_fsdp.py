@@ -1,0 +1,165 @@
+"""A model that is spread over the ranks trains as one that each rank holds whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import SCRIPTS
+from helpers.runs import VIT, torchrun
+from helpers.scripts.fsdp_training import trained
+from safetensors.torch import load_file
+
+from clipx.errors import ConfigError
+from clipx.trainer.spec import compose
+
+SCRIPT = str(SCRIPTS / "fsdp_training.py")
+TEN = (
+    *VIT,
+    "checkpoint.every=5st",
+    "duration=10st",
+    "data.samples=320",
+    "evaluator=[retrieval]",
+    "evaluator.retrieval.every=5st",
+)
+FSDP = "distributed=fsdp"
+OBJECTIVES = {
+    "infonce": ("objective=infonce",),
+    "siglip": ("objective=siglip",),
+    "fastclip_v3": ("objective=fastclip_v3", "objective.rho=2.9"),
+    "lamb": ("optimizer=lamb",),
+}
+RHO = ("isogclr", "fastclip_v2")
+# A ResNet, whose BatchNorms see each other's samples: five steps, for it has more layers.
+RESNET = (
+    "checkpoint=none",
+    "duration=5st",
+    "data.samples=320",
+    "evaluator=[retrieval]",
+    "evaluator.retrieval.every=end",
+)
+Tensors = dict[str, torch.Tensor]
+
+
+def train_on_ranks(ranks: int, folder: Path, ways: dict[str, tuple[str, ...]]) -> dict[str, Tensors]:
+    overrides = {name: [*TEN, *OBJECTIVES[objective], *words] for name, (objective, *words) in ways.items()}
+    torchrun(ranks, SCRIPT, str(folder), *(f"{name}={json.dumps(words)}" for name, words in overrides.items()))
+    return {name: load_file(folder / f"{name}.safetensors") for name in ways}
+
+
+def assert_same(found: Tensors, expected: Tensors, tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
+    """One process on the whole batch, by objective."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {name: trained(folder / name, [*TEN, *words]) for name, words in OBJECTIVES.items()}
+
+
+WAYS = {
+    "ddp": ("infonce",),
+    "static": ("infonce", "distributed.static_graph=true", "distributed.gradient_as_bucket_view=true"),
+    "fsdp": ("infonce", FSDP),
+    "kept": ("siglip", FSDP, "distributed.reshard_after_forward=false"),
+    "lamb": ("lamb", FSDP),
+    "compressed": ("infonce", "distributed.compression=bf16"),
+    "recomputed": (
+        "infonce",
+        FSDP,
+        "data.micro_batches=2",
+        "model.image.checkpointing=1",
+        "model.text.checkpointing=1",
+    ),
+    "compiled_ddp": ("infonce", "data.micro_batches=2", "compile.towers=true", "compile.backend=aot_eager"),
+    "compiled": ("infonce", FSDP, "compile.towers=true", "compile.backend=aot_eager"),
+    "micro": ("fastclip_v3", FSDP, "data.micro_batches=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> dict[str, Tensors]:
+    return train_on_ranks(2, folder, WAYS)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "compressed"])
+def test_ten_steps_on_two_ranks_are_those_of_one_process(
+    way: str, two: dict[str, Tensors], alone: dict[str, Tensors]
+) -> None:
+    """Losses, the norm that is clipped, weights, their average, what is evaluated: float64, to 1e-9."""
+    assert len(two[way]["train/loss"]) == 10
+    assert_same(two[way], alone[WAYS[way][0]], 1e-9)
+
+
+def test_a_sharded_run_goes_on_from_its_middle_in_one_process(
+    tmp_path: Path, folder: Path, two: dict[str, Tensors], alone: dict[str, Tensors]
+) -> None:
+    run_dir = tmp_path / "again"
+    shutil.copytree(folder / "fsdp.run", run_dir)
+    found = trained(run_dir, [*TEN, *OBJECTIVES["infonce"], "resume=step:5"])
+    assert_same(found, alone["infonce"], 1e-9)
+
+
+def test_gradients_that_travel_in_16_bits_change_little(two: dict[str, Tensors]) -> None:
+    found, whole = two["compressed"]["train/loss"], two["ddp"]["train/loss"]
+    assert (found - whole).abs().max() < 0.01
+    assert not torch.equal(found[2:], whole[2:])
+
+
+def test_synced_batchnorms_are_those_of_one_process_on_the_whole_batch(tmp_path: Path) -> None:
+    """Weights and running statistics, the norms inside micro-batches too: float64, to 1e-9."""
+    expected = trained(tmp_path / "alone", list(RESNET))
+    words = json.dumps([*RESNET, "distributed.sync_batchnorm=true"])
+    torchrun(2, SCRIPT, str(tmp_path), f"synced={words}", f"own={json.dumps(RESNET)}")
+    assert_same(load_file(tmp_path / "synced.safetensors"), expected, 1e-9)
+    own = load_file(tmp_path / "own.safetensors")
+    assert (own["train/loss"] - expected["train/loss"]).abs().max() > 1e-4, "without it they differ"
+
+
+@pytest.mark.slow
+def test_groups_of_ranks_that_share_a_copy_train_as_one_process(tmp_path: Path, alone: dict[str, Tensors]) -> None:
+    ways = {"hybrid": ("infonce", FSDP, "distributed.shard_size=2"), "fsdp": ("fastclip_v3", FSDP)}
+    found = train_on_ranks(4, tmp_path, ways)
+    assert_same(found["hybrid"], alone["infonce"], 1e-9)
+    assert_same(found["fsdp"], alone["fastclip_v3"], 1e-9)
+
+
+@pytest.mark.slow
+def test_every_other_objective_trains_in_parts_as_whole(tmp_path: Path) -> None:
+    """Two ranks, two micro-batches, float64, to 1e-9."""
+    others = ("dcl", "sogclr", "isogclr", "fastclip_v0", "fastclip_v1", "fastclip_v2")
+    words = {name: [*TEN, f"objective={name}", *(["objective.rho=2.9"] if name in RHO else [])] for name in others}
+    spread = {name: json.dumps([*own, FSDP, "data.micro_batches=2"]) for name, own in words.items()}
+    torchrun(2, SCRIPT, str(tmp_path), *(f"{name}={text}" for name, text in spread.items()))
+    for name, own in words.items():
+        assert_same(load_file(tmp_path / f"{name}.safetensors"), trained(tmp_path / f"{name}.alone", own), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["distributed.static_graph=true", "data.micro_batches=2"],
+            "distributed.static_graph=true does not go with data.micro_batches=2",
+        ),
+        ([FSDP, "optimizer=muon"], "optimizer=muon needs each matrix whole, of which distributed=fsdp leaves a rank a part"),
+        ([FSDP, "distributed.shard_size=1"], "distributed.shard_size=1 must be at least 2, or null for all ranks"),
+        ([FSDP, "distributed.static_graph=true"], "distributed.static_graph is not a key here: the keys are device, backend"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_together_is_refused_at_composition(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        compose(*words)

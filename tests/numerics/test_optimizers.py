@@ -1,0 +1,200 @@
+"""Each optimizer's update against its paper, in float64 and plain words, with groups, decay and a moving rate."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.optimizers import Optimizing
+from torch import Tensor
+
+from clipx.optimizer.adamw import AdamWSpec
+from clipx.optimizer.lamb import LambSpec
+from clipx.optimizer.lion import LionSpec
+from clipx.optimizer.muon import MuonSpec
+from clipx.optimizer.sgd import SGDSpec
+
+RATES = [1e-2, 2e-2, 5e-3, 1e-3]  # scheduled, step by step
+GROUPED = ("optimizer.layer_decay=0.5", "optimizer.image_lr_scale=0.3", "optimizer.weight_decay=0.3")
+Rule = Callable[[Tensor, list[Tensor], list[float], float], Tensor]
+"""(weight, gradients, rates, weight decay) -> the weight after as many steps"""
+
+
+def adam(grads: list[Tensor], betas: list[float], eps: float) -> list[Tensor]:
+    """m̂/(√v̂ + ε) of each step (arXiv:1412.6980, algorithm 1)."""
+    m = v = torch.zeros_like(grads[0])
+    steps = []
+    for t, g in enumerate(grads, 1):
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g * g
+        steps.append((m / (1 - betas[0] ** t)) / ((v / (1 - betas[1] ** t)).sqrt() + eps))
+    return steps
+
+
+def adamw(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: Any) -> Tensor:
+    """arXiv:1711.05101, algorithm 2, the learning rate multiplying the decay as in torch."""
+    for r, lr in zip(adam(grads, spec.betas, spec.eps), rates, strict=True):
+        p = p - lr * decay * p - lr * r
+    return p
+
+
+def lamb(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: Any, scaled: bool) -> Tensor:
+    """arXiv:1904.00962, algorithm 2; `scaled`: whether the layer's norm plays a part."""
+    for r, lr in zip(adam(grads, spec.betas, spec.eps), rates, strict=True):
+        update = r + decay * p
+        p = p - lr * (p.norm() / update.norm() if scaled and p.norm() > 0 else 1.0) * update
+    return p
+
+
+def lion(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: Any) -> Tensor:
+    """arXiv:2302.06675, algorithm 2."""
+    m = torch.zeros_like(p)
+    for g, lr in zip(grads, rates, strict=True):
+        c = spec.betas[0] * m + (1 - spec.betas[0]) * g
+        p = p - lr * (c.sign() + decay * p)
+        m = spec.betas[1] * m + (1 - spec.betas[1]) * g
+    return p
+
+
+def sgd(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: Any) -> Tensor:
+    """arXiv:1706.02677, eq. 9, on the gradient of the loss and ½·decay·‖w‖²; Nesterov's as arXiv:1212.0901, eq. 7."""
+    v = torch.zeros_like(p)
+    for g, lr in zip(grads, rates, strict=True):
+        g = g + decay * p
+        v = spec.momentum * v + g
+        p = p - lr * (g + spec.momentum * v if spec.nesterov else v)
+    return p
+
+
+def newton_schulz(g: Tensor) -> Tensor:
+    """kellerjordan.github.io/posts/muon: five steps towards the nearest orthogonal matrix."""
+    if g.shape[0] > g.shape[1]:
+        return newton_schulz(g.T).T
+    x = g / g.norm()
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+def muon(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: Any) -> Tensor:
+    """The same, with the factor and the decay of arXiv:2502.16982, eq. 4; a kernel is flattened to out × rest."""
+    buffer = torch.zeros_like(p)
+    for g, lr in zip(grads, rates, strict=True):
+        buffer = spec.momentum * buffer + g
+        direction = (g + spec.momentum * buffer if spec.nesterov else buffer).flatten(1)
+        update = 0.2 * math.sqrt(max(direction.shape)) * newton_schulz(direction)
+        p = p - lr * (update.view_as(p) + decay * p)
+    return p
+
+
+def rule_of(run: Optimizing, name: str) -> Rule:
+    """What the definition has for a parameter."""
+    spec = run.spec
+    match spec:
+        case AdamWSpec():
+            return functools.partial(adamw, spec=spec)
+        case LambSpec():
+            decays = name.startswith("model.") and run.group_of(name)["weight_decay"] > 0
+            return functools.partial(lamb, spec=spec, scaled=decays)
+        case LionSpec():
+            return functools.partial(lion, spec=spec)
+        case SGDSpec():
+            return functools.partial(sgd, spec=spec)
+        case MuonSpec():
+            return functools.partial(muon if run.group_of(name).get("use_muon") else adamw, spec=spec)
+    raise AssertionError(spec)
+
+
+def follow(run: Optimizing, rtol: float = 1e-12, atol: float = 1e-13) -> dict[str, Tensor]:
+    """Makes the steps and compares every weight with its definition. Returns the weights before."""
+    before, grads = run.weights(), [run.gradients(step) for step in range(len(RATES))]
+    for step, lr in enumerate(RATES):
+        run.step(step, lr)
+    for name, after in run.weights().items():
+        group = run.group_of(name)
+        constant = group.get("constant_lr")
+        rates = [lr * group["lr_scale"] if constant is None else constant for lr in RATES]
+        expected = rule_of(run, name)(before[name], [g[name] for g in grads], rates, group["weight_decay"])
+        torch.testing.assert_close(after, expected, rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+    return before
+
+
+@pytest.fixture
+def exact_orthogonal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newton-Schulz in float64 instead of bfloat16."""
+    module = importlib.import_module("timm.optim.muon")
+    exact = functools.partial(module.zeropower_via_newtonschulz, dtype=torch.float64)
+    monkeypatch.setattr(module, "zeropower_via_newtonschulz", exact)
+
+
+@pytest.mark.parametrize("option", ["adamw", "adamw_convnet", "lamb", "lion", "sgd"])
+def test_four_steps_equal_the_definition(option: str) -> None:
+    follow(Optimizing(f"optimizer={option}"))
+
+
+@pytest.mark.parametrize("option", ["adamw", "lamb", "lion", "sgd"])
+def test_four_steps_equal_the_definition_with_groups_and_rates_of_their_own(option: str) -> None:
+    run = Optimizing(f"optimizer={option}", *GROUPED, "optimizer.no_decay=[text.token_embedding.*]", constant=True)
+    before = follow(run)
+    assert all(not torch.equal(before[name], after) for name, after in run.weights().items())
+
+
+@pytest.mark.usefixtures("exact_orthogonal")
+@pytest.mark.parametrize("nesterov", ["true", "false"])
+def test_muons_four_steps_equal_the_definition(nesterov: str) -> None:
+    follow(Optimizing("optimizer=muon", f"optimizer.nesterov={nesterov}", *GROUPED, constant=True), 1e-9, 1e-11)
+
+
+def test_muon_in_bfloat16_is_the_definition_up_to_its_rounding() -> None:
+    """Eight bits of mantissa, and singular values that Newton-Schulz itself leaves between 0.7 and 1.2."""
+    run = Optimizing("optimizer=muon")
+    before = run.weights()
+    run.step(0, 1e-2)
+    for name, after in run.weights().items():
+        if run.group_of(name).get("use_muon"):
+            moved = after - before[name]
+            expected = muon(before[name], [run.gradients(0)[name]], [1e-2], 0.2, run.spec) - before[name]
+            assert (moved - expected).norm() < 0.05 * expected.norm(), name
+
+
+def test_muon_on_matrices_is_torchs() -> None:
+    torch.manual_seed(0)
+    spec = MuonSpec()
+    ours, theirs = ([torch.nn.Parameter(torch.ones(shape)) for shape in ((24, 8), (8, 24), (16, 16))] for _ in range(2))
+    group = {"params": ours, "weight_decay": 0.2, "use_muon": True, "nesterov": True, "eps": 1e-7}
+    mine = spec.build([group])
+    reference = torch.optim.Muon(theirs, lr=spec.lr, weight_decay=0.2, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape)
+            b.grad = a.grad.clone()
+        mine.step()
+        reference.step()
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-2 * spec.lr)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, "false"), (0.5, "false"), (0.5, "true")])
+def test_sgd_equals_the_definition_for_every_momentum(momentum: float, nesterov: str) -> None:
+    follow(Optimizing("optimizer=sgd", f"optimizer.momentum={momentum}", f"optimizer.nesterov={nesterov}"))
+
+
+def test_lamb_scales_without_weight_decay_too() -> None:
+    """timm's own default makes Adam of it."""
+    run = Optimizing("optimizer=lamb", "optimizer.weight_decay=0")
+    name = "model.text.blocks.0.mlp.fc1.weight"
+    before = run.weights()[name]
+    run.step(0, 1e-2)
+    moved = (run.weights()[name] - before).norm()
+    torch.testing.assert_close(moved, 1e-2 * before.norm(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("option", ["adamw", "sgd"])
+def test_torchs_own_are_fused(option: str) -> None:
+    assert all(group["fused"] for group in Optimizing(f"optimizer={option}").optimizer.param_groups)

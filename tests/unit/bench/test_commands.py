@@ -1,0 +1,122 @@
+"""The benchmarks as people type them, at sizes that take no time. Nothing here judges how long anything took."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+from helpers.runs import run
+
+from clipx.bench.spec import BenchSpec
+from clipx.config.registry import CONF_DIR
+from clipx.trainer.spec import compose
+
+BENCH = (sys.executable, "-m", "clipx.bench")
+NAMES = sorted(path.stem for path in (CONF_DIR / "bench").glob("*.yaml"))
+DOCS = (ROOT / "docs" / "benchmarks" / "README.md").read_text()
+
+
+def bench(folder: Path, *words: str) -> tuple[dict, dict, str]:
+    """The last line's figures, results.json, and all that was printed."""
+    done = run(*BENCH, *words, "device=cpu", "threads=1", f"run_dir={folder}")
+    assert "Warning" not in done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), json.loads((folder / "results.json").read_text()), done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_composes_from_its_own_keys_at_the_top_level(name: str) -> None:
+    spec = compose(f"bench={name}", "device=cpu", config_name="bench")
+    assert isinstance(spec, BenchSpec)
+    assert (spec.kind, spec.device) == (name, "cpu")
+    assert re.fullmatch(rf"outputs/bench-{name}-\d{{8}}-\d{{6}}", spec.run_dir)
+
+
+def test_the_list_of_benchmarks_and_a_benchmarks_keys_need_no_torch() -> None:
+    for words in ([], ["--help"], ["loss", "--help"], ["loss", "--cfg", "job"]):
+        done = run(
+            sys.executable,
+            "-c",
+            f"import sys\nsys.argv = ['bench', *{words}]\nfrom clipx.bench.__main__ import main\nmain()\n"
+            "assert 'torch' not in sys.modules",
+        )
+        assert "batch: 8192" in done.stdout if "loss" in words else all(name in done.stdout for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["los"], f"bench=los is not an option: choose one of {', '.join(NAMES)} (did you mean loss?)"),
+        (["batch=64"], f"batch=64 is not a benchmark: name one of {', '.join(NAMES)} first"),
+        (
+            ["loss", "bacth=64"],
+            "bacth is not a key here: the keys are run_dir, device, threads, seed, objectives, batch, dim, parts, ranks, "
+            "dims, small, repeats (did you mean batch?)",
+        ),
+        (["loss", "batch=many"], "batch=many: Value 'many' of type 'str' could not be converted to Integer"),
+        (["loss", "batch=100"], "batch=100 is not divisible by the 8 ranks of parts: give a multiple of 8, or other parts=[…]"),
+        (["loss", "device=tpu"], "device=tpu is not a device: choose from auto, cpu, cuda"),
+        (
+            ["accumulation", "batches=[100]"],
+            "batches=[100] holds 100, which 8 micro_batches cannot share evenly: give multiples of 8",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_mistyped_is_told_in_one_line(words: list[str], message: str) -> None:
+    done = run(*BENCH, *words, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.slow
+def test_loss_compares_time_memory_and_what_travels(tmp_path: Path) -> None:
+    sizes = ("batch=64", "dim=16", "small=16", "parts=[]", "ranks=[2]", "dims=[]", "repeats=2")
+    figures, results, printed = bench(tmp_path / "out", "loss", *sizes)
+    assert set(figures) >= {"memory_ratio", "time_ratio", "plain_memory_ratio", "plain_time_ratio"}
+    assert figures["loss_error"] < 1e-5 and figures["gradient_error"] < 1e-4
+
+    x_bD = 16 * 16 * 4  # bytes of one side's features
+    ours, theirs, plain = (figures["collectives"][name] for name in ("infonce", "open_clip", "open_clip_plain"))
+    assert list(ours) == ["all_gather"]  # nothing is reduced or scattered
+    assert 2 * x_bD < ours["all_gather"]["sent"] < 2.5 * x_bD  # the features and a few numbers a sample
+    assert figures["moves_gradients"] == {"infonce": False, "open_clip": True, "open_clip_plain": False}
+    assert theirs["all_gather"] == {"calls": 2, "sent": 2 * x_bD, "received": 4 * x_bD} == plain["all_gather"]
+    assert theirs["scatter"] == {"calls": 4, "sent": 4 * x_bD, "received": 4 * x_bD}  # gloo's reduce_scatter
+
+    for text in ("clipx infonce", "open_clip ClipLoss, local_loss + gather_with_grad", "memory_ratio"):
+        assert text in printed
+    assert results["figures"] == figures
+    assert results["command"].startswith("python -m clipx.bench loss batch=64 dim=16")
+    assert results["versions"].keys() == {"python", "torch", "open_clip", "clipx"}
+    assert results["machine"]["cores"] >= 1 and results["configuration"]["small"] == 16
+    assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    errors = {
+        row["point"]["ranks"]: row["gradient_error"] for row in results["details"] if row["name"] == "open_clip_plain"
+    }
+    assert errors == {1: 0, 2: pytest.approx(0.5)}  # 1/K of what they should be
+
+    again = run(*BENCH, "loss", f"run_dir={tmp_path / 'out'}", check=False)
+    assert again.stderr == f"error: run_dir={tmp_path / 'out'} already holds results: give another, or leave it out\n"
+
+
+@pytest.mark.slow
+def test_accumulation_compares_time_and_gradients(tmp_path: Path) -> None:
+    small = ("batches=[16]", "width=32", "layers=1", "image_size=16", "context=4", "repeats=1")
+    figures, results, printed = bench(tmp_path / "out", "accumulation", *small)
+    assert figures["logit_scale_ratio_ours"] == pytest.approx(1, abs=1e-4)
+    assert figures["logit_scale_ratio_theirs"] == pytest.approx(8, abs=1e-3)
+    assert max(figures["encoder_error_ours"], figures["encoder_error_theirs"]) < 1e-5
+    assert figures["time_ratios"] == {"16": figures["time_ratio"]}
+    assert figures["memory_mib"].keys() == {"ours", "theirs"}
+    assert "a step in 8 micro-batches" in printed
+    assert results["figures"] == figures
+
+
+def test_the_page_on_benchmarks_names_each_and_its_commands_compose() -> None:
+    assert all(f"`clipx.bench {name}`" in DOCS for name in NAMES)
+    commands = re.findall(r"python -m clipx\.bench (\w+)([^`\n#|]*)", DOCS)
+    assert {name for name, _ in commands} == set(NAMES)
+    for name, words in commands:
+        compose(f"bench={name}", *(word for word in words.split() if "=" in word), config_name="bench")

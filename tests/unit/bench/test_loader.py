@@ -1,0 +1,103 @@
+"""The benchmark of loaders through its command, at sizes that say nothing about speed."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import SMALL, run
+
+from clipx.bench.loader import LoaderSpec
+from clipx.bench.pipelines import _photograph, spdl_frame, without_spdl
+from clipx.data.transform import train_transform
+
+BENCH = (sys.executable, "-m", "clipx.bench", "loader")
+
+
+@pytest.mark.slow
+def test_it_loads_on_every_side_and_ends_with_one_line_of_figures(tmp_path: Path) -> None:
+    sizes = ("sides=[64]", "samples=64", "batch=8", "workers=1", "batches=2", "repeats=1")
+    done = run(*BENCH, *sizes, f"run_dir={tmp_path}/found")
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures.keys() >= {"ratio_64", "share_of_decode_bound", "tokens_share_64"}
+    rates = figures["images_per_second"]["64"]
+    assert rates.keys() | figures["left_out"].keys() == {"clipx", "threads", "spdl", "open_clip", "decode", "tokens"}
+    assert figures["left_out"].keys() <= {"spdl"}
+    assert all(rate > 0 for rate in rates.values())
+    assert json.loads((tmp_path / "found" / "results.json").read_text())["figures"] == figures
+    assert "bare libjpeg-turbo" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("utils", "said"),
+    [
+        (None, "spdl is not installed"),
+        # Its wheels hold no FFmpeg: where the system has none either, this is what they raise.
+        (
+            "def get_ffmpeg_versions():\n    raise RuntimeError('Failed to import libspdl.')\n",
+            "spdl is installed, but not the shared libraries of FFmpeg, which it needs",
+        ),
+    ],
+    ids=["no spdl", "no FFmpeg"],
+)
+def test_why_spdl_is_left_out(tmp_path: Path, utils: str | None, said: str) -> None:
+    hides = tmp_path / "spdl" / "io"
+    hides.mkdir(parents=True)
+    for folder in (hides, hides.parent):
+        (folder / "__init__.py").touch()
+    if utils is not None:
+        (hides / "utils.py").write_text(utils)
+    show = "from clipx.bench.pipelines import without_spdl; print(without_spdl())"
+    done = run("env", f"PYTHONPATH={tmp_path}", sys.executable, "-c", show)
+    assert done.stdout.strip() == said
+
+
+def test_spdl_makes_the_crop_that_clipx_makes() -> None:
+    if (reason := without_spdl()) is not None:
+        pytest.skip(reason)
+    from spdl.io import convert_frames, to_numpy
+
+    encoded, out_SS3 = _photograph((256, 192), 0), torch.empty(224, 224, 3, dtype=torch.uint8)
+    found = {seed: to_numpy(convert_frames(spdl_frame(encoded, 224, random.Random(seed)))) for seed in range(3)}
+    for seed, other in ((0, 1), (1, 2), (2, 0)):
+        train_transform(encoded, (0.9, 1.0), 10**6, random.Random(seed), out_SS3)
+        near, far = (np.abs(found[s].astype(int) - out_SS3.numpy()).mean() for s in (seed, other))
+        assert near < 4  # another filter, in other colours
+        assert near < far / 2, "another box is another picture"
+
+
+def test_what_is_left_out_stands_in_the_table_and_the_figures() -> None:
+    measured = {"clipx": [4.0], "threads": [2.0], "open_clip": [1.0], "decode": [8.0], "tokens": [400.0]}
+    found = LoaderSpec(run_dir="here")._findings({64: measured}, {"spdl": "spdl is not installed"})
+    assert found.figures["left_out"] == {"spdl": "spdl is not installed"}
+    assert found.figures["ratio_64"] == 4
+    assert found.figures["share_of_decode_bound"] == 0.5
+    rows = {row[0]: row[1:] for row in found.tables[0].rows}
+    assert rows["spdl's decoder and filters in threads of one process: spdl is not installed"] == ("–", "–")
+    assert rows["open_clip"] == ("1", "4.00")
+
+
+@pytest.mark.slow
+def test_of_a_run_it_says_whether_that_waits_for_its_loader(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "clipx.train", *SMALL, f"run_dir={tmp_path}/run")
+    done = run(*BENCH, f"train_run={tmp_path}/run", "batches=2", f"run_dir={tmp_path}/found")
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["loader_bound"] is (figures["data_wait_share"] > 0.05)
+    assert figures["loader_samples_per_second"] > 0
+    said = "the run waits for its loader" if figures["loader_bound"] else "the run does not wait for its loader"
+    assert said in done.stdout
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    for override, said in (
+        (f"train_run={tmp_path}", f"run={tmp_path} holds no run (no config.yaml): check the path"),
+        ("samples=100", "samples=100 is less than two batches of 128: give at least 256"),
+    ):
+        done = run(*BENCH, override, check=False)
+        assert done.returncode != 0
+        assert done.stderr.splitlines()[-1] == f"error: {said}"

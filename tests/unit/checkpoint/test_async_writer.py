@@ -1,0 +1,335 @@
+"""Saving beside the training: what is saved is the moment of the call, and what fails is told of."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.savers import EventLog, load_tensors, make_writer, run_in_processes, steps, tensors
+from safetensors.torch import load_file
+
+from clipx.checkpoint.async_writer import AsyncWriter
+from clipx.checkpoint.format import RankRows
+from clipx.distributed.comm import Comm
+from clipx.errors import CheckpointError
+
+write = os.write
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Closed, it holds up whatever writes a file."""
+    gate = threading.Event()
+
+    def held(fd: int, data: memoryview) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            assert gate.wait(30)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", held)
+    return gate
+
+
+def test_training_goes_on_while_it_is_written_and_does_not_change_it(tmp_path: Path, gate: threading.Event) -> None:
+    state, values = tensors(1), {"samples_seen": [1]}
+    run = make_writer(tmp_path)
+    run.save(1, state, values)
+    assert not steps(tmp_path)
+    state["a/x"].fill_(-1)
+    values["samples_seen"].append(2)
+    gate.set()
+    run.wait()
+    assert load_tensors(tmp_path)["a/x"].eq(1).all()
+    assert json.loads((tmp_path / "step-00000001" / "state.json").read_text())["state"] == {"samples_seen": [1]}
+    run.close()
+
+
+def test_a_save_waits_for_the_one_before_and_says_so(tmp_path: Path, gate: threading.Event) -> None:
+    log = EventLog()
+    run = make_writer(tmp_path, log)
+    run.save(1, tensors(1), {})
+    threading.Timer(0.3, gate.set).start()
+    run.save(2, tensors(2), {})
+    run.wait()
+    first, second = log.of("checkpoint_saved")
+    assert first["waited_s"] < 0.1 and second["waited_s"] > 0.2
+    assert second["bytes"] > 4000 and second["seconds"] > second["waited_s"]
+    assert load_tensors(tmp_path, 1)["a/n"] == 1 and load_tensors(tmp_path, 2)["a/n"] == 2
+    run.close()
+
+
+def test_closing_lets_a_save_end(tmp_path: Path, gate: threading.Event) -> None:
+    run = make_writer(tmp_path)
+    run.save(1, tensors(1), {})
+    threading.Timer(0.1, gate.set).start()
+    run.close()
+    assert load_tensors(tmp_path)["a/n"] == 1
+
+
+def test_in_the_background_or_not_the_same_bytes_are_written(tmp_path: Path) -> None:
+    for background in (True, False):
+        run = make_writer(tmp_path / str(background), background=background)
+        run.save(1, {**tensors(1), "rows": RankRows(torch.arange(6.0).view(3, 2), 0)}, {"samples_seen": 1})
+        assert background or steps(tmp_path / "False") == [1], "on disk when the call returns"
+        run.close()
+    manifests = [(tmp_path / str(b) / "step-00000001" / "MANIFEST.json").read_bytes() for b in (True, False)]
+    assert manifests[0] == manifests[1]
+    assert b"shard.00001-of-00001.safetensors" in manifests[0]
+
+
+def test_memory_is_taken_once(tmp_path: Path) -> None:
+    run = make_writer(tmp_path)
+    places = set()
+    for step in (1, 2, 3):
+        run.save(step, tensors(step), {})
+        assert run._replicated._buffer is not None
+        places.add(run._replicated._buffer.data_ptr())
+    assert len(places) == 1
+    run.save(4, tensors(4, size=5000), {})  # an optimizer's state grows with its first step
+    run.save(5, tensors(5), {})
+    run.wait()
+    assert len(load_tensors(tmp_path, 4)["a/x"]) == 5000 and len(load_tensors(tmp_path, 5)["a/x"]) == 1000
+    run.close()
+
+
+def test_memory_is_made_before_the_first_save(tmp_path: Path) -> None:
+    run = make_writer(tmp_path)
+    state = {**tensors(1), "rows": RankRows(torch.ones(5, 2), 0)}
+    run.reserve(state)
+    assert run._reserved is not None
+    run._reserved.result()
+    assert run._replicated._buffer is not None and run._sharded._buffer is not None
+    places = [run._replicated._buffer.data_ptr(), run._sharded._buffer.data_ptr()]
+    run.save(1, state, {})
+    assert [run._replicated._buffer.data_ptr(), run._sharded._buffer.data_ptr()] == places
+    run.close()
+    assert load_tensors(tmp_path)["rows"].eq(1).all()
+
+
+def test_every_type_and_shape_is_read_by_safetensors(tmp_path: Path) -> None:
+    x = torch.arange(24.0).view(2, 3, 4)
+    kinds = (
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+    given = {str(kind): x.to(kind) for kind in kinds}
+    given |= {"0-dim": torch.tensor(3.5), "empty": torch.empty(0, 4), "transposed": x.transpose(0, 2)}
+    given |= {"channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)}
+    given |= {"tied": x, "tied too": x, "a part": x[:, 1:2], "näme": torch.ones(3, requires_grad=True)}
+    given |= {"large": torch.randn(3_000_001)}  # more than a block
+    run = make_writer(tmp_path)
+    run.save(1, given, {})
+    run.close()
+    found = load_file(tmp_path / "step-00000001" / "tensors.safetensors")
+    assert found.keys() == given.keys()
+    for name, tensor in given.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+def test_a_type_that_the_format_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    run = make_writer(tmp_path)
+    with pytest.raises(CheckpointError, match="a/z is of torch.complex64, which safetensors does not hold"):
+        run.save(1, {"a/z": torch.zeros(1, dtype=torch.complex64)}, {})
+    run.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_from_a_gpu_what_is_saved_is_the_moment_of_the_call(tmp_path: Path, gate: threading.Event) -> None:
+    device = torch.device("cuda", 0)
+    x, strided = torch.randn(3_000_001, device=device), torch.randn(64, 32, device=device).T
+    expected = {"x": x.cpu(), "strided": strided.cpu(), "rng": torch.get_rng_state()}
+    run = make_writer(tmp_path, comm=Comm(0, 1, 0, device))
+    run.save(1, {"x": x, "strided": strided, "rng": torch.get_rng_state()}, {})
+    assert run._replicated._buffer is not None and run._replicated._buffer.is_pinned()
+    x.fill_(0)
+    strided.fill_(0)
+    torch.cuda.synchronize()
+    gate.set()
+    run.wait()
+    run.close()
+    found = load_tensors(tmp_path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_each_checkpoint_is_handed_on(tmp_path: Path) -> None:
+    written: list[Path] = []
+    run = make_writer(tmp_path, hooks={"on_commit": written.append})
+    run.save(1, tensors(1), {})
+    run.close()
+    assert written == [tmp_path / "step-00000001"]
+
+
+# ----------------------------------------------------------------------------------------------- no room, no luck
+
+
+def _small_files_only(bytes_: int) -> None:
+    """As on a full disk, without being root: files end at so many bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, resource.RLIM_INFINITY))
+
+
+def _fails_and_recovers(comm: Comm, path: Path) -> tuple[EventLog, list[str]]:
+    log, errors = EventLog(), []
+    run = make_writer(path, log, max_failures=3)
+    run.save(1, tensors(1), {})
+    run.wait()
+    _small_files_only(10_000)
+    run.save(2, tensors(2, size=10_000), {})
+    run.save(3, tensors(3, size=10_000), {})  # two have failed in a row: training goes on
+    try:
+        run.wait()
+    except CheckpointError as error:
+        errors.append(str(error))
+    _small_files_only(resource.RLIM_INFINITY)
+    run.save(4, tensors(4, size=10_000), {})
+    run.wait()
+    _small_files_only(10_000)
+    for step in (5, 6, 7):
+        run.save(step, tensors(step, size=10_000), {})
+    try:
+        run.save(8, tensors(8, size=10_000), {})
+    except CheckpointError as error:
+        errors.append(str(error))
+    run.close()
+    return log, errors
+
+
+def test_a_save_that_fails_is_told_of_and_only_several_in_a_row_end_the_run(tmp_path: Path) -> None:
+    ((log, errors),) = run_in_processes(1, tmp_path, _fails_and_recovers, tmp_path / "run")
+    assert [facts["step"] for facts in log.of("checkpoint_saved")] == [1, 4]
+    failed = log.of("checkpoint_failed")
+    assert [facts["step"] for facts in failed] == [2, 2, 3, 3, 5, 5, 6, 6, 7, 7], "each is tried twice"
+    assert all("File too large" in facts["message"] and facts["free_bytes"] > 0 for facts in failed)
+    assert all(facts["needed_bytes"] > 40_000 for facts in failed)
+    assert "the last checkpoint could not be written ([Errno 27] File too large" in errors[0]
+    assert errors[1].startswith("checkpoint.max_failures=3 checkpoints in a row could not be written ([Errno 27]")
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000004"], "no stumps"
+    assert load_tensors(tmp_path / "run")["a/n"] == 4
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_save(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = make_writer(tmp_path / "file" / "checkpoints", max_failures=1)
+    run.save(1, tensors(1), {})
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        run.wait()
+    run.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("mounting a file system needs root")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_full_disk_is_made_room_on_but_two_stay(small_disk: Path) -> None:
+    log = EventLog()
+    run = make_writer(small_disk / "run", log, keep_last=9, max_failures=1)
+    for step in range(1, 5):
+        run.save(step, tensors(step, size=200_000), {}, keep=step == 1)  # 0.8 MB each
+    run.save(5, tensors(5, size=400_000), {})
+    run.wait()
+    assert steps(small_disk / "run") == [5, 4, 3, 1], "the oldest is gone, but for the one that stays for ever"
+    (failed,) = log.of("checkpoint_failed")
+    assert failed["free_bytes"] < failed["needed_bytes"] and "No space left" in failed["message"]
+    run.save(6, tensors(6, size=1_000_000), {})  # for which there is no room at all
+    with pytest.raises(CheckpointError, match="No space left"):
+        run.wait()
+    run.close()
+    assert steps(small_disk / "run") == [5, 4, 1]
+    assert not list((small_disk / "run").glob("tmp.*"))
+    for step in (5, 4, 1):
+        assert load_tensors(small_disk / "run", step)["a/n"] == step
+
+
+# ------------------------------------------------------------------------------------------------- several ranks
+
+
+def _one_rank_fails(comm: Comm, path: Path) -> tuple[list[str], EventLog]:
+    log, errors = EventLog(), []
+    run = make_writer(path, log, comm, max_failures=2)
+
+    def save(step: int) -> None:
+        rows = torch.full((25_000, 1), float(step))
+        run.save(step, {**tensors(step), "rows": RankRows(rows, 25_000 * comm.rank)}, {})
+
+    def caught(call: object, *args: int) -> None:
+        try:
+            call(*args)  # type: ignore[operator]
+        except CheckpointError as error:
+            errors.append(str(error))
+
+    save(1)
+    run.wait()
+    if comm.rank == 1:
+        _small_files_only(50_000)
+    save(2)
+    caught(run.wait)
+    if comm.rank == 1:
+        _small_files_only(resource.RLIM_INFINITY)
+    save(3)
+    run.wait()
+    if comm.rank == 1:
+        _small_files_only(50_000)
+    save(4)
+    save(5)
+    caught(save, 6)
+    run.close()
+    return errors, log
+
+
+def test_a_rank_that_cannot_write_is_every_ranks_failure(tmp_path: Path) -> None:
+    (errors, log), (others, silent) = run_in_processes(2, tmp_path, _one_rank_fails, tmp_path / "run")
+    assert errors == others
+    assert "the last checkpoint could not be written (rank 1: [Errno 27] File too large" in errors[0]
+    assert "checkpoint.max_failures=2 checkpoints in a row could not be written (rank 1: " in errors[1]
+    assert not silent, "rank 0 tells"
+    assert [facts["step"] for facts in log.of("checkpoint_saved")] == [1, 3]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000003"]
+    assert load_tensors(tmp_path / "run")["rows"].eq(3).all() and len(load_tensors(tmp_path / "run")["rows"]) == 50_000
+
+
+def _one_rank_dies(comm: Comm, path: Path) -> float:
+    run = make_writer(path, None, comm)
+    if comm.rank == 1:
+        os.write = lambda fd, data: os._exit(9)  # type: ignore[assignment]
+    run.save(1, tensors(1) | {"rows": RankRows(torch.ones(2, 2), 2 * comm.rank)}, {})  # type: ignore[arg-type]
+    start = time.monotonic()
+    with pytest.raises(CheckpointError, match="the ranks lost each other while a checkpoint was written"):
+        run.wait()
+    return time.monotonic() - start
+
+
+def test_a_rank_that_dies_while_it_writes_leaves_no_checkpoint_and_nobody_waiting(tmp_path: Path) -> None:
+    took, code = run_in_processes(2, tmp_path, _one_rank_dies, tmp_path / "run")
+    assert code == 9
+    assert took < 10
+    assert steps(tmp_path / "run") == []
+
+
+def test_a_saver_of_one_rank_needs_no_process_group(tmp_path: Path) -> None:
+    assert isinstance(make_writer(tmp_path), AsyncWriter)

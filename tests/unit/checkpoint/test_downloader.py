@@ -1,0 +1,213 @@
+"""What is fetched from a URL is what was saved, or a clear error; URLs that cannot be used are refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+from helpers.s3_server import FaultyProxy, admin
+from helpers.uploads import same_files, save, upload
+
+from clipx.checkpoint.downloader import check_writable, fetch, fetch_history, fetch_newest, remote_checkpoints
+from clipx.checkpoint.format import MANIFEST, STATE, TENSORS, find_damage
+from clipx.errors import CheckpointError, ConfigError, StorageError
+from clipx.storage.remote import StorageFolder
+from clipx.storage.url import check_folder_url
+
+# --------------------------------------------------------------------------------------------------- the round trip
+
+
+def test_what_is_fetched_is_what_was_saved(run_dir: Path, url: str, tmp_path: Path) -> None:
+    folders = [save(run_dir, 10), save(run_dir, 20, os.urandom(100_000))]
+    events = upload(run_dir, url)
+    assert events.of("uploaded") == ["step-00000020", "step-00000010"], "the newest first"
+    first = next(event for event in events if event["event"] == "uploaded")
+    assert first["bytes"] == sum(p.stat().st_size for p in folders[1].iterdir() if p.name != MANIFEST)
+    assert [step for step, _ in remote_checkpoints(url)] == [20, 10]
+    other = tmp_path / "other"
+    fetch_history(url, other)
+    assert (other / "metrics.jsonl").read_text() == "of metrics.jsonl\n"
+    found = fetch_newest(url, other / "checkpoints", pytest.fail)
+    assert found == other / "checkpoints" / "step-00000020"
+    assert same_files(found, folders[1]) and find_damage(found) is None
+    assert same_files(fetch(remote_checkpoints(url)[1][1], other / "checkpoints"), folders[0])
+    assert sorted(p.name for p in (other / "checkpoints").iterdir()) == ["step-00000010", "step-00000020"]
+
+
+def test_a_large_file_goes_in_parts_and_comes_in_blocks(
+    run_dir: Path, own_bucket: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
+    monkeypatch.setattr("clipx.storage.remote.BLOCK", 3 << 20)
+    folder = save(run_dir, 10, os.urandom(12 << 20), shards=1)
+    upload(run_dir, own_bucket)
+    tag = admin(endpoint).info(f"{own_bucket}/checkpoints/step-00000010/{TENSORS}")["ETag"]
+    assert tag.strip('"').endswith("-3"), "three parts"
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
+    assert found is not None and same_files(found, folder)
+
+
+def test_a_run_that_is_not_there_is_none(url: str, tmp_path: Path) -> None:
+    assert remote_checkpoints(url) == []
+    assert fetch_newest(url, tmp_path, pytest.fail) is None
+    fetch_history(url, tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_what_is_here_is_not_fetched_again(run_dir: Path, near: str) -> None:
+    folder = save(run_dir, 10)
+    upload(run_dir, near)
+    assert fetch_newest(near, folder.parent, pytest.fail, after=10) is None
+    with pytest.raises(CheckpointError, match="step-00000010 is there already"):
+        fetch(f"{near}/checkpoints/step-00000010", folder.parent)
+    fetch_history(near, run_dir)
+    assert (run_dir / "metrics.jsonl").read_text() == "of metrics.jsonl\n"
+
+
+# ------------------------------------------------------------------------------------------------ what is damaged
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.write_bytes(content)
+
+
+def _name(name: str, path: Path) -> None:
+    manifest = json.loads((path.parent / MANIFEST).read_text())
+    (path.parent / MANIFEST).write_text(json.dumps({**manifest, name: "0" * 64}))
+
+
+DAMAGE = {
+    f"the hash of {TENSORS} does not match": _flip,
+    f"{TENSORS} is missing": Path.unlink,
+    f"{MANIFEST} cannot be read": lambda path: (path.parent / MANIFEST).write_text('{"tensors'),
+    f"{MANIFEST} names '../../stolen', which is no file of it": functools.partial(_name, "../../stolen"),
+    f"{MANIFEST} names '/etc/passwd', which is no file of it": functools.partial(_name, "/etc/passwd"),
+    f"{MANIFEST} names '..', which is no file of it": functools.partial(_name, ".."),
+    f"{STATE} is missing": lambda path: (path.parent / MANIFEST).write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGE)
+def test_a_damaged_checkpoint_is_told_of_and_passed_over(run_dir: Path, near: str, tmp_path: Path, fault: str) -> None:
+    upload(run_dir, near, save(run_dir, 10), save(run_dir, 20))
+    far, into, told = tmp_path / "far" / "checkpoints", tmp_path / "a" / "b" / "checkpoints", list[str]()
+    DAMAGE[fault](far / "step-00000020" / TENSORS)
+    assert fetch_newest(near, into, told.append) == into / "step-00000010"
+    (line,) = told
+    assert f"checkpoint {near}/checkpoints/step-00000020 is damaged: {fault}" in line
+    assert line.endswith(": falling back to the one before")
+    assert [path.name for path in into.iterdir()] == ["step-00000010"]
+    assert not list(tmp_path.rglob("stolen"))
+    DAMAGE[fault](far / "step-00000010" / TENSORS)
+    with pytest.raises(CheckpointError, match="^all checkpoints at .* are damaged: restore one, or start a new run"):
+        fetch_newest(near, tmp_path / "c", told.append)
+    assert fetch_newest(near, tmp_path / "c", told.append, after=5) is None, "there is one to go on from"
+
+
+def test_a_full_disk_while_fetching_is_no_damage(run_dir: Path, near: str, tmp_path: Path) -> None:
+    upload(run_dir, near, save(run_dir, 10), save(run_dir, 20, bytes(100_000)))
+    code = f"""
+import resource, signal
+from pathlib import Path
+from clipx.checkpoint.downloader import fetch_newest
+from clipx.errors import CheckpointError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    fetch_newest({near!r}, Path({str(tmp_path / "into")!r}), print)
+except CheckpointError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "step-00000020 cannot be fetched to" in done.stdout and "File too large" in done.stdout
+    assert "falling back" not in done.stdout
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+# ---------------------------------------------------------------------------------------------------------- outages
+
+
+def later(seconds: float, call: Callable[[], None]) -> None:
+    threading.Timer(seconds, call).start()
+
+
+def test_a_storage_that_comes_back_in_time_gives_the_checkpoint(
+    run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    folder = save(run_dir, 10, os.urandom(200_000))
+    upload(run_dir, own_bucket)
+    proxy.set("down")
+    later(1.5, functools.partial(proxy.set, "cut", 150_000))
+    later(3, functools.partial(proxy.set, "some", 3))
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail, retry_s=20)
+    assert found is not None and same_files(found, folder)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("mode", ["down", "hang"])
+def test_a_storage_that_cannot_be_reached_is_an_error(
+    own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str
+) -> None:
+    proxy.set(mode)
+    for call in (
+        functools.partial(fetch_newest, own_bucket, tmp_path, print),
+        functools.partial(fetch_history, own_bucket, tmp_path),
+    ):
+        with pytest.raises(StorageError, match=rf"^{own_bucket}\S* cannot be read: for \d+ s the storage failed"):
+            call(retry_s=1.0)
+    with pytest.raises(StorageError):
+        check_writable(own_bucket, retry_s=1.0)
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("s3://KEY:SECRET@bucket/runs", "checkpoint.remote=s3://bucket/runs was given with a password"),
+        ("sftp://me:SECRET@host/runs", "checkpoint.remote=sftp://host/runs was given with a password"),
+        ("s3://bucket/runs?key=SECRET", "checkpoint.remote=s3://bucket/runs was given with a query"),
+        ("https://x/y?X-Amz-Signature=SECRET", "checkpoint.remote=https://x/y was given with a query"),
+        ("/backup/runs", "checkpoint.remote=/backup/runs is no URL"),
+        ("s3://", "checkpoint.remote=s3:// is no URL"),
+        ("s3://bucket/runs/*", r"checkpoint.remote=s3://bucket/runs/\* is a pattern"),
+    ],
+)
+def test_urls_that_would_be_saved_with_a_secret_are_refused(url: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{rule}") as raised:
+        check_folder_url("checkpoint.remote", url)
+    assert "SECRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/runs/name", "sftp://me@host/runs", "file:///backup", "memory://x"])
+def test_other_urls_are_taken(url: str) -> None:
+    check_folder_url("checkpoint.remote", url)
+
+
+def test_a_url_that_cannot_be_written_is_told_of_before_the_training(url: str, own_bucket: str, tmp_path: Path) -> None:
+    check_writable(url)
+    assert StorageFolder(url).files() == {}
+    (tmp_path / "plain").write_text("")
+    for wrong in (f"{own_bucket}-none/runs", "nonsense://x/y", f"file://{tmp_path}/plain/x"):
+        with pytest.raises(ConfigError, match=f"^checkpoint.remote={wrong} cannot be written"):
+            check_writable(wrong, retry_s=3)
+
+
+def test_no_error_shows_a_password(own_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint.replace("http://", "http://user:SECRET@"))
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    proxy.set("down")
+    with pytest.raises((StorageError, CheckpointError)) as raised:
+        remote_checkpoints(own_bucket, retry_s=0)
+    assert "SECRET" not in str(raised.value)

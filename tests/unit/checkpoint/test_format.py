@@ -1,0 +1,216 @@
+"""A checkpoint is whole or not there, and is verified before it is trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.savers import SINGLE_RANK, load_tensors, make_writer, run_in_processes, tensors
+
+from clipx.checkpoint.format import CheckpointDir, RankRows, sha256
+from clipx.distributed.comm import Comm
+from clipx.errors import CheckpointError
+
+FILES = ("tensors.safetensors", "shard.00001-of-00001.safetensors", "state.json", "MANIFEST.json")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CheckpointDir:
+    run = make_writer(tmp_path / "checkpoints")
+    for step in (10, 20, 30):
+        rows = RankRows(torch.full((4, 2), float(step)), 0)
+        run.save(step, {**tensors(step), "rows": rows}, {"samples_seen": step}, keep=step == 20, score=step / 100)
+    run.close()
+    return CheckpointDir(tmp_path / "checkpoints", Messages())
+
+
+class Messages(list[str]):
+    def __call__(self, message: str) -> None:
+        self.append(message)
+
+
+def test_what_is_loaded_is_what_was_saved_last(folder: CheckpointDir) -> None:
+    found = folder.load()
+    assert found is not None
+    assert (found.step, found.state, found.keep, found.score) == (30, {"samples_seen": 30}, False, 0.3)
+    assert set(found.tensors) == {"a/x", "a/n", "rows"} and len(found.tensors) == 3 and "a" not in found.tensors
+    assert torch.equal(found.tensors["a/x"], torch.full((1000,), 30.0))
+    assert found.tensors["a/n"].shape == () and found.tensors["rows"].tolist() == [[30, 30]] * 4
+    assert found.sharded_names() == {"rows"}
+
+
+def test_a_named_step_is_loaded(folder: CheckpointDir) -> None:
+    found = folder.load(20)
+    assert found is not None
+    assert (found.step, found.keep) == (20, True)
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(folder: CheckpointDir) -> None:
+    with pytest.raises(CheckpointError, match=r"step-00000025 cannot be used: it is not there; there are 30, 20, 10"):
+        folder.load(25)
+
+
+def test_no_checkpoint_at_all_is_none(tmp_path: Path) -> None:
+    assert CheckpointDir(tmp_path / "none", pytest.fail).load() is None
+
+
+def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
+    for step in (99_999_999, 100_000_000):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    assert [p.name for p in CheckpointDir(tmp_path, pytest.fail).folders()] == ["step-100000000", "step-99999999"]
+
+
+def test_saving_a_step_again_replaces_it(folder: CheckpointDir) -> None:
+    run = make_writer(folder.path)
+    run.save(30, {"a/x": torch.zeros(2)}, {"again": True})
+    run.close()
+    found = folder.load()
+    assert found is not None
+    assert found.state == {"again": True} and set(found.tensors) == {"a/x"}
+    assert {p.name for p in folder.path.iterdir()} == {"step-00000010", "step-00000020", "step-00000030"}
+
+
+# ------------------------------------------------------------------------------------------------------- damage
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def name(entry: str) -> Callable[[Path], None]:
+    """The manifest names something more."""
+
+    def change(path: Path) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), entry: "0" * 64}))
+
+    return change
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a bit flipped": flip,
+    "cut short": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "empty": lambda path: os.truncate(path, 0),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"}"),
+    "missing": Path.unlink,
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+OF_THE_MANIFEST: dict[str, Callable[[Path], object]] = {
+    "something else": lambda path: path.write_text("[]"),
+    "no names": lambda path: path.write_text("{}"),
+    "not text": lambda path: path.write_bytes(b"\xff\xfe"),
+    "deep": lambda path: path.write_text('{"a":' * 10_000),
+    "one more file": name("tensors2.safetensors"),
+    "a file elsewhere": name("../step-00000010/state.json"),
+    "an absolute path": name("/etc/passwd"),
+    "the folder above": name(".."),
+    "no name": name(""),
+}
+CASES = {f"{file}: {what}": (file, do) for file in FILES for what, do in DAMAGES.items()}
+CASES |= {f"{FILES[-1]}: {what}": (FILES[-1], do) for what, do in OF_THE_MANIFEST.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_damaged_one_is_told_of_set_aside_and_passed_over(folder: CheckpointDir, case: str) -> None:
+    newest, (file, damage) = folder.folders()[0], CASES[case]
+    damage(newest / file)
+    found = folder.load()
+    assert found is not None
+    assert found.step == 20 and found.tensors["a/x"].eq(20).all()
+    assert isinstance(folder.report, Messages)
+    (messages,) = folder.report
+    assert f"{newest.name} is damaged (" in messages
+    assert file in messages or file == "MANIFEST.json"
+    assert newest.with_name(f"{newest.name}.corrupt").is_dir() and not newest.exists()
+
+
+def test_one_that_is_damaged_again_does_not_replace_the_other(folder: CheckpointDir) -> None:
+    for number in ("", "1"):
+        newest = folder.folders()[0]
+        flip(newest / "state.json")
+        assert folder.load() is not None
+        shutil.copytree(folder.path / "step-00000020", newest)
+        assert (folder.path / f"step-00000030.corrupt{number}").is_dir()
+
+
+def test_when_all_are_damaged_nothing_starts_afresh_in_silence(folder: CheckpointDir) -> None:
+    for path in folder.folders():
+        flip(path / "tensors.safetensors")
+    with pytest.raises(CheckpointError, match="all checkpoints in .* are damaged: restore one, or start a new run"):
+        folder.load()
+
+
+def test_a_damaged_one_that_was_asked_for_is_an_error_and_stays(folder: CheckpointDir) -> None:
+    flip(folder.path / "step-00000020" / "state.json")
+    with pytest.raises(
+        CheckpointError, match="cannot be used: the hash of state.json does not match; there are 30, 20"
+    ):
+        folder.load(20)
+    assert (folder.path / "step-00000020").is_dir()
+
+
+def _load(comm: Comm, path: Path) -> tuple[int, list[str], float]:
+    messages = Messages()
+    found = CheckpointDir(path, messages).load_on_all(comm)
+    assert found is not None
+    return found.step, list(messages), found.tensors["a/x"][0].item()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_ranks_verify_together_and_agree(folder: CheckpointDir, tmp_path: Path, file: str) -> None:
+    """Whichever of them finds the damage."""
+    flip(folder.folders()[0] / file)
+    found = run_in_processes(3, tmp_path, _load, folder.path)
+    assert [(step, value) for step, _, value in found] == [(20, 20.0)] * 3
+    assert [len(messages) for _, messages, _ in found] == [1, 0, 0]
+
+
+# ---------------------------------------------------------------------------------------------------- no pickle
+
+
+def test_no_pickle_is_written(folder: CheckpointDir) -> None:
+    newest = folder.folders()[0]
+    assert {p.name for p in newest.iterdir()} == set(FILES)
+    assert json.loads((newest / "state.json").read_text()) == {
+        "keep": False,
+        "score": 0.3,
+        "state": {"samples_seen": 30},
+    }
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_pickle_in_the_place_of_a_file_is_not_executed(folder: CheckpointDir, tmp_path: Path, file: str) -> None:
+    class Payload:
+        def __reduce__(self) -> object:
+            return (Path.touch, (tmp_path / "executed",))
+
+    newest = folder.folders()[0]
+    (newest / file).write_bytes(pickle.dumps(Payload()))
+    if file != "MANIFEST.json":  # an attacker's manifest matches
+        (newest / "MANIFEST.json").write_text(json.dumps({name: sha256(newest / name) for name in FILES[:-1]}))
+        with pytest.raises(CheckpointError, match=rf"{file} is not a (file of tensors|checkpoint's)"):
+            folder.load()
+    else:
+        assert folder.load() is not None
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_manifest_is_all_that_is_read(folder: CheckpointDir) -> None:
+    """A file that it does not name was written by somebody else."""
+    shutil.copy(folder.path / "step-00000010" / FILES[1], folder.folders()[0] / "shard.00002-of-00002.safetensors")
+    assert load_tensors(folder.path)["rows"].eq(30).all()
+
+
+def test_copies_of_a_run_do_not_share_checkpoints(folder: CheckpointDir, tmp_path: Path) -> None:
+    shutil.copytree(folder.path, tmp_path / "copy")
+    run = make_writer(tmp_path / "copy", keep_last=1, comm=SINGLE_RANK)
+    run.save(50, tensors(50), {})
+    run.close()
+    assert len(folder.folders()) == 3

@@ -1,0 +1,277 @@
+"""A run's checkpoints as its user sees them: when there are some, which stay, and how it goes on from a copy elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import SMALL, VIT, events, losses, rows, small, tensors, untimed_rows
+from helpers.s3_server import FaultyProxy
+
+from clipx.checkpoint.format import CheckpointDir
+from clipx.checkpoint.manager import CheckpointManager
+from clipx.checkpoint.resume import Resume
+from clipx.checkpoint.spec import CheckpointSpec
+from clipx.config.duration import Length
+from clipx.distributed.comm import Comm
+from clipx.errors import CheckpointError, ConfigError, Exit, NotSynced, StorageError
+from clipx.trainer.trainer import Trainer
+
+EVERY_STEP = (*VIT, "duration=6st", "checkpoint.every=1st")
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-????????"))
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# ------------------------------------------------------------------------------------------- when, and which stay
+
+
+def test_multiples_stay_for_ever_beside_the_newest(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    Trainer(small(run_dir, *EVERY_STEP, "checkpoint.keep_last=1", "checkpoint.keep_every=2st")).fit()
+    assert steps(run_dir) == [2, 4, 6]
+
+
+def test_a_multiple_between_two_saves_keeps_the_next_also_after_a_resume(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    policy = ("checkpoint.every=2st", "checkpoint.keep_last=1", "checkpoint.keep_every=3st")
+    Trainer(small(run_dir, *EVERY_STEP, *policy, "duration=2st")).fit()
+    Trainer(small(run_dir, *EVERY_STEP, *policy, "duration=6st", "resume=auto")).fit()
+    assert steps(run_dir) == [4, 6]
+    Trainer(small(run_dir, *EVERY_STEP, *policy, "duration=8st", "resume=auto")).fit()
+    assert steps(run_dir) == [4, 6, 8], "4 is the first after 3, 6 is a multiple"
+
+
+def test_the_best_by_a_metric_is_saved_when_it_is_found_and_stays(tmp_path: Path) -> None:
+    run_dir, metric = tmp_path / "run", "eval/retrieval/image_to_text/recall@1"
+    overrides = (
+        "evaluator=[retrieval]",
+        "evaluator.retrieval.every=1st",
+        "checkpoint.every=end",
+        "checkpoint.keep_last=1",
+    )
+    Trainer(small(run_dir, *EVERY_STEP, *overrides, f"checkpoint.best={metric}")).fit()
+    found = {int(row["step"]): row[metric] for row in rows(run_dir) if metric in row}
+    best = max(found.values())
+    first = min(step for step, value in found.items() if value == best)
+    assert steps(run_dir) in ([first, 6], [6])
+    saved = CheckpointDir(run_dir / "checkpoints", print).load(steps(run_dir)[0])
+    assert saved is not None and saved.score == best
+
+
+def test_a_metric_that_no_evaluator_gives_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="checkpoint.best=loss is no number of an evaluator of this run: give one of"):
+        small(tmp_path, "evaluator=[retrieval]", "checkpoint.best=loss")
+
+
+def test_by_the_clock_it_is_due_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("clipx.checkpoint.manager.time.monotonic", lambda: now)
+    comm = Comm(0, 1, 0, torch.device("cpu"))
+    checkpoints = CheckpointManager(
+        tmp_path, CheckpointSpec(every="2min"), Length(100, 10), comm, lambda *_, **__: None
+    )
+    assert not checkpoints.due(0, 10)
+    now += 119
+    assert not checkpoints.due(10, 20)
+    now += 1
+    assert checkpoints.due(20, 30)
+    assert checkpoints.at_end
+
+
+def test_saving_in_the_background_is_the_run_that_waits(tmp_path: Path) -> None:
+    for background in ("true", "false"):
+        Trainer(small(tmp_path / background, *EVERY_STEP, f"checkpoint.background={background}")).fit()
+    assert same(tensors(tmp_path / "true", 6), tensors(tmp_path / "false", 6))
+
+
+# ------------------------------------------------------------------------------------------------- copies elsewhere
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Overrides of a run whose checkpoints are copied; its directory is `run` in the current one."""
+    monkeypatch.chdir(tmp_path)
+    return (*EVERY_STEP, f"checkpoint.remote=file://{tmp_path}/far")
+
+
+def test_a_run_goes_on_from_its_copy_on_another_machine(tmp_path: Path, copied: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *copied)).fit()
+    expected, curve = tensors(Path("run"), 6), losses(Path("run"))
+    assert steps(tmp_path / "far" / "run") == steps(Path("run"))
+    shutil.rmtree(tmp_path / "far" / "run" / "checkpoints" / "step-00000006")
+    shutil.rmtree("run")
+    trainer = Trainer(small(Path("run"), *copied, "resume=auto"))
+    assert trainer.steps_done == 5
+    trainer.fit()
+    assert same(tensors(Path("run"), 6), expected)
+    assert losses(Path("run")) == curve
+
+
+def test_another_run_begins_from_a_url(tmp_path: Path, copied: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *copied)).fit()
+    for place, step in ((f"file://{tmp_path}/far/run", 6), (f"file://{tmp_path}/far/run/checkpoints/step-00000005", 5)):
+        trainer = Trainer(small(tmp_path / f"from-{step}", *EVERY_STEP, f"resume={place}"))
+        trainer.close()
+        assert trainer.steps_done == step
+
+
+def test_the_newer_of_here_and_there_is_taken(tmp_path: Path, copied: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *copied)).fit()
+    shutil.rmtree("run/checkpoints/step-00000006")
+    for damaged in Path("run/checkpoints/step-00000005").glob("*.safetensors"):
+        damaged.write_bytes(b"damaged")
+    trainer = Trainer(small(Path("run"), *copied, "resume=latest"))
+    trainer.close()
+    assert trainer.steps_done == 6
+    assert [event["event"] for event in events(Path("run"))].count("checkpoint_damaged") == 1
+
+
+def test_a_new_run_does_not_write_over_a_copy(tmp_path: Path, copied: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *copied)).fit()
+    shutil.rmtree("run")
+    with pytest.raises(CheckpointError, match=r"/far/run already holds a run: continue it with resume=auto, or give"):
+        Trainer(small(Path("run"), *copied))
+
+
+def test_with_delete_previous_only_the_newest_stays_here(tmp_path: Path, copied: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *copied, "checkpoint.delete_previous=true")).fit()
+    assert len(steps(tmp_path / "far" / "run")) == 3
+    assert steps(Path("run"))[-1] == 6
+    again = Trainer(small(Path("run"), *copied, "checkpoint.delete_previous=true", "duration=7st", "resume=auto"))
+    again.fit()
+    assert steps(Path("run")) in ([7], [6, 7]), "6 may have been on its way still when 7 was written"
+
+
+def test_an_outage_at_the_end_is_told_by_the_exit_code_and_the_rest_is_sent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_bucket: str, proxy: FaultyProxy
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = (*EVERY_STEP, f"checkpoint.remote={own_bucket}", "checkpoint.sync_timeout_s=2")
+    trainer = Trainer(small(Path("run"), *overrides))
+    proxy.set("down")
+    start = time.monotonic()
+    with pytest.raises(NotSynced, match="the run is finished, but not all of it is at s3://"):
+        trainer.fit()
+    assert time.monotonic() - start < 60
+    assert steps(Path("run"))[-1] == 6, "nothing is deleted that is not there"
+    assert NotSynced.exit_code == Exit.NOT_SYNCED == 74
+    proxy.set("up")
+    Trainer(small(Path("run"), *overrides, "checkpoint.sync_timeout_s=60", "resume=auto")).fit()
+    other = Trainer(small(tmp_path / "other", *EVERY_STEP, f"resume={own_bucket}/run"))
+    other.close()
+    assert other.steps_done == 6
+
+
+def test_an_outage_at_the_start_is_no_new_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_bucket: str, proxy: FaultyProxy
+) -> None:
+    """What is at the URL is unknown: with a checkpoint here the run goes on from that, else it ends."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("clipx.checkpoint.manager.RETRY_S", 1.0)
+    overrides = (*EVERY_STEP, f"checkpoint.remote={own_bucket}")
+    Trainer(small(Path("run"), *overrides)).fit()
+    comm = Comm(0, 1, 0, torch.device("cpu"))
+    told: list[str] = []
+    spec = small(Path("run"), *overrides).checkpoint
+    proxy.set("down")
+    here = CheckpointManager(Path("run"), spec, Length(256, 32), comm, lambda kind, **_: told.append(kind))
+    here.fetch(Resume.parse("auto"))
+    assert told == ["remote_not_reached"]
+    found = here.find(Resume.parse("auto"))
+    assert found is not None and found.step == 6
+    here.open()
+    here.close()
+    shutil.rmtree("run/checkpoints")
+    with pytest.raises(StorageError):
+        here.fetch(Resume.parse("auto"))
+
+
+# ------------------------------------------------------------------------------------------- stopping the real thing
+
+
+def started(run_dir: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "clipx.train", *SMALL, *VIT, *overrides, f"run_dir={run_dir}")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
+    """Waits until a run has logged a step."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        path = run_dir / "metrics.jsonl"
+        if path.is_file() and len(path.read_text().splitlines()) >= step:
+            return
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.02)
+    pytest.fail(f"step {step} did not come")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stopped_run_says_so_by_its_exit_code_and_ends_as_one_that_was_not(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    long = ("duration=40st", "evaluator=[retrieval]", "evaluator.retrieval.every=1st")
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    Trainer(small(straight, *VIT, *long)).fit()
+    process = started(stopped, *long)
+    until(stopped, 4, process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == Exit.REQUEUE == 75, said
+    assert f"stopped: {number.name}: stopped after step" in said
+    assert "saved; go on with resume=" in said
+    process = started(stopped, *long, "resume=auto")
+    assert process.wait(timeout=200) == 0
+    assert same(tensors(stopped, 40), tensors(straight, 40))
+    assert untimed_rows(straight) == untimed_rows(stopped), "the evaluation that the signal came before is made up for"
+
+
+def test_two_jobs_in_one_directory_are_one(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    first = started(run_dir, "duration=2000st")
+    until(run_dir, 1, first)
+    second = started(run_dir, "resume=auto")
+    _, said = second.communicate(timeout=100)
+    assert second.returncode == Exit.IN_USE == 3
+    assert f"is in use by pid {first.pid} on" in said
+    first.kill()
+    first.communicate()
+    third = started(run_dir, "resume=auto", "duration=2st")
+    _, said = third.communicate(timeout=100)
+    assert third.returncode == 0, said
+    assert "lock_taken_over" in [event["event"] for event in events(run_dir)]
+
+
+def test_a_loader_that_hangs_is_ended_by_the_watchdog_with_the_stacks(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = started(run_dir, "duration=4000st", "data.workers=1", "distributed.watchdog_s=3")
+    until(run_dir, 2, process)
+    (worker,) = children(process.pid)
+    os.kill(worker, signal.SIGSTOP)  # as in a read from a file server that does not answer
+    try:
+        process.wait(timeout=100)
+    finally:
+        os.kill(worker, signal.SIGKILL)  # it has its end of the pipes
+    _, said = process.communicate()
+    assert process.returncode == Exit.WATCHDOG == 70
+    assert "rank 0 did not come on for" in said
+    assert "in _loop" in (run_dir / "stacks.rank0.txt").read_text()
+    assert "watchdog" in [event["event"] for event in events(run_dir)]
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

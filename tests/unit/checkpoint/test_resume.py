@@ -1,0 +1,77 @@
+"""What `resume=` may say, and where a run goes on from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.runs import small
+
+from clipx.checkpoint.resume import Resume
+from clipx.errors import CheckpointError, ConfigError
+from clipx.trainer.trainer import Trainer
+
+FOUR = ("checkpoint.every=1st", "checkpoint.keep_last=9")
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("none", Resume(False)),
+        ("auto", Resume(True)),
+        ("latest", Resume(True, True)),
+        ("step:30", Resume(True, True, 30)),
+        ("outputs/mine", Resume(True, True, run_dir="outputs/mine")),
+        ("outputs/mine/", Resume(True, True, run_dir="outputs/mine")),
+        ("outputs/mine/checkpoints/step-00000030", Resume(True, True, 30, run_dir="outputs/mine")),
+        ("s3://bucket/outputs/mine", Resume(True, True, url="s3://bucket/outputs/mine")),
+        ("s3://bucket/mine/checkpoints/step-00000030/", Resume(True, True, 30, url="s3://bucket/mine")),
+        ("step-00000030", Resume(True, True, run_dir="step-00000030")),
+        ("logs/theirs/checkpoints/epoch_3.pt", Resume(False, open_clip="logs/theirs/checkpoints/epoch_3.pt")),
+    ],
+)
+def test_it_is_read_as_it_is_meant(text: str, meaning: Resume) -> None:
+    assert Resume.parse(text) == meaning
+
+
+def test_a_step_needs_its_number(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="resume=step:last names no step: give its number, resume=step:1000"):
+        small(tmp_path, "resume=step:last")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("done") / "run"
+    Trainer(small(run_dir, *FOUR)).fit()
+    return run_dir
+
+
+@pytest.mark.parametrize("text", ["step:2", "{run}/checkpoints/step-00000002"])
+def test_going_back_to_a_step_keeps_what_came_after_under_another_name(tmp_path: Path, done: Path, text: str) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(done, run_dir)
+    trainer = Trainer(small(run_dir, *FOUR, f"resume={text.format(run=run_dir)}"))
+    trainer.close()
+    assert trainer.steps_done == 2
+    names = {path.name.partition(".left.")[0:2] for path in (run_dir / "checkpoints").iterdir()}
+    assert names >= {("step-00000003", ".left."), ("step-00000004", ".left."), ("step-00000002", "")}
+    again = Trainer(small(run_dir, *FOUR, "resume=auto"))
+    again.close()
+    assert again.steps_done == 2, "what came after is not taken for the newest"
+
+
+def test_a_step_that_is_not_there_is_named_with_those_that_are(done: Path) -> None:
+    with pytest.raises(CheckpointError, match="step-00000007 cannot be used: it is not there; there are 4, 3, 2, 1"):
+        Trainer(small(done, *FOUR, "resume=step:7"))
+
+
+def test_latest_does_not_begin_anew(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"resume=latest: .*/run holds no run: check the name, or resume=none"):
+        Trainer(small(tmp_path / "run", "resume=latest"))
+
+
+def test_a_path_that_holds_no_run_is_left_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere holds no run \(no config.yaml\): check the path"):
+        Trainer(small(tmp_path / "run", f"resume={tmp_path}/nowhere"))
+    assert not (tmp_path / "nowhere").exists()

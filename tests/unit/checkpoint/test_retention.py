@@ -1,0 +1,130 @@
+"""Which checkpoints stay: the policy, and that a saver follows it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from helpers.savers import EventLog, load_tensors, make_writer, steps, tensors
+
+from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
+
+FIVE = [
+    CheckpointInfo(1),
+    CheckpointInfo(2, keep=True),
+    CheckpointInfo(3, score=0.9),
+    CheckpointInfo(4, score=0.5),
+    CheckpointInfo(5),
+]
+UPLOADED = [
+    CheckpointInfo(1, uploaded=True),
+    CheckpointInfo(2, keep=True, uploaded=True),
+    CheckpointInfo(3, uploaded=False),
+    CheckpointInfo(4, uploaded=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("saved", "keep_last", "only_newest", "stay"),
+    [
+        ([], 3, False, set()),
+        (FIVE, 1, False, {2, 3, 5}),
+        (FIVE, 2, False, {2, 3, 4, 5}),
+        (FIVE, 9, False, {1, 2, 3, 4, 5}),
+        (list(reversed(FIVE)), 1, False, {2, 3, 5}),
+        (
+            [CheckpointInfo(1, score=1.0), CheckpointInfo(2, score=1.0), CheckpointInfo(3)],
+            1,
+            False,
+            {2, 3},
+        ),  # of equals the newer
+        (
+            [
+                CheckpointInfo(1, score=math.nan),
+                CheckpointInfo(2, score=-1.0),
+                CheckpointInfo(3, score=math.inf),
+                CheckpointInfo(4),
+            ],
+            1,
+            False,
+            {2, 4},
+        ),
+        (UPLOADED, 1, False, {2, 3, 4}),
+        (UPLOADED, 1, True, {3, 4}),
+        (UPLOADED, 3, True, {3, 4}),
+        ([CheckpointInfo(1, uploaded=True), CheckpointInfo(2, uploaded=False)], 1, True, {2}),
+        (FIVE, 1, True, {1, 2, 3, 4, 5}),  # nothing is uploaded
+    ],
+)
+def test_the_policy(saved: list[CheckpointInfo], keep_last: int, only_newest: bool, stay: set[int]) -> None:
+    assert steps_to_keep(saved, keep_last, only_newest) == stay
+
+
+def test_a_saver_keeps_the_newest_the_marked_and_the_best(tmp_path: Path) -> None:
+    run = make_writer(tmp_path, keep_last=2)
+    for step, (keep, score) in enumerate([(True, 0.1), (False, 0.9), (False, 0.8), (False, None), (False, None)], 1):
+        run.save(step, tensors(step), {}, keep=keep, score=score)
+    run.wait()
+    assert steps(tmp_path) == [5, 4, 2, 1]
+    run.close()
+    again = make_writer(tmp_path, keep_last=1)  # another process knows them from their files
+    again.save(6, tensors(6), {}, score=0.95)
+    again.close()
+    assert steps(tmp_path) == [6, 1]
+
+
+def test_nothing_is_deleted_that_is_not_uploaded(tmp_path: Path) -> None:
+    there: set[str] = set()
+    run = make_writer(tmp_path, keep_last=1, hooks={"is_uploaded": lambda folder: folder.name in there})
+    for step in (1, 2, 3):
+        run.save(step, tensors(step), {})
+    run.wait()
+    assert steps(tmp_path) == [3, 2, 1]
+    there.add("step-00000001")
+    run.prune()
+    assert steps(tmp_path) == [3, 2]
+    run.close()
+
+
+def test_with_delete_previous_only_the_newest_stays_of_what_is_uploaded(tmp_path: Path) -> None:
+    there = {"step-00000001", "step-00000003"}
+    hooks = {"is_uploaded": lambda folder: folder.name in there}
+    run = make_writer(tmp_path, keep_last=3, remote="s3://bucket/run", delete_previous=True, hooks=hooks)
+    for step in (1, 2, 3):
+        run.save(step, tensors(step), {}, keep=True)
+    run.close()
+    assert steps(tmp_path) == [3, 2]
+
+
+def test_nothing_is_deleted_on_account_of_a_damaged_one(tmp_path: Path) -> None:
+    """Found before the older ones go, not when they are needed."""
+    first = make_writer(tmp_path, keep_last=3)
+    for step in (1, 2, 3):
+        first.save(step, tensors(step), {})
+    first.close()
+    path = tmp_path / "step-00000003" / "tensors.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    log = EventLog()
+    second = make_writer(tmp_path, log, keep_last=2)
+    second.save(4, tensors(4), {})
+    second.close()
+    assert steps(tmp_path) == [4, 2]
+    assert (tmp_path / "step-00000003.corrupt").is_dir()
+    assert "the hash of tensors.safetensors does not match" in log.of("checkpoint_damaged")[0]["message"]
+    assert load_tensors(tmp_path, 2)["a/n"] == 2
+
+
+def test_one_that_cannot_be_removed_does_not_fail_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_writer(tmp_path, keep_last=1)
+    run.save(1, tensors(1), {})
+    run.wait()
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "no", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    run.save(2, tensors(2), {})
+    run.wait()
+    run.close()
+    assert steps(tmp_path) == [2]

@@ -1,0 +1,385 @@
+"""What a run uploads is whole and verified, through every fault of the storage, and training never waits for it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from helpers.s3_server import FaultyProxy, admin
+from helpers.uploads import UploadEvents, same_files, save, steps, upload, wait_until
+
+from clipx.checkpoint.downloader import fetch_newest
+from clipx.checkpoint.format import MANIFEST, TENSORS
+from clipx.checkpoint.retention import steps_to_keep
+from clipx.checkpoint.uploader import Uploader
+from clipx.storage.remote import StorageFolder
+
+
+@pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
+def test_a_step_that_is_saved_again_replaces_the_one_before(run_dir: Path, url: str, tmp_path: Path) -> None:
+    upload(run_dir, url, save(run_dir, 10, shards=3))
+    folder = save(run_dir, 10, b"other", shards=1)
+    upload(run_dir, url, folder)
+    found = fetch_newest(url, tmp_path / "other", pytest.fail)
+    assert found is not None and same_files(found, folder)
+    assert sorted(StorageFolder(url).files("checkpoints")) == [
+        f"checkpoints/step-00000010/{p.name}" for p in sorted(folder.iterdir())
+    ]
+
+
+def test_a_step_that_is_half_replaced_does_not_count(run_dir: Path, near: str, tmp_path: Path) -> None:
+    upload(run_dir, near, save(run_dir, 10), save(run_dir, 20))
+    far, events = tmp_path / "far" / "checkpoints" / "step-00000020", UploadEvents()
+    (far / TENSORS).unlink()
+    (far / TENSORS).mkdir()  # no file can be written there
+    with closing(Uploader(run_dir, near, events)) as uploader:
+        uploader.submit(save(run_dir, 20, b"other"))
+        events.wait_for("upload_failed")
+        assert steps(near) == [10]
+        (far / TENSORS).rmdir()
+        assert uploader.finish(10)
+    assert steps(near) == [20, 10]
+
+
+def test_a_restarted_run_uploads_what_is_missing_only(run_dir: Path, near: str) -> None:
+    upload(run_dir, near, save(run_dir, 10))
+    save(run_dir, 20)
+    events = UploadEvents()
+    with closing(Uploader(run_dir, near, events)) as uploader:
+        assert uploader.finish(10)
+        assert events.of("uploaded") == ["step-00000020"]
+        assert all(uploader.is_uploaded(run_dir / "checkpoints" / f"step-000000{k}0") for k in (1, 2))
+
+
+def test_the_small_files_are_those_of_the_end(run_dir: Path, near: str, tmp_path: Path) -> None:
+    with closing(Uploader(run_dir, near, UploadEvents())) as uploader:
+        uploader.submit(save(run_dir, 10))
+        wait_until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
+        (run_dir / "metrics.jsonl").write_text("more\n")
+        (run_dir / "report.html").write_text("the report")
+        assert uploader.finish(10)
+    assert (tmp_path / "far" / "metrics.jsonl").read_text() == "more\n"
+    assert (tmp_path / "far" / "report.html").read_text() == "the report"
+
+
+# ------------------------------------------------------------------------------------------------------- what stays
+
+
+@pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
+def test_the_url_keeps_what_the_policy_keeps(run_dir: Path, url: str) -> None:
+    with closing(
+        Uploader(run_dir, url, UploadEvents(), keep=functools.partial(steps_to_keep, keep_last=2))
+    ) as uploader:
+        for step in (10, 20, 30, 40):
+            folder = save(run_dir, step, shards=1, keep=step == 10)
+            uploader.submit(folder)
+            wait_until(functools.partial(uploader.is_uploaded, folder))
+            shutil.rmtree(run_dir / "checkpoints")  # a machine that is lost is no reason to delete anything
+        assert uploader.finish(10)
+    assert steps(url) == [40, 30, 10]
+    assert {name.split("/")[1] for name in StorageFolder(url).files("checkpoints")} == {
+        f"step-000000{k}0" for k in (1, 3, 4)
+    }
+
+
+def test_another_process_knows_the_policy_of_what_is_there(run_dir: Path, near: str) -> None:
+    upload(run_dir, near, save(run_dir, 10, keep=True), save(run_dir, 20), save(run_dir, 30))
+    shutil.rmtree(run_dir / "checkpoints")
+    upload(run_dir, near, save(run_dir, 40), keep=functools.partial(steps_to_keep, keep_last=1))
+    assert steps(near) == [40, 10]
+
+
+def test_after_an_outage_only_what_stays_is_sent(run_dir: Path, near: str, tmp_path: Path) -> None:
+    (tmp_path / "far").write_text("in the way")
+    events = UploadEvents()
+    with closing(Uploader(run_dir, near, events, keep=functools.partial(steps_to_keep, keep_last=2))) as uploader:
+        folders = [save(run_dir, step) for step in (10, 20, 30, 40)]
+        for folder in folders:
+            uploader.submit(folder)
+        events.wait_for("upload_failed")
+        assert not any(map(uploader.is_uploaded, folders))
+        (tmp_path / "far").unlink()
+        assert uploader.finish(10)
+        assert all(map(uploader.is_uploaded, folders)), "the others may be deleted here too"
+    assert events.of("uploaded") == ["step-00000040", "step-00000030"]
+    assert sorted(events.of("upload_skipped")) == ["step-00000010", "step-00000020"]
+
+
+def a_day_ago(folder: Path) -> None:
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - 25 * 3600,) * 2)
+
+
+def test_orphans_are_removed_when_they_are_a_day_old(run_dir: Path, near: str, tmp_path: Path) -> None:
+    upload(run_dir, near, save(run_dir, 10), save(run_dir, 20), save(run_dir, 30))
+    far = tmp_path / "far" / "checkpoints"
+    for step in (10, 20):
+        (far / f"step-000000{step}" / MANIFEST).unlink()
+    (far / "else").mkdir()
+    for step in (10, 30):
+        a_day_ago(far / f"step-000000{step}")
+    shutil.rmtree(run_dir / "checkpoints")
+    assert steps(near) == [30]
+    upload(run_dir, near, save(run_dir, 40))
+    assert sorted(path.name for path in far.iterdir()) == ["else", "step-00000020", "step-00000030", "step-00000040"]
+
+
+def test_a_run_that_goes_back_makes_the_later_ones_count_no_more(run_dir: Path, near: str, tmp_path: Path) -> None:
+    upload(run_dir, near, save(run_dir, 10), save(run_dir, 20), save(run_dir, 30))
+    shutil.rmtree(run_dir / "checkpoints")
+    events = upload(run_dir, near, save(run_dir, 15), rewound_to=10)
+    assert sorted(events.of("remote_left")) == ["step-00000020", "step-00000030"]
+    assert steps(near) == [15, 10]
+    a_day_ago(tmp_path / "far" / "checkpoints" / "step-00000030")
+    upload(run_dir, near, save(run_dir, 20, b"another future"))
+    assert steps(near) == [20, 15, 10]
+    assert (tmp_path / "far" / "checkpoints" / "step-00000030" / TENSORS).is_file(), "it is no orphan"
+
+
+def test_uploads_in_parts_that_nobody_ends_are_ended(
+    run_dir: Path, own_bucket: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, fs = own_bucket.removeprefix("s3://"), admin(endpoint)
+
+    def begin(key: str) -> None:
+        made = fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+        fs.call_s3("upload_part", Bucket=bucket, Key=key, PartNumber=1, UploadId=made["UploadId"], Body=b"part")
+
+    def begun() -> list[str]:
+        return sorted(found["Key"] for found in fs.list_multipart_uploads(bucket))
+
+    for key in ("one/checkpoints/step-00000010/x", "one/checkpoints/step-00000020/x", "one2/checkpoints/y"):
+        begin(key)
+    upload(run_dir, f"{own_bucket}/one", save(run_dir, 10))
+    assert begun() == ["one/checkpoints/step-00000020/x", "one2/checkpoints/y"], "the other may be under way"
+    monkeypatch.setattr("clipx.checkpoint.uploader._ORPHAN_S", 0.0)
+    upload(run_dir, f"{own_bucket}/one", save(run_dir, 30))
+    assert begun() == ["one2/checkpoints/y"], "of another run"
+
+
+# ---------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("mode", "amount"), [("down", 0), ("hang", 0), ("cut", 100), ("status", 503), ("status", 403), ("some", 3)]
+)
+def test_an_outage_delays_uploads_and_nothing_else(
+    run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str, amount: int
+) -> None:
+    events = UploadEvents()
+    with closing(Uploader(run_dir, own_bucket, events)) as uploader:
+        uploader.submit(save(run_dir, 10))
+        wait_until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
+        proxy.set(mode, amount)
+        folder = save(run_dir, 20)
+        start = time.monotonic()
+        uploader.submit(folder)
+        assert uploader.lag_s <= time.monotonic() - start
+        assert time.monotonic() - start < 1, "it does not wait for the storage"
+        if mode != "some":
+            events.wait_for("upload_failed")
+            assert not uploader.is_uploaded(folder)
+            time.sleep(0.5)
+            assert uploader.lag_s > 0.5
+            assert events.of("upload_failed") == ["step-00000020"], "one line for an outage"
+            proxy.set("up")
+        assert uploader.finish(60)
+        assert uploader.is_uploaded(folder)
+    proxy.set("up")
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
+    assert found is not None and same_files(found, folder)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("mode", ["down", "hang"])
+def test_an_upload_that_stops_in_the_middle_of_a_file_is_begun_again(
+    run_dir: Path,
+    own_bucket: str,
+    proxy: FaultyProxy,
+    endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    mode: str,
+) -> None:
+    monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
+    monkeypatch.setattr("clipx.storage.remote._STALL_S", 1.5)
+    folder, events = save(run_dir, 10, os.urandom(11 << 20), shards=0), UploadEvents()
+    proxy.set("slow", 0.02)  # for each 64 KiB
+    with closing(Uploader(run_dir, own_bucket, events)) as uploader:
+        wait_until(lambda: bool(admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://"))))
+        proxy.set(mode)
+        events.wait_for("upload_failed")
+        assert steps_past(endpoint, own_bucket) == []
+        proxy.set("up")
+        assert uploader.finish(60)
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
+    assert found is not None and same_files(found, folder)
+    assert not admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://")), "nothing is left over"
+
+
+def steps_past(endpoint: str, bucket: str) -> list[str]:
+    """The manifests at a URL, looked at past the proxy."""
+    return [path for path in admin(endpoint).find(bucket) if path.endswith(MANIFEST)]
+
+
+def test_a_checkpoint_deleted_while_it_waits_is_forgotten(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
+    events = UploadEvents()
+    proxy.set("down")
+    with closing(Uploader(run_dir, own_bucket, events)) as uploader:
+        for folder in (save(run_dir, 10), save(run_dir, 20)):
+            uploader.submit(folder)
+        events.wait_for("upload_failed")
+        shutil.rmtree(run_dir / "checkpoints" / "step-00000020")
+        proxy.set("up")
+        assert uploader.finish(60)
+    assert steps(own_bucket) == [10]
+
+
+def test_the_end_does_not_wait_for_ever_and_says_so(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
+    proxy.set("hang")
+    uploader = Uploader(run_dir, own_bucket, UploadEvents())
+    uploader.submit(save(run_dir, 10))
+    start = time.monotonic()
+    assert not uploader.finish(0.7)
+    assert 0.6 < time.monotonic() - start < 30, "what hangs would hang for ever"
+    uploader.close()
+    assert time.monotonic() - start < 60
+    assert not uploader._thread.is_alive()
+
+
+def test_an_event_that_cannot_be_written_ends_no_upload(run_dir: Path, near: str) -> None:
+    def event(kind: str, **facts: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with closing(Uploader(run_dir, near, event)) as uploader:
+        uploader.submit(save(run_dir, 10))
+        assert uploader.finish(10)
+    assert steps(near) == [10]
+
+
+class Disturbed(LocalFileSystem):  # type: ignore[misc]
+    """A local disk on which something happens after the first file is put."""
+
+    protocol = "disturbed"
+    happen: Callable[[Path], object]
+
+    def put_file(self, path1: str, path2: str, callback: Any = None, **kwargs: Any) -> None:
+        super().put_file(path1, path2, callback, **kwargs)
+        happen, Disturbed.happen = Disturbed.happen, lambda path: None
+        happen(Path(path2))
+
+
+@pytest.fixture
+def disturbed(near: str) -> str:
+    fsspec.register_implementation("disturbed", Disturbed, clobber=True)
+    return near.replace("file://", "disturbed://")
+
+
+def test_a_file_that_arrives_short_is_sent_again(run_dir: Path, near: str, disturbed: str, tmp_path: Path) -> None:
+    Disturbed.happen = lambda path: os.truncate(path, 3)
+    folder = save(run_dir, 10)
+    events = upload(run_dir, disturbed)
+    assert [(e["event"], "has 3 bytes there" in e.get("message", "")) for e in events] == [
+        ("upload_failed", True),
+        ("uploaded", False),
+    ]
+    found = fetch_newest(near, tmp_path / "other", pytest.fail)
+    assert found is not None and same_files(found, folder)
+
+
+def test_a_checkpoint_saved_again_while_it_is_sent_is_not_mixed(
+    run_dir: Path, near: str, disturbed: str, tmp_path: Path
+) -> None:
+    Disturbed.happen = lambda path: save(run_dir, 10, b"another")
+    events = upload(run_dir, disturbed, save(run_dir, 10))
+    assert [event["event"] for event in events] == ["upload_failed", "uploaded"]
+    found = fetch_newest(near, tmp_path / "other", pytest.fail)
+    assert found is not None and same_files(found, run_dir / "checkpoints" / "step-00000010")
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+
+UPLOAD = """
+import sys, time
+from pathlib import Path
+from clipx.checkpoint.uploader import Uploader
+uploader = Uploader(Path(sys.argv[1]), sys.argv[2], lambda kind, **facts: print(kind, facts, flush=True))
+print("begun", flush=True)
+exec(sys.argv[3])
+"""
+
+
+@pytest.fixture
+def process(run_dir: Path, own_bucket: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(then: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", UPLOAD, str(run_dir), own_bucket, then]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+def test_a_kill_between_files_leaves_nothing_that_counts(
+    run_dir: Path,
+    own_bucket: str,
+    endpoint: str,
+    proxy: FaultyProxy,
+    process: Callable[[str], subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
+    first = save(run_dir, 10)
+    upload(run_dir, own_bucket)
+    folder = save(run_dir, 20, shards=4)
+    proxy.set("slow", 0.2)
+    uploader = process("time.sleep(60)")
+    place = f"{own_bucket}/checkpoints/step-00000020"
+    wait_until(lambda: len(admin(endpoint).find(place)) >= 2)
+    uploader.send_signal(signal.SIGKILL)
+    uploader.wait()
+    proxy.set("up")
+    assert 2 <= len(admin(endpoint).find(place)) < 6
+    assert steps(own_bucket) == [10]
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
+    assert found is not None and same_files(found, first)
+    assert upload(run_dir, own_bucket).of("uploaded") == ["step-00000020"], "the next process goes on"
+    found = fetch_newest(own_bucket, tmp_path / "third", pytest.fail)
+    assert found is not None and same_files(found, folder)
+
+
+@pytest.mark.parametrize("then", ["time.sleep(1)", "time.sleep(1); raise RuntimeError('by the training')"])
+@pytest.mark.parametrize("mode", ["hang", "down"])
+def test_a_process_ends_at_once_whatever_the_storage_does(
+    run_dir: Path,
+    proxy: FaultyProxy,
+    process: Callable[[str], subprocess.Popen[str]],
+    then: str,
+    mode: str,
+) -> None:
+    save(run_dir, 10, bytes(4 << 20))
+    proxy.set(mode)
+    uploader = process(then)
+    assert uploader.stdout is not None
+    while uploader.stdout.readline() != "begun\n":
+        assert uploader.poll() is None
+    start = time.monotonic()
+    said, _ = uploader.communicate(timeout=20)
+    assert time.monotonic() - start < 5
+    assert uploader.returncode == ("raise" in then), said

@@ -1,0 +1,714 @@
+"""Every option of every group composes, validates and builds; what does not is told in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.runs import NEEDED
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import getbase, setbase
+from omegaconf import OmegaConf
+
+import clipx.wise_ft  # noqa: F401  # registers its options
+from clipx.cli import cli
+from clipx.config.duration import Length, check_cadence
+from clipx.config.registry import CONF_DIR
+from clipx.config.renamed import RENAMED, current_name, group_key
+from clipx.config.safe_yaml import read_saved
+from clipx.config.saved import from_dict, save, to_dict
+from clipx.data.spec import Classes, Dataset
+from clipx.distributed.comm import Comm
+from clipx.errors import ConfigError
+from clipx.evaluate import EvaluateSpec
+from clipx.objective.base import Objective, StepInputs
+from clipx.optimizer.groups import parameter_groups
+from clipx.trainer.saved_run import load_run
+from clipx.trainer.spec import RunSpec, compose
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+LENGTH = Length(10_000, 100, 100_000)
+
+GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" and (CONF_DIR / f.name).is_dir())
+# Not read by a module of its own: hydra/ is Hydra's; a recipe is part of a data set's option, an experiment of a run.
+WITHOUT_MODULE = {"hydra", "recipe", "experiment"}
+OF_ANOTHER_COMMAND = {"bench"}  # tests/unit/bench composes its options
+LISTS = {"evaluator", "logger"}
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
+
+
+OPTIONS = [(group, name) for group in GROUPS for name in names(group)]
+
+
+@cache
+def composed(group: str, name: str) -> RunSpec:
+    return compose(f"{group}=[{name}]" if group in LISTS else f"{group}={name}", *NEEDED.get(name, ()))
+
+
+# ------------------------------------------------------------------------------------------ groups and their files
+
+
+def test_each_group_shares_its_name_with_the_module_that_reads_it() -> None:
+    folders = {path.name for path in CONF_DIR.iterdir() if path.is_dir() and any(path.rglob("*.yaml"))}
+    assert folders - WITHOUT_MODULE == set(GROUPS) | OF_ANOTHER_COMMAND
+    assert all(importlib.util.find_spec(f"clipx.{group}") for group in (*GROUPS, *OF_ANOTHER_COMMAND))
+
+
+def test_each_field_of_a_run_is_a_value_or_a_group() -> None:
+    values = {"kind", "name", "run_dir", "seed", "duration", "resume", "log_every", "compile", "stages"}
+    values |= {"teacher", "device_peak_tflops", "profiler"}
+    assert {f.name for f in dataclasses.fields(RunSpec)} == values | set(GROUPS)
+
+
+def test_the_promised_options_are_there() -> None:
+    models = "rn50 rn101 vit_s16 vit_b32 vit_b16 vit_l14 vit_h14 vit_g14 vit_bigg14 convnext_base_w tiny"
+    data = "shapes digits csv webdataset folder benchmark cc3m cc12m laion400m laion2b datacomp1b"
+    assert set(names("model")) >= set(models.split())
+    assert set(names("data")) >= set(data.split())
+
+
+def test_every_file_is_an_option_that_a_test_here_composes() -> None:
+    covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
+    covered |= {f"{group}/{name}.yaml" for group in ("recipe", "experiment", "hydra/launcher") for name in names(group)}
+    covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
+    covered |= {
+        "train.yaml",
+        "evaluate.yaml",
+        "export.yaml",
+        "embed.yaml",
+        "caption.yaml",
+        "wise_ft.yaml",
+        "plan.yaml",
+        "bench.yaml",
+        "index.yaml",
+        "prepare.yaml",
+    }
+    files = {str(path.relative_to(CONF_DIR)) for path in CONF_DIR.rglob("*") if path.is_file()}
+    assert files == covered
+
+
+@pytest.mark.parametrize("name", names("recipe"))
+def test_every_recipe_comes_with_the_data_of_its_name(name: str) -> None:
+    recipe = yaml.safe_load((CONF_DIR / "recipe" / f"{name}.yaml").read_text())
+    spec = to_dict(compose(f"data={name}"))
+    assert OmegaConf.merge(spec, recipe) == spec
+
+
+@pytest.mark.parametrize("name", names("hydra/launcher"))
+def test_every_launcher_has_valid_keys(name: str) -> None:
+    assert compose(f"hydra/launcher={name}", "name=x") == compose("name=x")  # it is Hydra's, no part of the run
+
+
+@pytest.mark.parametrize("name", names("experiment"))
+def test_every_experiment_composes_and_builds(name: str) -> None:
+    spec = compose(f"experiment={name}", *NEEDED.get(name, ()))
+    model = spec.model.build(META, torch.float32)
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), Length(10**7, spec.data.batch_size, 10**9))
+    spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
+    assert spec.schedule.build(spec.optimizer.lr, Length(10**6, spec.data.batch_size, 10**9))(0) > 0
+
+
+# -------------------------------------------------------------------------------------------------- each option
+
+
+@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def test_every_option_composes_into_a_typed_spec_and_back(group: str, name: str) -> None:
+    spec = composed(group, name)
+    part = getattr(spec, group)
+    assert list(part) == [name] if group in LISTS else dataclasses.is_dataclass(part)
+    again = from_dict(RunSpec, yaml.safe_load(yaml.safe_dump(to_dict(spec))))
+    assert again == spec
+
+
+@pytest.mark.parametrize("name", names("model"))
+def test_every_model_builds_on_the_meta_device_with_its_optimizer(name: str) -> None:
+    spec = composed("model", name)
+    assert spec.model.name == name
+    model = spec.model.build(META, torch.float32)
+    assert all(p.is_meta and p.dtype == torch.float32 for p in model.parameters())
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), LENGTH)
+    optimizer = spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
+    grouped = sum(len(group["params"]) for group in optimizer.param_groups)
+    assert grouped == sum(1 for module in (model, objective) for _ in module.parameters())
+
+
+@pytest.mark.parametrize("name", names("objective"))
+def test_every_objective_builds_and_scores_a_batch(name: str) -> None:
+    objective = composed("objective", name).objective.build(Comm(0, 1, 0, CPU), LENGTH)
+    assert isinstance(objective, Objective)
+    objective.prepare(Classes([str(number) for number in range(12)], ("a {}",)), 16)
+    image_bD, text_bD = torch.nn.functional.normalize(torch.randn(2, 8, 16), dim=-1)
+    outputs = (torch.rand(8, 2) + 1,) if composed("objective", name).objective.captions else ()
+    targets = tuple(torch.randn(2, 8, 12)) if composed("objective", name).objective.taught else ()
+    if objective.target_source is not None:
+        targets = (torch.arange(8),)
+    embeddings = image_bD.requires_grad_(), text_bD.requires_grad_()
+    loss, metrics = objective(StepInputs(*embeddings, torch.arange(8), outputs, targets))
+    loss.backward()
+    objective.after_step(8)
+    assert loss.ndim == 0 and loss.isfinite()
+    assert image_bD.grad is not None and image_bD.grad.isfinite().all()
+    assert all(value.ndim == 0 for value in metrics.values())
+
+
+@pytest.mark.parametrize("name", names("optimizer"))
+def test_every_optimizer_builds_and_moves_the_weights(name: str) -> None:
+    spec = composed("optimizer", name)
+    model = spec.model.build(CPU, torch.float32)
+    objective = spec.objective.build(Comm(0, 1, 0, CPU), LENGTH)
+    optimizer = spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
+    weight = model.text.token_embedding.weight
+    before = weight.detach().clone()
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert not torch.equal(weight, before) and weight.isfinite().all()
+
+
+@pytest.mark.parametrize("name", names("schedule"))
+def test_every_schedule_builds(name: str) -> None:
+    rate = composed("schedule", name).schedule.build(1e-3, Length(10**4, 100, 10**6))
+    assert 0 < rate(0) <= 1e-3
+    assert all(0 <= rate(seen) <= 1e-3 for seen in range(0, 10**6, 10**4))
+
+
+@pytest.mark.parametrize("name", names("precision"))
+def test_every_precision_builds(name: str) -> None:
+    spec = composed("precision", name).precision
+    if name in ("float8", "int8"):  # on other devices than they are for
+        spec = compose(f"precision={name}", "precision.emulate=true").precision
+    precision = spec.build(CPU)
+    with precision.autocast():
+        assert torch.ones(2, 2, dtype=precision.dtype).sum() == 4
+
+
+@pytest.mark.parametrize("name", names("distributed"))
+def test_every_distributed_builds_one_process(name: str) -> None:
+    comm = composed("distributed", name).distributed.build()
+    assert (comm.rank, comm.world) == (0, 1)
+    assert comm.device.type == ("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda")
+
+
+@pytest.mark.parametrize("name", names("checkpoint"))
+def test_every_checkpoint_has_a_cadence(name: str) -> None:
+    spec = composed("checkpoint", name).checkpoint
+    check_cadence(spec.every, "checkpoint.every")
+    assert (spec.every == "none") is (name == "none")
+
+
+@cache
+def small_shapes() -> Dataset:
+    return compose("data.samples=64", "data.held_out_samples=16").data.open()
+
+
+@pytest.mark.parametrize("name", names("evaluator"))
+def test_every_evaluator_accepts_the_default_data(name: str) -> None:
+    evaluator = composed("evaluator", name).evaluator[name]
+    if evaluator.learns:  # and the default holds whole classes out
+        with pytest.raises(ConfigError, match="no class in both the training images and the held-out ones"):
+            evaluator.check(small_shapes())
+    else:
+        evaluator.check(small_shapes())
+
+
+@pytest.mark.parametrize("name", names("logger"))
+def test_every_logger_opens_takes_numbers_and_closes(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    offline = [f"logger.{name}.mode=offline"] if name == "wandb" else []
+    spec = compose(f"logger=[{name}]", *offline)
+    sink = spec.logger[name].build(tmp_path, "run", to_dict(spec), 0)
+    sink.log({"step": 1, "samples": 64, "epoch": 0.1, "seconds": 0.0, "train/loss": 1.0})
+    sink.close()
+    assert any(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("name", ["shapes", "digits"])
+def test_data_that_clipx_writes_opens_with_what_its_evaluators_need(name: str) -> None:
+    spec = compose(f"data={name}", *(["data.samples=64", "data.held_out_samples=16"] if name == "shapes" else []))
+    dataset = spec.data.open()
+    assert dataset.held_out is not None and dataset.classes is not None
+    sizes = sum(dataset.train.sizes), sum(dataset.held_out.sizes)
+    assert sizes == (64, 16) if name == "shapes" else sum(sizes) == 1797
+    assert set(spec.evaluator) == {"zeroshot", "retrieval"}
+
+
+@pytest.mark.parametrize("name", ["cc3m", "cc12m", "laion400m", "laion2b", "datacomp1b"])
+def test_a_known_data_set_has_its_size_and_takes_its_shards_from_the_environment(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(f"CLIPX_{name.upper()}", raising=False)
+    spec = compose(f"data={name}")
+    assert to_dict(spec)["data"]["samples"] > 1_000_000
+    with pytest.raises(ConfigError, match=rf"^data\.shards has no value: give the shards of {name}"):
+        spec.data.open()
+    small_shapes()
+    monkeypatch.setenv(f"CLIPX_{name.upper()}", f"{os.environ['CLIPX_CACHE']}/shapes-*/train-64/*.tar")
+    assert sum(compose(f"data={name}").data.open().train.sizes) == 64
+    assert spec.evaluator == {}  # nothing is held out
+
+
+@pytest.mark.parametrize(("name", "key"), [("csv", "data.path"), ("webdataset", "data.shards")])
+def test_data_of_ones_own_asks_for_its_path(name: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key} has no value: give .* e\.g\. .?{key}="):
+        composed("data", name).data.open()
+
+
+# ---------------------------------------------------------------------------------------------- how a run composes
+
+
+def test_names_that_people_type_arrive_in_the_spec() -> None:
+    spec = compose(
+        "duration=32ep",
+        "seed=17",
+        "data.batch_size=4096",
+        "data.micro_batches=4",
+        "data.workers=7",
+        "resume=auto",
+        "name=mine",
+    )
+    assert (spec.duration, spec.seed, spec.resume, spec.name) == ("32ep", 17, "auto", "mine")
+    assert (spec.data.batch_size, spec.data.micro_batches, spec.data.workers) == (4096, 4, 7)
+    assert spec.run_dir == "outputs/mine"
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("data.shards=/data/{0000..0123}.tar", "/data/{0000..0123}.tar"),
+        ("data.shards='/data/{0000..0123}.tar'", "/data/{0000..0123}.tar"),
+        ("data.shards=s3://bucket/{train,extra}/{0..9}.tar", "s3://bucket/{train,extra}/{0..9}.tar"),
+        ("data.shards=/a/{0..3}.tar::/b/*.tar", "/a/{0..3}.tar::/b/*.tar"),
+        ("data.shards=${oc.env:HOME}/{0..3}.tar", f"{os.environ['HOME']}/{{0..3}}.tar"),
+    ],
+)
+def test_a_pattern_of_shards_arrives_whole_with_and_without_quotes(typed: str, value: str) -> None:
+    assert to_dict(compose("data=webdataset", typed))["data"]["shards"] == value
+
+
+def test_to_resume_a_run_directory_is_to_work_in_it() -> None:
+    assert compose("resume=outputs/earlier").run_dir == "outputs/earlier"
+
+
+def test_a_model_brings_its_optimizer_and_the_command_line_wins() -> None:
+    assert to_dict(compose("model=rn50"))["optimizer"]["eps"] == 1e-8
+    assert to_dict(compose("model=vit_b32"))["optimizer"]["eps"] == 1e-6
+    assert to_dict(compose("model=rn50", "optimizer=adamw"))["optimizer"]["eps"] == 1e-6
+    assert to_dict(compose("model=rn50", "optimizer.eps=1e-7"))["optimizer"]["eps"] == 1e-7
+
+
+def test_a_small_data_set_brings_a_short_schedule_and_the_command_line_wins() -> None:
+    assert compose("data=webdataset").duration == "32ep"
+    assert compose("data=shapes").duration != "32ep"
+    spec = compose("data=shapes", "duration=3ep", "schedule.warmup=7st")
+    assert (spec.duration, spec.schedule.warmup) == ("3ep", "7st")
+
+
+def test_evaluators_and_loggers_are_taken_in_any_number() -> None:
+    assert set(compose("evaluator=[]").evaluator) == set()
+    assert set(compose("evaluator=retrieval").evaluator) == {"retrieval"}
+    assert set(compose("logger=[tensorboard,wandb]").logger) == {"tensorboard", "wandb"}
+    assert set(compose("~evaluator.zeroshot").evaluator) == {"retrieval"}
+    spec = compose("+evaluator@evaluator.mine=zeroshot", "evaluator.mine.classnames=names.txt")
+    assert set(spec.evaluator) == {"zeroshot", "retrieval", "mine"}
+
+
+def test_the_configuration_of_an_evaluation_composes_too() -> None:
+    spec = compose("run=outputs/x", "data=digits", config_name="evaluate")
+    assert isinstance(spec, EvaluateSpec)
+    assert (spec.run, spec.step) == ("outputs/x", None)
+    assert spec.data is not None and spec.data.kind == "digits"
+
+
+def test_specs_of_two_compositions_share_nothing() -> None:
+    first, second = compose(), compose()
+    first.data.crop_scale.append(9.0)
+    assert second.data.crop_scale == [0.9, 1.0]
+
+
+# ------------------------------------------------------------------------------------------- a folder of one's own
+
+MODEL = """\
+defaults: [/schema/model/clip@_here_]
+name: mine
+embed_dim: 64
+image: {timm: resnet18, size: 96}
+text: {context_length: 16, width: 64, heads: 2, layers: 1}
+"""
+EXPERIMENT = """\
+# @package _global_
+defaults:
+  - override /model: vit_b32
+  - override /data: laion400m
+duration: 12.8e9sa
+data: {batch_size: 65536}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "my groups, and more"
+    for place, text in (("model/mine", MODEL), ("experiment/large", EXPERIMENT)):
+        path = root / f"{place}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_an_option_of_ones_own_composes_and_builds(folder: Path) -> None:
+    spec = compose("model=mine", config_dir=folder)
+    assert spec.model.image.timm == "resnet18"
+    model = spec.model.build(META, torch.float32)
+    assert model.embed_dim == 64
+    assert from_dict(RunSpec, to_dict(spec)) == spec
+
+
+def test_an_experiment_of_ones_own_chooses_and_the_command_line_wins(folder: Path) -> None:
+    spec = compose("experiment=large", config_dir=folder)
+    assert (spec.model.name, spec.data.name) == ("vit_b32", "laion400m")
+    assert (spec.duration, spec.data.batch_size) == ("12.8e9sa", 65536)
+    spec = compose("experiment=large", "model=rn50", "data.batch_size=64", config_dir=folder)
+    assert (spec.model.name, spec.data.batch_size, spec.duration) == ("rn50", 64, "12.8e9sa")
+
+
+def test_ones_own_options_are_listed_among_the_others(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"choose one of .*convnext_base_w, mine, rn101.*\(did you mean mine\?\)$"):
+        compose("model=mien", config_dir=folder)
+    with pytest.raises(ConfigError, match=r"choose one of .*convnext_base_w, mine, rn101"):
+        compose("model=null", config_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            MODEL.replace("embed_dim", "embd_dim"),
+            "model.embd_dim is not a key here: the keys are name, image, text, weights, patch_dropout, patch_dropout_schedule, "
+            "patch_dropout_end, patch_dropout_final, embed_dim, quick_gelu (did you mean embed_dim?) (in model/mine.yaml)",
+        ),
+        (
+            MODEL.replace("embed_dim: 64", "embed_dim: wide"),
+            "model.embed_dim=wide: Value 'wide' of type 'str' could not be converted to Integer (in model/mine.yaml)",
+        ),
+        (
+            MODEL.replace("/clip@", "/clpi@"),
+            "schema/model=clpi is not an option: choose one of clip, coca (did you mean clip?) (in model/mine.yaml)",
+        ),
+        (
+            "defaults: [vit_b23]",
+            "model=vit_b23 is not an option: choose one of coca_tiny, coca_vit_b32, convnext_base_w, rn101, rn50, tiny, "
+            "vit_b16, vit_b16_siglip, vit_b32, vit_b32_quickgelu, vit_bigg14, vit_g14, vit_h14, vit_l14, vit_m16, "
+            "vit_s16, vit_s32 (did you mean vit_b32?) "
+            "(in model/mine.yaml)",
+        ),
+        ("name: mine", "model has no kind: begin its YAML file with defaults: [/schema/model/KIND@_here_]"),
+        (
+            MODEL.replace("timm: resnet18, ", ""),
+            "model.image.timm has no value: it is required, add model.image.timm=…",
+        ),
+    ],
+)
+def test_a_fault_in_a_file_of_ones_own_is_named_with_the_file(folder: Path, text: str, message: str) -> None:
+    (folder / "model" / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose("model=mine", config_dir=folder)
+    assert str(caught.value) == message
+
+
+def test_a_file_that_is_no_yaml_is_named_with_its_line(folder: Path) -> None:
+    (folder / "model" / "mine.yaml").write_text("name: [mine\n")
+    with pytest.raises(ConfigError, match=r'^YAML cannot be read: .*model/mine\.yaml", line 1.*: correct the file$'):
+        compose("model=mine", config_dir=folder)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--config-dir=.*/nothing is not a folder: give the folder that holds"):
+        compose(config_dir=tmp_path / "nothing")
+
+
+# --------------------------------------------------------------------------------------------- beside another Hydra
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    (tmp_path / "train.yaml").write_text("answer: 42\n")
+    return tmp_path
+
+
+def test_composing_inside_another_hydra_leaves_it_as_it_was(other: Path) -> None:
+    with initialize_config_dir(str(other), version_base="1.2"):
+        outer = GlobalHydra.instance().hydra
+        assert compose("seed=5").seed == 5
+        with pytest.raises(ConfigError):
+            compose("seed=x")
+        assert GlobalHydra.instance().hydra is outer
+        assert str(getbase()) == "1.2"
+        assert dict(hydra_compose("train")) == {"answer": 42}
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_composing_leaves_no_hydra_behind() -> None:
+    setbase("1.2")
+    GlobalHydra.instance().clear()
+    assert compose("seed=5").seed == 5
+    assert not GlobalHydra.instance().is_initialized()
+    assert str(getbase()) == "1.2"
+
+
+# ---------------------------------------------------------------------------------------------------- saved again
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("model=vit_s16", "data=laion400m", "precision=amp_bf16", "optimizer.decay_rule=published"),
+        ("data=csv", "data.path=t.csv", "data.separator='\\t'", "optimizer.clip_norm=1.0", "evaluator=[]", "logger=[]"),
+        ("data=webdataset", "data.shards='/data/{0000..0123}.tar'", "checkpoint=none", "schedule=constant"),
+        (
+            "logger=[tensorboard,wandb]",
+            "logger.wandb.tags=[a,b]",
+            "+model.image.options={drop_path_rate:0.1,flag:true}",
+        ),
+        ("resume=outputs/earlier", "name='a: b #c'", "+evaluator@evaluator.mine=zeroshot"),
+    ],
+)
+def test_a_saved_spec_is_read_back_equal(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    spec = compose(*overrides)
+    save(spec, tmp_path / "config.yaml")
+    assert load_run(tmp_path) == spec
+    again = load_run(tmp_path)
+    save(again, tmp_path / "again.yaml")
+    assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "config.yaml").read_bytes()
+
+
+def test_a_saved_spec_holds_plain_values(tmp_path: Path) -> None:
+    save(compose("optimizer.decay_rule=published"), tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    assert "decay_rule: published" in text
+    assert "!" not in text and "${" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"objective": {"kind": "hinge", "margin": 0.2}},
+            "objective.kind=hinge is not known: known are infonce; a plug-in's folder is given with --config-dir",
+        ),
+        (
+            {"evaluator": {"mine": {"every": "1ep"}}},
+            "evaluator.kind=None is not known: known are linear_probe, retrieval, zeroshot",
+        ),
+        ({"logger": {"mine": None}}, "logger.kind=None is not known: known are "),
+        ({"sede": 1}, "sede is not a key here: the keys are name, run_dir, seed"),
+        ({"seed": "many"}, "seed=many: Value 'many' of type 'str' could not be converted to Integer"),
+        ({"seed": -1}, "seed=-1 must lie in [0, 2^63)"),
+        ({"model": {"kind": "clip", "name": "m", "depth": 3}}, "model.depth is not a key here: the keys are "),
+        ({"data": None}, "data=null: field 'data' is not Optional"),
+    ],
+)
+def test_a_saved_spec_with_a_fault_is_refused_in_one_line(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_dict(RunSpec, to_dict(compose()) | change)
+    assert str(caught.value).startswith(message.split("known are infonce")[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_saved_spec_of_an_earlier_version_takes_new_defaults() -> None:
+    values = to_dict(compose("objective.tile=77"))
+    del values["objective"]["tile"], values["log_every"]
+    spec = from_dict(RunSpec, values)
+    assert to_dict(spec)["objective"]["tile"] == to_dict(compose())["objective"]["tile"]
+    assert spec.log_every == "20st"
+
+
+# --------------------------------------------------------------------------------------------- keys that were renamed
+
+SAVED_BY_8DDB223 = Path(__file__).with_name("run_saved_by_8ddb223.yaml")
+
+RENAMED_TYPED = [
+    (("model.image.squash=true",), "model.image.squash is now model.image.stretch: write model.image.stretch=…"),
+    (("+model.image.squash=true",), "model.image.squash is now model.image.stretch: write model.image.stretch=…"),
+    (("evaluator.zeroshot.own=false",), "evaluator.zeroshot.own is now evaluator.zeroshot.held_out: write evaluator.zeroshot.held_out=…"),
+    (
+        ("+evaluator@evaluator.mine=retrieval", "evaluator.mine.repeated=apart"),
+        "evaluator.mine.repeated is now evaluator.mine.duplicate_captions: write evaluator.mine.duplicate_captions=…",
+    ),
+    (("checkpoint.fail_after=1",), "checkpoint.fail_after is now checkpoint.max_failures: write checkpoint.max_failures=…"),
+    (("distributed=fsdp", "distributed.gathered=bfloat16"), "distributed.gathered is now distributed.param_dtype: write distributed.param_dtype=…"),
+    (("distributed=fsdp", "distributed.reduced=float32"), "distributed.reduced is now distributed.reduce_dtype: write distributed.reduce_dtype=…"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "message"), RENAMED_TYPED, ids=str)
+def test_a_renamed_key_is_refused_with_its_new_name(typed: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*typed)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("old", "new"), [("zero", "base"), ("fine", "finetuned"), ("choose", "select")])
+def test_a_renamed_key_of_another_command_is_refused_with_its_new_name(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{old} is now {new}: write {new}=…$"):
+        compose(f"{old}=x", config_name="wise_ft")
+
+
+def test_a_renamed_key_is_named_with_the_file_that_has_it(folder: Path) -> None:
+    (folder / "model" / "mine.yaml").write_text(MODEL.replace("timm: resnet18", "timm: resnet18, squash: true"))
+    with pytest.raises(ConfigError, match=r"^model.image.squash is now .*=… \(in model/mine.yaml\)$"):
+        compose("model=mine", config_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [
+        ("model.image.squash", "model.image.squash"),
+        ("evaluator.mine.own", "evaluator.own"),
+        ("evaluator.mine.sets.birds.path", "data.path"),
+        ("data.sources.cc.path", "data.path"),
+        ("evaluator.mine.sets.birds.sources.cc.path", "data.path"),
+        ("data.sources.cc", "data"),
+        ("data.held_out", "data.held_out"),
+        ("stages[0].until", "stages.until"),
+    ],
+)
+def test_a_key_is_read_in_the_terms_of_its_group(key: str, found: str) -> None:
+    assert group_key(key) == found
+
+
+def test_only_the_last_part_of_a_key_is_renamed() -> None:
+    for old, new in RENAMED.items():
+        assert old.rpartition(".")[0] == new.rpartition(".")[0] and old != new
+    assert not RENAMED.keys() & set(RENAMED.values())
+
+
+def test_a_plugins_field_may_have_an_old_name() -> None:
+    assert current_name("evaluator.own", ["kind", "held_out"]) == "held_out"
+    assert current_name("evaluator.own", ["kind", "held_out", "own"]) is None
+    assert current_name("evaluator.own", ["kind"]) is None
+
+
+def test_a_run_that_8ddb223_saved_is_read() -> None:
+    assert from_dict(RunSpec, read_saved(SAVED_BY_8DDB223)) == compose(
+        *("name=earlier", "duration=30ep", "compile.towers=true", "logger=[wandb]", "logger.wandb.tags=[a,b]"),
+        *("data=mixture", "+data@data.sources.a=csv", "data.sources.a.path=a.csv"),
+        *("+data@data.sources.b=webdataset", "data.sources.b.shards=b.tar", "data.sources.b.weight=2"),
+        *("model=vit_b16_siglip", "objective=siglip", "stages=[{until:5ep,image_size:112},{image_size:224}]"),
+        *("evaluator=[retrieval,zeroshot]", "evaluator.retrieval.duplicate_captions=apart"),
+        *("evaluator.zeroshot.held_out=false", "evaluator.zeroshot.classnames=imagenet"),
+        *("+data@evaluator.zeroshot.sets.birds=folder", "evaluator.zeroshot.sets.birds.path=birds"),
+        *("distributed=fsdp", "distributed.param_dtype=bfloat16", "distributed.reduce_dtype=float32"),
+        "checkpoint.max_failures=7",
+    )
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+RUN_KEYS = (
+    "the keys are name, run_dir, seed, duration, resume, log_every, device_peak_tflops, profiler, stages, model, data, "
+    "objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
+)
+OBJECTIVE_KEYS = "the keys are tile, init_temperature, max_scale"
+READ = "write key=value, a list as key=[a,b], and other signs as key='…'"
+OPTIONS_FIRST = "choose options by evaluator=[…] and set their values by evaluator.OPTION.KEY=…"
+
+REFUSED = [
+    # keys
+    ("bogus=1", f"bogus is not a key here: {RUN_KEYS}"),
+    ("+bogus=1", f"bogus is not a key here: {RUN_KEYS}"),
+    ("++bogus=1", f"bogus is not a key here: {RUN_KEYS}"),
+    ("modl=tiny", f"modl is not a key here: {RUN_KEYS} (did you mean model?)"),
+    ("objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
+    ("+objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
+    ("objective.tiel=1", f"objective.tiel is not a key here: {OBJECTIVE_KEYS} (did you mean tile?)"),
+    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, size, stretch, projection, options, mean, std, checkpointing, lock, lock_norms (did you mean size?)"),
+    ("model.image.options.depth=1", "model.image.options.depth is not a key here: there are none yet; add it by +model.image.options.depth=…"),
+    ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
+    ("~nope", "Could not delete from config. 'nope' does not exist."),
+    ("+seed=1", "Could not append to config. An item is already at 'seed'. Either remove + prefix: 'seed=1' Or add a second + to add or override 'seed': '++seed=1'"),
+    ("kind=other", "kind=other cannot be set: leave it out"),
+    ("objective.kind=other", "objective.kind=other cannot be set: choose an option of the group, objective=…"),
+    # types
+    ("seed=abc", "seed=abc: Value 'abc' of type 'str' could not be converted to Integer"),
+    ("seed=1.5", "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer"),
+    ("seed=[1]", "seed=[1]: Value '[1]' of type 'list' could not be converted to Integer"),
+    ("data.batch_size=", "data.batch_size=: Value '' of type 'str' could not be converted to Integer"),
+    ("optimizer.lr=fast", "optimizer.lr=fast: Value 'fast' of type 'str' could not be converted to Float"),
+    ("precision.tf32=maybe", "precision.tf32=maybe: Value 'maybe' is not a valid bool (type str)"),
+    ("optimizer.betas=0.9", "optimizer.betas=0.9: Invalid value assigned: float is not a ListConfig, list or tuple."),
+    ("optimizer.betas=[a,b]", "optimizer.betas[0]=a: Value 'a' of type 'str' could not be converted to Float"),
+    ("model.image.options=3", "model.image.options=3: Cannot assign int to Dict[str, Any]: set its values by +model.image.options.KEY=…"),
+    ("model.image=tiny", "model.image=tiny: Invalid type assigned: str is not a subclass of ImageTowerSpec. value: tiny: set its values by model.image.KEY=…"),
+    ("name=[1]", "name=[1]: Cannot convert 'list' to string: '[1]'"),
+    ("optimizer.decay_rule=none", "optimizer.decay_rule=none: Invalid value 'none', expected one of [published, current]"),
+    ("evaluator.zeroshot=3", f"evaluator.zeroshot=3: Invalid type assigned: int is not a subclass of EvaluatorSpec. value: 3: {OPTIONS_FIRST}"),
+    ("+evaluator.mine.kind=zeroshot", "Error merging override +evaluator.mine.kind=zeroshot: Invalid type assigned: dict is not a subclass of EvaluatorSpec. value: {}: an option of a group is added by +GROUP@KEY=OPTION, as +data@data.sources.NAME=csv"),
+    # options
+    ("schedule=cosin", "schedule=cosin is not an option: choose one of constant, constant_cooldown, cosine (did you mean cosine?)"),
+    ("schedule=", "schedule= is not an option: choose one of constant, constant_cooldown, cosine"),
+    ("schedule=null", "schedule=null is not an option: choose one of constant, constant_cooldown, cosine"),
+    ("schedule=3", "schedule=3 is not an option: choose one of constant, constant_cooldown, cosine"),
+    ("schedule=[constant,cosine]", "schedule=[constant,cosine] is not an option: choose one of constant, constant_cooldown, cosine"),
+    ("evaluator=[zeroshot,nope]", "evaluator=nope is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
+    ("evaluator=null", "evaluator=null is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
+    ("~evaluator", "~evaluator is not possible: for none write evaluator=[]"),
+    ("+schedule=constant", "+schedule=constant adds a second schedule where there can be one: write schedule=constant"),
+    ("++schedule=constant", "force-add of config groups is not supported: '++schedule=constant'"),
+    ("+nothing=here", f"nothing is not a key here: {RUN_KEYS}"),
+    ("model/image=vit", f"model/image is not a key here: {RUN_KEYS}"),
+    # values that are missing or nothing
+    ("~objective", "objective has no value: it is required, add objective=…"),
+    ("data.batch_size='???'", "data.batch_size has no value: it is required, add data.batch_size=…"),
+    ("seed=null", "seed=null: field 'seed' is not Optional"),
+    ("data.name=null", "data.name=null: field 'data.name' is not Optional"),
+    ("model.image=null", "model.image=null: field 'model.image' is not Optional: set its values by model.image.KEY=…"),
+    ("optimizer.betas=[null,1]", "optimizer.betas[0]=null: Invalid type assigned: NoneType is not a subclass of float. value: None"),
+    ("evaluator.retrieval=null", f"evaluator.retrieval=null: field 'evaluator.retrieval' is not Optional: {OPTIONS_FIRST}"),
+    ("name=", "name= is empty: give a value, or leave it out"),
+    ("run_dir=", "run_dir= is empty: give a value, or leave it out"),
+    ("resume=", "resume= is empty: give a value, or leave it out"),
+    ("data.name=${nope}", "name: Interpolation key 'nope' not found"),
+    ("seed=${oc.env:CLIPX_NOPE}", "seed: KeyError raised while resolving interpolation: \"Environment variable 'CLIPX_NOPE' not found\""),
+    # overrides that are none
+    ("seed", f"seed cannot be read: {READ}"),
+    ("=3", f"=3 cannot be read: {READ}"),
+    ("seed=1 2=", f"seed=1 2= cannot be read: {READ}"),
+    ("data.crop_scale=[0.9", f"data.crop_scale=[0.9 cannot be read: {READ}"),
+    ("run_dir=${name", f"run_dir=${{name cannot be read: {READ}"),
+    ("schedule=cosine,constant", "Ambiguous value for argument 'schedule=cosine,constant' 1. To use it as a list, use key=[value1,value2] 2. To use it as string, quote the value: key='value1,value2' 3. To sweep over it, add --multirun to your command line"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "message"), REFUSED, ids=[override for override, _ in REFUSED])
+def test_what_is_refused_is_told_in_one_line_with_value_rule_and_fix(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(override)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("override", [override for override, _ in REFUSED[::5]])
+def test_the_command_line_says_the_same_and_exits_with_2(
+    override: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["clipx-train", override])
+    with pytest.raises(SystemExit) as caught:
+        cli(lambda spec: pytest.fail("composed"), "train")()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"error: {dict(REFUSED)[override]}\n"
+
+
+def test_an_unknown_model_lists_them_all() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("model=vit_b23")
+    known = ", ".join(names("model"))
+    assert str(caught.value) == f"model=vit_b23 is not an option: choose one of {known} (did you mean vit_b32?)"

@@ -1,0 +1,283 @@
+"""The index of shards as a command: parts, counts told by others, changes, the manifest; and lists of shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.runs import run
+from helpers.samples import img2dataset, write_tar
+
+from clipx.data.index import IndexSpec, index
+from clipx.data.shards.index import ShardIndex, index_shards, load_table
+from clipx.data.shards.tar import IMAGE, TXT
+from clipx.data.shards.urls import expand
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import ConfigError, DataError
+from clipx.trainer.spec import compose
+
+SIZES = [3, 0, 5, 1, 4]
+
+
+@pytest.fixture
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    start = 0
+    for k, size in enumerate(SIZES):
+        write_tar(tmp_path / "data" / f"{k:05d}.tar", img2dataset(range(start, start + size)))
+        start += size
+    return tmp_path / "data"
+
+
+def command(*words: str, check: bool = True) -> tuple[int, str, str]:
+    done = run(sys.executable, "-m", "clipx.data.index", *words, check=check)
+    return done.returncode, done.stdout, done.stderr
+
+
+def cells(output: str) -> list[str]:
+    """The row of the table."""
+    (row,) = [line for line in output.splitlines() if line.startswith("│")]
+    return [cell.strip() for cell in row.strip("│").split("│")]
+
+
+def cached() -> set[str]:
+    return {path.name for path in (Path(os.environ["CLIPX_CACHE"]) / "index").iterdir()}
+
+
+def test_the_command_indexes_and_prints_what_the_shards_hold(shards: Path) -> None:
+    before = set(shards.iterdir())
+    _, out, _ = command(f"shards={shards}/{{00000..00004}}.tar")
+    size = sum(path.stat().st_size for path in shards.glob("*.tar"))
+    fingerprint = WebDatasetSpec(name="x", shards=f"{shards}/*.tar", held_out_share=0).open().train.fingerprint
+    assert cells(out) == ["5", "13", f"{size:,}", "0", "13 samples", fingerprint]
+    assert set(shards.iterdir()) == before
+    assert len(cached()) == 2 * len(SIZES)
+
+
+def test_a_run_takes_the_index_that_the_command_made(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command(f"shards={shards}/*.tar")
+    monkeypatch.setattr("clipx.data.shards.index.scan", None)
+    assert index_shards(expand(f"{shards}/*.tar", "shards"), TXT)[0].samples == 3
+
+
+def test_parts_in_processes_of_their_own_make_the_whole(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[set[str]] = [set()]
+    for k in (1, 2, 3):
+        _, out, _ = command(f"shards={shards}/*.tar", f"part={k}/3")
+        assert cells(out)[:2] == [["2", "4"], ["2", "4"], ["1", "5"]][k - 1]
+        assert len(cells(out)) == 4, "an epoch is of the whole"
+        assert len(cached() - seen[-1]) == 2 * len(SIZES[k - 1 :: 3]), "each part indexes its own shards only"
+        seen.append(cached())
+    parts = index_shards(expand(f"{shards}/*.tar", "shards"), TXT)
+    assert cached() == seen[-1], "nothing is left to index"
+    monkeypatch.setenv("CLIPX_CACHE", str(shards.parent / "other"))
+    whole = index_shards(expand(f"{shards}/*.tar", "shards"), TXT)
+    assert [(i.samples, i.digest, i.bad, i.size) for i in parts] == [
+        (i.samples, i.digest, i.bad, i.size) for i in whole
+    ]
+    for one, other in zip(parts, whole, strict=True):
+        assert Path(one.table).read_bytes() == Path(other.table).read_bytes()
+
+
+def test_a_part_may_be_empty(shards: Path) -> None:
+    _, out, _ = command(f"shards={shards}/*.tar", "part=7/16")
+    assert out == "part 7 of 16 of 5 shards is empty: nothing to do\n"
+
+
+def test_a_manifest_is_written_where_it_is_asked_for(shards: Path) -> None:
+    command(f"shards={shards}/*.tar", f"manifest={shards}/sub/m.json")
+    manifest = json.loads((shards / "sub" / "m.json").read_text())
+    train = WebDatasetSpec(name="x", shards=f"{shards}/*.tar", held_out_share=0).open().train
+    assert (manifest["samples"], manifest["fingerprint"]) == (13, train.fingerprint)
+    assert [shard["samples"] for shard in manifest["shards"]] == SIZES
+    assert [shard["url"] for shard in manifest["shards"]] == [str(shards / f"{k:05d}.tar") for k in range(5)]
+    assert [shard["bytes"] for shard in manifest["shards"]] == [p.stat().st_size for p in sorted(shards.glob("*.tar"))]
+
+
+def test_held_out_samples_are_no_part_of_an_epoch(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index(IndexSpec(shards=f"{shards}/*.tar", held_out_share=0.25))
+    data = WebDatasetSpec(name="x", shards=f"{shards}/*.tar", held_out_share=0.25).open()
+    assert sum(data.train.sizes) == 10
+    assert cells(capsys.readouterr().out)[4] == "10 samples (3 held out)"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"part": "0/4"}, r"part=0/4 must be k/N with 1 ≤ k ≤ N, e.g. part=3/16"),
+        ({"part": "5/4"}, r"part=5/4 must be"),
+        ({"part": "a"}, r"part=a must be"),
+        ({"part": "1/4", "manifest": "m.json"}, r"manifest=m.json is of all shards, part=1/4 reads a share"),
+        ({"caption_key": "caption"}, r"caption_key=caption names no member"),
+        ({"held_out_share": 0.7}, r"held_out_share=0.7 must lie"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        IndexSpec(shards="a.tar", **options)
+
+
+def test_the_commands_errors_are_one_line(shards: Path) -> None:
+    code, out, err = command("shards=/nowhere/*.tar", check=False)
+    assert (code, out) == (2, "")
+    assert (
+        err
+        == "error: shards=/nowhere/*.tar matches no shard: check the path, and quote braces and stars in the shell\n"
+    )
+    assert command(check=False)[2] == "error: shards has no value: it is required, add shards=…\n"
+    assert command("shards=a", "parts=1/2", check=False)[2].startswith("error: parts is not a key here: the keys are ")
+
+
+def test_it_composes_without_torch() -> None:
+    code = """
+import sys
+import clipx.data.index, clipx.data.prepare.prepare
+from clipx.trainer.spec import compose
+print(compose("shards=a.tar", config_name="index").shards, compose("source=a.csv", "out=b", config_name="prepare").out)
+sys.exit("torch" in sys.modules)
+"""
+    assert run(sys.executable, "-c", code).stdout == "a.tar b\n"
+
+
+# ------------------------------------------------------------------------------------------ counts told by others
+
+
+def bad_of(url: Path | str) -> list[str]:
+    (found,) = index_shards([str(url)], TXT)
+    return [item.reason for item in found.bad]
+
+
+def stats(path: Path, successes: object) -> None:
+    path.write_text(json.dumps({"count": 10, "successes": successes, "failed_to_download": 1, "status_dict": {}}))
+
+
+@pytest.mark.parametrize(("successes", "told"), [(5, False), (4, False), (7, True), (None, False), ("7", False)])
+def test_img2datasets_stats_are_a_cross_check(shards: Path, successes: object, told: bool) -> None:
+    stats(shards / "00002_stats.json", successes)
+    reason = "shard has 5 samples that can be used where 00002_stats.json says 7"
+    assert bad_of(shards / "00002.tar") == [reason] * told
+
+
+def test_sizes_json_is_a_cross_check(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (shards / "sizes.json").write_text(json.dumps({f"{k:05d}.tar": 4 for k in range(5)}))
+    index(IndexSpec(shards=f"{shards}/*.tar"))
+    out = capsys.readouterr().out
+    assert cells(out)[3] == "3"
+    assert "3 × shard has 3 samples that can be used where sizes.json says 4: " in out, "told once, with how often"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"{}"])
+def test_counts_that_cannot_be_read_say_nothing(shards: Path, content: bytes) -> None:
+    (shards / "00002_stats.json").write_bytes(content)
+    (shards / "sizes.json").write_bytes(content)
+    assert bad_of(shards / "00002.tar") == []
+
+
+def test_a_cut_shard_is_told_with_what_it_should_hold(shards: Path) -> None:
+    stats(shards / "00002_stats.json", 5)
+    os.truncate(shards / "00002.tar", 6000)
+    damage, count = bad_of(shards / "00002.tar")
+    assert damage == (
+        "shard is cut off or damaged after 000000004 (unexpected end of data); 1 samples before that are used"
+    )
+    assert count == "shard has 1 samples that can be used where 00002_stats.json says 5"
+
+
+# ------------------------------------------------------------------------------------------------------- changes
+
+
+def indexed(path: Path) -> ShardIndex:
+    (found,) = index_shards([str(path)], TXT)
+    return found
+
+
+def test_each_change_of_a_shard_is_seen(shards: Path) -> None:
+    path = shards / "00002.tar"
+    first, time = indexed(path), path.stat().st_mtime_ns
+    with path.open("ab") as file:
+        file.write(bytes(10240))
+    os.utime(path, ns=(time, time))
+    longer = indexed(path)
+    assert longer.table != first.table, "another size at the same time"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"caption 3", b"caption X"))
+    os.utime(path, ns=(time, time + 1_000_000))
+    assert indexed(path).table != longer.table, "the same size a millisecond later"
+    os.utime(path, ns=(time, time))
+    assert indexed(path).table == longer.table, "and as it was, it is the one that is known"
+
+
+def test_a_shard_that_moves_is_indexed_anew_and_has_the_same_digest(shards: Path) -> None:
+    first = indexed(shards / "00002.tar")
+    (shards / "00002.tar").rename(shards / "moved.tar")
+    moved = indexed(shards / "moved.tar")
+    assert (moved.table != first.table, moved.digest) == (True, first.digest)
+
+
+def test_a_link_is_the_shard_it_leads_to(shards: Path) -> None:
+    (shards / "link.tar").symlink_to(shards / "00002.tar")
+    assert indexed(shards / "link.tar").table == indexed(shards / "00002.tar").table
+
+
+def test_the_table_says_where_the_members_are(shards: Path) -> None:
+    content = (shards / "00002.tar").read_bytes()
+    table = load_table(indexed(shards / "00002.tar").table)
+    assert table.shape == (5, 4, 2)
+    for row, number in zip(table.tolist(), range(3, 8), strict=True):
+        offset, size = row[TXT]
+        assert content[offset : offset + size] == f"caption {number}".encode()
+        offset, size = row[IMAGE]
+        assert content[offset : offset + 3] == b"\xff\xd8\xff"
+
+
+def test_a_process_that_is_killed_is_named(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), 9)
+
+    monkeypatch.setattr("clipx.data.shards.index.scan", die)
+    with pytest.raises(
+        DataError, match="^indexing: a process was killed, as happens where memory runs out: run it again"
+    ):
+        index_shards([str(shards / "00000.tar"), str(shards / "00002.tar")], TXT)
+
+
+# --------------------------------------------------------------------------------------------------------- lists
+
+
+def test_a_list_in_a_file_names_shards(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["# a comment", "", " 00002.tar ", f"{shards}/00000.tar", "0000{3..4}.tar", f"file://{shards}/00001.tar"]
+    (shards / "list.txt").write_text("\r\n".join(lines))
+    names = ["00002.tar", "00000.tar", "00003.tar", "00004.tar", "00001.tar"]
+    assert [Path(url).name for url in expand(f"@{shards}/list.txt", "shards")] == names
+    assert [Path(url).name for url in expand(f"@file://{shards}/list.txt", "shards")] == names
+    monkeypatch.chdir(shards)
+    assert [Path(url).name for url in expand("@list.txt", "shards")] == names
+    (shards / "globs.txt").write_text("000*[34].tar")
+    assert [Path(url).name for url in expand("00000.tar::@globs.txt", "shards")] == ["00000.tar", *names[2:4]]
+    data = compose("data=webdataset", "data.shards=@list.txt", "data.held_out_share=0").data
+    assert sum(data.open().train.sizes) == sum(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            None,
+            r"data.shards=@\S+/list.txt cannot be read \(.*No such file.*\): give a text file with a URL on each line",
+        ),
+        (b"\xff\xfe", r"data.shards=@\S+ cannot be read \(it is not UTF-8\)"),
+        (b"\n# nothing\n", r"data.shards=@\S+ is empty: write a path or URL"),
+        (b"@other.txt", r"data.shards=@\S+ names another list, @other.txt: write the URLs into one list"),
+        (b"*.nosuch", r"data.shards=@\S+/list.txt=\S+/\*.nosuch matches no shard"),
+        (b"00000.tar\n00000.tar", r"names \S+/00000.tar twice: name each shard once"),
+    ],
+)
+def test_a_list_that_names_nothing_is_refused(shards: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (shards / "list.txt").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        expand(f"@{shards}/list.txt", "data.shards")

@@ -1,0 +1,540 @@
+"""Shards on a real S3 server: read as local ones are, through every fault of the storage, and cached whole."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from helpers.runs import rows, run
+from helpers.s3_server import FaultyProxy, admin, forget_sessions
+from helpers.samples import captions, img2dataset, read_all, write_tar
+
+from clipx.data.loader import Batch, ImageView, train_loader
+from clipx.data.order import Order
+from clipx.data.shards import cache, remote
+from clipx.data.shards.cache import Access, ShardFile
+from clipx.data.shards.index import index_shards
+from clipx.data.shards.remote import fetch, open_sequential, prefetch_spans
+from clipx.data.shards.tar import TXT
+from clipx.data.source import BadSample, Source
+from clipx.data.webdataset import Shards, WebDatasetSpec
+from clipx.errors import ConfigError, DataError
+from clipx.model.tokenizer import Tokenizer
+from clipx.storage.remote import BLOCK, is_final, read_file, retry
+
+SIZES = (6, 9, 5)
+
+
+@pytest.fixture
+def proxy(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
+    """With a cache of the test's own."""
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    clear_caches()
+    yield proxy
+    clear_caches()
+
+
+def clear_caches() -> None:
+    """What fsspec and clipx keep for a process."""
+    forget_sessions()
+    remote._prefetcher.cache_clear()
+    cache._background.cache_clear()
+    cache._cache_dir.cache_clear()
+
+
+@pytest.fixture
+def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -> str:
+    """Three shards in a bucket of the test's own, and the same in tmp_path/local. It was never read by clipx."""
+    start = 0
+    for k, size in enumerate(SIZES):
+        write_tar(tmp_path / "local" / f"{k:05d}.tar", img2dataset(range(start, start + size)))
+        start += size
+    fs = admin(endpoint)
+    for path in sorted((tmp_path / "local").iterdir()):
+        fs.put_file(str(path), f"{own_bucket}/{path.name}")
+    proxy.requests = 0
+    return own_bucket
+
+
+def opened(url: str, **options: float) -> Source:
+    return WebDatasetSpec(name="far", shards=url, held_out_share=0.0, **{"retry_s": 20.0, **options}).open().train
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def run_later(seconds: float, call: functools.partial[None]) -> None:
+    threading.Timer(seconds, call).start()
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+@pytest.mark.parametrize("pattern", ["{00000..00002}.tar", "*.tar"])
+def test_shards_on_s3_are_read_as_local_ones(bucket: str, tmp_path: Path, pattern: str) -> None:
+    far, near = opened(f"{bucket}/{pattern}"), opened(f"{tmp_path}/local/*.tar")
+    assert read_all(far) == read_all(near)
+    assert (far.sizes, far.fingerprint) == (near.sizes, near.fingerprint)
+    assert far.key(0) == f"{bucket}/00000.tar:000000000.jpg"
+
+
+def test_a_list_on_s3_names_shards(bucket: str, endpoint: str) -> None:
+    admin(endpoint).pipe_file(f"{bucket}/list.txt", b"00000.tar\n00002.tar\n")
+    assert opened(f"@{bucket}/list.txt").sizes == [6, 5]
+
+
+def test_the_command_indexes_shards_on_s3(bucket: str) -> None:
+    done = run(sys.executable, "-m", "clipx.data.index", f"shards={bucket}/*.tar")
+    assert "│      3 │      20 │" in done.stdout
+
+
+def test_many_shards_on_s3_are_indexed_by_processes(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipx.data.shards.index._REMOTE", 2)
+    assert captions(opened(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
+
+
+def test_counts_beside_a_shard_on_s3_are_read(bucket: str, endpoint: str) -> None:
+    admin(endpoint).pipe_file(f"{bucket}/00001_stats.json", b'{"successes": 11}')
+    (bad,) = opened(f"{bucket}/*.tar").bad
+    assert (bad.key, "00001_stats.json says 11" in bad.reason) == (f"{bucket}/00001.tar", True)
+
+
+def test_a_shard_that_is_replaced_on_s3_is_indexed_anew(bucket: str, endpoint: str, tmp_path: Path) -> None:
+    url = f"{bucket}/00000.tar"
+    before = index_shards([url], TXT)[0]
+    assert index_shards([url], TXT)[0] == before
+    other = write_tar(tmp_path / "other.tar", img2dataset(range(100, 106)))
+    assert other.stat().st_size == before.size
+    admin(endpoint).put_file(str(other), url)
+    clear_caches()
+    after = index_shards([url], TXT)[0]
+    assert (after.table != before.table, after.digest != before.digest) == (True, True)
+
+
+def test_a_sample_is_one_request_and_those_expected_come_together(bucket: str, proxy: FaultyProxy) -> None:
+    source = opened(f"{bucket}/*.tar")
+    source.read(0)
+    proxy.requests = 0
+    for i in range(10):
+        assert source.read(i).captions == [f"caption {i}"]
+        assert proxy.requests == i + 1
+    proxy.set("hang")
+    source.prefetch(range(10))  # type: ignore[attr-defined]
+    wait_until(lambda: proxy.requests == 20)
+    proxy.set("up")
+    assert [source.read(i).captions for i in range(10)] == [[f"caption {i}"] for i in range(10)]
+    assert proxy.requests == 20, "all were under way before the first was answered"
+
+
+def test_what_was_expected_and_not_read_is_forgotten(bucket: str) -> None:
+    source = opened(f"{bucket}/*.tar")
+    source.prefetch(range(10))  # type: ignore[attr-defined]
+    source.prefetch([11])  # type: ignore[attr-defined]
+    assert waiting() == 1
+    other = opened(f"{bucket}/00000.tar")
+    other.prefetch([0])  # type: ignore[attr-defined]
+    assert waiting() == 2, "of another source"
+    assert [source.read(i).captions for i in (3, 11)] == [["caption 3"], ["caption 11"]]
+    assert other.read(0).captions == ["caption 0"]
+    assert waiting() == 0
+
+
+def waiting() -> int:
+    """What was asked for and not read."""
+    return sum(map(len, remote._prefetcher(os.getpid()).futures.values()))
+
+
+def test_indexing_reads_blocks_and_not_headers(bucket: str, proxy: FaultyProxy) -> None:
+    index_shards([f"{bucket}/00001.tar"], TXT)
+    assert proxy.requests <= 6, "its size, the counts beside it, the folder's, and the shard"
+
+
+def test_of_a_file_with_large_members_the_headers_are_read(bucket: str, endpoint: str, tmp_path: Path) -> None:
+    size = 4 * BLOCK + 100
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(size)
+        file.seek(size - 3)
+        file.write(b"end")
+    admin(endpoint).put_file(str(tmp_path / "large"), f"{bucket}/large")
+    with open_sequential(f"{bucket}/large", size, 10) as file:
+        assert file.read(4) == bytes(4)
+        file.seek(size - 3)
+        assert file.read(10) == b"end"
+        assert file.tell() == size
+
+
+def test_any_file_system_of_fsspec_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    content = write_tar(tmp_path / "a.tar", img2dataset(range(4))).read_bytes()
+    fsspec.filesystem("memory").pipe_file("/shards/a.tar", content)
+    assert captions(opened("memory://shards/*.tar")) == [f"caption {i}" for i in range(4)]
+
+
+def test_a_server_that_knows_no_ranges_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own web server sends the whole file."""
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    write_tar(tmp_path / "a.tar", [("x.npy", bytes(BLOCK)), *img2dataset(range(4))])
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(
+            DataError, match=r"^http://\S+/a.tar: its server sends the whole file where a part is asked"
+        ):
+            opened(f"http://127.0.0.1:{server.server_port}/a.tar")
+        server.shutdown()
+
+
+# ------------------------------------------------------------------------------------------------------- faults
+
+
+def remote_file(bucket: str, **access: float) -> ShardFile:
+    (found,) = index_shards([f"{bucket}/00001.tar"], TXT)
+    return ShardFile(f"{bucket}/00001.tar", Path(found.table).stem, found.size, Access(**{"retry_s": 20.0, **access}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("mode", "amount"), [("some", 3), ("some", 4)])
+def test_requests_that_fail_now_and_then_are_tried_again(
+    bucket: str, proxy: FaultyProxy, mode: str, amount: int
+) -> None:
+    proxy.set(mode, amount)
+    assert captions(opened(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
+
+
+OUTAGES = [("down", 0), ("status", 500), ("status", 503), ("hang", 0), ("cut", 700)]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("mode", "amount"), OUTAGES)
+def test_a_storage_that_comes_back_costs_no_sample(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
+    source = opened(f"{bucket}/*.tar")
+    source.read(0)
+    proxy.set(mode, amount)
+    run_later(1.5, functools.partial(proxy.set, "up"))
+    start = time.monotonic()
+    assert source.read(7).captions == ["caption 7"]
+    assert time.monotonic() - start > 1, "it was tried through the outage"
+    assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("mode", "amount"), OUTAGES)
+def test_an_outage_ends_in_an_error_that_names_the_url(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
+    source = opened(f"{bucket}/*.tar", retry_s=2.0)
+    proxy.set(mode, amount)
+    with pytest.raises(
+        DataError, match=rf"^{bucket}/00001.tar cannot be read: for \d+ s the storage failed \(.+\); check"
+    ):
+        source.read(7)
+    proxy.set("up")
+    assert source.read(7).captions == ["caption 7"]
+
+
+def test_an_outage_while_indexing_names_the_url(
+    bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipx.data.shards.urls._RETRY_S", 1.0)
+    proxy.set("down")
+    for pattern in ("*.tar", "{00000..00002}.tar"):
+        with pytest.raises(DataError, match=rf"^{bucket}/\S+ cannot be read: for"):
+            opened(f"{bucket}/{pattern}", retry_s=1.0)
+
+
+def test_indexing_goes_on_through_an_outage(bucket: str, proxy: FaultyProxy) -> None:
+    proxy.set("cut", 3000)  # in the middle of a shard
+    run_later(1.5, functools.partial(proxy.set, "up"))
+    assert opened(f"{bucket}/{{00000..00002}}.tar").sizes == list(SIZES)
+
+
+@contextlib.contextmanager
+def counted_requests(proxy: FaultyProxy, requests: int) -> Iterator[None]:
+    """So many are made, whatever becomes of them."""
+    before = proxy.requests
+    yield
+    assert proxy.requests - before == requests
+
+
+def test_what_will_not_pass_is_not_tried_again(bucket: str, endpoint: str, proxy: FaultyProxy) -> None:
+    source = opened(f"{bucket}/*.tar")
+    admin(endpoint).rm_file(f"{bucket}/00001.tar")
+    with counted_requests(proxy, 1), pytest.raises(BadSample, match="^shard cannot be read: "):
+        source.read(7)
+    proxy.set("status", 403)
+    with counted_requests(proxy, 1), pytest.raises(BadSample, match="^shard cannot be read: "):
+        source.read(0)
+    clear_caches()  # fsspec's list of the bucket
+    with counted_requests(proxy, 1), pytest.raises(DataError, match=r"shard \S+/00000.tar cannot be opened: "):
+        opened(f"{bucket}/00000.tar")
+    proxy.set("up")
+    clear_caches()
+    with pytest.raises(DataError, match=r"shard \S+/00001.tar does not exist: check the path"):
+        opened(f"{bucket}/{{00000..00002}}.tar")
+
+
+def test_a_shard_that_became_shorter_gives_bad_samples(bucket: str, endpoint: str) -> None:
+    source = opened(f"{bucket}/*.tar")
+    admin(endpoint).pipe_file(f"{bucket}/00001.tar", bytes(5000))
+    for index in (9, 14):
+        with pytest.raises(BadSample, match="^shard (is shorter than its index says|cannot be read: )"):
+            source.read(index)
+
+
+def test_no_credentials_are_told_at_once(bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody:else")
+    with counted_requests(proxy, 1), pytest.raises(DataError, match=r"shard \S+ cannot be opened: "):
+        opened(f"{bucket}/00000.tar")
+
+
+def test_pauses_grow_and_leave_the_seeded_draws_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import random
+
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    failures = iter([OSError("reset")] * 6)
+
+    def call() -> str:
+        for error in failures:
+            raise error
+        return "read"
+
+    random.seed(5)
+    expected = random.Random(5).random()
+    assert retry("s3://b/x", 60, call) == "read"
+    assert random.random() == expected
+    assert len(pauses) == 6
+    for k, pause in enumerate(pauses):
+        assert 0.05 * 2**k <= pause <= 0.1 * 2**k
+
+
+def test_local_errors_are_not_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_file(f"{tmp_path}/none", 60)
+    with pytest.raises(OSError, match="broken"):
+        retry("/local/x", 60, functools.partial(_raise, OSError("broken")))
+
+
+class _Answered(Exception):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("status", "final"), [(401, True), (403, True), (416, True), (429, False), (408, False), (502, False)]
+)
+def test_answers_of_http_are_final_or_not(status: int, final: bool) -> None:
+    assert is_final(_Answered(status)) == final
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+# --------------------------------------------------------------------------------------------------- in the loader
+
+TOKENIZER = Tokenizer(16)
+VIEW = ImageView(size=12, crop_scale=[0.5, 1.0], max_pixels=10**6)
+
+
+def batches(source: Source, workers: int = 0) -> Iterator[Batch]:
+    order = Order(source.sizes, seed=3, window=30)
+    return iter(
+        train_loader(
+            source, order, VIEW, TOKENIZER, seed=3, samples=range(60), batch=10, rank=0, world=1, workers=workers,
+            prefetch=2, pin=False,
+        )
+    )  # fmt: skip
+
+
+def same(found: list[Batch], expected: list[Batch]) -> bool:
+    pairs = zip(found, expected, strict=True)
+    return all(bool((a.image == b.image).all()) and a.index.tolist() == b.index.tolist() for a, b in pairs)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cache_gb", [0.0, 1.0])
+def test_workers_read_the_same_stream_through_faults(
+    bucket: str, tmp_path: Path, proxy: FaultyProxy, workers: int, cache_gb: float
+) -> None:
+    expected = list(batches(opened(f"{tmp_path}/local/*.tar")))
+    source = opened(f"{bucket}/*.tar", cache_gb=cache_gb)
+    source.read(0)  # in this process, before it forks
+    proxy.set("some", 3)
+    found = list(batches(source, workers))
+    assert same(found, expected)
+    assert not [bad for batch in found for bad in batch.bad]
+
+
+def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order(
+    bucket: str, endpoint: str, tmp_path: Path
+) -> None:
+    whole = list(batches(opened(f"{tmp_path}/local/*.tar")))
+    source = opened(f"{bucket}/*.tar")
+    stream = batches(source)
+    found = [next(stream), next(stream)]
+    admin(endpoint).rm_file(f"{bucket}/00001.tar")
+    found += list(stream)
+    gone = range(SIZES[0], SIZES[0] + SIZES[1])
+    lost = [bad for batch in found for bad in batch.bad]
+    assert lost and {bad.key.rpartition(":")[0] for bad in lost} == {f"{bucket}/00001.tar"}
+    for k, (batch, other) in enumerate(zip(found, whole, strict=True)):
+        for index, before in zip(batch.index.tolist(), other.index.tolist(), strict=True):
+            assert index == before or (before in gone and k >= 2), "only what was lost is replaced"
+
+
+def test_an_outage_ends_the_stream_with_an_error_of_one_line(bucket: str, proxy: FaultyProxy) -> None:
+    stream = batches(opened(f"{bucket}/*.tar", retry_s=1.0), workers=2)
+    next(stream)
+    proxy.set("down")
+    with pytest.raises(DataError, match=rf"^{bucket}/0000\d.tar cannot be read: for \d+ s the storage failed"):
+        list(stream)
+
+
+def test_a_run_trains_on_s3_through_faults(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    proxy.set("some", 4)
+    words = ["data=webdataset", f"data.shards={bucket}/*.tar", "data.batch_size=8", "data.workers=2", "data.cache_gb=1"]
+    words += [
+        "duration=4st",
+        "schedule.warmup=1st",
+        "logger=[]",
+        "evaluator=[]",
+        f"run_dir={tmp_path}/run",
+        "log_every=1st",
+    ]
+    run(sys.executable, "-m", "clipx.train", *words)
+    last = rows(tmp_path / "run")[-1]
+    assert (last["step"], last["train/bad_samples"]) == (4, 0)
+
+
+# ------------------------------------------------------------------------------------------------------- the cache
+
+
+def cached() -> list[str]:
+    return sorted(path.name for path in (Path(os.environ["CLIPX_CACHE"]) / "shards").glob("*.tar"))
+
+
+def test_cached_shards_are_read_without_a_request(bucket: str, proxy: FaultyProxy) -> None:
+    source = opened(f"{bucket}/*.tar", cache_gb=1.0)
+    for count, index in enumerate((0, 6, 15), start=1):
+        source.read(index)
+        wait_until(lambda count=count: len(cached()) == count)  # type: ignore[misc]
+    proxy.set("down")
+    source.prefetch(range(sum(SIZES)))  # type: ignore[attr-defined]
+    assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
+
+
+def test_the_cache_keeps_its_limit_by_forgetting_what_was_used_longest_ago(bucket: str, tmp_path: Path) -> None:
+    found = index_shards([f"{bucket}/{k:05d}.tar" for k in range(3)], TXT)
+    limit = sum(sorted(index.size for index in found)[1:])
+    files = [
+        ShardFile(
+            f"{bucket}/{k:05d}.tar", Path(index.table).stem, index.size, Access(20.0, limit, str(tmp_path / "own"))
+        )
+        for k, index in enumerate(found)
+    ]
+    for k in (0, 1):
+        cache.store(files[k])
+    os.utime(files[0].cache_path, (1, 1))
+    os.utime(files[1].cache_path, (2, 2))
+    fetch(files[0], 0, 512)  # used now
+    cache.store(files[2])
+    assert [file.cache_path.exists() for file in files] == [True, False, True]
+    assert sum(p.stat().st_size for p in (tmp_path / "own").iterdir()) <= limit
+    for k in (0, 2):
+        assert files[k].cache_path.read_bytes() == (tmp_path / "local" / f"{k:05d}.tar").read_bytes()
+    prefetch_spans("a reader", [(file, (0, 512)) for file in files])
+    assert waiting() == 1, "only the one that is not cached"
+
+
+def test_what_a_killed_process_left_is_cleared(bucket: str) -> None:
+    file = remote_file(bucket, cache_bytes=10**9)
+    place = file.cache_path
+    dead = place.with_name(f"{0:032x}.part")
+    dead.write_bytes(bytes(100))
+    place.with_suffix(".part").write_bytes(bytes(100))  # of this very shard
+    cache.store(file)
+    assert (dead.exists(), place.with_suffix(".part").exists()) == (False, False)
+    assert place.stat().st_size == file.size
+
+
+def test_processes_fetch_a_shard_once(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    file = remote_file(bucket, cache_bytes=10**9)
+    proxy.set("slow", 0.5)
+    proxy.requests = 0
+    threads = [threading.Thread(target=cache.store, args=(file,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert proxy.requests == 1
+    assert cached() == [f"{file.version}.tar"]
+
+
+def test_a_kill_while_fetching_leaves_no_wrong_file(bucket: str, proxy: FaultyProxy) -> None:
+    file = remote_file(bucket, cache_bytes=10**9)
+    _ = file.cache_path.parent
+    proxy.set("hang")
+    child = os.fork()
+    if child == 0:
+        cache.store(file)
+        os._exit(0)
+    part = file.cache_path.with_suffix(".part")
+    while not part.exists() or part.stat().st_size == 0:
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert cached() == []
+    proxy.set("up")
+    cache.store(file)
+    assert cached() == [f"{file.version}.tar"]
+    assert not part.exists()
+
+
+def test_a_cache_that_cannot_be_written_costs_speed_only(
+    bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = opened(f"{bucket}/*.tar", cache_gb=1.0)
+    folder = Path(os.environ["CLIPX_CACHE"]) / "shards"
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
+    time.sleep(0.1)
+    assert capfd.readouterr().err.count(" is not cached: ") == 1, "it is not tried again at each sample"
+
+
+def test_a_cache_smaller_than_a_windows_shards_is_refused(bucket: str, tmp_path: Path) -> None:
+    message = (
+        r"^data.cache_gb=1e-05 holds less than the 3 shards that data.shuffle_window=200,000 samples are drawn from: "
+        r"give 0.1, a smaller window, or 0 for no cache"
+    )
+    with pytest.raises(ConfigError, match=message):
+        opened(f"{bucket}/*.tar", cache_gb=1e-5)
+    assert sum(opened(f"{tmp_path}/local/*.tar", cache_gb=1e-5).sizes) == 20, "local shards are not cached"
+
+
+@pytest.mark.parametrize("option", ["retry_s", "cache_gb"])
+def test_negative_limits_are_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"data.{option}=-1 is negative: give 0, "):
+        WebDatasetSpec(name="x", shards="a.tar", **{option: -1})
+
+
+def test_a_source_that_is_far_goes_to_workers_and_back(bucket: str) -> None:
+    import pickle
+
+    source = opened(f"{bucket}/*.tar")
+    source.read(0)
+    back = pickle.loads(pickle.dumps(source))
+    assert isinstance(back, Shards) and read_all(back) == read_all(source)

@@ -1,0 +1,582 @@
+"""Shards as img2dataset and people write them, damaged in every way, and read at random."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import os
+import pickle
+import shlex
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset
+from helpers.samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
+from PIL import Image
+
+from clipx.data.shapes import make_sample
+from clipx.data.shards.index import index_shards
+from clipx.data.shards.write import ensure_shards
+from clipx.data.source import BadSample, Source
+from clipx.data.transform import decode
+from clipx.data.webdataset import Shards, WebDatasetSpec, expand
+from clipx.errors import ConfigError, DataError
+from clipx.trainer.spec import compose
+
+
+def spec(shards: Path | str | None, **options: Any) -> WebDatasetSpec:
+    return WebDatasetSpec(name="mine", shards=None if shards is None else str(shards), **options)
+
+
+def opened(shards: Path | str, **options: Any) -> Source:
+    return spec(shards, held_out_share=0.0, **options).open().train
+
+
+def reasons(source: Source) -> dict[str, str]:
+    """What is left out on opening: the file's or the sample's name -> why."""
+    return {Path(bad.key).name: bad.reason for bad in source.bad}
+
+
+# ---------------------------------------------------------------------------------------------------- layouts
+
+
+def test_img2datasets_layout_is_read(tmp_path: Path) -> None:
+    source = opened(write_tar(tmp_path / "00000.tar", img2dataset(range(5))))
+    samples = read_all(source)
+    assert source.sizes == [5]
+    assert [s.captions for s in samples] == [[f"caption {i}"] for i in range(5)]
+    assert [s.image for s in samples] == [jpeg(i) for i in range(5)]
+    assert [s.label for s in samples] == [None] * 5
+    assert source.bad == []
+
+
+@pytest.mark.parametrize("ending", ["jpg", "jpeg", "JPG", "png", "webp", "PNG"])
+def test_every_kind_of_image_is_found(tmp_path: Path, ending: str) -> None:
+    kind = {"jpg": "JPEG", "jpeg": "JPEG"}.get(ending.lower(), ending.upper())
+    image = encode(picture(20, 16), kind)
+    source = opened(write_tar(tmp_path / "a.tar", [(f"x.{ending}", image), ("x.txt", b"a picture")]))
+    assert decode(source.read(0).image, 10**6).size == (20, 16)
+
+
+@pytest.mark.parametrize(
+    ("meta", "key", "expected"),
+    [
+        ({"caption": "one"}, "json.caption", ["one"]),
+        ({"captions": ["one", " two "]}, "json.captions", ["one", "two"]),
+        ({"captions": ["", 7, None, "half \ud83d", "good"]}, "json.captions", ["good"]),
+        ({"alt.text": "with a dot"}, "json.alt.text", ["with a dot"]),
+    ],
+)
+def test_captions_may_come_from_json(tmp_path: Path, meta: dict[str, Any], key: str, expected: list[str]) -> None:
+    shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.json", json.dumps(meta).encode())])
+    assert opened(shard, caption_key=key).read(0).captions == expected
+
+
+@pytest.mark.parametrize(
+    ("meta", "reason"),
+    [
+        (b"{}", "caption is missing: json.caption holds no text"),
+        (b'{"caption": null}', "caption is missing: json.caption holds no text"),
+        (b'{"caption": []}', "caption is missing: json.caption holds no text"),
+        (b'{"caption": " "}', "caption is empty"),
+        (b'{"caption": "\\ud83d"}', "caption is not UTF-8"),
+        (b'{"caption": "', "json cannot be read"),
+        (b"\xff\xfe{}", "json cannot be read"),
+        (b'["caption"]', "json is not an object"),
+        (b"[" * 200_000, "json cannot be read"),
+    ],
+)
+def test_json_without_a_caption_is_a_bad_sample(tmp_path: Path, meta: bytes, reason: str) -> None:
+    source = opened(write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.json", meta)]), caption_key="json.caption")
+    with pytest.raises(BadSample, match=f"^{reason}$"):
+        source.read(0)
+
+
+@pytest.mark.parametrize(
+    ("member", "key", "label"),
+    [
+        (("x.cls", b"7"), "cls", 7),
+        (("x.cls", b" 12\n"), "cls", 12),
+        (("x.cls", b"cat"), "cls", "cat"),
+        (("x.json", b'{"label": 3}'), "json.label", 3),
+        (("x.json", b'{"label": "3"}'), "json.label", 3),
+        (("x.json", b'{"class": "tabby cat"}'), "json.class", "tabby cat"),
+    ],
+)
+def test_labels_come_from_cls_or_json(tmp_path: Path, member: tuple[str, bytes], key: str, label: int | str) -> None:
+    shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.txt", b"a cat"), member])
+    assert opened(shard, label_key=key).read(0).label == label
+
+
+@pytest.mark.parametrize(
+    ("member", "key", "reason"),
+    [
+        (("x.other", b""), "cls", "label is missing"),
+        (("x.cls", b" "), "cls", "label is missing"),
+        (("x.json", b'{"label": null}'), "json.label", "label is missing: json.label holds none"),
+        (("x.json", b'{"label": [1]}'), "json.label", "label is missing: json.label holds none"),
+        (("x.other", b""), "json.label", "json cannot be read"),
+    ],
+)
+def test_a_missing_label_is_a_bad_sample(tmp_path: Path, member: tuple[str, bytes], key: str, reason: str) -> None:
+    source = opened(write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.txt", b"a cat"), member]), label_key=key)
+    with pytest.raises(BadSample, match=f"^{reason}$"):
+        source.read(0)
+
+
+def test_folders_and_dots_in_names_belong_as_webdataset_has_it(tmp_path: Path) -> None:
+    members = []
+    for name in ("a/x", "b/x", "./c/d/x", "x", "ünï/猫"):
+        members += [(f"{name}.jpg", jpeg()), (f"{name}.txt", name.encode()), (f"{name}.seg.png", b"not the image")]
+    shard = write_tar(tmp_path / "a.tar", members)
+    source = opened(shard)
+    assert captions(source) == ["a/x", "b/x", "./c/d/x", "x", "ünï/猫"]
+    assert [s["txt"].decode() for s in webdataset.WebDataset(str(shard), shardshuffle=False)] == captions(source)
+    assert source.key(1) == f"{shard}:b/x.jpg"
+
+
+def test_names_of_any_length_are_read(tmp_path: Path) -> None:
+    names = ["folder/" * 30 + "x", "y" * 90, "z" * 300]
+    members = [m for n in names for m in ((f"{n}.jpg", jpeg()), (f"{n}.txt", n.encode()))]
+    source = opened(write_tar(tmp_path / "a.tar", members))
+    assert captions(source) == names
+    assert source.key(0).startswith(f"{tmp_path}/a.tar:folder/folder/")
+
+
+def test_members_of_a_sample_need_not_be_neighbours(tmp_path: Path) -> None:
+    members = img2dataset(range(30))
+    by_kind = sorted(members, key=lambda m: m[0].rpartition(".")[2])  # as tar writes *.jpg *.txt
+    source = opened(write_tar(tmp_path / "a.tar", by_kind))
+    assert captions(source) == [f"caption {i}" for i in range(30)]
+    assert [s.image for s in read_all(source)] == [jpeg(i) for i in range(30)]
+
+
+def test_large_members_that_are_not_used_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [("x.jpg", jpeg(1)), ("x.npy", bytes(1 << 20)), ("x.txt", b"far away")]
+    source = opened(write_tar(tmp_path / "a.tar", members))
+    read, pread = [], os.pread
+
+    def spy(file: int, size: int, offset: int) -> bytes:
+        read.append(size)
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", spy)
+    sample = source.read(0)
+    assert (sample.image, list(sample.captions)) == (jpeg(1), ["far away"])
+    assert sum(read) == len(jpeg(1)) + len("far away")
+
+
+def test_two_samples_of_the_same_name_are_two_samples(tmp_path: Path) -> None:
+    members = [("x.jpg", jpeg(1)), ("x.txt", b"one"), ("x.jpg", jpeg(2)), ("x.txt", b"two")]
+    source = opened(write_tar(tmp_path / "a.tar", members))
+    assert captions(source) == ["one", "two"]
+    assert [s.image for s in read_all(source)] == [jpeg(1), jpeg(2)]
+
+
+class _Payload:
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.flag}",)
+
+
+@pytest.mark.parametrize("ending", ["pyd", "pickle", "pkl", "pth", "pt", "npy", "jpg.pkl"])
+def test_members_off_the_allow_list_are_never_executed(tmp_path: Path, ending: str) -> None:
+    flag = tmp_path / "executed"
+    payload = pickle.dumps(_Payload(flag))
+    source = opened(write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), (f"x.{ending}", payload), ("x.txt", b"x")]))
+    assert captions(source) == ["x"]
+    assert not flag.exists()
+    pickle.loads(payload)
+    assert flag.exists(), "the payload works, so the test could fail"
+
+
+def test_links_in_a_tar_lead_nowhere(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    path = write_tar(tmp_path / "a.tar", [("y.jpg", jpeg()), ("y.txt", b"y"), ("x.jpg", jpeg())])
+    with tarfile.open(path, "a") as tar:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+            link = tarfile.TarInfo("x.txt")
+            link.type, link.linkname = kind, str(secret)
+            tar.addfile(link)
+    source = opened(path)
+    assert captions(source) == ["y"]
+    assert reasons(source) == {"a.tar:x": "caption is missing or empty"}
+
+
+# --------------------------------------------------------------------------------------------------- patterns
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    for k in range(3):
+        write_tar(tmp_path / f"{k:04d}.tar", img2dataset(range(10 * k, 10 * k + 2 + k)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sizes"),
+    [
+        ("{0000..0002}.tar", [2, 3, 4]),
+        ("{0000,0002}.tar", [2, 4]),
+        ("*.tar", [2, 3, 4]),
+        ("000[12].tar", [3, 4]),
+        ("000?.tar", [2, 3, 4]),
+        ("0002.tar::{0}/0000.tar", [4, 2]),
+        ("{0002..0000}.tar", [4, 3, 2]),
+        ("0001.tar", [3]),
+    ],
+)
+def test_braces_globs_and_double_colons_name_shards(three: Path, pattern: str, sizes: list[int]) -> None:
+    assert opened(f"{three}/{pattern.replace('{0}/', f'{three}/')}").sizes == sizes
+
+
+def test_the_home_folder_may_be_a_tilde(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(three))
+    assert opened("~/{0000..0001}.tar").sizes == opened("~/000[01].tar").sizes == [2, 3]
+
+
+def test_a_name_that_looks_like_a_glob_is_taken_as_it_is_where_it_exists(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "set [1]" / "a.tar", img2dataset(range(2)))
+    assert opened(shard).sizes == [2]
+
+
+def test_urls_are_read_by_fsspec(three: Path) -> None:
+    source, local = opened(f"file://{three}/{{0000..0002}}.tar"), opened(f"{three}/*.tar")
+    assert read_all(source) == read_all(local)
+    assert opened(f"file://{three}/*.tar").sizes == [2, 3, 4]
+    assert source.fingerprint == local.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("", r"data.shards= names no shard: give paths"),
+        ("::", r"data.shards=:: names no shard"),
+        ("/nowhere/*.tar", r"data.shards=/nowhere/\*.tar matches no shard: check the path, and quote"),
+        ("/nowhere/{0000..0123.tar", r"data.shards=\S+ is no pattern \(Unbalanced braces"),
+    ],
+)
+def test_a_pattern_that_names_nothing_is_refused(pattern: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spec(pattern).open()
+
+
+def test_every_part_of_a_pattern_must_match(three: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.held_out_shards=/nowhere/\*.tar matches no shard"):
+        spec(f"{three}/0000.tar", held_out_shards=f"{three}/*.tar::/nowhere/*.tar").open()
+
+
+def test_a_shard_named_twice_is_refused(three: Path) -> None:
+    with pytest.raises(ConfigError, match=r"names \S+/0001.tar twice: name each shard once"):
+        expand(f"{three}/*.tar::{three}/0001.tar", "data.shards")
+
+
+def test_no_shards_at_all_ask_for_some_by_what_can_be_typed() -> None:
+    with pytest.raises(ConfigError, match=r"data.shards has no value: give the shards of mine, e.g. ") as caught:
+        spec(None).open()
+    (typed,) = shlex.split(str(caught.value).partition("e.g. ")[2])
+    composed = compose("data=webdataset", typed).data
+    assert isinstance(composed, WebDatasetSpec) and composed.shards == "/data/{0000..0123}.tar"
+
+
+def test_a_missing_shard_is_named(three: Path) -> None:
+    with pytest.raises(DataError, match=r"shard \S+/0003.tar does not exist: check the path"):
+        spec(f"{three}/{{0000..0004}}.tar").open()
+
+
+def test_a_folder_is_no_shard(three: Path) -> None:
+    with pytest.raises(DataError, match=r"shard \S+ is a folder: give its tar files, e.g. \S+/\*.tar"):
+        spec(three).open()
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket/a.tar", "nosuch://cat a.tar"])
+def test_what_is_no_file_system_is_refused_in_one_line(url: str) -> None:
+    with pytest.raises(DataError, match=r"^shard .* (cannot be opened: .+|does not exist: check the path)$"):
+        spec(url).open()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("caption_key", "caption", "data.caption_key=caption names no member that is read: give txt, or json.KEY"),
+        ("label_key", "label", "data.label_key=label names no member that is read: give cls, or json.KEY"),
+        ("held_out_share", 0.9, r"data.held_out_share=0.9 must lie in \[0, 0.5\]"),
+    ],
+)
+def test_options_out_of_range_are_refused(option: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spec("a.tar", **{option: value})
+
+
+# --------------------------------------------------------------------------------------------------- held out
+
+
+def test_a_share_of_the_samples_is_held_out(three: Path) -> None:
+    data = spec(f"{three}/*.tar", held_out_share=0.25).open()
+    assert data.held_out is not None
+    together = captions(data.train) + captions(data.held_out)
+    assert sorted(together) == sorted(captions(opened(f"{three}/*.tar")))
+    assert len(captions(data.held_out)) == 2
+    assert data.classes is None
+
+
+def test_shards_of_their_own_may_be_held_out(three: Path) -> None:
+    data = spec(f"{three}/{{0000..0001}}.tar", held_out_shards=f"{three}/0002.tar").open()
+    assert data.held_out is not None
+    assert (data.train.sizes, data.held_out.sizes) == ([2, 3], [4])
+
+
+# ---------------------------------------------------------------------------------------------------- damage
+
+
+def test_incomplete_samples_are_left_out_and_named(tmp_path: Path) -> None:
+    members = [
+        *(("a.jpg", jpeg()), ("a.json", b"{}")),
+        *(("b.txt", b"no image"), ("c.jpg", jpeg()), ("c.txt", b"good")),
+        *(("d.jpg", b""), ("d.txt", b"empty image"), ("e.jpg", jpeg()), ("e.txt", b"")),
+        ("readme.md", b"no sample at all"),
+    ]
+    source = opened(write_tar(tmp_path / "x.tar", members))
+    assert captions(source) == ["good"]
+    assert reasons(source) == {
+        "x.tar:a": "caption is missing or empty",
+        "x.tar:b": "image is missing or empty",
+        "x.tar:d": "image is missing or empty",
+        "x.tar:e": "caption is missing or empty",
+    }
+
+
+def test_a_caption_that_is_not_utf8_is_a_bad_sample(tmp_path: Path) -> None:
+    members = [("a.jpg", jpeg()), ("a.txt", "café".encode("latin-1")), ("b.jpg", jpeg()), ("b.txt", b"good")]
+    source = opened(write_tar(tmp_path / "x.tar", members))
+    with pytest.raises(BadSample, match="caption is not UTF-8"):
+        source.read(0)
+    assert source.key(0) == f"{tmp_path}/x.tar:a.jpg"
+    assert source.read(1).captions == ["good"]
+
+
+def damaged(path: Path, how: str) -> None:
+    """Ten samples, of which the last five do not come through."""
+    whole = path.read_bytes()
+    with tarfile.open(path) as tar:
+        members = {m.name: m for m in tar.getmembers()}
+    fifth = members["000000005.jpg"]  # the first of the sixth sample
+    content = {
+        "cut inside data": whole[: fifth.offset_data + 100],
+        "cut inside a header": whole[: fifth.offset + 100],
+        "cut between members": whole[: fifth.offset],
+        "cut after the image": whole[: members["000000005.json"].offset],
+        "damaged header": whole[: fifth.offset] + b"\xaa" * 512 + whole[fifth.offset_data :],
+        "damaged checksum": whole[: fifth.offset + 148] + b"999999" + whole[fifth.offset + 154 :],
+        "joined by cat": _tar_of(path, range(5)) + _tar_of(path, range(5, 10)),
+    }[how]
+    path.write_bytes(content)
+
+
+def _tar_of(path: Path, indices: range) -> bytes:
+    return write_tar(path.with_suffix(".part"), img2dataset(indices)).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("cut inside data", "shard is cut off inside 000000005.jpg"),
+        ("cut inside a header", "shard has a damaged or cut header at byte"),
+        ("cut between members", "shard ends without the end-of-archive mark, so it may be cut off"),
+        ("cut after the image", "shard ends without the end-of-archive mark, so it may be cut off"),
+        ("damaged header", "shard has a damaged or cut header at byte"),
+        ("damaged checksum", "shard has a damaged or cut header at byte"),
+        ("joined by cat", "shard goes on after its end-of-archive mark, as tars joined by cat do"),
+    ],
+)
+def test_of_a_damaged_shard_what_comes_before_is_used_and_the_damage_told_once(
+    tmp_path: Path, how: str, reason: str
+) -> None:
+    path = write_tar(tmp_path / "x.tar", img2dataset(range(10)))
+    damaged(path, how)
+    source = opened(path)
+    assert captions(source) == [f"caption {i}" for i in range(5)]
+    (told,) = source.bad
+    assert told.key == str(path)
+    assert told.reason.startswith(reason)
+    assert told.reason.endswith("; 5 samples before that are used")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param(b"", "empty file", id="zero bytes"),
+        pytest.param(b"<!DOCTYPE html><html>404</html>" * 40, "cannot be read as an uncompressed tar", id="html"),
+        pytest.param(gzip.compress(bytes(100_000)), "cannot be read as an uncompressed tar", id="gzip"),
+        pytest.param(bytes(range(256)) * 40, "cannot be read as an uncompressed tar", id="no tar"),
+    ],
+)
+def test_what_is_no_tar_is_told_and_the_other_shards_are_used(tmp_path: Path, content: bytes, reason: str) -> None:
+    write_tar(tmp_path / "a.tar", img2dataset(range(3)))
+    (tmp_path / "b.tar").write_bytes(content)
+    write_tar(tmp_path / "c.tar", img2dataset(range(3, 5)))
+    source = opened(f"{tmp_path}/*.tar")
+    assert source.sizes == [3, 0, 2]
+    assert captions(source) == [f"caption {i}" for i in range(5)]
+    assert list(reasons(source)) == ["b.tar"]
+    assert reason in reasons(source)["b.tar"]
+    with pytest.raises(DataError, match="1 shards, from .*b.tar, hold no sample with an image and a caption"):
+        opened(tmp_path / "b.tar")
+
+
+def test_a_compressed_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    inside = write_tar(tmp_path / "inside.tar", img2dataset(range(3)))
+    (tmp_path / "bomb.tar").write_bytes(gzip.compress(inside.read_bytes()))
+    with pytest.raises(DataError, match="cannot be read as an uncompressed tar"):
+        opened(tmp_path / "bomb.tar")
+
+
+def test_a_tar_without_samples_is_empty(tmp_path: Path) -> None:
+    write_tar(tmp_path / "empty.tar", [])
+    write_tar(tmp_path / "other.tar", [("readme.txt", b"hello"), ("data.npy", b"x")])
+    with pytest.raises(DataError, match=r"2 shards, from .*empty.tar, hold no sample .*\(data.caption_key=txt\)"):
+        opened(f"{tmp_path}/*.tar")
+
+
+def test_the_error_without_samples_names_the_caption_key_and_an_example(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.txt", b"only text")])
+    with pytest.raises(DataError, match=r"data.caption_key=json.caption\); .*a.tar:x: caption is missing or empty"):
+        opened(shard, caption_key="json.caption")
+
+
+# ----------------------------------------------------------------------------------------------------- the index
+
+
+def touch_later(path: Path) -> None:
+    """As if written a second after the last time."""
+    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
+
+
+def test_a_shard_that_was_indexed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
+    first = opened(path)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the tar is read again")
+
+    monkeypatch.setattr(tarfile.TarFile, "next", fail)
+    assert opened(path) == first
+
+
+def test_a_shard_that_changes_is_indexed_anew(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
+    before = opened(path)
+    assert captions(before) == ["caption 0", "caption 1", "caption 2"]
+    write_tar(tmp_path / "new", img2dataset(range(5, 9))).replace(path)  # the old file is still open
+    touch_later(path)
+    after = opened(path)
+    assert captions(after) == [f"caption {i}" for i in range(5, 9)]
+    assert after.fingerprint != before.fingerprint
+
+
+def test_another_caption_key_is_another_index(tmp_path: Path) -> None:
+    members = [("a.jpg", jpeg()), ("a.txt", b"txt"), ("b.jpg", jpeg()), ("b.json", b'{"caption": "json"}')]
+    path = write_tar(tmp_path / "a.tar", members)
+    assert captions(opened(path)) == ["txt"]
+    assert captions(opened(path, caption_key="json.caption")) == ["json"]
+
+
+def test_an_index_that_lost_a_file_is_made_anew(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
+    for ending in (".npy", ".json"):
+        (index,) = index_shards([str(path)], 1)
+        Path(index.table).with_suffix(ending).unlink()
+        assert captions(opened(path)) == ["caption 0", "caption 1", "caption 2"]
+
+
+def test_a_shard_cut_after_it_was_indexed_gives_bad_samples(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", img2dataset(range(10)))
+    source = opened(path)
+    os.truncate(path, 6000)
+    assert source.read(0).captions == ["caption 0"]
+    with pytest.raises(BadSample, match="shard is shorter than its index says"):
+        source.read(9)
+    assert source.key(9) == f"{path}:sample 9"
+
+
+def test_a_shard_deleted_after_it_was_indexed_gives_bad_samples(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", img2dataset(range(10)))
+    source = opened(path)
+    path.unlink()
+    with pytest.raises(BadSample, match="shard cannot be read: .*No such file"):
+        source.read(3)
+
+
+def test_the_fingerprint_follows_the_content_and_not_the_place_or_time(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", img2dataset(range(6)))
+    source = opened(path)
+    copy = tmp_path / "elsewhere" / "b.tar"
+    copy.parent.mkdir()
+    shutil.copy(path, copy)
+    touch_later(path)
+    assert opened(path).fingerprint == opened(copy).fingerprint == source.fingerprint
+    others = [
+        opened(path, caption_key="json.caption"),
+        opened(path, label_key="json.label"),
+        opened(write_tar(tmp_path / "c.tar", img2dataset(range(7)))),
+        opened(f"{path}::{copy}"),
+    ]
+    assert len({source.fingerprint, *(other.fingerprint for other in others)}) == 5
+
+
+def test_samples_are_found_across_uneven_and_empty_shards(tmp_path: Path) -> None:
+    sizes, start = [0, 4, 0, 0, 1, 7, 0], 0
+    for k, size in enumerate(sizes):
+        write_tar(tmp_path / f"{k}.tar", img2dataset(range(start, start + size)))
+        start += size
+    source = opened(f"{tmp_path}/*.tar", label_key="json.label")
+    assert source.sizes == sizes
+    for i in (11, 0, 4, 5, 3):
+        sample = source.read(i)
+        assert (list(sample.captions), sample.image, sample.label) == ([f"caption {i}"], jpeg(i), i % 3)
+        assert source.key(i).endswith(f":{i:09d}.jpg")
+
+
+def test_a_source_goes_to_workers_and_back(tmp_path: Path) -> None:
+    source = opened(write_tar(tmp_path / "a.tar", img2dataset(range(3))))
+    source.read(0)  # opens the file
+    assert read_all(pickle.loads(pickle.dumps(source))) == read_all(source)
+
+
+def test_an_unwritable_cache_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"the cache folder \S+ cannot be made .*: set CLIPX_CACHE to a folder"):
+        opened(shard)
+
+
+# -------------------------------------------------------------------------------------------------- other readers
+
+
+def test_plain_webdataset_reads_what_clipx_writes() -> None:
+    make = functools.partial(make_sample, seed=1, held_out=False, pixels=32)
+    urls = ensure_shards("for-webdataset", make, 25, per_shard=10, what="a test")
+    pipeline = webdataset.DataPipeline(  # as open_clip builds it
+        webdataset.SimpleShardList(urls),
+        webdataset.tarfile_to_samples(),
+        webdataset.decode("pilrgb"),
+        webdataset.rename(image="jpg;png;jpeg;webp", text="txt"),
+        webdataset.to_tuple("image", "text", "json"),
+    )
+    found = list(pipeline)
+    assert len(found) == 25
+    ours = read_all(Shards.open(urls, "json.captions", "json.label"))
+    for (image, text, meta), sample in zip(found, ours, strict=True):
+        assert isinstance(image, Image.Image)
+        assert image.size == (32, 32)
+        assert image.tobytes() == decode(sample.image, 10**6).tobytes()
+        assert text == sample.captions[0]
+        assert (meta["captions"], meta["label"]) == (list(sample.captions), sample.label)

@@ -1,0 +1,118 @@
+"""The cache: where it is, files that are whole or absent, shards written once."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+from helpers.samples import jpeg
+
+from clipx.data.shards.write import ensure_shards, run_in_pool
+from clipx.data.source import Sample
+from clipx.data.webdataset import Shards
+from clipx.errors import ConfigError, DataError
+from clipx.storage.local import cache_folder, write_atomically
+
+
+def make(index: int, note: Path) -> Sample:
+    """Notes that it was made."""
+    (note / str(index)).touch()
+    return Sample(jpeg(index), [f"caption {index}"], index)
+
+
+@pytest.fixture
+def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "made").mkdir()
+    return tmp_path / "made"
+
+
+def created(note: Path) -> list[int]:
+    """What was made since this was last asked."""
+    found = sorted(int(path.name) for path in note.iterdir())
+    for path in note.iterdir():
+        path.unlink()
+    return found
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(25, [10, 10, 5]), (20, [10, 10]), (1, [1])])
+def test_samples_are_written_in_shards(note: Path, samples: int, sizes: list[int]) -> None:
+    urls = ensure_shards("folder", functools.partial(make, note=note), samples, per_shard=10, what="a test")
+    assert [Path(url).name for url in urls] == [f"{k:06d}.tar" for k in range(len(sizes))]
+    source = Shards.open(urls, "json.captions", "json.label")
+    assert source.sizes == sizes
+    for index in range(samples):
+        assert source.read(index) == Sample(jpeg(index), [f"caption {index}"], index)
+
+
+def test_shards_are_written_once_and_a_lost_one_again(note: Path) -> None:
+    ensure = functools.partial(ensure_shards, "folder", functools.partial(make, note=note), 25, per_shard=10, what="x")
+    urls = ensure()
+    assert created(note) == list(range(25))
+    assert ensure() == urls
+    assert created(note) == []
+    before = Path(urls[1]).read_bytes()
+    Path(urls[1]).unlink()
+    assert ensure() == urls
+    assert created(note) == list(range(10, 20))
+    assert Path(urls[1]).read_bytes() == before
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    def fails(path: str) -> None:
+        Path(path).write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", fails)
+    assert list(tmp_path.iterdir()) == []
+    write_atomically(tmp_path / "file", lambda path: Path(path).write_text("whole"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", fails)
+    assert (tmp_path / "file").read_text() == "whole"
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
+    def full(path: str) -> None:
+        with Path("/dev/full").open("w") as disk:
+            disk.write(path)
+
+    with pytest.raises(
+        DataError, match=r"file cannot be written \(No space left on device\): make room, or set CLIPX_"
+    ):
+        write_atomically(tmp_path / "file", full)
+
+
+def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("CLIPX_CACHE", "~/mine")
+    assert cache_folder("x") == tmp_path / "home" / "mine" / "x"
+    monkeypatch.delenv("CLIPX_CACHE")
+    assert cache_folder("x") == tmp_path / "xdg" / "clipx" / "x"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder("x/y") == tmp_path / "home" / ".cache" / "clipx" / "x" / "y"
+    assert cache_folder("x/y").is_dir()
+
+
+def test_a_cache_that_cannot_be_made_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"the cache folder \S+ cannot be made .*: set CLIPX_CACHE to a folder"):
+        ensure_shards("folder", jpeg, 10, per_shard=5, what="x")  # type: ignore[arg-type]
+
+
+def fail(item: int) -> None:
+    if item == 2:
+        raise DataError("two is bad")
+
+
+def test_work_is_told_and_its_error_is_raised_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DataError, match="^two is bad$"):
+        run_in_pool(fail, [1, 2, 3], "counting")
+    out, told = capfd.readouterr()
+    assert (out, told) == ("", "counting: 3 shards\n")
+    run_in_pool(fail, [], "counting")
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,265 @@
+"""Several captions of an image, by keys with weights: what is drawn, from what, and how often."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from helpers.samples import captions, img2dataset, jpeg, write_tar
+
+from clipx.config.saved import from_dict, save, to_dict
+from clipx.data.index import IndexSpec, index
+from clipx.data.loader import ImageView, eval_loader, train_loader
+from clipx.data.mixture import Mixture
+from clipx.data.source import BadSample, Source
+from clipx.data.spec import open_data
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import ConfigError, DataError
+from clipx.model.tokenizer import Tokenizer
+from clipx.trainer.spec import RunSpec, compose
+
+WEIGHTS = {"txt": 0.2, "json.caption": 0.3, "json.recaption": 0.5}
+BOTH = "{txt:0.3,json.recaption:0.7}"
+SAMPLES, VIEW, TOKENIZER = 60, ImageView(4, [1.0, 1.0], 10**6), Tokenizer(16)
+
+
+def spec(shards: Path | str, caption_key: Any, **options: Any) -> WebDatasetSpec:
+    options = {"held_out_share": 0.0, **options}
+    return WebDatasetSpec(name="mine", shards=str(shards), caption_key=caption_key, **options)
+
+
+def opened(shards: Path | str, caption_key: Any, **options: Any) -> Source:
+    return open_data(spec(shards, caption_key, **options)).train
+
+
+def members(i: int) -> Iterator[tuple[str, bytes]]:
+    """Of three samples one has all keys, one no recaption that can be used, and one no txt. A caption says its key."""
+    meta: dict[str, Any] = {"url": f"http://images/{i}", "caption": f"{i} json.caption"}
+    meta["recaption"] = [" ", None] if i % 3 == 1 else [f"{i} json.recaption one", f"{i} json.recaption two", ""]
+    yield f"{i:09d}.jpg", jpeg(i)
+    yield f"{i:09d}.json", json.dumps(meta).encode()
+    if i % 3 != 2:
+        yield f"{i:09d}.txt", f"{i} txt".encode()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("captions")
+    for k in range(3):
+        write_tar(folder / f"{k:05d}.tar", (m for i in range(20 * k, 20 * k + 20) for m in members(i)))
+    return f"{folder}/*.tar"
+
+
+def batches(source: Source, samples: range, rank: int = 0, world: int = 1, workers: int = 0) -> list[torch.Tensor]:
+    loader = train_loader(
+        source, spec("", "txt", shuffle_window=7).order(source, 3), VIEW, TOKENIZER,
+        seed=3, samples=samples, batch=12, rank=rank, world=world, workers=workers, prefetch=2, pin=False,
+    )  # fmt: skip
+    return [batch.tokens for batch in loader]
+
+
+def drawn(source: Source, positions: int) -> list[str]:
+    """The captions that a run is given."""
+    known = {tuple(TOKENIZER([caption])[0].tolist()): caption for caption in captions(source)}
+    return [known[tuple(tokens)] for batch in batches(source, range(positions)) for tokens in batch.tolist()]
+
+
+def assert_shares(counts: Counter[str], shares: dict[str, float]) -> None:
+    """Each count is where a binomial one is but once in a million times."""
+    total, bound = counts.total(), NormalDist().inv_cdf(1 - 1e-6 / 2)
+    assert set(counts) == set(shares)
+    for name, share in shares.items():
+        assert abs(counts[name] - total * share) < bound * math.sqrt(total * share * (1 - share)), (name, counts)
+
+
+# ---------------------------------------------------------------------------------------------------------- draws
+
+
+def test_a_key_is_drawn_by_its_weight_among_those_with_a_caption(shards: str) -> None:
+    found: dict[int, Counter[str]] = {k: Counter() for k in range(3)}
+    texts = Counter[str]()
+    for caption in drawn(opened(shards, WEIGHTS), 6000):
+        number, key, *text = caption.split()
+        found[int(number) % 3][key] += 1
+        texts.update(text)
+    assert_shares(found[0], {"txt": 0.2, "json.caption": 0.3, "json.recaption": 0.5})
+    assert_shares(found[1], {"txt": 0.4, "json.caption": 0.6})
+    assert_shares(found[2], {"json.caption": 0.375, "json.recaption": 0.625})
+    assert_shares(texts, {"one": 0.5, "two": 0.5})  # of a key's captions all alike
+
+
+def test_weights_count_relative_to_each_other(shards: str) -> None:
+    one = opened(shards, {"txt": 0.3, "json.recaption": 0.7})
+    same = opened(shards, {"json.recaption": 7, "txt": 3})
+    assert drawn(one, 240) == drawn(same, 240), "in whatever order and unit they are written"
+
+
+@pytest.mark.parametrize(("world", "workers"), [(1, 2), (3, 0), (2, 1)])
+def test_a_draw_is_a_pure_function_of_seed_and_position(shards: str, world: int, workers: int) -> None:
+    source = opened(shards, WEIGHTS)
+    straight = batches(source, range(120))
+    later = [batches(source, range(48, 120), rank, world, workers) for rank in range(world)]
+    assert all(torch.equal(torch.cat(parts), step) for parts, step in zip(zip(*later), straight[4:], strict=True))  # noqa: B905
+
+
+def test_one_key_with_a_weight_is_that_key(shards: str) -> None:
+    weighted, alone = opened(shards, {"json.recaption": 5}), opened(shards, "json.recaption")
+    assert weighted.fingerprint == alone.fingerprint
+    assert all(map(torch.equal, batches(weighted, range(60)), batches(alone, range(60))))
+
+
+def test_captions_too_short_are_left_out_of_the_draw(tmp_path: Path) -> None:
+    short = {"caption": "hi", "recaption": ["hi", "long enough json.recaption"]}
+    none = {"caption": "hi", "recaption": ["hi"]}
+    members = []
+    for i, (text, meta) in enumerate([("long enough txt", short), ("hi", short), ("hi", none)]):
+        members += [(f"{i}.jpg", jpeg(i)), (f"{i}.txt", text.encode()), (f"{i}.json", json.dumps(meta).encode())]
+    source = opened(write_tar(tmp_path / "a.tar", members), WEIGHTS, min_caption_chars=5)
+    first, second = source.read(0), source.read(1)
+    assert first.captions_by_key == [(0.5, ["long enough json.recaption"]), (0.2, ["long enough txt"])]
+    assert second.captions_by_key == [(0.5, ["long enough json.recaption"])]
+    assert list(first.captions) == ["long enough json.recaption", "long enough txt"]
+    with pytest.raises(BadSample, match=r"^caption has 2 characters, fewer than data\.min_caption_chars=5$"):
+        source.read(2)
+
+
+def test_each_source_of_a_mixture_draws_by_its_own_weights(shards: str) -> None:
+    mixture = Mixture.of({"a": opened(shards, "txt"), "b": opened(shards, WEIGHTS)})
+    assert mixture.read(0).captions_by_key == ()
+    assert [weight for weight, _ in mixture.read(sum(mixture.sources[0].sizes)).captions_by_key] == [0.3, 0.5, 0.2]
+
+
+def test_evaluation_has_the_captions_of_all_keys(shards: str) -> None:
+    data = spec(shards, WEIGHTS, held_out_share=0.05).open()
+    assert data.held_out is not None
+    loader = eval_loader(data.held_out, VIEW, batch=8, rank=0, world=1, workers=0, prefetch=2)
+    found = [texts for batch in loader for texts in batch.captions]
+    assert found == [[c for _, held in s.captions_by_key for c in held] for s in map(data.held_out.read, range(3))]
+    assert found[2] == ["59 json.caption", "59 json.recaption one", "59 json.recaption two"]
+
+
+# --------------------------------------------------------------------------------------------------- what counts
+
+
+def shard_of_all_kinds(path: Path) -> Path:
+    meta = json.dumps({"recaption": "json"}).encode()
+    members = [
+        *(("both.jpg", jpeg()), ("both.txt", b"txt"), ("both.json", meta)),
+        *(("text.jpg", jpeg()), ("text.txt", b"txt")),
+        *(("json.jpg", jpeg()), ("json.json", meta), ("void.jpg", jpeg()), ("void.json", meta), ("void.txt", b"")),
+        *(("broken.jpg", jpeg()), ("broken.json", b"{"), ("broken.txt", b"txt")),
+        *(("none.jpg", jpeg()), ("other.txt", b"no image")),
+        *(("bad.jpg", jpeg()), ("bad.json", b"{}"), ("bad.txt", b"\xff")),
+    ]
+    return write_tar(path, members)
+
+
+def test_a_sample_counts_where_one_of_the_keys_has_a_caption(tmp_path: Path) -> None:
+    shard = shard_of_all_kinds(tmp_path / "a.tar")
+    source = opened(shard, {"txt": 1, "json.recaption": 1})
+    assert source.sizes == [6]
+    assert [list(source.read(i).captions) for i in range(5)] == [["json", "txt"], ["txt"], ["json"], ["json"], ["txt"]]
+    with pytest.raises(BadSample, match=r"^caption is missing: json\.recaption holds no text; caption is not UTF-8$"):
+        source.read(5)
+    assert {Path(bad.key).name: bad.reason for bad in source.bad} == {
+        "a.tar:none": "caption is missing or empty",
+        "a.tar:other": "image is missing or empty",
+    }
+    assert opened(shard, "txt").sizes == [4], "broken's is good, bad's is seen when it is read"
+    assert opened(shard, "json.recaption").sizes == [5]
+    assert opened(shard, {"json.recaption": 1, "json.x": 1}).sizes == [5]
+
+
+def test_the_fingerprint_follows_the_keys_and_not_their_weights(shards: str) -> None:
+    keys: list[Any] = ["txt", "json.caption", {"txt": 1, "json.caption": 1}, {"json.recaption": 1, "json.caption": 1}]
+    prints = {opened(shards, key).fingerprint for key in keys}
+    assert len(prints) == len(keys)
+    assert opened(shards, {"json.caption": 0.1, "txt": 9}).fingerprint in prints
+
+
+def test_the_index_command_takes_what_a_run_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shard = shard_of_all_kinds(tmp_path / "a.tar")
+    asked = compose(f"shards={shard}", f"caption_key={BOTH}", f"manifest={tmp_path}/m.json", config_name="index")
+    assert isinstance(asked, IndexSpec)
+    index(asked)
+    source = opened(shard, {"txt": 0.3, "json.recaption": 0.7})
+    assert source.fingerprint in capsys.readouterr().out
+    manifest = json.loads((tmp_path / "m.json").read_text())
+    assert (manifest["samples"], manifest["fingerprint"]) == (6, source.fingerprint)
+    assert manifest["caption_key"] == {"txt": 0.3, "json.recaption": 0.7}
+
+
+def test_shards_without_any_of_the_keys_are_told_with_them(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg())])
+    with pytest.raises(DataError, match=r"\(data\.caption_key=json\.a or txt\); .*a\.tar:x: caption is missing"):
+        opened(shard, {"txt": 1, "json.a": 2})
+
+
+def test_json_is_read_for_captions_and_label_alike(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "a.tar", img2dataset(range(5)))
+    source = opened(shard, {"txt": 1, "json.caption": 2}, label_key="json.label")
+    assert [source.read(i).label for i in (4, 0, 2)] == [1, 0, 2]
+    assert [list(source.read(i).captions) for i in (4, 0)] == [["caption 4"] * 2, ["caption 0"] * 2]
+
+
+# -------------------------------------------------------------------------------------------------- configuration
+
+
+def test_several_keys_are_typed_saved_and_read_back(tmp_path: Path) -> None:
+    run = compose("data=webdataset", "data.shards=a.tar", f"data.caption_key={BOTH}")
+    assert isinstance(run.data, WebDatasetSpec)
+    assert run.data.caption_key == {"txt": 0.3, "json.recaption": 0.7}
+    save(run, tmp_path / "config.yaml")
+    assert from_dict(RunSpec, yaml.safe_load((tmp_path / "config.yaml").read_text())) == run
+    mixture = compose(
+        "data=mixture", "+data@data.sources.a=webdataset", f"data.sources.a.caption_key={BOTH}", "data.batch_size=8"
+    )
+    assert from_dict(RunSpec, yaml.safe_load(yaml.safe_dump(to_dict(mixture)))) == mixture
+
+
+def test_an_option_of_ones_own_may_name_several(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.yaml").write_text(
+        "defaults: [webdataset, _self_]\nname: mine\nshards: a.tar\ncaption_key: {txt: 1, json.long: 3}\n"
+    )
+    keys = [compose("data=mine", *typed, config_dir=tmp_path).data for typed in ((), ("data.caption_key=json.x",))]
+    assert [data.caption_key for data in keys] == [{"txt": 1, "json.long": 3}, "json.x"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("{text:1}", "data.caption_key=text names no member that is read: give txt, or json.KEY"),
+        ("{txt:0}", "data.caption_key.txt=0 must be a finite number above 0: to draw no caption from it, leave it out"),
+        ("{json.a:-0.5,txt:1}", "data.caption_key.json.a=-0.5 must be a finite number above 0: to draw no caption from it, leave it out"),
+        ("{txt:much}", "data.caption_key.txt=much must be a finite number above 0: to draw no caption from it, leave it out"),
+        ("{txt:true}", "data.caption_key.txt=True must be a finite number above 0: to draw no caption from it, leave it out"),
+        ("{txt:nan}", "data.caption_key.txt=nan is not a finite number: give one"),
+        ("{json.a:inf}", "data.caption_key.json.a=inf is not a finite number: give one"),
+        ("{txt:1e308,json.a:1e308}", "data.caption_key={'txt': 1e+308, 'json.a': 1e+308} adds up to more than a number can hold: give small ones"),
+        ("{}", "data.caption_key={} names no caption: give txt, json.KEY, or several with weights, {txt:0.3,json.KEY:0.7}"),
+        ("[txt,json.a]", "data.caption_key=['txt', 'json.a'] names no caption: give txt, json.KEY, or several with weights, {txt:0.3,json.KEY:0.7}"),
+        ("7", "data.caption_key=7 names no caption: give txt, json.KEY, or several with weights, {txt:0.3,json.KEY:0.7}"),
+    ],
+)  # fmt: skip
+def test_what_names_no_caption_is_told_with_value_rule_and_fix(typed: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("data=webdataset", "data.shards=a.tar", f"data.caption_key={typed}")
+    assert str(caught.value) == message
+    with pytest.raises(ConfigError) as caught:
+        compose("data=mixture", "+data@data.sources.a=webdataset", f"data.sources.a.caption_key={typed}")
+    assert str(caught.value) == message.replace("data.", "data.sources.a.", 1)
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, 0, -1, "1", None, True])
+def test_a_weight_that_is_none_is_refused_in_python_too(weight: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^data\.caption_key\.txt={weight} must be a finite number above 0"):
+        spec("a.tar", {"txt": weight})

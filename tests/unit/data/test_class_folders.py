@@ -1,0 +1,132 @@
+"""A folder of class folders as data: labels, captions, both sides, and what is wrong with one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.runs import SMALL, rows, run
+from helpers.samples import encode, jpeg, picture, read_all
+
+from clipx.data.folder import FolderSpec
+from clipx.errors import ConfigError, DataError
+from clipx.trainer.spec import compose
+
+
+def folders(place: Path, **images: int) -> Path:
+    """A folder with a class folder of so many images for each name."""
+    for number, (name, count) in enumerate(images.items()):
+        (place / name).mkdir(parents=True)
+        for i in range(count):
+            (place / name / f"{i:03d}.jpg").write_bytes(jpeg(1000 * number + i))
+    return place
+
+
+def spec(path: Path | str | None, **options: object) -> FolderSpec:
+    return FolderSpec(name="mine", path=None if path is None else str(path), **options)  # type: ignore[arg-type]
+
+
+def test_labels_are_the_places_of_the_sorted_class_folders_and_captions_have_their_names(tmp_path: Path) -> None:
+    folders(tmp_path, zebra=1, black_bear=2)
+    data = spec(tmp_path, held_out_share=0.0).open()
+    assert [(s.label, s.captions) for s in read_all(data.train)] == [
+        (0, ["a photo of a black bear."]),
+        (0, ["a photo of a black bear."]),
+        (1, ["a photo of a zebra."]),
+    ]
+    assert data.classes is not None
+    assert list(data.classes.names) == ["black bear", "zebra"]
+    assert data.held_out is None
+    assert data.train.key(2) == str(tmp_path / "zebra" / "000.jpg")
+
+
+def test_images_of_all_kinds_are_found_below_a_class_folder_and_other_files_are_not(tmp_path: Path) -> None:
+    folders(tmp_path, cat=1)
+    (tmp_path / "cat" / "more").mkdir()
+    (tmp_path / "cat" / "more" / "a.PNG").write_bytes(encode(picture(9, 9), "PNG"))
+    (tmp_path / "cat" / "b.webp").write_bytes(encode(picture(9, 9), "WEBP"))
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "names.txt").write_text("no class")
+    (tmp_path / ".cache").mkdir()
+    source = spec(tmp_path, held_out_share=0.0).open().train
+    assert [Path(source.key(i)).name for i in range(sum(source.sizes))] == ["000.jpg", "b.webp", "a.PNG"]
+
+
+def test_a_share_of_each_class_is_held_out_and_a_set_is_evaluated_whole(tmp_path: Path) -> None:
+    folders(tmp_path, a=10, b=10)
+    data = spec(tmp_path, held_out_share=0.2).open()
+    assert data.held_out is not None
+    assert [s.label for s in read_all(data.held_out)] == [0, 0, 1, 1]
+    assert sum(data.train.sizes) == 16
+    as_set = spec(tmp_path, held_out_share=0.2).open_for_evaluation().held_out
+    assert as_set is not None and sum(as_set.sizes) == 20
+
+
+def test_a_folder_to_evaluate_on_has_the_same_labels_though_classes_are_missing_from_it(tmp_path: Path) -> None:
+    folders(tmp_path / "train", a=3, b=3, c=3)
+    folders(tmp_path / "test", c=2, b=1)
+    data = spec(tmp_path / "train", held_out_path=str(tmp_path / "test")).open()
+    assert data.held_out is not None
+    assert [s.label for s in read_all(data.held_out)] == [1, 2, 2]
+    assert sum(data.train.sizes) == 9
+
+
+def test_names_and_templates_may_be_files(tmp_path: Path) -> None:
+    folders(tmp_path / "x", n01=1, n02=1)
+    (tmp_path / "names.txt").write_text("tench\ngoldfish\n")
+    (tmp_path / "templates.txt").write_text("a {}\nthe {c}\n")
+    options = {"classnames": f"{tmp_path}/names.txt", "templates": f"{tmp_path}/templates.txt"}
+    source = spec(tmp_path / "x", held_out_share=0.0, **options).open().train
+    assert [s.captions for s in read_all(source)] == [["a tench", "the tench"], ["a goldfish", "the goldfish"]]
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "error", "message"),
+    [
+        ({"a": 1, "b": 0}, {}, DataError, "data.path=.*: the class folder b holds no image .*: put images there, or remove it"),
+        ({"a": 0, "b": 0}, {}, DataError, "the class folder a holds no image .*, nor do 1 more"),
+        ({}, {}, ConfigError, "data.path=.* holds no folders: put the images of each class into a folder of its name"),
+        ({"a": 1}, {"classnames": "imagenet"}, ConfigError, "data.classnames=imagenet has 1000 names where .* has 1 class folders"),
+        ({"a": 1}, {"held_out_path": "other"}, DataError, "has 1 class folders that data.path=.* has not, z"),
+        ({"a": 1}, {"held_out_path": "/nowhere"}, ConfigError, "data.held_out_path=/nowhere is not a folder"),
+        ({"a": 1}, {"templates": "/nowhere"}, ConfigError, "data.templates=/nowhere cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_no_set_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    images: dict[str, int],
+    options: dict[str, str],
+    error: type[Exception],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    folders(tmp_path / "x", **images)
+    folders(tmp_path / "other", z=1)
+    with pytest.raises(error, match=message) as raised:
+        spec(tmp_path / "x", **options).open()
+    assert "\n" not in str(raised.value)
+
+
+def test_no_path_and_a_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="data.path has no value: give a folder of class folders"):
+        spec(None).open()
+    with pytest.raises(ConfigError, match="is not a folder"):
+        spec(__file__).open()
+
+
+def test_a_run_trains_on_a_folder(tmp_path: Path) -> None:
+    folders(tmp_path / "x", a=20, b=20)
+    small = [option for option in SMALL if not option.startswith(("data.samples", "data.held_out_samples"))]
+    data = ("data=folder", f"data.path={tmp_path}/x", "data.held_out_share=0.1", "checkpoint=none")
+    run(sys.executable, "-m", "clipx.train", *small, *data, f"run_dir={tmp_path}/run", "evaluator=[zeroshot]")
+    last = rows(tmp_path / "run")[-1]
+    assert last["eval/zeroshot/chance"] == 0.5
+
+
+def test_it_is_typed_on_a_command_line(tmp_path: Path) -> None:
+    data = compose("data=folder", f"data.path={tmp_path}", "data.classnames=imagenet").data
+    assert isinstance(data, FolderSpec)
+    assert data.classnames == "imagenet"

@@ -1,0 +1,171 @@
+"""Sets in clip_benchmark's layout hold what clip_benchmark reads in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from clip_benchmark.datasets.builder import build_wds_dataset
+from helpers.benchmark_set import write_set
+from helpers.samples import encode, jpeg, picture, read_all, write_tar
+
+from clipx.data.benchmark import BenchmarkSpec
+from clipx.data.source import BadSample
+from clipx.data.transform import decode
+from clipx.errors import ClipxError, ConfigError, DataError
+
+
+def spec(path: Path | str | None, **options: Any) -> BenchmarkSpec:
+    return BenchmarkSpec(name="theirs", path=None if path is None else str(path), **options)
+
+
+def classification(folder: Path, **options: Any) -> Path:
+    images = {name: [jpeg(10 * i + j) for j in range(3 + i)] for i, name in enumerate(("red fox", "owl", "eel"))}
+    return write_set(folder, images, ["a photo of a {c}.", "{c}"], **options)
+
+
+def retrieval(folder: Path) -> Path:
+    captions = ["a cat\nthe cat ", "a dog\n\none dog\n", "a bird"]
+    endings = ("png", "webp", "jpg")
+    members = []
+    for i, (text, ending) in enumerate(zip(captions, endings, strict=True)):
+        kind = {"jpg": "JPEG"}.get(ending, ending.upper())
+        members += [(f"s{i}.{ending}", encode(picture(12, 10, i), kind)), (f"s{i}.txt", text.encode())]
+    write_tar(folder / "test" / "0.tar", members)
+    (folder / "test" / "nshards.txt").write_text("1\n")
+    (folder / "dataset_type.txt").write_text("retrieval\n")
+    return folder
+
+
+def clip_benchmark_set(folder: Path) -> Any:
+    return build_wds_dataset("x", lambda image: np.array(image.convert("RGB")), "test", str(folder))
+
+
+def test_a_classification_set_has_the_images_labels_names_and_templates_that_clip_benchmark_reads(
+    tmp_path: Path,
+) -> None:
+    expected = clip_benchmark_set(classification(tmp_path))
+    data = spec(tmp_path).open_for_evaluation()
+    assert data.held_out is not None and data.classes is not None
+    assert list(data.classes.names) == expected.classes
+    assert [t.replace("{}", "{c}") for t in data.classes.templates] == expected.templates
+    ours = [(np.array(decode(s.image, 10**6)), s.label) for s in read_all(data.held_out)]
+    for (image, label), (their_image, their_label) in zip(ours, expected, strict=True):
+        np.testing.assert_array_equal(image, their_image)
+        assert label == their_label
+    assert read_all(data.held_out)[0].captions == ["a photo of a red fox.", "red fox"]
+
+
+def test_a_retrieval_set_has_the_images_and_captions_that_clip_benchmark_reads(tmp_path: Path) -> None:
+    expected = clip_benchmark_set(retrieval(tmp_path))
+    data = spec(tmp_path).open_for_evaluation()
+    assert data.held_out is not None
+    assert data.classes is None
+    for sample, (their_image, their_captions) in zip(read_all(data.held_out), expected, strict=True):
+        np.testing.assert_array_equal(np.array(decode(sample.image, 10**6)), their_image)
+        assert sample.captions == [line.strip() for line in their_captions if line.strip()]
+        assert sample.label is None
+
+
+def test_either_split_has_its_side(tmp_path: Path) -> None:
+    classification(tmp_path)
+    classification(tmp_path, split="train", shards=3)
+    data = spec(tmp_path).open()
+    assert data.held_out is not None
+    assert (len(data.train.sizes), len(data.held_out.sizes)) == (3, 2)
+    assert sum(data.train.sizes) == sum(data.held_out.sizes) == 12
+    assert spec(tmp_path, held_out_split=None).open().held_out is None
+    alone = spec(tmp_path, held_out_split=None).open_for_evaluation().held_out
+    assert alone is not None and len(alone.sizes) == 3
+
+
+def test_a_set_may_be_at_a_url(tmp_path: Path) -> None:
+    classification(tmp_path)
+    data = spec(f"file://{tmp_path}/").open_for_evaluation()
+    assert data.held_out is not None and sum(data.held_out.sizes) == 12
+
+
+def test_a_set_may_be_in_an_object_store(tmp_path: Path, own_bucket: str) -> None:
+    import fsspec
+
+    classification(tmp_path)
+    fs, root = fsspec.core.url_to_fs(f"{own_bucket}/set")
+    for path in filter(Path.is_file, tmp_path.rglob("*")):
+        fs.pipe_file(f"{root}/{path.relative_to(tmp_path)}", path.read_bytes())
+    data = spec(f"{own_bucket}/set").open_for_evaluation()
+    assert data.held_out is not None and data.classes is not None
+    assert [s.label for s in read_all(data.held_out)] == [s.label for s in read_all(_held_out(tmp_path))]
+    assert list(data.classes.names) == ["red fox", "owl", "eel"]
+
+
+def _held_out(folder: Path) -> Any:
+    return spec(folder).open_for_evaluation().held_out
+
+
+def test_a_sample_without_a_label_is_bad_and_named(tmp_path: Path) -> None:
+    classification(tmp_path)
+    write_tar(tmp_path / "test" / "1.tar", [("x.jpg", jpeg()), ("y.jpg", jpeg(1)), ("y.cls", b"2")])
+    (bad,) = _held_out(tmp_path).bad
+    assert bad.key.endswith("1.tar:x")
+    assert bad.reason == "label is missing or empty"
+
+
+def test_a_label_that_is_no_index_is_bad(tmp_path: Path) -> None:
+    classification(tmp_path)
+    write_tar(tmp_path / "test" / "1.tar", [("x.jpg", jpeg()), ("x.cls", b"eel")])
+    source = _held_out(tmp_path)
+    with pytest.raises(BadSample, match="label 'eel' is no index"):
+        source.read(sum(source.sizes) - 1)
+
+
+def test_images_without_names_have_no_captions_and_cannot_be_trained_on(tmp_path: Path) -> None:
+    classification(tmp_path)
+    classification(tmp_path, split="train")
+    os.remove(tmp_path / "classnames.txt")  # noqa: PTH107
+    data = spec(tmp_path).open()
+    assert data.classes is None
+    assert data.held_out is not None and data.held_out.read(0).captions == ()
+    with pytest.raises(BadSample, match=r"label 0 has no caption: classnames.txt or .*templates.txt lacks it"):
+        data.train.read(0)
+
+
+@pytest.mark.parametrize(
+    ("remove", "write", "error", "message"),
+    [
+        ("test/nshards.txt", {}, DataError, "has no test/nshards.txt: give a set in clip_benchmark's layout, and its own names by data.split"),
+        ("", {"test/nshards.txt": "two"}, DataError, "test/nshards.txt says 'two': it holds a number of shards"),
+        ("", {"test/nshards.txt": "0"}, DataError, "test/nshards.txt says '0'"),
+        ("test/1.tar", {}, DataError, "shard .*/test/1.tar does not exist"),
+        ("", {"dataset_type.txt": "multilabel"}, DataError, "dataset_type.txt says 'multilabel': classification and retrieval are what is read"),
+        ("", {"dataset_type.txt": "retrieval"}, DataError, "hold no sample with an image and a caption"),
+        ("", {"zeroshot_classification_templates.txt": "a photo"}, ConfigError, "'a photo' has no {} for the class name"),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_set_is_one_line(
+    tmp_path: Path, remove: str, write: dict[str, str], error: type[ClipxError], message: str
+) -> None:
+    classification(tmp_path)
+    if remove:
+        (tmp_path / remove).unlink()
+    for name, text in write.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(error, match=message) as raised:
+        spec(tmp_path).open_for_evaluation()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": None}, "data.path has no value: give a set's folder"),
+        ({"path": "pipe:curl x"}, "is a command"),
+        ({"path": "x", "split": ""}, "data.split= is empty"),
+        ({"path": "x", "retry_s": -1.0}, "data.retry_s=-1.0 is negative"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spec(**options).open_for_evaluation()

@@ -1,0 +1,127 @@
+"""Limits on captions and images: what is below them is a bad sample with that reason, told at the end by reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.runs import events, rows, small
+from helpers.samples import Numbers, encode, img2dataset, picture, write_tar
+
+from clipx.data.filter import Filtered
+from clipx.data.source import BadSample, Sample
+from clipx.data.spec import Dataset, DataSpec, open_data
+from clipx.errors import ConfigError
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+
+
+def reason(source: Filtered, index: int) -> str | None:
+    try:
+        source.read(index)
+    except BadSample as fault:
+        return str(fault)
+    return None
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_an_image_with_a_side_below_the_limit_is_a_bad_sample(kind: str) -> None:
+    sizes = [(20, 16), (16, 20), (19, 17), (17, 17), (40, 16)]
+    source = Numbers([5], images={i: encode(picture(*size), kind) for i, size in enumerate(sizes)})
+    told = [reason(Filtered(source, 0, 17), i) for i in range(5)]
+    small = "image has {} pixels, a side below data.min_side=17"
+    assert told == [small.format("20x16"), small.format("16x20"), None, None, small.format("40x16")]
+
+
+def test_a_damaged_header_is_left_to_the_decoder() -> None:
+    source = Numbers([2], images={0: b"GIF89a", 1: b"\xff\xd8\xff"})
+    assert [reason(Filtered(source, 0, 17), i) for i in range(2)] == [None, None]
+
+
+def test_of_several_captions_those_long_enough_are_kept() -> None:
+    source = Numbers([101])  # captions `7` and `number 7`
+    assert Filtered(source, 2, 0).read(7).captions == ["number 7"]
+    assert Filtered(source, 2, 0).read(77).captions == ["77", "number 77"]
+    assert reason(Filtered(source, 9, 0), 7) == "caption has 8 characters, fewer than data.min_caption_chars=9"
+    assert reason(Filtered(source, 9, 0), 77) is None
+
+
+def test_a_sample_that_cannot_be_read_keeps_its_own_reason() -> None:
+    assert reason(Filtered(Numbers([3], broken=frozenset({1})), 1000, 1000), 1) == "broken on purpose"
+
+
+def test_held_out_samples_are_not_filtered() -> None:
+    class Both(DataSpec):
+        def open(self) -> Dataset:
+            return Dataset(Numbers([3]), Numbers([2]), None)
+
+    opened = open_data(Both(kind="x", name="x", min_side=17))
+    assert reason(opened.train, 0) and isinstance(opened.held_out, Numbers)  # type: ignore[arg-type]
+    assert isinstance(open_data(Both(kind="x", name="x")).train, Numbers), "without a limit nothing is looked at"
+
+
+def test_what_will_be_read_is_passed_on() -> None:
+    told: list[Any] = []
+
+    class Prefetching(Numbers):
+        def prefetch(self, indices: Any) -> None:
+            told.append(indices)
+
+    Filtered(Prefetching([3]), 1, 1).prefetch([0, 2])
+    assert told == [[0, 2]]
+
+
+@pytest.mark.parametrize("key", ["min_side", "min_caption_chars"])
+def test_a_negative_limit_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(f"data.{key}=-1")
+    assert str(caught.value) == f"data.{key}=-1 is negative: give 0 for no limit, or more"
+
+
+def test_a_run_counts_bad_samples_by_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    members = img2dataset(range(80))
+    for i, (name, _) in enumerate(members):
+        if name in ("000000003.jpg", "000000004.jpg"):
+            members[i] = (name, encode(picture(12 + i % 2, 30), "JPEG"))
+        if name == "000000005.txt":
+            members[i] = (name, b"hi")
+        if name == "000000006.jpg":
+            members[i] = (name, b"no picture")
+    write_tar(tmp_path / "0.tar", members)
+    spec = compose(
+        "data=webdataset", f"data.shards={tmp_path}/0.tar", "data.held_out_share=0", "data.min_side=16",
+        "data.min_caption_chars=3", "data.batch_size=16", "data.workers=0", "duration=2ep", "schedule.warmup=0st",
+        "logger=[]", "evaluator=[]", f"run_dir={tmp_path}/run",
+    )  # fmt: skip
+    Trainer(spec).fit()
+    counts = {event["reason"]: event["count"] for event in events(tmp_path / "run") if event["event"] == "bad_samples"}
+    assert set(counts) == {
+        "image has … pixels, a side below data.min_side=…",
+        "caption has … characters, fewer than data.min_caption_chars=…",
+        "image is not JPEG, PNG or WebP, or its header is damaged",
+    }
+    assert counts["image has … pixels, a side below data.min_side=…"] >= 4, "two in each of two epochs"
+    assert rows(tmp_path / "run")[-1]["train/bad_samples"] == sum(counts.values())
+    told = capsys.readouterr().out
+    assert all(f"bad      {count:,} x {reason}" in told for reason, count in counts.items())
+    assert len((tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_run_without_bad_samples_says_nothing_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Trainer(small(tmp_path / "run", "duration=2st", "data.min_side=8", "data.min_caption_chars=3")).fit()
+    assert "bad " not in capsys.readouterr().out
+    assert "bad_samples" not in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+def test_a_source_of_a_mixture_has_limits_of_its_own(tmp_path: Path) -> None:
+    add = "+data@data.sources."
+    spec = compose("data=mixture", f"{add}a=shapes", f"{add}b=shapes", "data.sources.a.samples=64",
+                   "data.sources.a.held_out_samples=16", "data.sources.b.samples=64",
+                   "data.sources.b.held_out_samples=16", "data.sources.b.min_side=99")  # fmt: skip
+    train = spec.data.open().train
+    assert isinstance(train.read(0), Sample)
+    with pytest.raises(BadSample, match="below data.min_side=99"):
+        train.read(64)
+    with pytest.raises(ConfigError, match="data.min_side=99 has no effect on a mixture: each source has its own"):
+        compose("data=mixture", f"{add}a=shapes", "data.min_side=99")

@@ -1,0 +1,315 @@
+"""Batches depend on seed and positions alone: not on workers, ranks, the start, or what was bad before."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.samples import Numbers, encode, img2dataset, jpeg, picture, write_tar
+from PIL import Image
+
+from clipx.data.csv import CsvSpec
+from clipx.data.loader import Batch, EvalBatch, ImageView, _exit_with_trainer, eval_loader, train_loader
+from clipx.data.order import Order
+from clipx.data.source import Source
+from clipx.data.transform import decode, eval_transform
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import DataError
+from clipx.model.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer(16)
+VIEW = ImageView(size=12, crop_scale=[0.5, 1.0], max_pixels=10**6)
+BROKEN = frozenset({3, 8, 9, 40, 71})
+SOURCE = Numbers([17, 0, 40, 1, 30, 13], broken=BROKEN)  # 101 samples
+UNEVEN = Numbers([5, 1, 0, 9])
+
+
+def batches(source: Source, start: int, stop: int, **options: Any) -> list[Batch]:
+    order = Order(source.sizes, seed=3, window=options.pop("window", 30))
+    settings = {"seed": 3, "batch": 12, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False, **options}
+    return list(train_loader(source, order, VIEW, TOKENIZER, samples=range(start, stop), **settings))
+
+
+def assert_same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.image, other.image)
+        assert torch.equal(one.tokens, other.tokens)
+        assert torch.equal(one.index, other.index)
+        assert list(one.bad) == list(other.bad)
+
+
+@pytest.fixture(scope="module")
+def one_run() -> list[Batch]:
+    """Two epochs and a bit, uninterrupted, in one process."""
+    return batches(SOURCE, 0, 240)
+
+
+def test_a_batch_has_images_tokens_and_indices_of_the_stream(one_run: list[Batch]) -> None:
+    order = Order(SOURCE.sizes, seed=3, window=30)
+    for step, batch in enumerate(one_run):
+        assert (batch.image.dtype, batch.image.shape) == (torch.uint8, (12, 3, 12, 12))
+        assert batch.image.is_contiguous(memory_format=torch.channels_last)
+        assert (batch.tokens.dtype, batch.tokens.shape) == (torch.int64, (12, 16))
+        assert (batch.index.dtype, batch.index.shape) == (torch.int64, (12,))
+        for place, index in enumerate(batch.index.tolist()):
+            asked = order(12 * step + place)
+            assert index == asked or asked in BROKEN
+            texts = TOKENIZER([f"{index}", f"number {index}"])
+            assert (batch.tokens[place] == texts).all(1).any(), "the caption belongs to the sample"
+
+
+def test_images_belong_to_their_samples() -> None:
+    colours = {i: (10 * i, 255 - 10 * i, 100 + 3 * i) for i in range(24)}
+    source = Numbers([24], images={i: encode(Image.new("RGB", (20, 16), c), "PNG") for i, c in colours.items()})
+    for batch in batches(source, 0, 48, workers=1):
+        for image, index in zip(batch.image, batch.index.tolist(), strict=True):
+            assert (image.permute(1, 2, 0) == torch.tensor(colours[index])).all()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_are_the_same_for_any_number_of_workers(one_run: list[Batch], workers: int) -> None:
+    assert_same(batches(SOURCE, 0, 240, workers=workers), one_run)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_ranks_batches_are_the_parts_of_the_global_batch(one_run: list[Batch], world: int) -> None:
+    ranks = [batches(SOURCE, 0, 240, rank=rank, world=world, workers=rank % 2) for rank in range(world)]
+    for step, whole in enumerate(one_run):
+        parts = [rank[step] for rank in ranks]
+        assert_same(
+            [
+                Batch(
+                    torch.cat([p.image for p in parts]),
+                    torch.cat([p.tokens for p in parts]),
+                    torch.cat([p.index for p in parts]),
+                    [bad for p in parts for bad in p.bad],
+                )
+            ],
+            [whole],
+        )
+
+
+@pytest.mark.parametrize("step", range(0, 20, 3))
+def test_starting_anywhere_goes_on_as_without_a_stop(one_run: list[Batch], step: int) -> None:
+    assert_same(batches(SOURCE, 12 * step, 240), one_run[step:])
+
+
+def test_starting_late_reads_nothing_that_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    original = Numbers.read
+
+    def spy(self: Numbers, index: int) -> Any:
+        read.append(index)
+        return original(self, index)
+
+    monkeypatch.setattr(Numbers, "read", spy)
+    batches(UNEVEN, 10**9, 10**9 + 24)
+    assert len(read) == 24
+
+
+def test_another_seed_gives_other_batches(one_run: list[Batch]) -> None:
+    order = Order(SOURCE.sizes, seed=3, window=30)  # the same samples, other crops and captions
+    other = train_loader(
+        SOURCE,
+        order,
+        VIEW,
+        TOKENIZER,
+        seed=4,
+        samples=range(120),
+        batch=12,
+        rank=0,
+        world=1,
+        workers=0,
+        prefetch=2,
+        pin=False,
+    )
+    for one, two in zip(one_run[:10], other, strict=True):
+        assert not torch.equal(one.image, two.image)
+    assert any(not torch.equal(one.tokens, two.tokens) for one, two in zip(one_run, other, strict=False))
+
+
+def test_all_captions_of_a_sample_are_drawn_and_views_differ_between_epochs() -> None:
+    seen: dict[int, set[bytes]] = {}
+    tokens: dict[int, set[bytes]] = {}
+    for batch in batches(UNEVEN, 0, 15 * 12):
+        for image, row, index in zip(batch.image, batch.tokens, batch.index.tolist(), strict=True):
+            seen.setdefault(index, set()).add(image.numpy().tobytes())
+            tokens.setdefault(index, set()).add(row.numpy().tobytes())
+    assert set(seen) == set(range(15))
+    assert min(len(views) for views in seen.values()) >= 10  # of 12
+    assert {len(texts) for texts in tokens.values()} == {2}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 6])
+def test_every_sample_is_seen_once_an_epoch_however_uneven_the_shards(world: int) -> None:
+    source = Numbers([7, 0, 1, 22, 6])  # 36 = 3 steps of 12
+    seen = [b.index for rank in range(world) for b in batches(source, 36, 72, rank=rank, world=world)]
+    assert sorted(torch.cat(seen).tolist()) == list(range(36))
+
+
+def test_a_loader_knows_its_number_of_steps() -> None:
+    order = Order([50], 0, 50)
+    loader = train_loader(
+        UNEVEN,
+        order,
+        VIEW,
+        TOKENIZER,
+        seed=0,
+        samples=range(24, 120),
+        batch=12,
+        rank=1,
+        world=2,
+        workers=0,
+        prefetch=2,
+        pin=False,
+    )
+    assert len(loader) == 8
+
+
+# ------------------------------------------------------------------------------------------------- bad samples
+
+
+def test_a_bad_sample_is_named_and_its_place_taken_by_a_good_one(one_run: list[Batch]) -> None:
+    order = Order(SOURCE.sizes, seed=3, window=30)
+    for step, batch in enumerate(one_run):
+        asked = [order(12 * step + place) for place in range(12)]
+        assert len(batch.index) == 12
+        assert not set(batch.index.tolist()) & BROKEN
+        assert {b.key for b in batch.bad} >= {f"sample {i}" for i in asked if i in BROKEN}
+        assert {b.reason for b in batch.bad} <= {"broken on purpose"}
+        assert all(i == wanted for i, wanted in zip(batch.index.tolist(), asked, strict=True) if wanted not in BROKEN)
+    assert sum(len(batch.bad) for batch in one_run) >= 10  # five in each of two epochs
+
+
+def test_a_replacement_is_drawn_by_seed_and_position(one_run: list[Batch]) -> None:
+    order = Order(SOURCE.sizes, seed=3, window=30)
+    taken = [
+        index
+        for step, batch in enumerate(one_run)
+        for place, index in enumerate(batch.index.tolist())
+        if order(12 * step + place) in BROKEN
+    ]
+    assert len(set(taken)) > len(taken) // 2, "not always the same one"
+    again = batches(SOURCE, 0, 240, window=30)
+    assert [b.index.tolist() for b in again] == [b.index.tolist() for b in one_run]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_when_all_samples_are_bad_one_line_says_so(workers: int) -> None:
+    source = Numbers([20], broken=frozenset(range(20)))
+    with pytest.raises(DataError, match=r"^100 samples in a row are bad, the last sample \d+: broken on purpose$"):
+        batches(source, 0, 24, workers=workers)
+
+
+def test_an_image_too_large_is_a_bad_sample() -> None:
+    source = Numbers([12], images={5: encode(picture(1100, 1000), "JPEG")})
+    (batch,) = batches(source, 0, 12)
+    assert [b.key for b in batch.bad] == ["sample 5"]
+    assert "1100x1000 pixels, more than data.max_pixels=1000000" in batch.bad[0].reason
+
+
+# -------------------------------------------------------------------------------------------------- evaluation
+
+
+def evaluated(source: Source, **options: Any) -> list[EvalBatch]:
+    settings = {"batch": 7, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, **options}
+    return list(eval_loader(source, VIEW, **settings))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("samples", [1, 6, 7, 8, 101])
+def test_evaluation_covers_everything_once_in_the_same_batches_for_any_number_of_ranks(
+    samples: int, world: int
+) -> None:
+    source = Numbers([samples])
+    ranks = [evaluated(source, rank=rank, world=world) for rank in range(world)]
+    assert sorted(i for rank in ranks for batch in rank for i in batch.index) == list(range(samples))
+    alone = evaluated(source)
+    for step, expected in enumerate(alone):
+        found = ranks[step % world][step // world]
+        assert found.index == expected.index
+        assert torch.equal(found.image, expected.image)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_sees_the_centre_view_captions_and_labels(workers: int) -> None:
+    for batch in evaluated(UNEVEN, workers=workers):
+        for image, index, captions, label in zip(batch.image, batch.index, batch.captions, batch.labels, strict=True):
+            expected = eval_transform(decode(jpeg(index), 10**6), 12)
+            assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
+            assert list(captions) == [f"{index}", f"number {index}"]
+            assert label == index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_evaluation_leaves_bad_samples_out_and_names_them(workers: int) -> None:
+    found = evaluated(SOURCE, workers=workers)
+    assert [i for batch in found for i in batch.index] == [i for i in range(101) if i not in BROKEN]
+    assert [bad.key for batch in found for bad in batch.bad] == [f"sample {i}" for i in sorted(BROKEN)]
+    assert all(len(batch.image) == len(batch.index) == len(batch.captions) == len(batch.labels) for batch in found)
+
+
+def test_an_evaluation_batch_may_be_all_bad() -> None:
+    (batch,) = evaluated(Numbers([3], broken=frozenset(range(3))))
+    assert (len(batch.image), batch.index, len(batch.bad)) == (0, [], 3)
+
+
+# ------------------------------------------------------------------------------------------------- real files
+
+
+def test_a_tables_jpeg_png_and_webp_images_are_trained_on_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    rows = ["filepath,caption"]
+    for i in range(12):
+        kind = ("JPEG", "PNG", "WEBP")[i % 3]
+        rows.append(f"{i}.{kind.lower()},picture {i}")
+        if i != 4:
+            image = picture(30, 20, i).convert(("RGB", "RGBA", "L")[i % 3 - 1] if kind != "JPEG" else "CMYK")
+            (tmp_path / f"{i}.{kind.lower()}").write_bytes(encode(image, kind))
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(rows))
+    source = CsvSpec(name="mine", path=str(path), held_out_share=0.0).open().train
+    (batch,) = batches(source, 0, 12, workers=1)
+    assert [(Path(b.key).name, b.reason) for b in batch.bad] == [
+        ("4.png", "image cannot be read: No such file or directory")
+    ]
+    assert set(batch.index.tolist()) >= set(range(12)) - {4}
+    assert 4 not in batch.index.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+def test_shards_are_trained_on_by_several_workers(tmp_path: Path) -> None:
+    for k, (start, stop) in enumerate(((0, 5), (5, 6), (6, 24))):
+        write_tar(tmp_path / f"{k}.tar", img2dataset(range(start, stop)))
+    source = WebDatasetSpec(name="mine", shards=f"{tmp_path}/*.tar", held_out_share=0.0).open().train
+    source.read(0)  # a file that is open in the parent is shared with the workers, which must not disturb each other
+    alone = batches(source, 0, 96)
+    assert_same(batches(source, 0, 96, workers=3), alone)
+    assert sorted(torch.cat([b.index for b in alone[:2]]).tolist()) == list(range(24))
+    for batch in alone:
+        expected = TOKENIZER([f"caption {i}" for i in batch.index.tolist()])
+        assert torch.equal(batch.tokens, expected)
+
+
+def test_a_batch_goes_through_pickle_and_to_a_device(one_run: list[Batch]) -> None:
+    batch = one_run[0]
+    assert_same([pickle.loads(pickle.dumps(batch)), batch.to(torch.device("cpu"))], [batch, batch])
+
+
+def test_a_loader_process_ends_whose_trainer_died_while_it_started() -> None:
+    """It then sees who adopted it: a look at its parent alone says that all is well."""
+    trainer = os.getpid() + 1_000_000  # no parent of this process
+    child = os.fork()
+    if child == 0:
+        _exit_with_trainer(trainer, 0)
+        time.sleep(120)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,404 @@
+"""A mixture: shares of every stretch, each source's samples once a pass, resumed and shared among ranks as one stream."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.runs import VIT, rows, run, tensors, torchrun
+from helpers.samples import Numbers, encode, img2dataset, picture, write_tar
+
+from clipx.config.registry import CONF_DIR
+from clipx.config.saved import from_dict, to_dict
+from clipx.data.loader import ImageView, train_loader
+from clipx.data.mixture import MixedOrder, Mixture, _common_classes
+from clipx.data.order import Order
+from clipx.data.spec import Classes
+from clipx.errors import CheckpointError, ConfigError, DataError
+from clipx.model.tokenizer import Tokenizer
+from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.trainer import Trainer
+
+SIZES = ([7, 0, 5], [30], [1], [4, 4, 9])
+NAMES = ("a", "b", "c", "d")
+WEIGHTS = ("2", "0.3", "1e-2", "5.5")
+
+
+def mixed_order(weights: Sequence[str] = WEIGHTS, seed: int = 3, sizes: Sequence[Sequence[int]] = SIZES) -> MixedOrder:
+    orders = [Order(shards, seed, 6, stream=(k,)) for k, shards in enumerate(sizes, 1)]
+    return MixedOrder(NAMES[: len(sizes)], orders, [Fraction(w) for w in weights], random.Random(f"{seed}/mixture/()"))
+
+
+def source_of(order: MixedOrder, index: int) -> tuple[int, int]:
+    for k, size in enumerate(order.sizes):
+        if index < size:
+            return k, index
+        index -= size
+    raise AssertionError("no source has it")
+
+
+# ----------------------------------------------------------------------------------------------------- the order
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, ("1", "1", "1", "1"), ("1e-3", "1", "1e3", "0.1")], ids=str)
+def test_every_stretch_of_the_stream_has_each_sources_share(weights: Sequence[str]) -> None:
+    order = mixed_order(weights)
+    total = sum(map(float, weights))
+    counts = Counter[int]()
+    for position in range(5000):
+        for k, weight in enumerate(weights):
+            assert abs(counts[k] - position * float(weight) / total) < 2  # log2 of four sources
+        assert [d.samples for d in order.source_counts(position).values()] == [counts[k] for k in range(4)]
+        counts[source_of(order, order(position))[0]] += 1
+
+
+def test_shares_are_exact_in_the_long_run() -> None:
+    order = mixed_order(("0.1", "0.2", "0.3", "0.4"))
+    assert {n: d.samples for n, d in order.source_counts(10**15).items()} == {
+        "a": 10**14, "b": 2 * 10**14, "c": 3 * 10**14, "d": 4 * 10**14,
+    }  # fmt: skip
+
+
+def test_each_source_is_read_in_its_own_order_each_sample_once_a_pass() -> None:
+    order = mixed_order()
+    own: dict[int, list[int]] = {k: [] for k in range(4)}
+    for position in range(20_000):
+        k, index = source_of(order, order(position))
+        own[k].append(index)
+    for k, shards in enumerate(SIZES):
+        alone = Order(shards, 3, 6, stream=(k + 1,))
+        assert own[k] == [alone(place) for place in range(len(own[k]))]
+        for start in range(0, len(own[k]) - alone.samples, alone.samples):
+            assert sorted(own[k][start : start + alone.samples]) == list(range(alone.samples))
+
+
+def test_the_order_is_a_pure_function_of_seed_and_position() -> None:
+    straight = [mixed_order()(position) for position in range(300)]
+    order = mixed_order()
+    shuffled = random.Random(0).sample(range(300), 300)
+    assert [order(position) for position in shuffled] == [straight[position] for position in shuffled]
+    assert [mixed_order(seed=4)(position) for position in range(300)] != straight
+
+
+def test_the_order_of_a_seed_stays_what_it_was() -> None:
+    # A run can only be resumed or compared while this holds.
+    order = mixed_order(("2", "1"), sizes=([3, 2], [4]))
+    assert [order(position) for position in range(18)] == GOLDEN
+
+
+GOLDEN = [8, 4, 0, 7, 2, 1, 6, 3, 4, 5, 2, 0, 8, 1, 3, 6, 2, 3]
+
+
+def test_sources_of_one_size_are_shuffled_differently() -> None:
+    order = mixed_order(("1", "1"), sizes=([50], [50]))
+    own: tuple[list[int], list[int]] = ([], [])
+    for position in range(100):
+        k, index = source_of(order, order(position))
+        own[k].append(index)
+    assert sum(a == b for a, b in zip(*own, strict=True)) < 25  # one in a window of six agrees by chance
+
+
+def test_any_position_costs_the_same() -> None:
+    order = mixed_order()
+    assert [0 <= order(position) < order.samples for position in (10**9, 10**12, 10**15)] == [True] * 3
+
+
+def test_one_source_is_that_source() -> None:
+    order = mixed_order(("3",), sizes=([5, 6],))
+    alone = Order([5, 6], 3, 6, stream=(1,))
+    assert [order(p) for p in range(40)] == [alone(p) for p in range(40)]
+
+
+# ---------------------------------------------------------------------------------------------------- the source
+
+
+def test_indices_are_unique_over_all_sources_and_lead_to_their_samples() -> None:
+    mixture = Mixture.of({"a": Numbers([3, 0, 2], fingerprint="x"), "b": Numbers([4], broken=frozenset({1}))})
+    assert mixture.sizes == [3, 0, 2, 4]
+    assert [mixture.read(i).label for i in (0, 4, 5, 8)] == [0, 4, 0, 3]
+    assert [mixture.key(i) for i in (4, 5, 6)] == ["sample 4", "sample 0", "sample 1"]
+    other = Mixture.of({"a": Numbers([3, 0, 2], fingerprint="y"), "b": Numbers([4])})
+    assert mixture.fingerprint != other.fingerprint
+
+
+def test_a_bad_sample_is_replaced_from_its_own_source() -> None:
+    broken = Numbers([40], broken=frozenset(range(20)))
+    mixture = Mixture.of({"a": broken, "b": Numbers([60])})
+    order = MixedOrder(
+        mixture.names, [Order([40], 0, 40, stream=(1,)), Order([60], 0, 60, stream=(2,))],
+        [Fraction(1), Fraction(3)], random.Random(0),
+    )  # fmt: skip
+    loader = train_loader(
+        mixture, order, ImageView(8, [0.5, 1.0], 10**6), Tokenizer(8),
+        seed=0, samples=range(240), batch=12, rank=0, world=1, workers=0, prefetch=2, pin=False,
+    )  # fmt: skip
+    batches = list(loader)
+    for batch in batches:
+        assert abs((batch.index < 40).sum().item() - 3) <= 1
+        assert not (batch.index < 20).any()
+    assert sum(len(batch.bad) for batch in batches) >= 20
+
+
+@pytest.mark.parametrize(("world", "workers"), [(1, 2), (3, 0), (4, 1)])
+def test_ranks_and_workers_share_one_stream(world: int, workers: int) -> None:
+    sizes = ([7, 0, 5], [30])
+    mixture = Mixture.of({"a": Numbers(sizes[0]), "b": Numbers(sizes[1], broken=frozenset({3}))})
+
+    def read(rank: int, world: int, workers: int) -> torch.Tensor:
+        loader = train_loader(
+            mixture, mixed_order(("1", "0.4"), sizes=sizes), ImageView(4, [1.0, 1.0], 10**6), Tokenizer(8),
+            seed=0, samples=range(12, 132), batch=12, rank=rank, world=world, workers=workers, prefetch=2, pin=False,
+        )  # fmt: skip
+        return torch.stack([batch.index for batch in loader])
+
+    together = torch.cat([read(rank, world, workers) for rank in range(world)], dim=1)
+    assert torch.equal(together, read(0, 1, 0))
+
+
+def test_labels_mean_something_where_all_held_out_sources_agree() -> None:
+    one, two = Classes(["cat"], ["{}"]), Classes(["dog"], ["{}"])
+    assert _common_classes([one, one]) == one
+    assert _common_classes([one, two]) is None
+    assert _common_classes([one, None]) is None
+    assert _common_classes([]) is None
+
+
+# ------------------------------------------------------------------------------------------------- configuration
+
+ADD = "+data@data.sources."
+TWO = ("data=mixture", f"{ADD}big=shapes", f"{ADD}small=digits")
+
+
+def test_a_mixture_is_saved_and_read_back() -> None:
+    spec = compose(*TWO, "data.sources.big.samples=77", "data.sources.small.weight=0.5", f"{ADD}inner=mixture",
+                   "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.path=t.csv")  # fmt: skip
+    again = from_dict(RunSpec, yaml.safe_load(yaml.safe_dump(to_dict(spec))))
+    assert again == spec
+    assert type(again.data.sources["inner"].sources["x"]) is type(spec.data.sources["inner"].sources["x"])  # type: ignore[attr-defined]
+    assert set(spec.evaluator) == {"retrieval"}, "the mixture chooses, not its sources"
+
+
+def test_a_mixture_can_be_an_option_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "web.yaml").write_text(
+        "defaults: [mixture, /data@sources.cc: cc3m, /data@sources.own: csv, _self_]\n"
+        "name: web\nsources: {cc: {weight: 3, shards: a.tar}, own: {path: t.csv}}\n"
+    )
+    spec = compose("data=web", "data.sources.own.weight=2", config_dir=tmp_path)
+    weights = {name: source.weight for name, source in spec.data.sources.items()}  # type: ignore[attr-defined]
+    assert weights == {"cc": 3.0, "own": 2.0}
+
+
+REFUSED = [
+    (
+        ["data.sources.big.kind=csv"],
+        "data.sources.big.kind=csv cannot be set: choose an option of the group, data@data.sources.big=…",
+    ),
+    (["data.sources.big.weight=0"], "data.sources.big.weight=0 must be above 0: to draw nothing from it, leave it out"),
+    (
+        ["data.sources.big.weight=-1.5"],
+        "data.sources.big.weight=-1.5 must be above 0: to draw nothing from it, leave it out",
+    ),
+    (["data.sources.big.weight=much"], "data.sources.big.weight=much: Value 'much' of type 'str' could not be converted to Float"),
+    (
+        ["data.sources.smal.weight=2"],
+        "data.sources.smal is not a key here: the keys are big, small (did you mean small?); add it by +data@data.sources.smal=…",
+    ),
+    (
+        ["+data.sources.new=csv"],
+        "Error merging override +data.sources.new=csv: Invalid type assigned: str is not a subclass of DataSpec. value: csv: an option of a group is added by +GROUP@KEY=OPTION, as +data@data.sources.NAME=csv",
+    ),
+    (
+        ["data.held_out=smal"],
+        "data.held_out=smal is not a source: choose one of big, small, or null for all (did you mean small?)",
+    ),
+    (
+        ["data.shuffle_window=9"],
+        "data.shuffle_window=9 has no effect on a mixture: each source has its own, data.sources.NAME.shuffle_window",
+    ),
+    (
+        ["data.weight=3"],
+        "data.weight=3.0 has no effect on a mixture: each source has its own, data.sources.NAME.weight",
+    ),
+    *(
+        (
+            [f"data.sources.big.{key}={value}"],
+            f"data.sources.big.{key}={value} has no effect on a source of a mixture: leave it out, and give {key} to "
+            "data itself",
+        )
+        for key, value in {
+            "batch_size": 128, "micro_batches": 2, "workers": 0, "prefetch": 5, "crop_scale": [0.5, 1.0],
+            "max_pixels": 1000, "max_bad_share": 0.5,
+        }.items()
+    ),
+    (
+        ["data.sources.big.shuffle_window=-1"],
+        "data.sources.big.shuffle_window=-1 must be at least 1 sample",
+    ),
+    (
+        ["data.sources.small.batch_size=101", "data.sources.small.micro_batches=2"],
+        "data.sources.small.batch_size=101 is not divisible by data.sources.small.micro_batches=2: use a batch of 100 "
+        "or 102, or 1 or 101 micro-batches",
+    ),
+    (
+        [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.min_side=-4"],
+        "data.sources.inner.sources.x.min_side=-4 is negative: give 0 for no limit, or more",
+    ),
+    (
+        [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.weight=0"],
+        "data.sources.inner.sources.x.weight=0 must be above 0: to draw nothing from it, leave it out",
+    ),
+    (
+        [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.workers=9"],
+        "data.sources.inner.sources.x.workers=9 has no effect on a source of a mixture: leave it out, and give workers "
+        "to data itself",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[overrides[-1] for overrides, _ in REFUSED])
+def test_what_is_refused_is_told_in_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*TWO, *overrides)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (CONF_DIR / "data").glob("*.yaml")])
+def test_every_option_can_be_a_source(name: str) -> None:
+    spec = compose("data=mixture", f"{ADD}a={name}")
+    assert spec.data.batch_size == 256, "the mixture's, not the recipe's of the source"
+    assert from_dict(RunSpec, to_dict(spec)) == spec
+
+
+def test_a_saved_mixture_names_a_sources_keys_as_well() -> None:
+    saved = to_dict(compose(*TWO))
+    saved["data"]["sources"]["big"]["shuffle_window"] = 0
+    with pytest.raises(ConfigError, match=r"^data\.sources\.big\.shuffle_window=0 must be at least 1 sample$"):
+        from_dict(RunSpec, saved)
+
+
+def test_a_source_is_drawn_as_it_says_itself() -> None:
+    spec = compose(*TWO, "data.sources.big.replacement=true", "data.sources.small.shuffle_window=1")
+    order = spec.data.order(Mixture.of({"big": Numbers([100]), "small": Numbers([100])}), 0)
+    own: tuple[list[int], list[int]] = ([], [])
+    for position in range(200):
+        own[order(position) // 100].append(order(position))
+    assert len(set(own[0])) < 80
+    assert own[1] == list(range(100, 200)), "a window of one in one shard"
+
+
+def test_a_weight_without_a_mixture_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("data.weight=3")
+    assert str(caught.value) == "data.weight=3 has no effect: it is of a mixture's sources, data.sources.NAME.weight"
+
+
+def test_no_sources_and_sources_that_do_not_open_are_told_by_the_keys_that_one_types() -> None:
+    with pytest.raises(ConfigError, match=r"^data\.sources is empty: add each source by \+data@data\.sources\.NAME="):
+        compose("data=mixture").data.open()
+    with pytest.raises(ConfigError, match=r"^data\.sources\.x\.path has no value: .* e\.g\. data\.sources\.x\.path="):
+        compose("data=mixture", f"{ADD}x=csv").data.open()
+
+
+# ------------------------------------------------------------------------------------------------------- held out
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty pictures, one of them broken."""
+    folder = tmp_path_factory.mktemp("table")
+    for i in range(40):
+        (folder / f"{i}.png").write_bytes(encode(picture(20, 16, i), "PNG") if i != 5 else b"broken")
+    rows = "".join(f"{i}.png,picture number {i}\n" for i in range(40))
+    (folder / "t.csv").write_text(f"filepath,caption\n{rows}")
+    return folder / "t.csv"
+
+
+def small(table: Path, *overrides: str) -> RunSpec:
+    return compose(*mixture(table), *overrides)
+
+
+def mixture(table: Path) -> tuple[str, ...]:
+    """100 drawn scenes and 36 pictures, three to one."""
+    return (
+        "data=mixture", f"{ADD}scenes=shapes", "data.sources.scenes.samples=100",
+        "data.sources.scenes.held_out_samples=24", "data.sources.scenes.weight=3",
+        f"{ADD}pictures=csv", f"data.sources.pictures.path={table}", "data.sources.pictures.held_out_share=0.1",
+        "data.batch_size=32", "data.workers=0", "logger=[]", "evaluator=[]", "schedule.warmup=2st", "log_every=1st",
+        "duration=12st", "checkpoint.every=1st", "checkpoint.keep_last=99",
+    )  # fmt: skip
+
+
+def test_each_sources_held_out_samples_together_or_by_name(table: Path) -> None:
+    both = small(table).data.open()
+    assert sum(both.train.sizes) == 136
+    assert both.held_out is not None and sum(both.held_out.sizes) == 28
+    assert both.classes is None
+    scenes = small(table, "data.held_out=scenes").data.open()
+    assert scenes.held_out is not None and sum(scenes.held_out.sizes) == 24
+    assert scenes.classes is not None, "zero-shot is possible on a source that has classes"
+    with pytest.raises(ConfigError, match=r"^data\.held_out=pictures holds out nothing: raise .*held_out_share"):
+        small(table, "data.sources.pictures.held_out_share=0", "data.held_out=pictures").data.open()
+
+
+# ----------------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_resumed_run_is_bit_for_bit_one_that_never_stopped_and_counts_by_source(
+    tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    Trainer(small(table, f"run_dir={straight}")).fit()
+    assert "sources  pictures 96 samples = 2.667 passes; scenes 288 samples = 2.88 passes" in capsys.readouterr().out
+    logged = [r for r in rows(straight) if "train/loss" in r]
+    for row in logged:
+        assert row["train/samples/scenes"] + row["train/samples/pictures"] == row["samples"]
+        assert abs(row["train/samples/scenes"] - 0.75 * row["samples"]) < 1
+    shutil.copytree(straight, resumed)
+    for step in range(6, 13):
+        shutil.rmtree(resumed / "checkpoints" / f"step-{step:08d}")
+    trainer = Trainer(small(table, f"run_dir={resumed}", "resume=auto", "data.workers=2"))
+    assert trainer.steps_done == 5
+    trainer.fit()
+    expected, found = tensors(straight, 12), tensors(resumed, 12)
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    assert [r["train/loss"] for r in rows(resumed) if "train/loss" in r] == [r["train/loss"] for r in logged]
+
+
+def test_other_weights_are_another_run_and_another_cache_is_not(tmp_path: Path, table: Path) -> None:
+    run_dir, shard = tmp_path / "run", write_tar(tmp_path / "a.tar", img2dataset(range(9)))
+    sources = (f"{ADD}remote=webdataset", f"data.sources.remote.shards={shard}", f"run_dir={run_dir}")
+    Trainer(small(table, *sources, "duration=1st", "schedule.warmup=0st")).fit()
+    with pytest.raises(CheckpointError, match=r"another run \(data\.sources\.scenes\.weight: 3\.0 -> 4\.0\)"):
+        Trainer(small(table, *sources, "resume=auto", "data.sources.scenes.weight=4"))
+    Trainer(small(table, *sources, "resume=auto", "data.sources.remote.cache_gb=7"))
+
+
+@pytest.mark.slow
+def test_a_run_with_state_for_each_sample_goes_on_with_another_number_of_ranks(tmp_path: Path, table: Path) -> None:
+    options = [*mixture(table), *VIT, "objective=fastclip_v1", "precision=fp64", "duration=6st"]
+    command = ["-m", "clipx.train", *options]
+    straight, elastic = tmp_path / "straight", tmp_path / "elastic"
+    run(sys.executable, *command, f"run_dir={straight}")
+    for ranks, kept in ((2, 3), (1, 6)):
+        torchrun(ranks, *command, f"run_dir={elastic}", "resume=auto")
+        for step in range(kept + 1, 7):
+            shutil.rmtree(elastic / "checkpoints" / f"step-{step:08d}")
+    losses = [[r["train/loss"] for r in rows(d) if "train/loss" in r] for d in (straight, elastic)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-9)
+    assert all(math.isfinite(loss) for loss in losses[0])
+
+
+def test_a_source_without_a_sample_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("filepath,caption\n")
+    with pytest.raises(DataError, match=r"t\.csv holds no row"):
+        compose("data=mixture", f"{ADD}x=csv", f"data.sources.x.path={tmp_path}/t.csv").data.open()

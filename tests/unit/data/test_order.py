@@ -1,0 +1,203 @@
+"""The order of samples: every sample once an epoch, a pure function, and cheap anywhere in a large data set."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.runs import small
+from helpers.samples import Numbers
+from scipy import stats
+
+from clipx.data.loader import ImageView, train_loader
+from clipx.data.order import Order
+from clipx.model.tokenizer import Tokenizer
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+
+SIZES = [
+    [1],
+    [7],
+    [0, 3, 0],
+    [3, 0, 5, 1, 0, 0, 12],
+    [10] * 7,
+    [1] * 40,
+    [100, 1, 50],
+]
+WINDOWS = [1, 2, 7, 10, 64, 10_000]
+
+
+def epoch_of(order: Order, epoch: int) -> list[int]:
+    return [order(epoch * order.samples + place) for place in range(order.samples)]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_epoch_has_every_sample_exactly_once(sizes: list[int], window: int) -> None:
+    order = Order(sizes, seed=5, window=window)
+    for epoch in range(3):
+        assert sorted(epoch_of(order, epoch)) == list(range(sum(sizes)))
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_any_position_gives_the_same_in_any_sequence_of_questions_and_any_object(window: int) -> None:
+    sizes = [3, 0, 5, 1, 0, 0, 12]
+    order = Order(sizes, seed=5, window=window)
+    straight = [order(position) for position in range(100)]
+    positions = np.random.default_rng(0).permutation(100)
+    assert [order(int(p)) for p in positions] == [straight[p] for p in positions]
+    assert [Order(sizes, seed=5, window=window)(p) for p in (99, 0, 57)] == [straight[p] for p in (99, 0, 57)]
+
+
+def test_the_order_of_a_seed_stays_what_it_was() -> None:
+    # A run can only be resumed or compared while this holds; a new NumPy that breaks it should be noticed here.
+    order = Order([3, 4, 2], seed=1, window=5)
+    assert epoch_of(order, 0) + epoch_of(order, 1) == [1, 2, 4, 0, 3, 6, 5, 8, 7, 5, 4, 6, 3, 0, 2, 7, 1, 8]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    sizes = [20] * 5
+    orders = [epoch_of(Order(sizes, seed, 30), epoch) for seed in (0, 1, 2**62) for epoch in (0, 1, 2)]
+    assert len({tuple(order) for order in orders}) == 9
+    for one, other in pairwise(orders):  # about one place in 100 agrees by chance
+        assert sum(a == b for a, b in zip(one, other, strict=True)) < 10
+
+
+def test_a_window_mixes_the_samples_of_consecutive_shards_and_no_others() -> None:
+    sizes = [13, 0, 29, 40, 7, 11]
+    for window in (10, 32, 64):
+        laid_end_to_end, shuffled = epoch_of(Order(sizes, 3, 1), 2), epoch_of(Order(sizes, 3, window), 2)
+        assert laid_end_to_end != shuffled
+        for start in range(0, 100, window):
+            places = slice(start, start + window)
+            assert sorted(shuffled[places]) == sorted(laid_end_to_end[places])
+
+
+def test_shards_are_read_one_after_another_in_random_order() -> None:
+    starts = np.cumsum([0, 13, 0, 29, 40, 7])
+    orders = set()
+    for epoch in range(20):
+        samples = epoch_of(Order([13, 0, 29, 40, 7, 11], 3, 1), epoch)
+        shards = np.searchsorted(starts, samples, side="right")
+        visited = [int(s) for s, previous in zip(shards, [-1, *shards[:-1]], strict=True) if s != previous]
+        assert len(visited) == len(set(visited)) == 5, "a shard is left only when it is read"
+        orders.add(tuple(visited))
+    assert len(orders) > 15
+
+
+def test_all_orders_of_a_window_are_equally_likely() -> None:
+    order = Order([4], seed=0, window=4)
+    counts = Counter(tuple(epoch_of(order, epoch)) for epoch in range(4800))
+    assert len(counts) == 24
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-3
+
+
+# --------------------------------------------------------------------------------- ranks, workers and odd lengths
+
+
+def read(
+    sizes: list[int], positions: range, batch: int, world: int, workers: int, replacement: bool = False
+) -> list[list[int]]:
+    """What the ranks together read in each step, in the order of the global batch."""
+    source = Numbers(sizes)
+    ranks = []
+    for rank in range(world):
+        loader = train_loader(
+            source, Order(sizes, 5, 16, replacement), ImageView(4, [1.0, 1.0], 10**6), Tokenizer(8),
+            seed=5, samples=positions, batch=batch, rank=rank, world=world, workers=workers, prefetch=2, pin=False,
+        )  # fmt: skip
+        ranks.append([loaded.index.tolist() for loaded in loader])
+    return [[index for part in parts for index in part] for parts in zip(*ranks, strict=True)]
+
+
+# Uneven shards, one shard, and two shards, for up to twelve readers.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("sizes", [[7, 0, 1, 22, 6, 11], [47], [40, 7]], ids=str)
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 3), (4, 0), (4, 3)])
+def test_epochs_run_on_and_each_has_every_sample_once(sizes: list[int], world: int, workers: int) -> None:
+    """47 samples, batches of 12: no epoch is a multiple of the batch, and batches hold the end of one and the next."""
+    order = Order(sizes, 5, 16)
+    steps = read(sizes, range(144), 12, world, workers)
+    stream = [index for step in steps for index in step]
+    assert stream == [order(position) for position in range(144)]
+    for epoch in range(3):
+        assert sorted(stream[47 * epoch : 47 * (epoch + 1)]) == list(range(47))
+
+
+def test_going_on_with_other_ranks_and_workers_loses_and_repeats_nothing() -> None:
+    sizes = [7, 0, 1, 22, 6, 11]
+    parts = [(range(36), 1, 0), (range(36, 84), 3, 1), (range(84, 96), 4, 0), (range(96, 144), 2, 2)]
+    steps = [step for positions, world, workers in parts for step in read(sizes, positions, 12, world, workers)]
+    assert [index for step in steps for index in step] == [Order(sizes, 5, 16)(position) for position in range(144)]
+
+
+def test_only_the_last_step_of_a_run_is_dropped_where_it_is_partial(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path / "run", "data.samples=100", "duration=3ep"))  # 300 samples in batches of 32
+    trainer.fit()
+    assert (trainer.samples_seen, trainer.steps_done) == (288, 9)
+
+
+# -------------------------------------------------------------------------------------------- with replacement
+
+
+def test_with_replacement_every_position_draws_from_all_samples_alike() -> None:
+    order = Order([13, 0, 29, 8], 5, 16, replacement=True)
+    drawn = [order(position) for position in range(50_000)]
+    assert stats.chisquare(np.bincount(drawn, minlength=50)).pvalue > 1e-3
+    pairs = Counter(pairwise(drawn))
+    assert stats.chisquare([pairs[a, b] for a in range(50) for b in range(50)]).pvalue > 1e-3, (
+        "none knows the one before"
+    )
+    missing = [len(set(range(50)) - set(drawn[start : start + 50])) / 50 for start in range(0, 50_000, 50)]
+    assert np.mean(missing) == pytest.approx((1 - 1 / 50) ** 50, abs=0.01)
+
+
+def test_with_replacement_a_position_gives_the_same_in_any_sequence_of_questions() -> None:
+    order = Order([13, 0, 29, 8], 5, 16, replacement=True)
+    straight = [order(position) for position in range(10_000)]
+    other = Order([13, 0, 29, 8], 5, 16, replacement=True)
+    positions = np.random.default_rng(0).permutation(10_000)
+    assert [other(int(p)) for p in positions] == [straight[p] for p in positions]
+    assert straight[:12] == [21, 0, 22, 15, 20, 6, 47, 5, 39, 39, 8, 49], "as it was: runs can go on"
+    assert straight != [Order([50], 6, 16, replacement=True)(position) for position in range(10_000)]
+
+
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 2)])
+def test_with_replacement_ranks_share_one_stream(world: int, workers: int) -> None:
+    order = Order([20, 3], 5, 16, replacement=True)
+    stream = [index for step in read([20, 3], range(60), 12, world, workers, replacement=True) for index in step]
+    assert stream == [order(position) for position in range(60)]
+
+
+def test_a_run_with_replacement_draws_so(tmp_path: Path) -> None:
+    spec = small(tmp_path / "run", "data.replacement=true")
+    order = spec.data.order(Numbers([100]), spec.seed)
+    assert len({order(position) for position in range(100)}) < 80
+    whole = compose().data.order(Numbers([100]), 0)
+    assert len({whole(position) for position in range(100)}) == 100
+
+
+# ----------------------------------------------------------------------------------------------------------- scale
+
+
+def test_a_large_data_set_costs_little_memory_and_time_anywhere() -> None:
+    shards, per_shard = 41_408, 10_000  # LAION-400M
+    tracemalloc.start()
+    start = time.perf_counter()
+    order = Order([per_shard] * shards, seed=0, window=200_000)
+    for position in (order.samples // 100, order.samples * 99 // 100, 5 * order.samples + 12_345):
+        assert 0 <= order(position) < order.samples
+    seconds = time.perf_counter() - start
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert seconds < 2  # 0.1 s on one core
+    assert peak < 32 << 20
+    start = time.perf_counter()
+    for position in range(10_000):
+        order(5 * order.samples + position)
+    assert (time.perf_counter() - start) / 10_000 < 20e-6  # 0.4 us

@@ -1,0 +1,372 @@
+"""Shards made of tables, folders and Parquet files: what they hold, what opens them, and what a kill leaves."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import webdataset
+from helpers.runs import rows, run
+from helpers.samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
+from PIL import Image
+
+from clipx.data.csv import CsvSpec
+from clipx.data.prepare.prepare import prepare
+from clipx.data.prepare.spec import PrepareSpec, Resize
+from clipx.data.source import Source
+from clipx.data.transform import decode
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import ConfigError, DataError
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+
+
+def images(folder: Path, number: int = 7, size: tuple[int, int] = (40, 30)) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{i:03d}.jpg" for i in range(number)]
+    for i, path in enumerate(paths):
+        path.write_bytes(jpeg(i, *size))
+    return paths
+
+
+def table(folder: Path, rows: Sequence[tuple[str, str]], ending: str = "csv") -> Path:
+    path = folder / f"table.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.table({"filepath": [r[0] for r in rows], "caption": [r[1] for r in rows]}), path)
+    else:
+        separator = "\t" if ending == "tsv" else ","
+        path.write_text("".join(f"{a}{separator}{b}\n" for a, b in [("filepath", "caption"), *rows]))
+    return path
+
+
+def prepared(source: Path | str, out: Path, **options: Any) -> Source:
+    prepare(PrepareSpec(source=str(source), out=str(out), **{"samples_per_shard": 3, **options}))
+    return shards(out)
+
+
+def shards(out: Path) -> Source:
+    return WebDatasetSpec(name="x", shards=f"{out}/*.tar", held_out_share=0.0).open().train
+
+
+def dropped(out: Path) -> dict[str, str]:
+    lines = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
+    return {Path(line["sample"]).name: line["reason"] for line in lines}
+
+
+# ------------------------------------------------------------------------------------------------------ sources
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_a_table_becomes_shards(tmp_path: Path, ending: str) -> None:
+    paths = images(tmp_path / "images")
+    source = prepared(
+        table(tmp_path, [(f"images/{p.name}", f"picture {p.stem}") for p in paths], ending), tmp_path / "out"
+    )
+    assert source.sizes == [3, 3, 1]
+    assert captions(source) == [f"picture {i:03d}" for i in range(7)]
+    assert [sample.image for sample in read_all(source)] == [path.read_bytes() for path in paths]
+    assert dropped(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_the_same_table_is_data_as_it_is(tmp_path: Path, ending: str) -> None:
+    paths = images(tmp_path)
+    path = table(tmp_path, [(p.name, f"picture {p.stem}") for p in paths], ending)
+    source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
+    assert captions(source) == [f"picture {i:03d}" for i in range(7)]
+    assert [sample.image for sample in read_all(source)] == [p.read_bytes() for p in paths]
+
+
+def test_a_folder_of_images_with_captions_becomes_shards(tmp_path: Path) -> None:
+    paths = [*images(tmp_path / "in" / "a", 2), *images(tmp_path / "in" / "b", 2)]
+    for i, path in enumerate(paths):
+        path.with_suffix(".txt").write_text(f"first {i}\n\nsecond {i}\n")
+    (tmp_path / "in" / "notes.md").write_text("no image")
+    (tmp_path / "in" / "a" / "lonely.png").write_bytes(encode(picture(8, 8), "PNG"))
+    source = prepared(tmp_path / "in", tmp_path / "out")
+    assert captions(source) == [f"first {i}" for i in range(4)]
+    assert dropped(tmp_path / "out") == {"lonely.png": "caption is missing"}
+    both = WebDatasetSpec(name="x", shards=f"{tmp_path}/out/*.tar", held_out_share=0.0, caption_key="json.captions")
+    assert read_all(both.open().train)[3].captions == ["first 3", "second 3"]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "struct"])
+@pytest.mark.parametrize("row_group", [2, 100])
+def test_parquet_with_images_inside_becomes_shards(tmp_path: Path, kind: str, row_group: int) -> None:
+    content = [jpeg(i) for i in range(8)]
+    column: list[Any] = content if kind == "bytes" else [{"bytes": c, "path": "x"} for c in content]
+    data = pa.table({"image": column, "text": [f"picture {i}" for i in range(8)], "label": list(range(8))})
+    pq.write_table(data, tmp_path / "in.parquet", row_group_size=row_group)
+    options = {"image_column": "image", "caption_column": "text", "label_column": "label"}
+    source = prepared(tmp_path / "in.parquet", tmp_path / "out", **options)
+    assert source.sizes == [3, 3, 2]
+    assert captions(source) == [f"picture {i}" for i in range(8)]
+    assert [sample.image for sample in read_all(source)] == content
+    labels = WebDatasetSpec(name="x", shards=f"{tmp_path}/out/*.tar", held_out_share=0.0, label_key="json.label")
+    assert [sample.label for sample in read_all(labels.open().train)] == list(range(8))
+
+
+def test_several_captions_of_a_cell_are_kept(tmp_path: Path) -> None:
+    (image,) = images(tmp_path, 1)
+    data = pa.table({"filepath": [image.name], "caption": [["one", "two"]]})
+    pq.write_table(data, tmp_path / "t.parquet")
+    assert read_all(CsvSpec(name="x", path=str(tmp_path / "t.parquet"), held_out_share=0).open().train)[0].captions == [
+        "one",
+        "two",
+    ]
+    data = pa.table({"image": [image.read_bytes()], "caption": [["one", "two"]]})
+    pq.write_table(data, tmp_path / "b.parquet")
+    prepared(tmp_path / "b.parquet", tmp_path / "out", image_column="image")
+    both = WebDatasetSpec(name="x", shards=f"{tmp_path}/out/*.tar", held_out_share=0, caption_key="json.captions")
+    assert read_all(both.open().train)[0].captions == ["one", "two"]
+
+
+# ------------------------------------------------------------------------------------------------------- dropping
+
+
+def test_what_cannot_be_used_is_dropped_told_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = images(tmp_path, 8)
+    paths[1].write_bytes(b"")
+    paths[2].write_bytes(paths[2].read_bytes()[:300])
+    paths[3].write_bytes(b"<html>not found</html>")
+    paths[4].unlink()
+    rows = [(p.name, f"picture {p.stem}") for p in paths]
+    rows[5] = (rows[5][0], "")
+    source = prepared(table(tmp_path, rows), tmp_path / "out")
+    assert captions(source) == ["picture 000", "picture 006", "picture 007"]
+    found = dropped(tmp_path / "out")
+    assert list(found) == ["table.csv:7", "001.jpg", "002.jpg", "003.jpg", "004.jpg"]
+    assert [r.split(":")[0] for r in found.values()] == [
+        "caption is missing",
+        "image is empty",
+        "image cannot be decoded",
+        "image is not JPEG, PNG or WebP, or its header is damaged",
+        "image cannot be read",
+    ]
+    assert "dropped: 5 of 8; named in" in capsys.readouterr().out
+    assert source.key(0).endswith("00000.tar:000000000.jpg")
+    assert sum(source.sizes) == sum(json.loads((tmp_path / "out" / "sizes.json").read_text()).values()) == 3
+    assert not source.bad, "the counts beside the shards are those in them"
+
+
+def test_every_kind_of_image_is_kept_as_it_is_or_made_a_jpeg(tmp_path: Path) -> None:
+    base = picture(60, 40)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    kinds = {
+        "cmyk.jpg": encode(base.convert("CMYK"), "JPEG"),
+        "grey16.png": encode(Image.fromarray(np.arange(60 * 40, dtype=np.uint16).reshape(40, 60)), "PNG"),
+        "moving.webp": encode(base, "WEBP", save_all=True, append_images=[picture(60, 40, 1)]),
+        "turned.jpg": encode(base, "JPEG", exif=exif),
+        "clear.png": encode(base.convert("RGBA"), "PNG"),
+    }
+    for name, content in kinds.items():
+        (tmp_path / name).write_bytes(content)
+    path = table(tmp_path, [(name, name) for name in kinds])
+    assert [s.image for s in read_all(prepared(path, tmp_path / "kept"))] == list(kinds.values())
+    resized = read_all(prepared(path, tmp_path / "resized", resize=Resize.keep_ratio, size=20))
+    sizes = [decode(sample.image, 10**6).size for sample in resized]
+    assert sizes == [(30, 20), (30, 20), (30, 20), (20, 30), (30, 20)]
+    assert all(Image.open(io.BytesIO(sample.image)).format == "JPEG" for sample in resized)
+
+
+def test_an_image_of_too_many_pixels_is_dropped(tmp_path: Path) -> None:
+    images(tmp_path, 2)
+    (tmp_path / "001.jpg").write_bytes(encode(picture(200, 200), "PNG"))
+    prepared(table(tmp_path, [("000.jpg", "a"), ("001.jpg", "b")]), tmp_path / "out", max_pixels=10_000)
+    assert dropped(tmp_path / "out") == {"001.jpg": "image has 200x200 pixels, more than data.max_pixels=10000"}
+
+
+# -------------------------------------------------------------------------------------------------- other readers
+
+
+def test_plain_webdataset_and_open_clip_read_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import open_clip_train.data as theirs
+
+    # webdataset 1.0 marks the end of each shard by {}, which open_clip 3.3 takes for a member
+    expander = functools.partial(theirs.tar_file_expander, eof_value=None)
+    monkeypatch.setattr(theirs, "tar_file_expander", expander)
+    paths = images(tmp_path, 12)
+    prepared(table(tmp_path, [(p.name, f"picture {p.stem}") for p in paths]), tmp_path / "out", samples_per_shard=6)
+    pattern = f"{tmp_path}/out/{{00000..00001}}.tar"
+    plain = webdataset.WebDataset(pattern, shardshuffle=False).decode("pilrgb").to_tuple("jpg", "txt", "json")
+    found = list(plain)
+    assert [text for _, text, _ in found] == [f"picture {p.stem}" for p in paths]
+    assert [image.size for image, _, _ in found] == [(40, 30)] * 12
+    assert found[5][2]["source"] == str(paths[5])
+    assert theirs.get_dataset_size(pattern) == (12, 2)
+    args = SimpleNamespace(
+        train_data=pattern, train_num_samples=12, train_data_upsampling_factors=None, seed=0, batch_size=4, world_size=1,
+        workers=1, dataset_resampled=False,
+    )  # fmt: skip
+    info = theirs.get_wds_dataset(args, lambda image: np.asarray(image), is_train=True, tokenizer=lambda text: [text])
+    texts = sorted(text for _, batch in info.dataloader for text in batch)
+    assert texts == [f"picture {p.stem}" for p in paths]
+
+
+def test_img2datasets_own_output_trains_as_it_is(tmp_path: Path) -> None:
+    """Its layout: shards, *_stats.json and *.parquet side by side."""
+    for k in range(2):
+        write_tar(tmp_path / "data" / f"{k:05d}.tar", img2dataset(range(40 * k, 40 * k + 40)))
+        (tmp_path / "data" / f"{k:05d}_stats.json").write_text(json.dumps({"count": 44, "successes": 40}))
+        pq.write_table(pa.table({"url": ["x"]}), tmp_path / "data" / f"{k:05d}.parquet")
+    words = ["data=webdataset", f"data.shards={tmp_path}/data/*.tar", "data.batch_size=16", "data.workers=0"]
+    words += [
+        "duration=2st",
+        "schedule.warmup=1st",
+        "logger=[]",
+        "evaluator=[]",
+        f"run_dir={tmp_path}/run",
+        "log_every=1st",
+    ]
+    run(sys.executable, "-m", "clipx.train", *words)
+    assert rows(tmp_path / "run")[-1]["train/bad_samples"] == 0
+
+
+# -------------------------------------------------------------------------------------------------------- the run
+
+
+def test_the_command_tells_what_it_made_and_how_to_train_on_it(tmp_path: Path) -> None:
+    paths = images(tmp_path)
+    path = table(tmp_path, [(p.name, "a picture") for p in paths])
+    words = [
+        f"source={path}",
+        f"out={tmp_path}/out",
+        "samples_per_shard=4",
+        "resize=keep_ratio",
+        "size=16",
+        "quality=90",
+    ]
+    out = run(sys.executable, "-m", "clipx.data.prepare", *words).stdout
+    assert (
+        f"train on it with: python -m clipx.train data=webdataset data.shards='{tmp_path}/out/{{00000..00001}}.tar'"
+        in out
+    )
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [shard["samples"] for shard in manifest["shards"]] == [4, 3]
+    assert (
+        "2 of 2 shards are there from an earlier run" in run(sys.executable, "-m", "clipx.data.prepare", *words).stdout
+    )
+
+
+def test_the_same_source_makes_the_same_bytes(tmp_path: Path) -> None:
+    paths = images(tmp_path)
+    path = table(tmp_path, [(p.name, "a picture") for p in paths])
+    for out, processes in (("a", 1), ("b", 2)):
+        prepared(path, tmp_path / out, processes=processes, resize=Resize.center_crop, size=16)
+    tars = [[p.read_bytes() for p in sorted((tmp_path / out).glob("*.tar"))] for out in "ab"]
+    assert len(tars[0]) == 3
+    assert tars[0] == tars[1]
+
+
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    paths = images(tmp_path / "in", 60, (400, 400))
+    path = table(tmp_path, [(f"in/{p.name}", f"picture {p.stem}") for p in paths])
+    out = tmp_path / "out"
+    words = [f"source={path}", f"out={out}", "samples_per_shard=3", "resize=border", "size=200", "processes=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clipx.data.prepare", *words], start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 60
+    while len(list(out.glob("*_stats.json"))) < 3 and time.monotonic() < until:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = {p: p.stat().st_mtime_ns for p in out.glob("*.tar") if p.with_name(f"{p.stem}_stats.json").exists()}
+    assert 3 <= len(done) < 20
+    (out / ".00019.tar.abcdef").write_bytes(b"left by a killed run")
+    run(sys.executable, "-m", "clipx.data.prepare", *words)
+    assert captions(shards(out)) == [f"picture {p.stem}" for p in paths]
+    assert {p: p.stat().st_mtime_ns for p in done} == done, "what was whole is not made again"
+    assert not list(out.glob(".0*"))
+    straight = prepared(path, tmp_path / "straight", resize=Resize.border, size=200)
+    assert shards(out).fingerprint == straight.fingerprint
+
+
+def test_two_runs_do_not_write_the_same_folder(tmp_path: Path) -> None:
+    import fcntl
+
+    (tmp_path / "out").mkdir()
+    images(tmp_path, 1)
+    with (tmp_path / "out" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match=r"out=\S+ is being written by another process: wait for it"):
+            prepared(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")
+
+
+def test_another_source_or_other_options_want_another_folder(tmp_path: Path) -> None:
+    images(tmp_path)
+    path = table(tmp_path, [("000.jpg", "a")])
+    prepared(path, tmp_path / "out")
+    with pytest.raises(
+        ConfigError, match=r"holds shards made otherwise \(resize was no, is border, .*\): give another"
+    ):
+        prepared(path, tmp_path / "out", resize=Resize.border)
+    with pytest.raises(ConfigError, match=r"holds shards made otherwise \(source was"):
+        prepared(table(tmp_path, [("001.jpg", "a")]), tmp_path / "out")
+    write_tar(tmp_path / "mine" / "a.tar", [])
+    with pytest.raises(ConfigError, match=r"holds shards that are not of this command"):
+        prepared(path, tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "nowhere.csv"}, r"source=nowhere.csv is neither a file nor a folder: check the path"),
+        ({"source": "{}"}, r"source=\S+ holds no .jpg, .jpeg, .png, .webp, .csv, .tsv, .parquet: give a folder that does"),
+        ({"size": 64}, r"size=64, only_shrink=True and quality=95 say how to resize, and resize=no keeps images as they are"),
+        ({"size": 0}, r"size=0 must be at least 1 pixel"),
+        ({"quality": 0}, r"quality=0 must lie in \[1, 100\]"),
+        ({"samples_per_shard": 0}, r"samples_per_shard=0 must be at least 1"),
+        ({"retry_s": -1.0}, r"retry_s=-1.0 is negative: give 0, to try once"),
+        ({"source": "{}/*.nosuch"}, r"source=\S+/\*.nosuch matches no file: check the path"),
+        ({"source": "::"}, r"source=:: names no file: give paths, or patterns"),
+        ({"processes": -1}, r"processes=-1 is negative"),
+        ({"separator": "::"}, r"separator='::' must be one character"),
+        ({"source": "{}/table.csv", "caption_column": "text"}, r"^caption_column=text is not a column of \S+: it has filepath, caption; name one"),
+        ({"source": "{}/b.parquet"}, r"^image_column=filepath is not a column of \S+: it has image, caption; name one"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    if options.get("source", "").endswith((".csv", ".parquet")):
+        table(tmp_path, [("000.jpg", "a")])
+        pq.write_table(pa.table({"image": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
+    values = {"source": "a.csv", **options}
+    with pytest.raises(ConfigError, match=message):
+        prepare(PrepareSpec(**{**values, "source": values["source"].format(tmp_path)}, out=str(tmp_path / "out")))
+
+
+def test_data_of_images_inside_parquet_names_the_way(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"filepath": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(
+        ConfigError, match=r"holds binary, not paths: where these are images, make shards of them with python -m"
+    ):
+        CsvSpec(name="x", path=str(tmp_path / "b.parquet")).open()
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"cut.parquet cannot be read as Parquet"):
+        CsvSpec(name="x", path=str(tmp_path / "cut.parquet")).open()
+    with pytest.raises(DataError, match=r"cut.parquet cannot be read as Parquet"):
+        prepared(tmp_path / "cut.parquet", tmp_path / "out")
+
+
+def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
+    images(tmp_path, 1)[0].write_bytes(b"")
+    with pytest.raises(DataError, match=r"all 1 samples were dropped, the first because image is empty: \S+/000.jpg"):
+        prepared(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")

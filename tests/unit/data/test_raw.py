@@ -1,0 +1,248 @@
+"""Sources of several files: one numbering over all of them, whatever they are and however they are cut."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.s3_server import FaultyProxy, admin
+from helpers.samples import jpeg
+
+from clipx.data.prepare import raw
+from clipx.data.prepare.prepare import prepare
+from clipx.data.prepare.raw import ReadOptions, open_raw
+from clipx.data.prepare.spec import PrepareSpec
+from clipx.data.source import Sample
+from clipx.errors import ConfigError, DataError, StorageError
+
+INSIDE = {"image_column": "image", "caption_column": "text"}
+OPTIONS = ReadOptions(("image", "text", None), None, 5.0)
+SIZES = (3, 0, 7, 2, 1)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+
+
+def parquet(path: Path, numbers: Sequence[int], row_group: int = 2) -> Path:
+    """Images inside, as Hugging Face writes them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = pa.array([{"bytes": jpeg(i), "path": f"{i}.jpg"} for i in numbers], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))  # fmt: skip
+    texts = pa.array([f"picture {i}" for i in numbers], pa.string())
+    pq.write_table(pa.table({"image": images, "text": texts}), path, row_group_size=row_group)
+    return path
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """13 samples in five files, train-00000-of-00005.parquet and so on."""
+    start = 0
+    for k, size in enumerate(SIZES):
+        parquet(tmp_path / "hub" / f"train-{k:05d}-of-00005.parquet", range(start, start + size))
+        start += size
+    return tmp_path / "hub"
+
+
+def prepared(source: str, out: Path, **options: Any) -> list[list[str]]:
+    """The captions in each shard, after a check of the names."""
+    prepare(PrepareSpec(source=source, out=str(out), **{"samples_per_shard": 4, **options}))
+    return [_captions(path) for path in sorted(out.glob("*.tar"))]
+
+
+def _captions(path: Path) -> list[str]:
+    with tarfile.open(path) as tar:
+        names = [name for name in tar.getnames() if name.endswith(".txt")]
+        return [f"{int(name[:-4])}: {tar.extractfile(name).read().decode()}" for name in names]  # type: ignore[union-attr]
+
+
+def numbered(size: int = 4) -> list[list[str]]:
+    lines = [f"{i}: picture {i}" for i in range(sum(SIZES))]
+    return [lines[k : k + size] for k in range(0, len(lines), size)]
+
+
+# ---------------------------------------------------------------------------------------------------- how written
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["{}/*.parquet", "{}/train-{{00000..00004}}-of-00005.parquet", "{}", "@{}/list.txt", "{}/train-00000*::{}/train-0000[1-4]*"],
+)  # fmt: skip
+def test_samples_are_numbered_over_all_files(hub: Path, tmp_path: Path, written: str) -> None:
+    (hub / "list.txt").write_text("# all\n" + "\n".join(path.name for path in sorted(hub.glob("*.parquet"))))
+    assert prepared(written.format(hub, hub), tmp_path / "out", **INSIDE) == numbered()
+
+
+def test_every_file_of_every_kind_is_a_piece(tmp_path: Path) -> None:
+    """Paths in a table are relative to its own folder, and its rows are grouped within it."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            (tmp_path / name / f"{i}.jpg").write_bytes(jpeg(i))
+            (tmp_path / name / f"{i}.txt").write_text(f"{name} text {i}")
+        (tmp_path / name / "t.csv").write_text(f"image,text\n0.jpg,{name} 0\n1.jpg,{name} 1\n0.jpg,{name} again\n")
+    pq.write_table(pa.table({"image": ["b/1.jpg"], "text": ["c 0"]}), tmp_path / "c.parquet")
+    (tmp_path / "d.tsv").write_text("image\ttext\na/0.jpg\td 0\n")
+    parquet(tmp_path / "e.parquet", range(2))
+    found = prepared(f"{tmp_path}/{{a,b}}/t.csv::{tmp_path}/*.parquet::{tmp_path}/d.tsv::{tmp_path}/b", tmp_path / "out", **INSIDE)  # fmt: skip
+    expected = ["a 0", "a 1", "b 0", "b 1", "c 0", "picture 0", "picture 1", "d 0", "b text 0", "b text 1"]
+    assert [line for lines in found for line in lines] == [f"{i}: {text}" for i, text in enumerate(expected)]
+    with tarfile.open(tmp_path / "out" / "00000.tar") as tar:
+        meta = json.load(tar.extractfile("000000002.json"))  # type: ignore[arg-type]
+    assert (meta["captions"], meta["source"]) == (["b 0", "b again"], f"{tmp_path}/b/0.jpg")
+
+
+def test_tables_in_a_folder_of_images_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.jpg").write_bytes(jpeg())
+    (tmp_path / "in" / "0.txt").write_text("a picture")
+    (tmp_path / "in" / "metadata.csv").write_text("filepath,caption\n")
+    assert prepared(f"{tmp_path}/in", tmp_path / "out") == [["0: a picture"]]
+    assert f"{tmp_path}/in holds images: its 1 tables are not read" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------- cutting
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 13, 100])
+def test_shards_are_cut_over_the_ends_of_files(hub: Path, size: int) -> None:
+    shards = open_raw(f"{hub}/*.parquet", OPTIONS).shards(size)
+    found = [[_text(read()) for piece in pieces for _, read in piece.samples()] for pieces in shards]
+    assert found == [[line.partition(": ")[2] for line in lines] for lines in numbered(size)]
+    assert all(len(pickle.dumps(pieces)) < 2000 for pieces in shards), "what goes to a process is a place, not the data"
+
+
+def _text(sample: object) -> str:
+    assert isinstance(sample, Sample)
+    return sample.captions[0]
+
+
+def test_a_sample_names_its_file_and_row(hub: Path) -> None:
+    keys = [key for piece in open_raw(f"{hub}/*.parquet", OPTIONS).shards(100)[0] for key, _ in piece.samples()]
+    assert keys[2:5] == [f"{hub}/train-0000{k}-of-00005.parquet:{row}" for k, row in ((0, 3), (2, 1), (2, 2))]
+
+
+def test_one_table_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.csv").write_text("image,text\n" + "".join(f"{i}.jpg,{name}\n" for i in range(100)))
+    shards = open_raw(f"{tmp_path}/*.csv", OPTIONS).shards(40)
+    assert [len(pieces) for pieces in shards] == [1, 1, 2, 1, 1, 1, 1, 1]
+    for pieces in shards:
+        assert sum(1 for piece in pieces for _ in piece.samples()) <= 40
+        assert raw._table.cache_info().currsize == 1
+        assert len(pickle.dumps(pieces)) < 2000
+
+
+def test_the_same_files_make_the_same_bytes_and_a_lost_shard_again(hub: Path, tmp_path: Path) -> None:
+    def content(out: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / out).glob("*.tar")}
+
+    prepared(str(hub), tmp_path / "a", processes=1, **INSIDE)
+    prepared(str(hub), tmp_path / "b", processes=2, **INSIDE)
+    assert content("a") == content("b")
+    times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
+    (tmp_path / "a" / "00001_stats.json").unlink()
+    (tmp_path / "a" / "00001.tar").write_bytes(b"half")
+    prepared(str(hub), tmp_path / "a", **INSIDE)
+    assert content("a") == content("b")
+    again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
+    assert [name for name in times if times[name] != again[name]] == ["00001.tar"]
+
+
+def test_another_set_of_files_wants_another_folder(hub: Path, tmp_path: Path) -> None:
+    prepared(str(hub), tmp_path / "out", **INSIDE)
+    copy = parquet(tmp_path / "moved" / "x.parquet", range(3))
+    first = open_raw(str(hub / "train-00000-of-00005.parquet"), OPTIONS).fingerprint
+    assert open_raw(str(copy), OPTIONS).fingerprint == first, "a file may move"
+    parquet(hub / "train-00002-of-00005.parquet", [3, 4, 5, 6, 8, 7, 9])
+    with pytest.raises(ConfigError, match=r"holds shards made otherwise \(source was"):
+        prepared(str(hub), tmp_path / "out", **INSIDE)
+
+
+# --------------------------------------------------------------------------------------------------------- errors
+
+
+def test_what_cannot_be_read_in_any_file_is_said_before_a_sample_is(hub: Path, tmp_path: Path) -> None:
+    last = hub / "train-00004-of-00005.parquet"
+    pq.write_table(pa.table({"picture": [b"x"], "text": ["x"]}), last)
+    with pytest.raises(ConfigError, match=r"^image_column=image is not a column of \S+00004-of-00005.parquet: it has picture, text"):  # fmt: skip
+        prepared(str(hub), tmp_path / "out", **INSIDE)
+    last.write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"^source=\S+00004-of-00005.parquet cannot be read as Parquet"):
+        prepared(str(hub), tmp_path / "out", **INSIDE)
+    last.unlink()
+    (hub / "x.csv").write_text("a,b\n")
+    with pytest.raises(ConfigError, match=r"image_column=image is not a column of \S+x.csv"):
+        prepared(str(hub), tmp_path / "out", **INSIDE)
+    assert not (tmp_path / "out").exists()
+
+
+def test_damage_behind_the_footer_names_the_file(hub: Path, tmp_path: Path) -> None:
+    path = hub / "train-00002-of-00005.parquet"
+    content = bytearray(path.read_bytes())
+    content[4:60] = bytes(56)  # the header of the first page
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"^\S+train-00002-of-00005.parquet cannot be read \(.*\): check the file"):
+        prepared(str(hub), tmp_path / "out", **INSIDE)
+
+
+def test_a_table_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
+    for name in "ab":  # of several, so that the first is read again
+        (tmp_path / f"{name}.csv").write_text("image,text\n0.jpg,a\n1.jpg,b\n")
+    (pieces,) = open_raw(f"{tmp_path}/*.csv", OPTIONS).shards(10)
+    (tmp_path / "a.csv").write_text("image,text\n0.jpg,a\n")
+    with pytest.raises(DataError, match=r"source=\S+a.csv changes while it is read"):
+        list(pieces[0].samples())
+
+
+# ------------------------------------------------------------------------------------------------------------ far
+
+
+@pytest.fixture
+def remote_hub(hub: Path, own_bucket: str, proxy: FaultyProxy, endpoint: str) -> str:
+    fs = admin(endpoint)
+    for path in sorted(hub.iterdir()):
+        fs.put_file(str(path), f"{own_bucket}/{path.name}")
+    return own_bucket
+
+
+def test_parquet_far_away_is_read_through_failing_requests(
+    remote_hub: str, hub: Path, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    proxy.set("some", 4)  # every fourth request fails
+    found = prepared(f"{remote_hub}/train-*.parquet", tmp_path / "far", retry_s=30.0, processes=1, **INSIDE)
+    assert found == prepared(str(hub), tmp_path / "near", **INSIDE) == numbered()
+
+
+def test_what_is_far_away_and_cannot_be_read_is_one_line(
+    remote_hub: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=r"^source=s3://\S+/no.parquet cannot be read as Parquet \(.*\): check the file$"
+    ):
+        open_raw(f"{remote_hub}/no.parquet", OPTIONS)
+    for name, content in {"t.csv": b"image,text\na,b\n", "t.parquet": _paths()}.items():
+        admin(endpoint).pipe_file(f"{remote_hub}/{name}", content)
+        with pytest.raises(
+            ConfigError, match=rf"^source=\S+{name} is a table of paths: copy it to where its images are"
+        ):
+            open_raw(f"{remote_hub}/{name}", OPTIONS)
+    options = ReadOptions(OPTIONS.columns, None, 1.0)
+    (pieces,) = open_raw(f"{remote_hub}/train-00002-of-00005.parquet", options).shards(100)
+    proxy.set("status", 503)
+    with pytest.raises(StorageError, match=r"s3://\S+ cannot be read: for \d+ s the storage failed"):
+        list(pieces[0].samples())
+
+
+def _paths() -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"image": ["a.jpg"], "text": ["a"]}), file)
+    return file.getvalue()

@@ -1,0 +1,160 @@
+"""Resizing as img2dataset does it, and what shrinking a JPEG while it is decoded costs."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.samples import encode, jpeg, picture
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+from clipx.data.prepare.resize import _factor, fitted, resize, shard_image
+from clipx.data.prepare.spec import PrepareSpec, Resize
+from clipx.data.source import BadSample
+from clipx.data.transform import decode
+
+SCALED = [Resize.border, Resize.keep_ratio, Resize.keep_ratio_largest, Resize.center_crop]
+
+
+def spec(mode: Resize = Resize.keep_ratio, **options: Any) -> PrepareSpec:
+    return PrepareSpec(source="a", out="b", resize=mode, **options)
+
+
+def resized_from_full_size(encoded: bytes, how: PrepareSpec) -> Image.Image:
+    """By the definition: everything decoded, then resized."""
+    image = decode(encoded, how.max_pixels)
+    resized = resize(image, how, image.size)
+    assert resized is not None
+    return resized
+
+
+def opened(encoded: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(encoded)).convert("RGB")
+
+
+def decibel(one: Image.Image, other: Image.Image) -> float:
+    error = np.square(np.asarray(one, float) - np.asarray(other, float)).mean()
+    return math.inf if error == 0 else 10 * math.log10(255**2 / float(error))
+
+
+@pytest.mark.parametrize(
+    ("mode", "large", "small"),
+    [
+        (Resize.no, None, None),
+        (Resize.border, (100, 100), (100, 100)),
+        (Resize.keep_ratio, (200, 100), (200, 100)),
+        (Resize.keep_ratio_largest, (100, 50), (100, 50)),
+        (Resize.center_crop, (100, 100), (100, 100)),
+    ],
+)
+def test_images_are_resized_as_img2dataset_does(mode: Resize, large: Any, small: Any) -> None:
+    def size(width: int, height: int, only_shrink: bool) -> Any:
+        how = {} if mode is Resize.no else {"size": 100, "only_shrink": only_shrink}
+        found = resize(picture(width, height), spec(mode, **how), (width, height))
+        return None if found is None else found.size
+
+    assert size(400, 200, True) == large
+    assert size(400, 200, False) == large
+    assert size(40, 20, True) is None
+    assert size(40, 20, False) == small
+
+
+def test_a_border_is_white_and_a_crop_is_the_middle() -> None:
+    image = Image.new("RGB", (400, 200), "red")
+    image.paste("blue", (100, 0, 300, 200))
+    border = resize(image, spec(Resize.border, size=100), image.size)
+    assert border is not None
+    assert [border.getpixel(xy) for xy in ((50, 5), (5, 50), (50, 50), (50, 95))] == [
+        (255,) * 3,
+        (255, 0, 0),
+        (0, 0, 255),
+        (255,) * 3,
+    ]
+    crop = resize(image, spec(Resize.center_crop, size=100), image.size)
+    assert crop is not None
+    assert {crop.getpixel(xy) for xy in ((8, 8), (91, 91), (50, 50))} == {(0, 0, 255)}
+
+
+def test_the_quality_is_that_of_the_jpeg() -> None:
+    sizes = [len(shard_image(jpeg(0, 300, 300), spec(size=100, quality=q)).encoded) for q in (30, 95)]
+    assert sizes[0] < sizes[1] / 2
+
+
+# ------------------------------------------------------------------------------------------------------ shrinking
+
+
+@pytest.mark.parametrize(("size", "factor"), [(100, 8), (101, 4), (200, 4), (201, 2), (400, 2), (401, 1), (1700, 1)])
+def test_a_jpeg_is_shrunk_while_the_filter_still_halves_it(size: int, factor: int) -> None:
+    assert _factor((1800, 1600), spec(size=size)) == factor
+    assert _factor((1600, 1800), spec(size=size)) == factor
+
+
+def test_what_stays_as_it_is_is_not_shrunk() -> None:
+    assert _factor((1800, 1600), spec(Resize.no)) == 1
+    assert _factor((180, 160), spec()) == 1
+    assert _factor((1, 4000), spec(Resize.keep_ratio_largest, size=100)) == 1, "no side is lost"
+
+
+@pytest.mark.parametrize("name", ["china.jpg", "flower.jpg"])
+@pytest.mark.parametrize("mode", SCALED)
+@pytest.mark.parametrize(("subsampling", "size"), [(0, 100), (2, 100), (2, 53), (2, 26)])
+def test_shrinking_costs_less_than_the_jpeg_that_is_written(
+    name: str, mode: Resize, subsampling: int, size: int
+) -> None:
+    photograph = Image.fromarray(load_sample_image(name)[:425, :631])  # no side is a multiple of 2
+    encoded = encode(photograph, "JPEG", quality=92, subsampling=subsampling)
+    how = spec(mode, size=size, quality=95)
+    assert _factor(photograph.size, how) > 1
+    straight = resized_from_full_size(encoded, how)
+    small = shard_image(encoded, how)
+    assert (small.size, small.original) == (straight.size, photograph.size)
+    written = opened(encode(straight, "JPEG", quality=95))
+    lossless = _before_writing(encoded, how)
+    assert decibel(lossless, straight) > max(43, decibel(written, straight) + 6)
+    assert decibel(opened(small.encoded), straight) > decibel(written, straight) - 1.5
+
+
+def _before_writing(encoded: bytes, how: PrepareSpec) -> Image.Image:
+    """The image that `shard_image` writes."""
+    saved: list[Image.Image] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Image.Image, "save", lambda self, *_, **__: saved.append(self))
+        shard_image(encoded, how)
+    return saved[0]
+
+
+def test_any_size_is_shrunk_to_that_of_the_whole() -> None:
+    rng = np.random.default_rng(0)
+    for width, height, size in rng.integers((40, 40, 5), (400, 400, 60), (40, 3)).tolist():
+        encoded = jpeg(0, width, height)
+        for mode in SCALED:
+            how = spec(mode, size=size, only_shrink=False)
+            small, straight = shard_image(encoded, how), resized_from_full_size(encoded, how)
+            assert (small.size, small.original) == (straight.size, (width, height))
+            if _factor((width, height), how) > 1 and mode is Resize.keep_ratio:
+                assert fitted((width, height), how) == small.size
+                assert decibel(_before_writing(encoded, how), straight) > 40
+
+
+def test_grey_and_turned_jpegs_are_what_they_are() -> None:
+    base = picture(640, 480)
+    grey = encode(base.convert("L"), "JPEG")
+    assert decibel(opened(shard_image(grey, spec(size=60)).encoded), resized_from_full_size(grey, spec(size=60))) > 40
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = shard_image(encode(base, "JPEG", exif=exif), spec(size=60))
+    assert (turned.size, turned.original) == ((60, 80), (480, 640))
+
+
+def test_damage_is_judged_as_in_an_image_that_is_not_shrunk() -> None:
+    """Pillow refuses a cut file and forgives what lies between the segments; libjpeg alone would refuse both."""
+    encoded = jpeg(0, 640, 480)
+    for how in (spec(size=60), spec(size=400), spec(Resize.no)):
+        with pytest.raises(BadSample, match="image cannot be decoded: image file is truncated"):
+            shard_image(encoded[: len(encoded) // 2], how)
+        at = encoded.index(b"\xff\xdb")  # of the first quantisation table
+        shard_image(encoded[:at] + b"\0\0\0" + encoded[at:], how)

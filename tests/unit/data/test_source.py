@@ -1,0 +1,160 @@
+"""Splitting a source, and what counts as a caption and a label."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import pytest
+from helpers.samples import Numbers
+
+from clipx.data.source import (
+    BadRecord,
+    BadSample,
+    Source,
+    caption_text,
+    check_held_out_share,
+    parse_label,
+    prefetch_samples,
+    split,
+    without_numbers,
+)
+from clipx.errors import ConfigError
+
+SIZES = [[1000], [0, 7, 0, 993], [10] * 100, [333, 1, 666]]
+SHARES = [0.05, 0.2, 0.25, 0.3, 1 / 3, 0.4, 0.5, 0.001]
+
+
+def labels(source: Source | None) -> list[int | str | None]:
+    assert source is not None
+    return [source.read(i).label for i in range(sum(source.sizes))]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("share", SHARES)
+def test_each_sample_is_on_one_side_and_in_its_order(sizes: list[int], share: float) -> None:
+    kept, held_out = split(Numbers(sizes, images=dict.fromkeys(range(1000), b"x")), share)
+    assert labels(kept) == sorted(set(range(1000)) - set(labels(held_out)))
+    assert labels(held_out) == sorted(labels(held_out))
+    assert len(labels(held_out)) == math.floor(1000 * Fraction(share).limit_denominator(1000))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("share", SHARES)
+def test_shards_keep_their_samples(sizes: list[int], share: float) -> None:
+    source = Numbers(sizes, images=dict.fromkeys(range(1000), b"x"))
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    for side in split(source, share):
+        assert side is not None and len(side.sizes) == len(sizes)
+        rest = labels(side)
+        for start, size, mine in zip(starts, sizes, side.sizes, strict=True):
+            assert all(start <= label < start + size for label in rest[:mine])
+            rest = rest[mine:]
+
+
+@pytest.mark.parametrize(("share", "held", "of"), [(0.05, 1, 20), (0.4, 2, 5), (0.3, 3, 10)])
+def test_held_out_samples_are_spread_evenly(share: float, held: int, of: int) -> None:
+    _, held_out = split(Numbers([1000], images=dict.fromkeys(range(1000), b"x")), share)
+    for start in range(0, 1000, of):
+        assert sum(start <= label < start + of for label in labels(held_out)) == held
+
+
+def test_a_side_names_its_samples_as_the_source_does() -> None:
+    for side in split(Numbers([100]), 0.3):
+        assert side is not None
+        assert all(side.key(i) == f"sample {side.read(i).label}" for i in range(sum(side.sizes)))
+
+
+def test_what_a_side_expects_is_expected_of_the_source() -> None:
+    heard: list[list[int]] = []
+
+    class Listening(Numbers):
+        def prefetch(self, indices: Sequence[int]) -> None:
+            heard.append(list(indices))
+
+    source = Listening([100], images=dict.fromkeys(range(100), b"x"))
+    for side in split(source, 0.3):
+        assert side is not None
+        prefetch_samples(side, [0, 5, 9])
+        assert heard.pop() == [side.read(i).label for i in (0, 5, 9)]
+    prefetch_samples(split(Numbers([100]), 0.3)[0], [0])  # of a source that need not know
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "image has 20x30 pixels, more than data.max_pixels=5",
+            "image has 21x3,000 pixels, more than data.max_pixels=7",
+        ),
+        ("shard has a damaged or cut header at byte 1,024", "shard has a damaged or cut header at byte 5"),
+    ],
+)
+def test_reasons_that_differ_in_numbers_are_alike(one: str, other: str) -> None:
+    assert without_numbers(one) == without_numbers(other) != without_numbers("image is empty")
+
+
+def test_sides_and_shares_have_fingerprints_of_their_own() -> None:
+    source = Numbers([100])
+    sides = [side for share in (0.1, 0.2, 0.3) for side in split(source, share) if side is not None]
+    assert len({source.fingerprint, *(side.fingerprint for side in sides)}) == 7
+    changed = split(Numbers([100], fingerprint="other"), 0.1)
+    assert changed[0].fingerprint != sides[0].fingerprint
+
+
+def test_what_is_bad_is_told_once() -> None:
+    kept, held_out = split(Numbers([100], bad=[BadRecord("a", "b")]), 0.1)
+    assert held_out is not None
+    assert [*kept.bad, *held_out.bad] == [BadRecord("a", "b")]
+
+
+@pytest.mark.parametrize(("samples", "share"), [(100, 0.0), (19, 0.05), (9, 0.1), (0, 0.5)])
+def test_nothing_is_held_out_at_share_0_or_from_too_few_samples(samples: int, share: float) -> None:
+    kept, held_out = split(Numbers([samples]), share)
+    assert held_out is None
+    assert sum(kept.sizes) == samples
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.51, 1.0, math.nan])
+def test_a_share_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match=r"data.held_out_share=.* must lie in \[0, 0.5\]"):
+        check_held_out_share(share)
+
+
+@pytest.mark.parametrize(
+    ("caption", "text"),
+    [(b"a cat", "a cat"), (b" two\nlines \r\n", "two\nlines"), ("Füße 猫".encode(), "Füße 猫"), (" a 🐈 ", "a 🐈")],
+)
+def test_a_caption_is_text_without_space_around_it(caption: bytes | str, text: str) -> None:
+    assert caption_text(caption) == text
+
+
+@pytest.mark.parametrize(
+    ("caption", "reason"),
+    [
+        (b"", "caption is empty"),
+        (b" \n\t", "caption is empty"),
+        ("\u3000", "caption is empty"),
+        ("café".encode("latin-1"), "caption is not UTF-8"),
+        ("a cat".encode("utf-16"), "caption is not UTF-8"),
+        ("half a pair \ud83d", "caption is not UTF-8"),
+    ],
+)
+def test_a_caption_that_says_nothing_or_is_not_utf8_is_bad(caption: bytes | str, reason: str) -> None:
+    with pytest.raises(BadSample, match=f"^{reason}$"):
+        caption_text(caption)
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [("3", 3), (" 12\n", 12), ("-1", -1), ("007", 7), ("cat", "cat"), ("3 cats", "3 cats"), ("--5", "--5"), ("²", "²")],
+)
+def test_a_whole_number_is_an_index_and_any_other_label_a_name(text: str, label: int | str) -> None:
+    assert parse_label(text) == label
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\n"])
+def test_an_empty_label_is_bad(text: str) -> None:
+    with pytest.raises(BadSample, match="label is missing"):
+        parse_label(text)

@@ -1,0 +1,68 @@
+"""The options of every kind of data, and opening data on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.samples import Numbers
+
+from clipx.data.spec import Dataset, DataSpec, nearest_multiples, open_on_all_ranks
+from clipx.distributed.comm import Comm
+from clipx.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 1}, "data.batch_size=1 must be at least 2: one sample has no negatives"),
+        ({"micro_batches": 0}, "data.micro_batches=0 must be at least 1"),
+        (
+            {"batch_size": 100, "micro_batches": 8},
+            "data.batch_size=100 is not divisible by data.micro_batches=8: use a batch of 96 or 104, or 5 or 10 micro-batches",
+        ),
+        ({"workers": -1}, r"data.workers=-1 is negative: give 0"),
+        ({"prefetch": 0}, "data.prefetch=0 must be at least 1 batch"),
+        ({"shuffle_window": 0}, "data.shuffle_window=0 must be at least 1 sample"),
+        ({"crop_scale": [0.9]}, r"data.crop_scale=\[0.9\] must be \[low, high\]"),
+        ({"crop_scale": [0.0, 1.0]}, r"data.crop_scale=\[0.0, 1.0\] must be \[low, high\] with 0 < low ≤ high ≤ 1"),
+        ({"crop_scale": [1.0, 0.9]}, r"data.crop_scale=\[1.0, 0.9\] must be"),
+        ({"crop_scale": [0.5, 1.5]}, r"data.crop_scale=\[0.5, 1.5\] must be"),
+        ({"crop_scale": [0.1, 0.2, 0.3]}, r"data.crop_scale=\[0.1, 0.2, 0.3\] must be"),
+        ({"max_pixels": 0}, r"data.max_pixels=0 must lie in \[1, 178956970\]"),
+        ({"max_pixels": 10**9}, r"data.max_pixels=1000000000 must lie in .*: Pillow opens no larger image"),
+        ({"max_bad_share": 1.1}, r"data.max_bad_share=1.1 must lie in \[0, 1\]"),
+        ({"max_bad_share": float("nan")}, r"data.max_bad_share=nan must lie in \[0, 1\]"),
+    ],
+    ids=str,
+)
+def test_an_option_out_of_range_is_told_with_value_rule_and_fix(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DataSpec(kind="x", name="x", **options)
+
+
+def test_the_limits_of_options_are_allowed() -> None:
+    DataSpec(
+        kind="x", name="x", batch_size=2, workers=0, crop_scale=[1.0, 1.0], max_pixels=178_956_970, max_bad_share=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "factor", "words"), [(100, 8, "96 or 104"), (5, 8, "8"), (8, 8, "8 or 8"), (4096, 24, "4080 or 4104")]
+)
+def test_the_nearest_multiples_are_named(value: int, factor: int, words: str) -> None:
+    assert nearest_multiples(value, factor) == words
+
+
+def test_data_is_opened_once_on_a_rank() -> None:
+    opened = []
+
+    class Counted(DataSpec):
+        def open(self) -> Dataset:
+            opened.append(self)
+            return Dataset(Numbers([3]), None, None)
+
+    dataset = open_on_all_ranks(Counted(kind="x", name="x"), Comm(0, 1, 0, torch.device("cpu")))
+    assert sum(dataset.train.sizes) == 3
+    assert len(opened) == 1

@@ -1,0 +1,157 @@
+"""The numbers are those that clip_benchmark's own functions find: on the same set, with the same model.
+
+Without ties: clip_benchmark leaves their order to topk, clipx counts them against the right answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from clip_benchmark.datasets.builder import build_wds_dataset
+from clip_benchmark.metrics import zeroshot_classification, zeroshot_retrieval
+from helpers.benchmark_set import write_set
+from helpers.samples import jpeg
+from PIL import Image
+from torch import Tensor
+
+from clipx.data.benchmark import BenchmarkSpec
+from clipx.data.shards.write import write_members
+from clipx.data.transform import eval_transform
+from clipx.distributed.comm import Comm
+from clipx.evaluator.base import Embedder
+from clipx.evaluator.retrieval import DuplicateCaptions, RetrievalSpec
+from clipx.evaluator.spec import EvaluatorSpec
+from clipx.evaluator.suite import Suite
+from clipx.evaluator.zeroshot import ZeroShotSpec
+from clipx.precision.spec import Precision
+from clipx.trainer.spec import compose
+
+CPU = torch.device("cpu")
+ALONE = Comm(0, 1, 0, CPU)
+SPEC = compose(
+    "model.image.timm=vit_xsmall_patch16_clip_224",
+    "+model.image.options={patch_size:16,embed_dim:32,depth:1,num_heads:2}",
+    *("model.image.size=32", "model.text.width=32", "model.text.heads=2", "model.text.layers=1"),
+).model
+NAMES = ("owl", "eel", "fox", "ant", "emu", "yak", "cod")
+
+
+class Theirs:
+    """A model as clip_benchmark calls it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = SPEC.build(CPU, torch.float32).eval()
+        self.tokenizer = SPEC.text.build_tokenizer()
+
+    def encode_image(self, images: Tensor) -> Tensor:
+        return self.model.encode_image(images)
+
+    def encode_text(self, tokens: Tensor) -> Tensor:
+        return self.model.encode_text(tokens)
+
+
+class Loader(list[tuple[Tensor, object]]):
+    """clip_benchmark's reading of a set, in batches, with what its functions ask of one."""
+
+    def __init__(self, folder: Path, batch: int = 5) -> None:
+        self.dataset = build_wds_dataset("x", _pixels, "test", str(folder))
+        samples = list(self.dataset)
+        for start in range(0, len(samples), batch):
+            images, rest = zip(*samples[start : start + batch], strict=True)
+            told = torch.tensor(rest) if isinstance(rest[0], int) else list(rest)
+            self.append((torch.stack(images), told))
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    return torch.tensor(np.array(eval_transform(image.convert("RGB"), 32))).permute(2, 0, 1)
+
+
+def ours(folder: Path, evaluator: EvaluatorSpec, theirs: Theirs) -> dict[str, float]:
+    data = BenchmarkSpec(name="set", path=str(folder), workers=0)
+    suite = Suite.open({"x": evaluator}, data, None, ALONE)
+    precision = Precision(torch.float32, None, "cpu")
+    embedder = Embedder.build(theirs.model, SPEC, data, ALONE, precision, lambda bad: None)
+    return {name.removeprefix("eval/x/"): value for name, value in suite.evaluate(["x"], embedder).items()}
+
+
+def classified(folder: Path, names: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Theirs and ours on a set of 56 images, under their names."""
+    images = {name: [jpeg(100 * i + j, 40, 36) for j in range(5 + i)] for i, name in enumerate(NAMES)}
+    write_set(folder, images, ["a photo of a {c}.", "the {c}", "{c}"])
+    (folder / "classnames.txt").write_text("\n".join(names))
+    theirs, loader = Theirs(), Loader(folder)
+    classes, templates = loader.dataset.classes, loader.dataset.templates
+    expected = zeroshot_classification.evaluate(theirs, loader, theirs.tokenizer, classes, templates, "cpu", amp=False)
+    found = ours(folder, ZeroShotSpec(kind="zeroshot", batch_size=8), theirs)
+    called = {"acc1": "top1", "acc5": "top5", "mean_per_class_recall": "mean_per_class_recall"}
+    return expected, {key: found[name] for key, name in called.items()}
+
+
+def test_zero_shot(tmp_path: Path) -> None:
+    expected, found = classified(tmp_path, NAMES)
+    assert found == pytest.approx(expected)
+    assert 0 < expected["acc1"] < expected["acc5"] < 1
+
+
+def test_zero_shot_with_two_classes_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ImageNet's missiles. Their acc1 has whichever topk gives first; their recall is argmax's, the first class's.
+
+    The two classes have the same embedding. A matrix product may round equal columns differently, by the processor, and
+    argmax would choose by the rounding: their logits are made equal before their metrics see them.
+    """
+    classify = zeroshot_classification.run_classification
+
+    def with_exact_ties(*args: object, **options: object) -> tuple[Tensor, Tensor]:
+        logits, target = classify(*args, **options)
+        torch.testing.assert_close(logits[:, 6], logits[:, 0])
+        logits[:, 6] = logits[:, 0]
+        return logits, target
+
+    monkeypatch.setattr(zeroshot_classification, "run_classification", with_exact_ties)
+    expected, found = classified(tmp_path, (*NAMES[:6], NAMES[0]))
+    assert found["mean_per_class_recall"] == pytest.approx(expected["mean_per_class_recall"])
+    assert found["acc5"] == pytest.approx(expected["acc5"])
+
+
+def captioned(folder: Path, captions: Sequence[str]) -> Path:
+    members = []
+    for i, text in enumerate(captions):
+        members += [(f"s{i:03d}.jpg", jpeg(i, 40, 36)), (f"s{i:03d}.txt", text.encode())]
+    (folder / "test").mkdir()
+    write_members(str(folder / "test" / "0.tar"), members)
+    (folder / "test" / "nshards.txt").write_text("1")
+    (folder / "dataset_type.txt").write_text("retrieval")
+    return folder
+
+
+def test_retrieval_with_several_captions_an_image(tmp_path: Path) -> None:
+    captioned(tmp_path, ["\n".join(f"{NAMES[i % 7]} number {i} {j}" for j in range(1 + i % 4)) for i in range(30)])
+    theirs = Theirs()
+    expected = zeroshot_retrieval.evaluate(
+        theirs, Loader(tmp_path), theirs.tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10]
+    )
+    found = ours(tmp_path, RetrievalSpec(kind="retrieval", batch_size=8), theirs)
+    for k in (1, 5, 10):
+        assert found[f"text_to_image/recall@{k}"] == pytest.approx(expected[f"image_retrieval_recall@{k}"])
+        assert found[f"image_to_text/recall@{k}"] == pytest.approx(expected[f"text_retrieval_recall@{k}"])
+    assert 0 < expected["image_retrieval_recall@10"] < 1
+
+
+def test_captions_of_several_images_that_read_the_same_are_counted_as_theirs_apart_and_merged_by_default(
+    tmp_path: Path,
+) -> None:
+    captioned(tmp_path, [f"an {NAMES[i % 7]}\nthe {NAMES[i % 7]} {i}" for i in range(28)])
+    theirs = Theirs()
+    expected = zeroshot_retrieval.evaluate(
+        theirs, Loader(tmp_path), theirs.tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10]
+    )
+    apart = ours(tmp_path, RetrievalSpec(kind="retrieval", duplicate_captions=DuplicateCaptions.apart), theirs)
+    merged = ours(tmp_path, RetrievalSpec(kind="retrieval"), theirs)
+    for k in (1, 5, 10):  # of an image's captions, those that read the same tie
+        assert apart[f"text_to_image/recall@{k}"] == pytest.approx(expected[f"image_retrieval_recall@{k}"])
+    assert merged["text_to_image/recall@5"] != apart["text_to_image/recall@5"]

@@ -1,0 +1,147 @@
+"""The linear probe against scikit-learn, and the choice of its penalty."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.color_model import Colours, embedder
+from sklearn.linear_model import LogisticRegression
+
+from clipx.data.spec import Classes, Dataset
+from clipx.distributed.comm import Comm
+from clipx.errors import ConfigError, DataError
+from clipx.evaluator.linear_probe import LinearProbeSpec, Probe, _every_of_class, search
+
+ALONE = Comm(0, 1, 0, torch.device("cpu"))
+
+
+def clouds(n: int = 200, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unit vectors around a centre for each class, overlapping, with the constant."""
+    generator = torch.Generator().manual_seed(seed)
+    centre_CD = torch.randn(classes, 6, generator=generator, dtype=torch.float64)
+    y_N = torch.randint(0, classes, (n,), generator=generator)
+    x_ND = F.normalize(centre_CD[y_N] + torch.randn(n, 6, generator=generator, dtype=torch.float64), dim=-1)
+    return torch.cat([x_ND, torch.ones(n, 1, dtype=torch.float64)], 1), y_N
+
+
+@pytest.mark.parametrize("l2", [0.1, 1.0, 30.0])
+def test_it_finds_scikit_learns_classifier(l2: float) -> None:
+    x_ND, y_N = clouds()
+    weight_CD = Probe(ALONE, 4, 1000, lambda: None).fit(x_ND, y_N, l2)
+    theirs = LogisticRegression(C=1 / l2, tol=1e-9, max_iter=10_000).fit(x_ND[:, :-1].numpy(), y_N.numpy())
+    np.testing.assert_allclose(weight_CD[:, :-1].numpy(), theirs.coef_, atol=1e-3)
+    chance = torch.softmax(x_ND @ weight_CD.T, 1).numpy()
+    np.testing.assert_allclose(chance, theirs.predict_proba(x_ND[:, :-1].numpy()), atol=2e-4)
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    x_ND, y_N = clouds(40)
+    weight_CD = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+    loss, grad_CD = Probe(ALONE, 4, 10, lambda: None)._loss(weight_CD.detach(), x_ND, y_N, 0.3)
+    by_hand = F.cross_entropy(x_ND @ weight_CD.T, y_N, reduction="sum") + 0.15 * weight_CD[:, :-1].square().sum()
+    (by_hand / 40).backward()
+    torch.testing.assert_close(loss, by_hand.detach() / 40)
+    torch.testing.assert_close(grad_CD, weight_CD.grad)
+
+
+@pytest.mark.parametrize("peak", [-5.6, -0.3, 0.0, 1.4, 5.9])
+def test_the_search_finds_a_peak_to_an_eighth_of_a_decade_in_few_tries(peak: float) -> None:
+    tried: list[float] = []
+
+    def score(l2: float) -> float:
+        tried.append(math.log10(l2))
+        return -abs(math.log10(l2) - peak)
+
+    assert math.log10(search(score)) == pytest.approx(peak, abs=1 / 16 + 1e-9)
+    assert len(tried) == len(set(tried)) <= 7 + 8
+    assert min(tried) >= -6 - 1e-9 and max(tried) <= 6 + 1e-9
+
+
+def test_of_equal_penalties_the_largest_is_taken() -> None:
+    assert search(lambda l2: 1.0) == pytest.approx(1e6)
+
+
+def test_every_fifth_of_each_class_validates() -> None:
+    y_N = torch.tensor([0, 1] * 10 + [2] * 4)
+    held_N = _every_of_class(y_N, 5)
+    assert held_N.nonzero()[:, 0].tolist() == [8, 9, 18, 19]
+
+
+def colours(shown: list[str], labels: list[int | str | None]) -> Colours:
+    return Colours(shown, [[c] for c in shown], labels)
+
+
+def data(train_labels: list[int | str | None] | None = None, test_labels: list[int | str] | None = None) -> Dataset:
+    """Colours under other names, which only a probe can learn."""
+    shown = ["red", "green", "blue"] * 5
+    names = {"red": "a", "green": "b", "blue": "c"}
+    train = colours(shown, train_labels or [names[c] for c in shown])
+    return Dataset(train, colours(shown[:6], list(test_labels or [names[c] for c in shown[:6]])), None)
+
+
+def test_it_learns_labels_from_the_training_images_and_is_scored_on_the_held_out_ones() -> None:
+    found = LinearProbeSpec(kind="linear_probe").evaluate(embedder(), data())
+    assert {name: found[name] for name in ("top1", "top5", "mean_per_class_recall")} == pytest.approx(
+        {"top1": 1, "top5": 1, "mean_per_class_recall": 1}
+    )
+    assert found["chance"] == pytest.approx(1 / 3)
+    wrong = LinearProbeSpec(kind="linear_probe").evaluate(embedder(), data(test_labels=["b", "c", "a"] * 2))
+    assert wrong["top1"] == 0
+
+
+def test_a_penalty_that_is_given_is_used_and_the_training_images_may_be_fewer() -> None:
+    spec = LinearProbeSpec(kind="linear_probe", l2=0.5, train_samples=6)
+    found = spec.evaluate(embedder(), data())
+    assert found["l2"] == 0.5
+    source = spec._train(data())
+    assert [source.read(i).label for i in range(sum(source.sizes))] == ["c", "b", "b", "a", "a", "c"]
+
+
+def test_it_says_the_same_each_time() -> None:
+    spec = LinearProbeSpec(kind="linear_probe")
+    assert spec.evaluate(embedder(), data()) == spec.evaluate(embedder(), data())
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "error", "message"),
+    [
+        (["a"] * 15, ["a"] * 6, DataError, "training images of 1 class only"),
+        (None, ["a", "b", "d"] * 2, DataError, "label 'd' of held-out data is no training image's"),
+        (list("abcdefghijklmno"), ["a"] * 6, DataError, "too few training images of each class for .*validation_share=0.2"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_learned_is_told(
+    train: list[int | str | None], test: list[int | str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        LinearProbeSpec(kind="linear_probe").evaluate(embedder(), data(train, test))
+
+
+def test_data_without_labels_is_refused_before_training() -> None:
+    with pytest.raises(ConfigError, match="the linear probe needs labels and the data has none"):
+        LinearProbeSpec(kind="linear_probe").check(data([None] * 15))
+
+
+def test_classes_that_are_held_out_whole_are_refused_before_training() -> None:
+    apart = data(["a", "b", "c"] * 5, ["d", "e", "f"] * 2)
+    with pytest.raises(ConfigError, match="no class in both the training images and the held-out ones"):
+        LinearProbeSpec(kind="linear_probe").check(replace(apart, classes=Classes(tuple("abcdef"), ("{}",))))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_samples": 0}, "train_samples=0 must be at least 1"),
+        ({"max_iterations": 0}, "max_iterations=0 must be at least 1"),
+        ({"validation_share": 0.6}, r"validation_share=0.6 must lie in \(0, 0.5\]"),
+        ({"l2": 0.0}, "l2=0.0 must be above 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LinearProbeSpec(kind="linear_probe", **options)  # type: ignore[arg-type]

@@ -1,0 +1,89 @@
+"""Retrieval numbers against their definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.color_model import Told, dataset, embedder
+
+from clipx.distributed.comm import Comm
+from clipx.errors import ConfigError, DataError
+from clipx.evaluator.retrieval import DuplicateCaptions, RetrievalSpec, ranks, recalls
+
+COMM = Comm(0, 1, 0, torch.device("cpu"))
+
+
+def by_hand(query: torch.Tensor, key: torch.Tensor, pairs: list[tuple[int, int]]) -> list[int]:
+    found = []
+    for i, q in enumerate(query):
+        score = [float(q @ k) for k in key]
+        right = {k for j, k in pairs if j == i}
+        best = max(score[k] for k in right)
+        found.append(sum(1 for k, s in enumerate(score) if k not in right and s >= best))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_are_the_definition_with_several_captions_an_image(seed: int) -> None:
+    """Images 0, 2 and 6 have several captions; caption 3 is right for two images."""
+    generator = torch.Generator().manual_seed(seed)
+    image = F.normalize(torch.randn(7, 5, generator=generator, dtype=torch.float64), dim=-1)
+    pairs = [(0, 0), (0, 1), (1, 2), (2, 3), (2, 4), (2, 5), (3, 6), (3, 3), (4, 7), (5, 8), (6, 9), (6, 10)]
+    text = F.normalize(torch.randn(11, 5, generator=generator, dtype=torch.float64), dim=-1)
+    back = [(t, i) for i, t in pairs]
+    assert ranks(image, text, torch.tensor(pairs), COMM).tolist() == by_hand(image, text, pairs)
+    assert ranks(text, image, torch.tensor(back), COMM).tolist() == by_hand(text, image, back)
+
+
+def test_a_model_that_says_the_same_of_everything_finds_nothing() -> None:
+    same, pairs = torch.ones(20, 3), torch.arange(20)[:, None].expand(20, 2)
+    assert recalls("x", ranks(same, same, pairs, COMM))["x/recall@10"] == 0
+
+
+def test_a_caption_that_two_images_share_is_right_for_both() -> None:
+    data = dataset(["red", "red", "blue"], captions=[["red"], ["red"], ["blue"]])
+    found = RetrievalSpec(kind="retrieval").evaluate(embedder(), data)
+    assert found["image_to_text/recall@1"] == 1
+    assert found["text_to_image/recall@1"] == 1
+
+
+def test_a_caption_that_two_images_share_may_be_each_ones_own() -> None:
+    """As clip_benchmark counts: of the two red ones each is right for one image, and ties with the other."""
+    data = dataset(["red", "red", "blue"], captions=[["red"], ["red"], ["blue"]])
+    found = RetrievalSpec(kind="retrieval", duplicate_captions=DuplicateCaptions.apart).evaluate(embedder(), data)
+    assert found["image_to_text/recall@1"] == pytest.approx(1 / 3)
+    assert found["text_to_image/recall@5"] == 1
+
+
+def test_samples_without_captions_are_refused_before_training() -> None:
+    data = dataset(["red", "blue"], captions=[["red"], []])
+    with pytest.raises(ConfigError, match="retrieval needs captions and the held-out data has samples without"):
+        RetrievalSpec(kind="retrieval").check(data)
+
+
+def test_recall_counts_ranks_below_k_and_the_median_rank_counts_from_one() -> None:
+    found = recalls("x", torch.tensor([0, 0, 3, 7, 30]))
+    assert found == {"x/recall@1": 0.4, "x/recall@5": 0.6, "x/recall@10": 0.8, "x/median_rank": 4.0}
+
+
+def test_images_and_captions_find_each_other() -> None:
+    data = dataset(["red", "green", "blue"], captions=[["red", "red thing"], ["green"], ["blue one"]])
+    found = RetrievalSpec(kind="retrieval", batch_size=2).evaluate(embedder(), data)
+    assert found["image_to_text/recall@1"] == 1
+    assert found["text_to_image/recall@1"] == 1
+    assert found["text_to_image/median_rank"] == 1
+
+
+def test_a_bad_held_out_sample_is_left_out_and_told() -> None:
+    told = Told()
+    data = dataset(["red", None, "blue"], captions=[["red"], ["green"], ["blue"]])
+    found = RetrievalSpec(kind="retrieval").evaluate(embedder(told, max_bad_share=0.5), data)
+    assert found["text_to_image/recall@1"] == 1
+    assert [(b.key, b.reason) for b in told.bad] == [("picture 1", "no colour")]
+
+
+def test_too_many_bad_held_out_samples_are_an_error() -> None:
+    data = dataset(["red", None, None], captions=[["red"], ["green"], ["blue"]])
+    with pytest.raises(DataError, match=r"2 of 3 held-out samples are bad, more than data.max_bad_share=0.5"):
+        RetrievalSpec(kind="retrieval").evaluate(embedder(max_bad_share=0.5), data)

@@ -1,0 +1,259 @@
+"""Sets besides the run's own data: what they are called, that each is opened and embedded once, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.color_model import RGB, Told, dataset, embedder
+from PIL import Image
+from torch import Tensor
+
+from clipx.config.saved import from_dict, to_dict
+from clipx.data.csv import CsvSpec
+from clipx.data.folder import FolderSpec
+from clipx.data.spec import Classes, Dataset, DataSpec
+from clipx.distributed.comm import Comm
+from clipx.errors import ClipxError, ConfigError, DataError
+from clipx.evaluator.base import Embedder
+from clipx.evaluator.linear_probe import LinearProbeSpec
+from clipx.evaluator.retrieval import RetrievalSpec
+from clipx.evaluator.spec import EvaluatorSpec
+from clipx.evaluator.suite import Suite
+from clipx.evaluator.tables import robustness
+from clipx.evaluator.zeroshot import ZeroShotSpec
+from clipx.trainer.spec import RunSpec, compose
+
+ALONE = Comm(0, 1, 0, torch.device("cpu"))
+CLASSES = Classes(("blue", "green", "red"), ("{}",))
+
+
+def pictures(place: Path, shown: dict[str, list[str]]) -> DataSpec:
+    """Class folders: of each class plain pictures of these colours, PNG."""
+    for name, colours in shown.items():
+        (place / name).mkdir(parents=True)
+        for i, colour in enumerate(colours):
+            Image.new("RGB", (10, 8), RGB[colour]).save(place / name / f"{i}.png")
+    return FolderSpec(name="folder", path=str(place), workers=0)
+
+
+def right(place: Path) -> DataSpec:
+    return pictures(place, {name: [name] * 2 for name in RGB})
+
+
+def shifted(place: Path) -> DataSpec:
+    """Blue pictures are called red."""
+    return pictures(place, {"blue": ["blue"] * 2, "green": ["green"] * 2, "red": ["blue"] * 2})
+
+
+def own() -> tuple[DataSpec, Dataset]:
+    data = dataset(colours=["red", "green", "blue", "red"], labels=[2, 1, 0, 1], classes=CLASSES)
+    return FolderSpec(name="mine", workers=0), data
+
+
+def opened(evaluators: dict[str, EvaluatorSpec], with_own: bool = True) -> Suite:
+    return Suite.open(evaluators, *(own() if with_own else (None, None)), ALONE)
+
+
+def zeroshot(**sets: DataSpec) -> dict[str, EvaluatorSpec]:
+    return {"zeroshot": ZeroShotSpec(kind="zeroshot", sets=sets)}
+
+
+def test_numbers_of_a_set_have_its_name_and_those_of_the_own_data_have_none(tmp_path: Path) -> None:
+    suite = opened(zeroshot(right=right(tmp_path / "a"), shifted=shifted(tmp_path / "b")))
+    found = suite.evaluate(["zeroshot"], embedder())
+    assert found["eval/zeroshot/top1"] == 0.75
+    assert found["eval/zeroshot/right/top1"] == 1
+    assert found["eval/zeroshot/shifted/top1"] == pytest.approx(2 / 3)
+    assert next(iter(found)) == "eval/zeroshot/top1"
+
+
+def test_only_the_evaluators_that_are_asked_run(tmp_path: Path) -> None:
+    evaluators = {**zeroshot(), "retrieval": RetrievalSpec(kind="retrieval", sets={"right": right(tmp_path / "a")})}
+    found = opened(evaluators).evaluate(["retrieval"], embedder())
+    assert {name.split("/")[1] for name in found} == {"retrieval"}
+    assert found["eval/retrieval/right/text_to_image/recall@1"] == 1
+
+
+def test_sets_alone_need_no_held_out_data(tmp_path: Path) -> None:
+    evaluators = {"zeroshot": ZeroShotSpec(kind="zeroshot", held_out=False, sets={"right": right(tmp_path / "a")})}
+    found = opened(evaluators).evaluate(["zeroshot"], embedder())
+    assert all(name.startswith("eval/zeroshot/right/") for name in found)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, told: Embedder) -> dict[str, int]:
+    counts = {"image": 0, "text": 0}
+    for kind in counts:
+        encode = getattr(told.model, f"encode_{kind}")
+
+        def call(batch: Tensor, kind: str = kind, encode: Any = encode) -> Tensor:
+            counts[kind] += len(batch)
+            result: Tensor = encode(batch)
+            return result
+
+        monkeypatch.setattr(told.model, f"encode_{kind}", call)
+    return counts
+
+
+def test_a_set_of_two_evaluators_and_the_prompts_of_classes_of_two_sets_are_embedded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = right(tmp_path / "a")
+    again = FolderSpec(name="folder", path=str(tmp_path / "a"), workers=0)
+    evaluators = {
+        "zeroshot": ZeroShotSpec(kind="zeroshot", held_out=False, sets={"a": data, "b": shifted(tmp_path / "b")}),
+        "other": ZeroShotSpec(kind="zeroshot", held_out=False, sets={"a": again}),
+    }
+    suite = opened(evaluators)
+    told = embedder()
+    counts = counted(monkeypatch, told)
+    suite.evaluate(["zeroshot", "other"], told)
+    assert counts == {"image": 12, "text": 3}
+    suite.evaluate(["zeroshot"], told)
+    assert counts == {"image": 12, "text": 3}
+    other = embedder()
+    counts = counted(monkeypatch, other)
+    suite.evaluate(["zeroshot"], other)
+    assert counts == {"image": 12, "text": 3}, "another state of the weights begins anew"
+
+
+def test_copies_of_a_set_with_the_same_names_are_not_taken_for_it(tmp_path: Path) -> None:
+    """Their fingerprints, of names, are the same."""
+    a, b = right(tmp_path / "a"), shifted(tmp_path / "b")
+    suite = opened(zeroshot(a=a, b=b))
+    first, second = suite.sources
+    assert first.fingerprint == second.fingerprint
+    found = suite.evaluate(["zeroshot"], embedder())
+    assert found["eval/zeroshot/a/top1"] != found["eval/zeroshot/b/top1"]
+
+
+def test_a_bad_image_of_a_set_is_told_and_too_many_name_the_sets_limit(tmp_path: Path) -> None:
+    data = right(tmp_path / "a")
+    (tmp_path / "a" / "red" / "1.png").write_bytes(b"no image")
+    told = Told()
+    with pytest.raises(DataError, match=r"1 of 6 .* more than evaluator.zeroshot.sets.a.max_bad_share=0.1"):
+        opened(zeroshot(a=data)).evaluate(["zeroshot"], embedder(told))
+    assert [bad.key for bad in told.bad] == [str(tmp_path / "a" / "red" / "1.png")]
+
+
+# ----------------------------------------------------------------------------------------------------- robustness
+
+
+def test_sets_stand_beside_the_first_with_averages_and_what_they_lose(tmp_path: Path) -> None:
+    suite = opened(zeroshot(right=right(tmp_path / "a"), shifted=shifted(tmp_path / "b")))
+    numbers = suite.evaluate(["zeroshot"], embedder())
+    rows = robustness(suite, numbers)["zeroshot"]
+    assert list(rows) == ["mine", "right", "shifted", "average", "average of the others"]
+    assert [row["top1"] for row in rows.values()] == pytest.approx([0.75, 1, 2 / 3, (0.75 + 1 + 2 / 3) / 3, 5 / 6])
+    assert [row["drop"] for row in rows.values()] == pytest.approx([0, -0.25, 1 / 12, -1 / 18, -1 / 12])
+
+
+def test_a_single_set_has_no_such_table() -> None:
+    suite = opened(zeroshot())
+    assert robustness(suite, suite.evaluate(["zeroshot"], embedder())) == {}
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_an_evaluator_without_anything_to_evaluate_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.held_out=false leaves nothing to evaluate: add a set"):
+        ZeroShotSpec(kind="zeroshot", held_out=False)
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot has nothing to evaluate: give data=…, or a set by"):
+        opened(zeroshot(), with_own=False)
+
+
+def test_data_that_holds_nothing_out_is_refused_with_both_ways_out() -> None:
+    data, _ = own()
+    nothing = dataset(colours=["red"], labels=[2], classes=CLASSES)
+    with pytest.raises(DataError, match=r"needs held-out data .* train without .* or evaluate sets alone"):
+        Suite.open(zeroshot(), data, Dataset(nothing.train, None, CLASSES), ALONE)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda p: FolderSpec(name="x", path="/nowhere"), ConfigError, "evaluator.zeroshot.sets.a.path=/nowhere is not a folder"),
+        (lambda p: pictures(p, {"red": []}), DataError, "evaluator.zeroshot.sets.a.path=.*: the class folder red holds no image"),
+        (lambda p: CsvSpec(name="x", path=str(p / "t.csv")), ConfigError, "needs labels .*: give evaluator.zeroshot.sets.a.label_column"),
+    ],
+    ids=["no folder", "an empty class folder", "no labels"],
+)  # fmt: skip
+def test_an_error_of_a_set_names_the_key_where_it_is(
+    tmp_path: Path, make: Any, error: type[ClipxError], message: str
+) -> None:
+    (tmp_path / "t.csv").write_text("filepath,caption\nred.png,red\n")
+    Image.new("RGB", (10, 8), RGB["red"]).save(tmp_path / "red.png")
+    data = make(tmp_path)
+    spec = ZeroShotSpec(kind="zeroshot", classnames=_names(tmp_path), sets={"a": data})
+    with pytest.raises(error, match=message) as raised:
+        opened({"zeroshot": spec})
+    assert "\n" not in str(raised.value)
+
+
+def _names(tmp_path: Path) -> str:
+    (tmp_path / "names.txt").write_text("blue\ngreen\nred\n")
+    return f"{tmp_path}/names.txt"
+
+
+def test_names_that_are_not_as_many_as_the_sets_classes_are_refused(tmp_path: Path) -> None:
+    spec = ZeroShotSpec(kind="zeroshot", held_out=False, classnames="imagenet", sets={"a": right(tmp_path / "a")})
+    with pytest.raises(ConfigError, match="classnames=imagenet has 1000 names where the data has 3 classes") as raised:
+        opened({"zeroshot": spec})
+    assert str(raised.value).startswith("evaluator.zeroshot.sets.a: ")
+
+
+@pytest.mark.parametrize("name", ["image_to_text", "mine", "average"])
+def test_a_name_that_is_taken_is_refused(tmp_path: Path, name: str) -> None:
+    spec = RetrievalSpec(kind="retrieval", sets={name: right(tmp_path / "a")})
+    with pytest.raises(ConfigError, match=f"evaluator.retrieval.sets.{name} has a name that is taken"):
+        opened({"retrieval": spec})
+
+
+def test_a_name_of_classes_that_are_scored_among_themselves_is_taken_too(tmp_path: Path) -> None:
+    data, held = own()
+    few = dataset(colours=["red"], labels=[2], classes=Classes(CLASSES.names, CLASSES.templates, {"few": (1, 2)}))
+    with pytest.raises(ConfigError, match="evaluator.zeroshot.sets.few has a name that is taken"):
+        Suite.open(zeroshot(few=right(tmp_path / "a")), data, few, ALONE)
+    assert held.classes is CLASSES
+
+
+def test_options_of_training_have_no_effect_on_a_set() -> None:
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a.batch_size=64 has no effect on a set"):
+        ZeroShotSpec(kind="zeroshot", sets={"a": FolderSpec(name="x", batch_size=64)})
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a.held_out_share=0.5 has no effect on a set"):
+        ZeroShotSpec(kind="zeroshot", sets={"a": FolderSpec(name="x", held_out_share=0.5)})
+    LinearProbeSpec(kind="linear_probe", sets={"a": FolderSpec(name="x", held_out_share=0.5)})
+
+
+def test_a_name_that_is_no_part_of_a_metrics_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a/b is part of a metric's name"):
+        ZeroShotSpec(kind="zeroshot", sets={"a/b": FolderSpec(name="x")})
+
+
+# ---------------------------------------------------------------------------------------------- the configuration
+
+
+def test_sets_are_typed_saved_and_read_again() -> None:
+    typed = ("+data@evaluator.zeroshot.sets.v2=benchmark", "evaluator.zeroshot.sets.v2.path=/data/v2")
+    spec = compose(*typed, "name=x")
+    assert spec.evaluator["zeroshot"].sets["v2"].kind == "benchmark"
+    assert set(spec.evaluator) == {"zeroshot", "retrieval"}, "a set chooses no evaluators"
+    assert from_dict(RunSpec, to_dict(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("+data@evaluator.zeroshot.sets.a=nope",), "is not an option: choose one of benchmark, cc12m"),
+        (("evaluator.zeroshot.sets.a.path=x",), "evaluator.zeroshot.sets.a is not a key here: there are none yet; add it by +data@evaluator.zeroshot.sets.a=…"),
+        (("+data@evaluator.zeroshot.sets.a=folder", "evaluator.zeroshot.sets.a.held_out_share=2"), "evaluator.zeroshot.sets.a.held_out_share=2.0 must lie in [0, 0.5]"),
+    ],
+)  # fmt: skip
+def test_what_is_typed_wrong_names_the_set(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        compose(*overrides)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,154 @@
+"""Zero-shot numbers against their definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.color_model import dataset, embedder
+
+from clipx.data.spec import Classes
+from clipx.errors import ConfigError, DataError
+from clipx.evaluator.zeroshot import ZeroShotSpec, first_of_repeated, scores
+
+
+def by_hand(logits: torch.Tensor, labels: list[int]) -> dict[str, float]:
+    hits, top5 = [], []
+    for row, label in zip(logits.tolist(), labels, strict=True):
+        better = sum(1 for j, value in enumerate(row) if value >= row[label] and j != label)
+        hits.append(better == 0)
+        top5.append(better < 5)
+    recalls = [
+        sum(h for h, x in zip(hits, labels, strict=True) if x == label) / labels.count(label) for label in set(labels)
+    ]
+    n = len(labels)
+    return {
+        "top1": sum(hits) / n,
+        "top5": sum(top5) / n,
+        "mean_per_class_recall": sum(recalls) / len(recalls),
+        "chance": 1 / logits.shape[1],
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_are_the_definition(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(40, 9, generator=generator).round(decimals=1)  # some ties
+    labels = torch.randint(0, 9, (40,), generator=generator)
+    assert scores(logits, labels) == pytest.approx(by_hand(logits, labels.tolist()))
+
+
+def test_equal_scores_are_no_success() -> None:
+    assert scores(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]))["top1"] == 0
+
+
+def test_mean_per_class_recall_weighs_classes_not_images() -> None:
+    logits = torch.eye(2)[[0, 0, 0, 0]]
+    found = scores(logits, torch.tensor([0, 0, 0, 1]))
+    assert found["top1"] == 0.75
+    assert found["mean_per_class_recall"] == 0.5
+
+
+def test_an_image_takes_the_class_whose_mean_prompt_is_nearest() -> None:
+    """The stand-in embeds an image by its red value and a text by its length's direction."""
+    classes = Classes(("red", "green", "blue"), ("{}", "a {}"))
+    data = dataset(colours=["red", "green", "blue", "red"], labels=[0, 1, 2, 1], classes=classes)
+    found = ZeroShotSpec(kind="zeroshot", batch_size=2).evaluate(embedder(), data)
+    assert found["top1"] == 0.75
+    assert found["mean_per_class_recall"] == pytest.approx((1 + 0.5 + 1) / 3)
+    assert found["chance"] == pytest.approx(1 / 3)
+
+
+def test_a_subset_is_scored_among_its_own_classes() -> None:
+    classes = Classes(("red", "green", "blue"), ("{}",), {"few": (1, 2)})
+    data = dataset(colours=["red", "green", "blue", "red"], labels=[0, 1, 2, 1], classes=classes)
+    found = ZeroShotSpec(kind="zeroshot").evaluate(embedder(), data)
+    assert found["few/chance"] == 0.5
+    assert found["few/top1"] == pytest.approx(2 / 3), "the last image is red: neither of the two is nearer"
+
+
+def test_labels_may_be_class_names() -> None:
+    classes = Classes(("red", "green", "blue"), ("{}",))
+    data = dataset(colours=["red", "green"], labels=["red", "green"], classes=classes)
+    assert ZeroShotSpec(kind="zeroshot").evaluate(embedder(), data)["top1"] == 1
+
+
+def names(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "names.txt"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "text", "error", "message"),
+    [
+        (
+            [0, 3],
+            "red\ngreen\nblue\n",
+            DataError,
+            "label 3 is out of step with .*names.txt: 3 names allow labels 0 to 2",
+        ),
+        (["red", "teal"], "red\ngreen\n", DataError, "label 'teal' is not in .*names.txt, which has 2 names"),
+        ([None, None], "red\n", ConfigError, "zero-shot needs labels .* data.label_column"),
+        ([0, 1], "", ConfigError, "names.txt is empty"),
+        ([0, 1], "red\nred\n", ConfigError, "names 'red' twice"),
+    ],
+)
+def test_class_names_out_of_step_are_found_before_training(
+    tmp_path: Path, labels: list[int | str | None], text: str, error: type[Exception], message: str
+) -> None:
+    spec = ZeroShotSpec(kind="zeroshot", classnames=names(tmp_path, text))
+    with pytest.raises(error, match=message):
+        spec.check(dataset(colours=["red", "green"], labels=labels, classes=None))
+
+
+def test_no_class_names_anywhere_is_refused() -> None:
+    with pytest.raises(ConfigError, match="evaluator.zeroshot.classnames has no value and the data names no classes"):
+        ZeroShotSpec(kind="zeroshot").check(dataset(colours=["red"], labels=[0], classes=None))
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.classnames=.*none.txt cannot be read"):
+        ZeroShotSpec(kind="zeroshot", classnames=f"{tmp_path}/none.txt").check(
+            dataset(colours=["red"], labels=[0], classes=None)
+        )
+
+
+def test_a_template_without_a_place_for_the_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "templates.txt").write_text("a photo\n")
+    classes = Classes(("red",), ("{}",))
+    with pytest.raises(ConfigError, match="'a photo' has no {} for the class name"):
+        ZeroShotSpec(kind="zeroshot", templates=f"{tmp_path}/templates.txt").check(
+            dataset(colours=["red"], labels=[0], classes=classes)
+        )
+
+
+def test_imagenets_names_and_templates_are_chosen_by_their_names() -> None:
+    spec = ZeroShotSpec(kind="zeroshot", classnames="imagenet", templates="openai_imagenet")
+    classes = spec._classes(dataset(colours=["red"], labels=[0]))
+    assert (len(classes.names), len(classes.templates)) == (1000, 80)
+    assert classes.names[281] == "tabby cat"
+
+
+def test_of_classes_with_one_name_the_first_wins() -> None:
+    logits = torch.tensor([[0.5, 0.2, 0.5], [0.1, 0.9, 0.1]])
+    found = first_of_repeated(logits.clone(), ["a", "b", "a"])
+    assert found.argmax(1).tolist() == [0, 1]
+    assert (found[:, 0] > found[:, 2]).all()
+    assert found == pytest.approx(logits, abs=1e-7)
+    assert torch.equal(first_of_repeated(logits.clone(), ["a", "b", "c"]), logits)
+
+
+def test_data_with_names_and_no_templates_is_refused_with_the_choices() -> None:
+    data = dataset(colours=["red"], labels=[0], classes=Classes(("red",), ()))
+    with pytest.raises(ConfigError, match="evaluator.zeroshot.templates has no value and the data has no templates"):
+        ZeroShotSpec(kind="zeroshot").check(data)
+    ZeroShotSpec(kind="zeroshot", templates="simple").check(data)
+
+
+def test_as_many_names_as_the_data_has_classes_are_asked_for(tmp_path: Path) -> None:
+    data = dataset(colours=["red"], labels=[0], classes=Classes(("red", "green"), ("{}",)))
+    with pytest.raises(ConfigError, match="names.txt has 1 names where the data has 2 classes: give one for each"):
+        ZeroShotSpec(kind="zeroshot", classnames=names(tmp_path, "rouge\n")).check(data)
+    ZeroShotSpec(kind="zeroshot", classnames=names(tmp_path, "rouge\nvert\n")).check(data)

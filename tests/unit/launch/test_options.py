@@ -1,0 +1,288 @@
+"""What the launchers are told, and the scripts that come of it: no SLURM is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers.runs import run, small
+from helpers.slurm_jobs import LOCAL, QUICK, SLURM, TRAIN, launch
+
+from clipx.config.registry import CONF_DIR
+from clipx.errors import ClipxError, ConfigError
+from clipx.trainer.spec import compose
+from clipx_launch import cluster, snapshot
+from clipx_launch.cluster import check_site
+from clipx_launch.options import LaunchStyle, LocalSpec, SlurmSpec
+from clipx_launch.point import Point, Result, config_hash
+from clipx_launch.sbatch_script import sbatch_script
+from clipx_launch.slurm import job_variables
+
+CPU = {"gpus_per_node": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"time": "86400"}, "hydra.launcher.time=86400 is no time with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'"),
+        ({"time": "0h"}, "hydra.launcher.time=0h must be above 0"),
+        ({"time": "1m"}, "hydra.launcher.signal_before_s=120 is all of hydra.launcher.time=1m: give less, or more time"),
+        ({"nodes": 0}, "hydra.launcher.nodes=0 must be at least 1"),
+        ({"max_requeue": -1}, "hydra.launcher.max_requeue=-1 must be 0 or more"),
+        ({"mem_gb": 0.0}, "hydra.launcher.mem_gb=0.0 must be above 0, or null"),
+        (
+            {"gpus_per_node": 4},
+            "hydra.launcher.gpus_per_node=4 is not one for each of hydra.launcher.tasks_per_node=1: give the same number, or 0 for the CPU",
+        ),
+        ({"sbatch": {"ntasks_per_node": 2}}, "hydra.launcher.sbatch.ntasks_per_node=2 is the launcher's to say: set hydra.launcher.tasks_per_node"),
+        ({"sbatch": {"array": "0-3"}}, "hydra.launcher.sbatch.array=0-3 is the launcher's to say: leave it out"),
+        ({"environment": {"A B": "c"}}, "hydra.launcher.environment.A B is no name of a variable: use letters, digits and _"),
+    ],
+)  # fmt: skip
+def test_a_bad_option_is_one_line(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        SlurmSpec(**options)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("90m", 90), ("24h", 1440), ("2d", 2880), ("24:00:00", 1440), ("1-12:00:00", 2160), ("00:10:01", 11)],
+)
+def test_times_are_minutes(time: str, minutes: int) -> None:
+    assert SlurmSpec(time=time).minutes == minutes
+
+
+def test_devices_that_contradict_the_run_are_refused() -> None:
+    cpu, cuda = compose("distributed=cpu").distributed, compose("distributed.device=cuda").distributed
+    with pytest.raises(
+        ConfigError, match="distributed.device=cpu leaves the GPUs of hydra.launcher.gpus_per_node=1 idle"
+    ):
+        SlurmSpec().check(cpu)
+    with pytest.raises(ConfigError, match="distributed.device=cuda, but hydra.launcher.gpus_per_node=0: ask for GPUs"):
+        SlurmSpec(gpus_per_node=0).check(cuda)
+    SlurmSpec().check(cuda)
+    SlurmSpec(gpus_per_node=0).check(cpu)
+    SlurmSpec(gpus_per_node=0, sbatch={"gpus-per-task": 1}).check(cuda)
+
+
+# ------------------------------------------------------------------------------------------------------ the script
+
+
+def parsed(text: str) -> dict[str, str]:
+    """What #SBATCH says."""
+    lines = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH")]
+    return dict(line.removeprefix("--").partition("=")[::2] for line in lines)
+
+
+def test_every_option_is_in_the_script_where_sbatch_or_bash_reads_it(tmp_path: Path) -> None:
+    spec = SlurmSpec(
+        name="mine", partition="a,b", account="me", qos="high", constraint="h200&ib", nodes=2, tasks_per_node=4,
+        gpus_per_node=4, cpus_per_task=6, mem_gb=1.5, time="1-00:00:00", parallelism=2, signal_before_s=60,
+        setup=["module load cuda"], srun=["--container-image=a b"], sbatch={"mail_type": "END", "exclusive": True},
+        environment={"WORDS": "two $words"}, max_requeue=3,
+    )  # fmt: skip
+    folders = [tmp_path / "a b", tmp_path / "c"]
+    text = sbatch_script(spec, tmp_path, folders, snapshot.environment(None))
+    assert parsed(text) == {
+        "array": "0-1%2", "job-name": "mine", "partition": "a,b", "account": "me", "qos": "high", "constraint": "h200&ib",
+        "nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "4", "cpus-per-task": "6", "mem": "1536M", "time": "1440",
+        "signal": "USR1@60", "mail-type": "END", "exclusive": "", "requeue": "", "open-mode": "append",
+        "chdir": str(Path.cwd()), "output": f"{tmp_path}/.launch/logs/%A_%a.log",
+    }  # fmt: skip
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    assert "\nmodule load cuda\n" in text
+    assert "'--container-image=a b'" in text
+    assert "WORDS='two $words'" in text
+    assert "< 3 ))" in text
+    assert f"\n'{tmp_path}/a b'\n{tmp_path}/c\n" in text
+
+
+def test_torchrun_gets_one_task_and_all_cores_of_a_node(tmp_path: Path) -> None:
+    spec = SlurmSpec(nodes=2, tasks_per_node=4, gpus_per_node=4, cpus_per_task=6, style=LaunchStyle.torchrun)
+    text = sbatch_script(spec, tmp_path, [tmp_path], snapshot.environment(None))
+    found = parsed(text)
+    assert (found["ntasks-per-node"], found["cpus-per-task"], found["gpus-per-node"]) == ("1", "24", "4")
+    assert "--nnodes=2 --nproc-per-node=4" in text
+    assert "array" not in found
+
+
+def test_a_process_in_a_job_passes_none_of_it_on() -> None:
+    job = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_NODELIST": "n1",
+        "SBATCH_X": "",
+        "PMIX_RANK": "0",
+        "SLURM_CONF": "/c",
+        "PATH": "",
+    }
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"}
+    assert set(job_variables({**job, **ranks})) == {*job, *ranks} - {"SLURM_CONF", "PATH"}
+    assert job_variables({"SBATCH_ACCOUNT": "mine", "SLURM_CONF": "/c"}) == [], "a person's own, outside any job"
+
+
+# ----------------------------------------------------------------------------------------------- the command line
+
+
+def nowhere(tmp_path: Path) -> dict[str, str]:
+    """PATH without SLURM."""
+    (tmp_path / "bin").mkdir()
+    return {"PATH": str(tmp_path / "bin")}
+
+
+def test_a_dry_run_prints_the_script_and_does_nothing(tmp_path: Path) -> None:
+    done = launch(
+        *SLURM, *QUICK, "seed=0,1", "hydra.launcher.dry_run=true", f"hydra.sweep.dir={tmp_path}/s", **nowhere(tmp_path)
+    )
+    assert done.stdout.startswith("#!/bin/bash\n")
+    assert "#SBATCH --array=0-1%2" in done.stdout
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["multirun.yaml"], "Hydra's own"
+
+
+def test_without_slurm_it_is_one_line(tmp_path: Path) -> None:
+    done = launch(*SLURM, *QUICK, f"hydra.sweep.dir={tmp_path}/s", check=False, **nowhere(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch where SLURM is, or use clipx_local\n"
+    )
+
+
+def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) -> None:
+    options = (*LOCAL, *QUICK, f"hydra.sweep.dir={tmp_path}/s", "hydra.launcher.tasks=2")
+    done = launch(*options, "seed=0,-1,one", "data.batch_size=32,33", check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: 5 of 6 points cannot run, and nothing was started:",
+        "  point 1  data.batch_size=32 seed=-1   seed=-1 must lie in [0, 2^63): give 0 or more",
+        "  point 2  data.batch_size=32 seed=one  seed=one: Value 'one' of type 'str' could not be converted to Integer",
+        "  point 3  data.batch_size=33 seed=0    data.batch_size=33 is not divisible by 2 ranks: use 32 or 34",
+        "  point 4  data.batch_size=33 seed=-1   seed=-1 must lie in [0, 2^63): give 0 or more",
+        "  point 5  data.batch_size=33 seed=one  seed=one: Value 'one' of type 'str' could not be converted to Integer",
+    ]
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["multirun.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["seed=0,1", "run_dir=same"], "/same is point 0's as well: leave run_dir= out of a sweep"),
+        (["run_dir='a%b'"], "a%b' holds a quote, or one of % \\ $ ! `, which job scripts read as something else: choose another folder"),
+        (["hydra.sweep.dir=file/s"], "the sweep's folder file/s cannot be made (Not a directory): choose by hydra.sweep.dir a folder you can write"),
+        (["run_dir=file/run"], "file/run/.launch/logs cannot be made (Not a directory): choose by hydra.sweep.dir a folder you can write"),
+        (["+hydra.launcher.bogus=1"], "hydra.launcher.bogus is not a key here: "),
+        (["hydra.launcher.tasks=two"], "hydra.launcher.tasks=two: Value 'two' of type 'str' could not be converted to Integer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_launched_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    done = launch(*LOCAL, *QUICK, *typed, check=False, PYTHONPATH=str(CONF_DIR.parent))
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr.splitlines()[-1]
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_another_file_named_launch_does_not_hide_the_launchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "launch.py").write_text("raise RuntimeError('not mine')")
+    monkeypatch.chdir(tmp_path)
+    assert "seed: 3" in launch("--cfg", "job", "seed=3", PYTHONPATH=str(CONF_DIR.parent)).stdout
+
+
+def test_launchers_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
+    code = "import importlib.metadata as m; m.entry_points = lambda **_: (); from clipx.train import main; main()"
+    options = ("-m", "hydra/launcher=clipx_local", f"hydra.sweep.dir={tmp_path}")
+    done = run(TRAIN[0], "-c", code, *options, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: schema/launcher=local is not registered: install the package that has it (in a checkout: pip install -e .)\n"
+    )
+
+
+def test_a_launcher_without_a_sweep_is_an_error() -> None:
+    done = launch("hydra/launcher=clipx_local", *QUICK, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: hydra/launcher=clipx_local has no effect without -m: add -m\n")
+
+
+# --------------------------------------------------------------------------------------------------------- files
+
+
+def test_the_first_rank_that_fails_says_how_a_point_ended(tmp_path: Path) -> None:
+    spec = small(tmp_path / "run")
+    point = Point(folder=tmp_path / "run", index=0, overrides=["seed=0"], content=config_hash(spec))
+    point.create(spec)
+    assert Point.read(tmp_path / "run") == point
+    assert point.spec() == spec
+    assert point.result is None
+    point.write_result(Result("failed", 1, error="the cause"))
+    point.write_result(Result("failed", 1, error="what came of it"))
+    assert point.result == Result("failed", 1, error="the cause")
+    assert sorted(path.name for path in point.launch_dir.iterdir()) == [
+        "config.yaml",
+        "logs",
+        "point.json",
+        "result.json",
+    ]
+
+
+def test_a_points_content_is_what_it_computes_not_where() -> None:
+    content = config_hash(compose("name=a", "run_dir=b"))
+    assert content == config_hash(compose("name=c", "run_dir=d", "resume=auto"))
+    assert content != config_hash(compose("seed=1"))
+
+
+def test_a_snapshot_is_named_by_its_content_and_holds_what_runs(tmp_path: Path) -> None:
+    first = snapshot.environment(tmp_path)
+    assert first == snapshot.environment(tmp_path)
+    code = Path(first["PYTHONPATH"])
+    assert code.parent == tmp_path
+    env = {**os.environ, **first}
+    found = subprocess.run(
+        ["python3", "-c", "import json, clipx, clipx_launch; print(json.dumps([clipx.__file__, clipx_launch.__file__]))"],
+        env=env, cwd=CONF_DIR.parent, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(found.stdout) == [f"{code}/clipx/__init__.py", f"{code}/clipx_launch/__init__.py"]
+    assert (code / "conf/train.yaml").read_bytes() == (CONF_DIR / "train.yaml").read_bytes()
+    assert not list(code.rglob("__pycache__"))
+
+
+def test_local_points_are_at_least_one() -> None:
+    with pytest.raises(ConfigError, match="hydra.launcher.parallelism=0 must be at least 1"):
+        LocalSpec(parallelism=0)
+
+
+# ------------------------------------------------------------------------------------------------ what a site says
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "gpu"}, "hydra.launcher.partition=gpu is not there: choose one of low, main"),
+        ({"cpus_per_task": 9}, "hydra.launcher.tasks_per_node x cpus_per_task=9 is more than a node of partition main has: 8 CPUs at most"),
+        ({"tasks_per_node": 3, "gpus_per_node": 3, "cpus_per_task": 1}, "hydra.launcher.gpus_per_node=3 is more than a node of partition main has: 2 GPUs at most"),
+        ({"nodes": 3}, "hydra.launcher.nodes=3 is more than partition main has: 2 such nodes"),
+    ],
+)  # fmt: skip
+def test_what_a_cluster_does_not_have_is_one_line(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check_site(SlurmSpec(**{"gpus_per_node": 0, **options}))
+    assert str(raised.value) == message
+    check_site(SlurmSpec(**CPU))
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("infinite", None), ("1-00:00:00", 1440), ("2:30:00", 150), ("30:00", 30)]
+)
+def test_slurms_own_times(text: str, minutes: int | None) -> None:
+    assert cluster._minutes(text) == minutes
+
+
+def test_a_command_that_does_not_answer_is_one_line() -> None:
+    with pytest.raises(ClipxError, match="squeue-of-nobody does not answer"):
+        cluster.run_slurm("squeue-of-nobody")

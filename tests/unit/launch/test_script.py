@@ -1,0 +1,220 @@
+"""`clipx-sweep script`: scripts that are started by hand, and the network's settings in them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers.runs import SMALL, VIT, small
+from helpers.s3_server import free_ports
+from helpers.slurm_jobs import launch_json, logs, losses, output_of, wait_for_job
+from helpers.sweeps import make_sweep
+
+from clipx.errors import ConfigError
+from clipx.trainer.trainer import Trainer
+from clipx_launch import slurm, snapshot
+from clipx_launch.network import VARIABLES, AsyncErrors, Debug, NetworkSpec
+from clipx_launch.options import LaunchStyle, LocalSpec, SlurmSpec, TorchrunSpec
+from clipx_launch.print_script import hydra_arguments, main
+from clipx_launch.sbatch_script import sbatch_script
+
+TWO = ("nodes=2", "network.interface=lo")
+RUN = (*SMALL, *VIT, "checkpoint=none", "distributed=cpu")
+
+
+# ----------------------------------------------------------------------------------------------------- the network
+
+
+def test_each_setting_is_a_variable_of_nccl_gloo_or_torch_and_no_setting_is_none() -> None:
+    everything = NetworkSpec(
+        interface="=ib0", ib=True, ib_hca="=mlx5_0:1,mlx5_1:1", p2p=False, algo=["ring", "tree"], proto=["simple"],
+        debug=Debug.info, async_errors=AsyncErrors.tear_down, flight_recorder=2000,
+    )  # fmt: skip
+    assert everything.variables() == {
+        "NCCL_SOCKET_IFNAME": "=ib0",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "NCCL_IB_DISABLE": "0",
+        "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_ALGO": "ring,tree",
+        "NCCL_PROTO": "simple",
+        "NCCL_DEBUG": "INFO",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_ON_TIMEOUT": "1",
+    }
+    assert NetworkSpec().variables() == {}
+    assert NetworkSpec(interface="^docker0,lo").variables() == {"NCCL_SOCKET_IFNAME": "^docker0,lo"}, "gloo takes one"
+    assert NetworkSpec(interface="ib", gloo_interface="eth0").variables()["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interface": "a b"}, "interface=a b is no list of names: write a,b with ^ before it to leave those out, or null"),
+        ({"ib_hca": ""}, "ib_hca= is no list of names: write a,b with ^ before it to leave those out, or null"),
+        ({"gloo_interface": "a,b"}, "gloo_interface=a,b is not one name: give one as `ip link` shows it, or null"),
+        ({"algo": ["rong"]}, "algo=rong is not known to NCCL: choose from ring, tree, collnetdirect, collnetchain, nvls, nvlstree, pat"),
+        ({"proto": []}, "proto=[] leaves NCCL none: name some of ll, ll128, simple, or null"),
+        ({"ib": False, "ib_hca": "mlx5"}, "ib_hca=mlx5 has no effect with hydra.launcher.network.ib=false: leave one of them out"),
+        ({"flight_recorder": 0}, "flight_recorder=0 must be at least 1, or null: 2000 covers some steps"),
+    ],
+)  # fmt: skip
+def test_a_network_that_cannot_be_is_one_line(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        NetworkSpec(**options)
+    assert str(raised.value) == f"hydra.launcher.network.{message}"
+
+
+def test_a_variable_of_the_network_is_said_in_one_place() -> None:
+    for name, key in VARIABLES.items():
+        with pytest.raises(ConfigError) as raised:
+            LocalSpec(environment={name: "1"})
+        assert str(raised.value) == (
+            f"hydra.launcher.environment.{name} is the network's to say: set hydra.launcher.network.{key}"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------- the script
+
+
+def directives(text: str) -> set[str]:
+    return {shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH")}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SlurmSpec(signal_before_s=0),
+        SlurmSpec(
+            name="mine", partition="a,b", account="me", qos="high", constraint="h200&ib", nodes=2, tasks_per_node=4,
+            gpus_per_node=4, mem_gb=1.5, parallelism=2, sbatch={"mail_type": "END", "exclusive": True, "hint": None},
+            style=LaunchStyle.torchrun, network=NetworkSpec(interface="ib0"), environment={"WORDS": "two $words"},
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("points", [1, 3])
+def test_the_printed_script_is_what_the_launcher_submits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: SlurmSpec, points: int
+) -> None:
+    """To an `sbatch` that writes down what it gets, from a process that has a rank."""
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/submitted\nenv > {tmp_path}/env\necho Submitted batch job 7\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    sweep, code = (
+        make_sweep(tmp_path / "s", *([f"seed={k}"] for k in range(points)), spec=spec),
+        snapshot.environment(None),
+    )
+    printed = sbatch_script(spec, sweep.folder, [planned.point.folder for planned in sweep.planned], code)
+    assert slurm._submit_array(sweep.folder, sweep.planned, spec, code, None) == "7"
+    assert (tmp_path / "submitted").read_text() == printed
+    assert "LOCAL_RANK=" not in (tmp_path / "env").read_text() and os.environ["LOCAL_RANK"] == "3"
+    assert [planned.point.job_id for planned in sweep.planned] == (["7"] if points == 1 else ["7_0", "7_1", "7_2"])
+    assert (sweep.folder / "0/.launch/script.sh").read_text() == printed
+    assert any(line.startswith("--signal") for line in directives(printed)) == (spec.signal_before_s > 0)
+    assert subprocess.run(["bash", "-n"], input=printed, text=True, check=False).returncode == 0
+    exported = dict(re.findall(r"^export (\w+)=(.*)$", printed, re.M))
+    assert exported.get("NCCL_SOCKET_IFNAME") == spec.network.interface
+    assert exported.get("WORDS", "'two $words'") == "'two $words'"
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["nodes=2", "--", "seed=1"], ["seed=1", "hydra/launcher=clipx_slurm", "hydra.launcher.nodes=2", "hydra.launcher.submit=false"]),
+        (["sbatch", "+sbatch={a: 1}"], ["hydra/launcher=clipx_slurm", "+hydra.launcher.sbatch={a: 1}", "hydra.launcher.submit=false"]),
+        (["torchrun", "host=a", "--"], ["hydra/launcher=clipx_torchrun", "hydra.launcher.host=a"]),
+        (["launcher=site", "--", "--config-dir", "m"], ["--config-dir", "m", "hydra/launcher=site", "hydra.launcher.submit=false"]),
+    ],
+)  # fmt: skip
+def test_its_words_are_the_launchers_own(words: list[str], command: list[str]) -> None:
+    assert hydra_arguments(words) == ["-m", *command]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mpirun", "nodes=2"], "mpirun is no script: write sbatch or torchrun, then KEY=VALUE, --, and the run"),
+        (["nodes=2", "seed"], "seed is not KEY=VALUE: what `clipx.train` takes comes after --"),
+        (["nodes=2", "submit=true"], "submit=true is not this command's to say: submit what it prints, or launch by -m"),
+        (["nodes=2", "network.debug=loud", "--", *RUN], "hydra.launcher.network.debug=loud: Invalid value 'loud', expected one of [version, warn, info, trace]"),
+        (["nodes=3", "gpus_per_node=0", "--", *RUN], "data.batch_size=32 is not divisible by 3 ranks: use 30 or 33"),
+        (["gpus_per_node=0", "network.ib=false", "--", *RUN], "hydra.launcher.network.ib is NCCL's and has no effect on the CPU: leave it out, or use GPUs"),
+        (["torchrun", "network.p2p=false", "--", *RUN], "hydra.launcher.network.p2p is NCCL's and has no effect on the CPU: leave it out, or use GPUs"),
+        (["torchrun", "partition=gpu", "--", *RUN], "hydra.launcher.partition is not a key here: the keys are "),
+        (["torchrun", "--", *RUN, "seed=0,1"], "hydra/launcher=clipx_torchrun prints the command of one run, and these are 2"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_not_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    place = [f"hydra.sweep.dir={tmp_path}/s"] if "--" in words else []
+    assert main([*words, *place]) == 2
+    out, err = capfd.readouterr()
+    assert (out, message in err.splitlines()[-1]) == ("", True), err
+    assert not list(tmp_path.rglob("point.json"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        (TorchrunSpec, {"port": 0}, "port=0 is no port: give one from 1 to 65535"),
+        (TorchrunSpec, {"host": "a;b"}, "host=a;b is no name of a host: give one, or its address"),
+        (TorchrunSpec, {"nodes": 2}, "nodes=2 are to meet at hydra.launcher.host: name the first of them"),
+        (SlurmSpec, {"wait": True, "submit": False}, "wait=true has no effect with hydra.launcher.submit=false: leave one of them out"),
+    ],
+)  # fmt: skip
+def test_options_that_contradict_each_other_are_one_line(spec: type, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        spec(**options)
+    assert str(raised.value) == f"hydra.launcher.{message}"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one process."""
+    folder = tmp_path_factory.mktemp("alone") / "one"
+    Trainer(small(folder, *VIT, "checkpoint=none")).fit()
+    return losses(folder)
+
+
+@pytest.mark.usefixtures("slurm")
+def test_the_printed_script_runs_on_two_nodes_when_it_is_given_to_sbatch(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], alone: list[float]
+) -> None:
+    keys = (*TWO, "gpus_per_node=0", "cpus_per_task=1")
+    assert main([*keys, "--", *RUN, f"hydra.sweep.dir={tmp_path}/s"]) == 0
+    text = capfd.readouterr().out
+    assert (tmp_path / "s/.launch/script.sh").read_text() == (tmp_path / "s/0/.launch/script.sh").read_text() == text
+    assert launch_json(tmp_path / "s/0", "point")["job"] is None
+    job = output_of("sbatch", "--parsable", str(tmp_path / "s/.launch/script.sh"))
+    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "s/0")
+    assert launch_json(tmp_path / "s/0", "result")["state"] == "finished"
+    assert launch_json(tmp_path / "s/0", "point")["job"] == job
+    assert "on 2 x cpu" in logs(tmp_path / "s/0")
+    assert losses(tmp_path / "s/0") == pytest.approx(alone, rel=1e-5)
+    assert main([*keys, "--", *RUN, f"hydra.sweep.dir={tmp_path}/s"]) == 2
+    assert "are finished or in the queue: there is nothing to submit" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_printed_torchrun_command_trains_as_one_process_does_when_each_host_runs_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], alone: list[float]
+) -> None:
+    keys = ("torchrun", *TWO, "host=127.0.0.1", f"port={free_ports(1)}")
+    assert main([*keys, "--", *RUN, f"run_dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}/s"]) == 0
+    text = capfd.readouterr().out
+    assert "export GLOO_SOCKET_IFNAME=lo\n" in text
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    hosts = [subprocess.Popen(["bash", script, f"{number}"], stderr=subprocess.PIPE, text=True) for number in (1, 0)]
+    errors = [host.communicate(timeout=120)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], errors
+    assert losses(tmp_path / "run") == pytest.approx(alone, rel=1e-5)

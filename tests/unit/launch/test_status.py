@@ -1,0 +1,203 @@
+"""The table of runs is read from their files, and from SLURM where it answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.runs import small
+from helpers.sweeps import idle_process, make_sweep, set_launcher, states, write_lock
+
+from clipx.run.lock import LOCK, Holder
+from clipx.trainer.trainer import Trainer
+from clipx_launch.__main__ import main
+from clipx_launch.commands import status
+from clipx_launch.commands.runs import runs_in, sweep_runs
+from clipx_launch.point import Result
+
+
+def run_with(folder: Path, age: float, *events: dict[str, object]) -> None:
+    row = {"step": 3, "samples": 30, "epoch": 0.1, "seconds": time.time() - age, "train/loss": 1.0}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").touch()
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "cut')
+
+
+def test_a_finished_run_is_shown_with_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "runs" / "one"
+    Trainer(small(run_dir, "checkpoint.every=end", "duration=2ep", "evaluator=[retrieval]")).fit()
+    capsys.readouterr()
+    assert main(["status", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert "runs/one" in shown
+    assert "finished" in shown
+    assert "16 / 16" in shown
+    assert "step 16, 00:0" in shown
+    assert "retrieval/image_to_text/recall@1" in shown
+    assert f"{rows[-2]['train/loss']:.4f}" in shown
+
+    assert main(["status", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (run,) = document["runs"]
+    assert set(run) == {
+        "run", "folder", "index", "job", "requeues", "state", "reason", "overrides", "step", "steps", "loss", "metrics",
+        "best", "samples_per_second", "seconds", "last_line", "checkpoint",
+    }  # fmt: skip
+    assert (run["run"], run["state"], run["step"], run["steps"], run["job"]) == ("runs/one", "finished", 16, 16, None)
+    number = rows[-1]["eval/retrieval/text_to_image/recall@1"]
+    assert run["metrics"]["eval/retrieval/text_to_image/recall@1"] == {"value": number, "step": 16}
+    assert run["checkpoint"]["step"] == 16
+    assert 0 < run["seconds"] < 200
+
+
+START = {"time": 0, "event": "start"}
+SAVED = {"time": 0, "event": "stopped", "step": 3}
+
+
+@pytest.mark.parametrize(
+    ("age", "events", "state"),
+    [
+        (5, [START], "running"),
+        (5000, [START], "silent"),
+        (5000, [START, {"time": 0, "event": "end"}], "finished"),
+        (5000, [START, {**SAVED, "signal": "SIGTERM"}, {"time": 0, "event": "checkpoint_saved"}], "cancelled"),
+        (5000, [START, {**SAVED, "signal": "SIGUSR1"}], "stopped"),
+        (5, [START, {**SAVED, "signal": "SIGTERM"}, START], "running"),
+    ],
+)
+def test_the_state_of_a_run_that_nobody_swept_follows_from_its_last_lines(
+    tmp_path: Path, age: float, events: list[dict[str, object]], state: str
+) -> None:
+    run_with(tmp_path, age, *events)
+    (run,) = runs_in([tmp_path])
+    assert run.state == state
+
+
+def test_a_run_whose_process_is_gone_is_lost_here_and_silent_elsewhere(tmp_path: Path) -> None:
+    run_with(tmp_path, 5000, START)
+    with idle_process() as (child, holder):
+        write_lock(tmp_path, holder)
+        assert runs_in([tmp_path])[0].state == "silent"
+        child.kill()
+        child.wait()
+        assert (runs_in([tmp_path])[0].state, runs_in([tmp_path])[0].reason) == ("lost", "its process is gone")
+        write_lock(tmp_path, replace(holder, machine="another"))
+        assert runs_in([tmp_path])[0].state == "silent", "its lock is fresh"
+
+
+def test_points_of_this_machine_wait_start_run_and_are_lost_with_their_launcher(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, *([f"seed={seed}"] for seed in range(5)))
+    points = [planned.point for planned in sweep.planned]
+    run_with(points[0].folder, 5, START)
+    (points[1].logs / "local.0.log").touch()
+    points[3].write_result(Result("failed", 1, error="\nRuntimeError: a bug\nof two lines"))
+    points[4].write_result(Result("stopped", 75, error="SIGTERM: stopped after step 3"))
+    with idle_process() as (launcher, holder), idle_process() as (child, worker):
+        set_launcher(tmp_path, holder)
+        write_lock(points[0].folder, worker)
+        found = states(tmp_path)
+        assert found["0"] == ("running", "")
+        assert found["1"] == ("starting", "")
+        assert found["2"] == ("waiting", f"for its turn, by {holder}")
+        assert found["3"] == ("failed", "RuntimeError: a bug")
+        assert found["4"] == ("cancelled", "SIGTERM: stopped after step 3")
+        launcher.kill()
+        launcher.wait()
+        assert [states(tmp_path)[name][0] for name in "012"] == ["running", "lost", "lost"]
+        child.kill()
+        child.wait()
+        assert states(tmp_path)["0"][0] == "lost"
+
+
+def test_a_points_overrides_are_those_that_others_do_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_sweep(tmp_path, ["seed=0", "optimizer.lr=1e-3"], ["seed=1", "optimizer.lr=1e-3"])
+    assert [run.varied for run in sweep_runs(tmp_path)] == [{"seed": "0"}, {"seed": "1"}]
+    main(["status", str(tmp_path)])
+    assert "seed=1" in (shown := capsys.readouterr().out)
+    assert "lr" not in shown
+
+
+def test_a_sweep_that_was_moved_is_found_where_it_is_now(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "old", ["seed=0"], ["seed=1"])
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert [run.folder for run in sweep_runs(tmp_path / "new")] == [tmp_path / "new/0", tmp_path / "new/1"]
+
+
+def test_watching_ends_when_all_runs_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "_POLL_S", 0.05)
+    run_with(tmp_path / "run", 5, START)
+    with idle_process() as (child, holder):
+        write_lock(tmp_path / "run", holder)
+        watch = threading.Thread(target=main, args=(["status", str(tmp_path), "--watch"],))
+        watch.start()
+        watch.join(1)
+        assert watch.is_alive()
+        child.kill()
+        child.wait()
+        watch.join(60)
+        assert not watch.is_alive()
+    assert "its process is gone" in capsys.readouterr().out
+
+
+def broken(folder: Path) -> list[str]:
+    make_sweep(folder / "s", ["seed=0"])
+    (folder / "s/0/.launch/point.json").write_text('{"index": 0}')
+    return ["status", str(folder)]
+
+
+def half(folder: Path) -> list[str]:
+    make_sweep(folder / "s", ["seed=0"])
+    (folder / "s/.launch/sweep.json").write_text("{")
+    return ["best", str(folder / "s")]
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "message"),
+    [
+        (lambda folder: ["status", str(folder)], 2, "{folder} holds no run: give a folder of runs"),
+        (lambda folder: ["status", "nowhere"], 2, "/nowhere is not there: check the path"),
+        (lambda folder: ["cancel", str(folder)], 2, "{folder} holds no sweep (no .launch/sweep.json): give the folder that hydra.sweep.dir named"),
+        (broken, 1, "{folder}/s/0/.launch/point.json cannot be read: restore it, or delete it and launch again"),
+        (half, 1, "{folder}/s/.launch/sweep.json cannot be read: restore it, or delete it and launch again"),
+        (lambda folder: ["status", "--watch", "--json"], 2, "argument --json: not allowed with argument --watch: clipx-sweep status --help shows what there is"),
+        (lambda folder: ["stats"], 2, "argument COMMAND: invalid choice: 'stats' (choose from 'status', 'logs', 'cancel', 'resume', 'best', 'results', 'script'): clipx-sweep --help shows what there is"),
+        (lambda folder: ["logs", str(folder), "--lines", "-1"], 2, "--lines=-1 must be 0 (all) or more"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shown_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: object, code: int, message: str
+) -> None:
+    assert main(typed(tmp_path)) == code  # type: ignore[operator]
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert errors.startswith("error: ")
+    assert errors.endswith(message.format(folder=tmp_path) + "\n")
+    assert errors.count("\n") == 1
+
+
+def test_the_command_starts_without_torch(tmp_path: Path) -> None:
+    run_with(tmp_path, 5, START)
+    code = f"import sys; from clipx_launch.__main__ import main; main(['status', {str(tmp_path)!r}]); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.endswith("False\n")
+    assert "running" in done.stdout
+
+
+def test_a_lock_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    run_with(tmp_path, 5, START)
+    (tmp_path / LOCK).write_text("{")
+    assert runs_in([tmp_path])[0].state == "running"
+    write_lock(tmp_path, Holder.current())
+    assert runs_in([tmp_path])[0].state == "running"

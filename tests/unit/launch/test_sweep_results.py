@@ -1,0 +1,241 @@
+"""What came of a sweep: its best point, its table and picture, its logs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from helpers.sweeps import idle_process, make_sweep, train, write_lock
+from matplotlib.image import imread
+
+from clipx_launch.__main__ import main
+from clipx_launch.commands import logs
+from clipx_launch.commands.parallel_coordinates import Line, draw, drop_overlapping, log_spaced, override_axis
+from clipx_launch.commands.runs import varied
+from clipx_launch.point import Result
+
+TYPED = (
+    ["optimizer.lr=1e-4", "seed=0"],
+    ["optimizer.lr=1e-3", "seed=0"],
+    ["optimizer.lr=1e-2", "seed=1", "data.prefetch=1"],
+    ["optimizer.lr=1e-1", "seed=1"],
+)
+METRIC = "eval/retrieval/image_to_text/recall@1"
+MEDIAN = "eval/retrieval/text_to_image/median_rank"
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two points are finished, one has failed in one of its two ranks, one was never begun."""
+    folder = tmp_path_factory.mktemp("results") / "a sweep"
+    made = make_sweep(folder, *TYPED, common=("duration=4st", "evaluator=[retrieval]", "checkpoint.every=2st"))
+    for planned in made.planned[:2]:
+        train(planned)
+    failed = made.planned[2].point
+    failed.write_result(Result("failed", 1, error="RuntimeError: a bug of rank 1"))
+    (failed.logs / "local.0.log").write_text("".join(f"line {i}\n" for i in range(100)))
+    (failed.logs / "local.1.log").write_text("Traceback\nRuntimeError: a bug of rank 1")
+    return folder
+
+
+def number(sweep: Path, point: str, name: str) -> float:
+    """The last that the run wrote."""
+    rows = [json.loads(line) for line in (sweep / point / "metrics.jsonl").read_text().splitlines()]
+    return float(next(row[name] for row in reversed(rows) if name in row))
+
+
+@pytest.mark.parametrize("metric", [METRIC, MEDIAN, "train/loss"])
+@pytest.mark.parametrize("lowest", [True, False])
+def test_the_best_point_is_that_with_the_best_last_number(
+    sweep: Path, capsys: pytest.CaptureFixture[str], metric: str, lowest: bool
+) -> None:
+    assert main(["best", str(sweep), "--metric", metric, "--json", *(["--lowest"] if lowest else [])]) == 0
+    found = json.loads(capsys.readouterr().out)
+    numbers = [number(sweep, point, metric) for point in "01"]
+    assert found["value"] == (min(numbers) if lowest or metric == "train/loss" else max(numbers))
+    assert found["value"] == numbers[found["point"]]
+    assert found["overrides"] == dict(text.split("=") for text in TYPED[found["point"]])
+    assert found["run"] == str(sweep / str(found["point"]))
+    assert found["checkpoint"] == f"{found['run']}/checkpoints/step-00000004"
+    assert (found["points"], found["points_with_value"], found["step"]) == (4, 2, 4)
+
+
+def test_the_best_point_in_words_by_the_first_headline_number(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["best", str(sweep)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(METRIC)
+    assert "finished; of 4 points 2 have a value" in shown
+    assert "optimizer.lr=" in shown
+    assert f"'{sweep}/" in shown, "for the shell"
+
+
+@pytest.fixture(scope="module")
+def written(sweep: Path) -> list[dict[str, Any]]:
+    assert main(["results", str(sweep)]) == 0
+    return pyarrow.parquet.read_table(sweep / "results.parquet").to_pylist()
+
+
+def test_results_are_a_row_for_each_point_in_both_files(sweep: Path, written: list[dict[str, Any]]) -> None:
+    assert [row["optimizer.lr"] for row in written] == [1e-4, 1e-3, 1e-2, 1e-1], "numbers, not text"
+    assert [row["seed"] for row in written] == [0, 0, 1, 1]
+    assert [row["data.prefetch"] for row in written] == [None, None, 1, None]
+    assert [row["state"] for row in written] == ["finished", "finished", "failed", "waiting"]
+    assert [row["reason"] for row in written[:3]] == [None, None, "RuntimeError: a bug of rank 1"]
+    assert [row["step"] for row in written] == [4, 4, None, None]
+    assert [row["train/loss"] for row in written[:2]] == [number(sweep, point, "train/loss") for point in "01"]
+    assert [row[MEDIAN] for row in written] == [number(sweep, "0", MEDIAN), number(sweep, "1", MEDIAN), None, None]
+    assert all(row[f"best/{METRIC}"] >= row[METRIC] for row in written[:2])
+    assert all(row["samples_per_second"] > 0 and 0 < row["seconds"] < 200 for row in written[:2])
+    text = (sweep / "results.csv").read_text()
+    for row, other in zip(written, csv.DictReader(io.StringIO(text)), strict=True):
+        assert {name: "" if value is None else str(value) for name, value in row.items()} == other
+
+
+def test_the_picture_shows_something(sweep: Path, written: list[dict[str, Any]]) -> None:
+    picture = imread(sweep / "results.png")
+    assert picture.shape[1] > picture.shape[0] > 400
+    assert len(set(map(tuple, picture.reshape(-1, 4).tolist()))) > 50
+
+
+def test_a_sweep_of_one_point_has_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_sweep(tmp_path, ["seed=0"])
+    assert main(["results", str(tmp_path)]) == 0
+    assert "nothing varies, so that there is no picture" in capsys.readouterr().out
+    assert not (tmp_path / "results.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["best", "--metric", "eval/retrieval/text_to_image/median_rnk"], "(did you mean eval/retrieval/text_to_image/median_rank?)"),
+        (["results", "--metric", "top1"], "metric=top1 is no number of these runs: give one of eval/retrieval/"),
+        (["logs", "7"], "point 7 is not in this sweep: give one of 0, 1, 2, 3"),
+        (["cancel", "7"], "point 7 is not in this sweep: give one of 0, 1, 2, 3"),
+        (["logs", "2", "--rank", "2"], "--rank=2 is not a log of point 2: there are 0, 1"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_one_line(
+    sweep: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main([arguments[0], str(sweep), *arguments[1:]]) == 2
+    out, errors = capsys.readouterr()
+    assert (out, errors.count("\n")) == ("", 1)
+    assert message in errors
+
+
+def test_no_number_yet_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_sweep(tmp_path, ["seed=0"])
+    assert main(["best", str(tmp_path)]) == 2
+    assert f"metric=train/loss has no value yet in {tmp_path}" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------------- logs
+
+
+def test_logs_are_those_of_all_ranks_of_the_points_that_failed(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(sweep), "--lines", "3"]) == 0
+    folder = sweep / "2/.launch/logs"
+    assert capsys.readouterr().out == (
+        f"==> {folder}/local.0.log <==\nline 97\nline 98\nline 99\n"
+        f"==> {folder}/local.1.log <==\nTraceback\nRuntimeError: a bug of rank 1\n"
+    )
+    assert main(["logs", str(sweep), "2", "--rank", "0", "--lines", "0"]) == 0
+    assert capsys.readouterr().out.count("\nline") == 100
+    assert main(["logs", str(sweep), str(sweep / "3")]) == 0
+    assert capsys.readouterr().out.startswith("point 3 is waiting (for its turn, by pid ")
+
+
+def test_without_a_failed_point_logs_names_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make_sweep(tmp_path, ["seed=0"], ["seed=1"])
+    (made.planned[1].point.logs / "local.0.log").write_text("a word\n")
+    assert main(["logs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == (
+        f"no point has failed; name one of those that have logs:\n  1  starting  1 in {tmp_path}/1/.launch/logs\n"
+    )
+
+
+def test_followed_logs_go_on_until_the_point_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_POLL_S", 0.02)
+    point = make_sweep(tmp_path, ["seed=0"]).planned[0].point
+    log, printed = point.logs / "local.0.log", ""
+    log.write_text("before\n")
+
+    def wait_for(text: str) -> None:
+        nonlocal printed
+        for _ in range(3000):
+            printed += capsys.readouterr().out
+            if text in printed:
+                return
+            threading.Event().wait(0.02)
+        raise AssertionError(f"{text!r} does not come: {printed!r}")
+
+    with idle_process() as (_, holder):
+        write_lock(point.folder, holder)
+        follow = threading.Thread(target=main, args=(["logs", str(tmp_path), "0", "--follow"],))
+        follow.start()
+        wait_for("before\n")
+        for name, text in (("local.0.log", "before\nafter\n"), ("local.1.log", "of another rank\n")):
+            (point.logs / name).write_text(text)
+            wait_for(text.splitlines()[-1])
+        assert follow.is_alive()
+        point.write_result(Result("finished"))
+        follow.join(60)
+        assert not follow.is_alive()
+    printed += capsys.readouterr().out
+    assert printed == (
+        f"==> {log} <==\nbefore\nafter\n==> {point.logs}/local.1.log <==\nof another rank\n"
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ picture
+
+
+@pytest.mark.parametrize(
+    ("values", "log"),
+    [([1e-4, 1e-3, 1e-2], True), ([0.1, 0.2, 0.3], False), ([512, 1024, 2048], True), ([1, 2], False), ([1, 100], True),
+     ([0, 1, 10], False), ([1e-4, 3e-4, 1e-3], True), ([5], False)],
+)  # fmt: skip
+def test_values_that_are_spaced_by_factors_are_on_a_logarithmic_axis(values: list[float], log: bool) -> None:
+    assert log_spaced(values) is log
+
+
+def test_numbers_are_placed_by_value_and_words_evenly() -> None:
+    axis = override_axis("optimizer.lr", ["1e-4", "1e-3", "1e-2"])
+    assert axis.positions == pytest.approx([0, 0.5, 1])
+    assert axis.title == "optimizer.lr\n(log)"
+    assert [text for _, text in axis.labels] == ["0.0001", "0.001", "0.01"]
+    assert override_axis("seed", ["0", "1", "4"]).positions == pytest.approx([0, 0.25, 1])
+    words = override_axis("objective.rank", ["null", None, "1"])
+    assert sorted(place for place in words.positions if place is not None) == pytest.approx([1 / 6, 3 / 6, 5 / 6])
+    assert {text for _, text in words.labels} == {"null", "(not given)", "1"}
+
+
+def test_labels_of_an_axis_do_not_overlap() -> None:
+    axis = override_axis("optimizer.lr", [str(1e-5 * 1.3**k) for k in range(40)])
+    places = sorted(at for at, _ in axis.labels)
+    assert 3 <= len(places) <= 12
+    assert min(b - a for a, b in pairwise(places)) >= 0.045
+    assert drop_overlapping([(0.0, "a"), (0.01, "b"), (0.5, "c")]) == [(0.0, "a"), (0.5, "c")]
+
+
+def test_a_picture_can_be_drawn_of_whatever_there_is() -> None:
+    one = [Line({"a": "1"}, None), Line({"a": "inf"}, None)]
+    alike = [Line({"a": "1", "b": "x" * 99}, 0.5), Line({"a": "2", "b": ""}, 0.5), Line({"b": ""}, None)]
+    for lines in (one, alike):
+        for lowest in (True, False):
+            assert draw("title", METRIC, lines, lowest).startswith(b"\x89PNG")
+
+
+def test_overrides_that_all_have_are_left_out() -> None:
+    assert varied([["a=1", "b=1"], ["a=1", "b=2", "+c=x=y"], ["~d", "a=1"]]) == [
+        {"b": "1"}, {"b": "2", "c": "x=y"}, {"d": ""},
+    ]  # fmt: skip

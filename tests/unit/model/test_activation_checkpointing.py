@@ -1,0 +1,213 @@
+"""Activation checkpointing: less is kept between forward and backward, and no number changes."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.runs import VIT, small
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from clipx.bench.training import captions
+from clipx.errors import ConfigError
+from clipx.model.clip import CLIP
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+
+CPU = torch.device("cpu")
+DROPOUT = "+model.image.options={patch_size:16,embed_dim:64,depth:4,num_heads:2,drop_path_rate:0.3,proj_drop_rate:0.2}"
+FOUR = (
+    *VIT[:1],
+    "+model.image.options={patch_size:16,embed_dim:64,depth:4,num_heads:2}",
+    "model.text.width=64",
+    "model.text.layers=4",
+)
+RESNET = ("model.text.layers=3",)  # the default tower: four blocks with BatchNorm
+
+
+def built(policy: str, *overrides: str) -> CLIP:
+    chosen = (f"model.image.checkpointing={policy}", f"model.text.checkpointing={policy}")
+    torch.manual_seed(0)
+    return compose(*(overrides or FOUR), *chosen).model.build(CPU, torch.float32)
+
+
+def inputs(model: CLIP, size: int = 8) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(3)
+    image = torch.randint(0, 256, (size, 3, 48, 48), dtype=torch.uint8, generator=random)
+    return image, captions(size, model.text.context_length, 3)
+
+
+def gradients(model: CLIP, autocast: bool = False) -> dict[str, Tensor]:
+    """With the weights' names, and BatchNorm's averages after the step."""
+    torch.manual_seed(5)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        image_BD, text_BD = model(*inputs(model))
+    (image_BD * text_BD.roll(1, 0)).sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {**found, **{name: b.clone() for name, b in model.named_buffers()}, "random": torch.get_rng_state()}
+
+
+@cache
+def kept_whole(overrides: tuple[str, ...], autocast: bool) -> dict[str, Tensor]:
+    return gradients(built("none", *overrides), autocast)
+
+
+VARIANTS = {"vit": FOUR, "dropout": (*FOUR[:1], DROPOUT, *FOUR[2:]), "resnet": RESNET}
+
+
+@pytest.mark.parametrize(
+    ("policy", "variant", "autocast"),
+    [
+        *((policy, variant, False) for policy in ("2", "selective", "tower") for variant in VARIANTS),
+        *((policy, "dropout", True) for policy in ("1", "selective")),
+    ],
+)
+def test_gradients_statistics_and_random_numbers_are_bit_for_bit_the_same(
+    policy: str, variant: str, autocast: bool
+) -> None:
+    expected = kept_whole(VARIANTS[variant], autocast)
+    found = gradients(built(policy, *VARIANTS[variant]), autocast)
+    assert found.keys() == expected.keys() and len(found) > 40
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+class Kept(TorchDispatchMode):
+    """Bytes of all that was computed and is still held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = op(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return out
+
+    def bytes(self) -> int:
+        return sum(size for ref, size in self.storages.values() if not ref.expired())
+
+
+@cache
+def cost(policy: str) -> tuple[int, int]:
+    """(bytes kept after the forward pass, floating-point operations of forward and backward)."""
+    model = built(policy)
+    with Kept() as kept:
+        image_BD, text_BD = model(*inputs(model, 32))
+        held = kept.bytes()
+    del image_BD, text_BD
+    with FlopCounterMode(display=False) as counted:
+        image_BD, text_BD = model(*inputs(model, 32))
+        (image_BD * text_BD.roll(1, 0)).sum().backward()
+    return held, counted.get_total_flops()
+
+
+def test_the_more_is_computed_again_the_less_is_kept() -> None:
+    (whole, once), (third, _), (second, _), (every, twice), (tower, _) = map(cost, ("none", "3", "2", "1", "tower"))
+    assert whole > third > second > every > tower
+    assert every < 0.5 * whole
+    assert tower < 0.2 * whole
+    assert once * 1.2 < twice < once * 4 / 3 + 1
+
+
+def test_selective_keeps_matrix_products_and_computes_none_of_them_again() -> None:
+    whole, once = cost("none")
+    kept, operations = cost("selective")
+    assert operations == once
+    assert cost("1")[0] < kept < 0.8 * whole
+
+
+@pytest.mark.parametrize("policy", ["2", "tower"])
+def test_micro_batches_go_with_it(policy: str, tmp_path: Path) -> None:
+    """In float64, with dropout: the gradients of two micro-batches."""
+
+    def found(policy: str) -> dict[str, Tensor]:
+        overrides = (
+            f"model.image.checkpointing={policy}",
+            f"model.text.checkpointing={policy}",
+            *FOUR[:1],
+            DROPOUT,
+            *FOUR[2:],
+        )
+        trainer = Trainer(small(tmp_path / policy, "precision=fp64", "checkpoint=none", *overrides))
+        batch = next(iter(trainer._batches()))
+        torch.manual_seed(4)
+        forward_backward(
+            trainer.learner.model, trainer.learner.objective, batch, 2, trainer.comm, trainer.learner.precision
+        )
+        trainer.close()
+        return {name: p.grad for name, p in trainer.learner.model.named_parameters() if p.grad is not None}
+
+    expected = found("none")
+    for name, gradient in found(policy).items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+def test_a_copy_computes_with_its_own_weights(tmp_path: Path) -> None:
+    """As the moving average of the weights is evaluated."""
+    trainer = Trainer(
+        small(
+            tmp_path,
+            *FOUR,
+            "checkpoint=none",
+            "optimizer.ema_decay=0.9",
+            "model.image.checkpointing=1",
+            "model.text.checkpointing=tower",
+        )
+    )
+    assert trainer.learner.average is not None
+    copy, batch = trainer.learner.average.model, inputs(trainer.learner.model)
+    with torch.no_grad():
+        before = [x.clone() for x in copy(*batch)]
+        for parameter in trainer.learner.model.parameters():
+            parameter.add_(0.1)
+        assert all(map(torch.equal, copy(*batch), before))
+        assert not any(map(torch.equal, trainer.learner.model(*batch), before))
+    trainer.close()
+
+
+def test_it_does_not_show_in_a_checkpoint() -> None:
+    assert list(built("1").state_dict()) == list(built("none").state_dict()) == list(built("tower").state_dict())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("model.image.checkpointing=0",),
+            "model.image.checkpointing=0 is not a choice: give none, selective, tower, or a number from 1, as",
+        ),
+        (("model.text.checkpointing=all",), "model.text.checkpointing=all is not a choice: give none"),
+        (
+            ("model.text.checkpointing=3",),
+            "model.text.checkpointing=3 has no effect on 2 blocks: give at most 2, or none",
+        ),
+        (
+            ("model.image.timm=nf_resnet26", "model.image.checkpointing=50"),
+            "model.image.checkpointing=50 has no effect on 8 blocks: give at most 8, or none",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*overrides).model.build(torch.device("meta"), torch.float32)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_tower_without_known_blocks_is_refused_all_but_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipx.model.vision.image_blocks", lambda trunk: {})
+    with pytest.raises(
+        ConfigError,
+        match=r"^model\.image\.checkpointing=1 goes by blocks, .* use model\.image\.checkpointing=tower, which goes",
+    ):
+        compose("model.image.checkpointing=1").model.build(torch.device("meta"), torch.float32)
+    compose("model.image.checkpointing=tower").model.build(torch.device("meta"), torch.float32)

@@ -1,0 +1,329 @@
+"""CoCa: open_clip's features, scores and loss; what is left out has no effect; what learns."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import open_clip  # type: ignore[import-untyped]
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.captioners import CPU, LENGTH, TEXTS, build, images, open_clip_twin, small_spec, tokens
+from helpers.objective_cases import FP64, ONE
+from open_clip.loss import CoCaLoss  # type: ignore[import-untyped]
+from torch import Tensor
+
+from clipx.config.duration import Length
+from clipx.data.loader import Batch
+from clipx.errors import CheckpointError, ConfigError
+from clipx.model import decoder as decoding
+from clipx.model.blocks import named_blocks
+from clipx.model.coca import CoCa, with_class_position
+from clipx.model.decoder import Captions
+from clipx.model.layers import parameter_layers
+from clipx.model.spec import CoCaSpec, ModelSpec
+from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import Projection
+from clipx.objective.base import Objective, StepInputs
+from clipx.optimizer.groups import decayed
+from clipx.optimizer.spec import DecayRule
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
+from clipx.weights.open_clip import config_of, spec_of, ties, to_open_clip
+
+# ------------------------------------------------------------------------------------------------ open_clip agrees
+
+
+def weights_of(twin: torch.nn.Module, model: CoCa, spec: CoCaSpec) -> dict[str, Tensor]:
+    """open_clip's under our names, and back; all of its names have one here, the temperature's apart."""
+    theirs = {name: tensor for name, tensor in twin.state_dict().items() if name != "logit_scale"}
+    ours = {tie.ours: tie.to_ours(theirs[tie.theirs]) for tie in ties(spec, model.state_dict())}
+    again = to_open_clip(spec, ours)
+    assert again.keys() == theirs.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in theirs.items())
+    return ours
+
+
+def check_equal(spec: CoCaSpec, image_B3SS: Tensor, tokens_BL: Tensor, dtype: torch.dtype, atol: float) -> None:
+    twin, model = open_clip_twin(spec, dtype), spec.build(CPU, dtype).eval()
+    model.load_state_dict(weights_of(twin, model, spec))
+
+    def same(found: Tensor, expected: Tensor, times: float = 1.0) -> None:
+        torch.testing.assert_close(found, expected, rtol=0, atol=times * atol)
+
+    with torch.no_grad():
+        out = twin((image_B3SS.to(dtype) / 255 - model.mean_C11) / model.std_C11, tokens_BL)
+        image_BD, text_BD, caption_B2 = model(image_B3SS, tokens_BL)
+        same(image_BD, out["image_features"])
+        same(text_BD, out["text_features"])
+        same(model.encode_image(image_B3SS), image_BD)
+        same(model.encode_text(tokens_BL), text_BD)
+        used_BL = out["labels"] != Tokenizer.pad_id
+        same(scores(model, image_B3SS, tokens_BL), out["logits"][used_BL], times=10)
+        said_BL = F.cross_entropy(out["logits"].transpose(1, 2), out["labels"], ignore_index=0, reduction="none")
+        same(caption_B2, torch.stack([said_BL.sum(1), used_BL.sum(1).to(dtype)], 1), times=100)
+        scale, index = out["logit_scale"], torch.arange(len(image_BD))
+        contrastive, caption = CoCaLoss(caption_loss_weight=2.0, clip_loss_weight=1.5)(
+            out["image_features"], out["text_features"], out["logits"], out["labels"], scale
+        )
+        loss, metrics = objective(1.5, 2.0, math.log(scale))(StepInputs(image_BD, text_BD, index, (caption_B2,)))
+        same(loss.to(dtype), contrastive + caption, times=10)
+        same(1.5 * metrics["contrastive_loss"].to(dtype), contrastive, times=10)
+        same(2.0 * metrics["caption_loss"].to(dtype), caption, times=10)
+
+
+def scores(model: CoCa, image_B3SS: Tensor, tokens_BL: Tensor) -> Tensor:
+    """Of the tokens to be said, text after text, [T, V]."""
+    texts = with_class_position(tokens_BL, packed=True)
+    captions = Captions.of(tokens_BL, texts)
+    x_TW, image_BNW = model.text(texts)[1][captions.source_T], model.image_tokens(image_B3SS)
+    for block in model.decoder.blocks:
+        x_TW = block(x_TW, image_BNW, captions.packing)
+    return model.decoder.scores(x_TW)
+
+
+def objective(contrastive_weight: float, caption_weight: float, log_scale: float = 0.0) -> Objective:
+    weights = f"objective.contrastive_weight={contrastive_weight}", f"objective.caption_weight={caption_weight}"
+    built = compose("model=coca_tiny", *weights).objective.build(ONE, Length(60, 6, 60)).double()
+    built.temperature.log_scale.data.fill_(log_scale)
+    return built
+
+
+@pytest.mark.parametrize("quick_gelu", [False, True])
+def test_features_scores_and_loss_equal_those_of_open_clip(quick_gelu: bool) -> None:
+    check_equal(small_spec(quick_gelu=quick_gelu), images(), tokens(), torch.float64, 1e-11)
+
+
+@pytest.mark.slow
+def test_coca_vit_b32_equals_that_of_open_clip() -> None:
+    spec = compose("model=coca_vit_b32").model
+    assert isinstance(spec, CoCaSpec)
+    check_equal(spec, images(size=224), tokens(76), torch.float32, 1e-5)
+
+
+def test_the_configuration_is_that_of_open_clip_and_back() -> None:
+    spec, theirs = compose("model=coca_vit_b32").model, open_clip.get_model_config("coca_ViT-B-32")
+    own, unread = config_of(spec), {"attn_pooler_heads"}  # of the decoder, which has no pool
+    assert own["vision_cfg"].pop("attn_pooler_queries") == 256, "open_clip's default"
+    theirs["multimodal_cfg"] = {k: v for k, v in theirs["multimodal_cfg"].items() if k not in unread}
+    assert own == theirs
+    for found in (spec_of(theirs, "x"), spec_of({"model_cfg": theirs, "preprocess_cfg": {}}, "x")):
+        assert shapes(found) == shapes(spec)
+    assert (
+        sum(map(math.prod, shapes(spec_of(open_clip.get_model_config("coca_ViT-L-14"), "x")).values())) == 638_450_176
+    )
+
+
+def shapes(spec: ModelSpec) -> dict[str, torch.Size]:
+    return {name: p.shape for name, p in spec.build(torch.device("meta"), torch.float32).named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        (
+            "vision_cfg",
+            {"attentional_pool": "cascade"},
+            "vision_cfg.attentional_pool=cascade in the configuration has no",
+        ),
+        ("text_cfg", {"embed_cls": False}, "text_cfg.embed_cls=False in the configuration has no counterpart"),
+        ("multimodal_cfg", {"width": 768}, "multimodal_cfg.width=768 beside text_cfg.width=512 has no counterpart"),
+        (
+            "multimodal_cfg",
+            {"ls_init_value": 1e-4},
+            "multimodal_cfg.ls_init_value in the configuration has no counterpart",
+        ),
+    ],
+)
+def test_a_configuration_that_has_no_counterpart_is_refused(part: str, change: dict[str, Any], message: str) -> None:
+    config = open_clip.get_model_config("coca_ViT-B-32")
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        spec_of({**config, part: {**config[part], **change}}, "x")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: replace(s, decoder=replace(s.decoder, mlp_ratio=2.0)), "no CoCa with model.decoder.mlp_ratio=2"),
+        (
+            lambda s: replace(s, image=replace(s.image, options={**s.image.options, "embed_dim": 32})),
+            "of width 32, and",
+        ),
+        (
+            lambda s: replace(s, image=replace(s.image, options={**s.image.options, "pre_norm": False})),
+            "take a ViT in CLI",
+        ),
+    ],
+)
+def test_a_model_that_open_clip_cannot_make_is_refused(change: Callable[[CoCaSpec], CoCaSpec], message: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        config_of(change(small_spec()))
+
+
+# ------------------------------------------------------------------------------------- what is left out has no effect
+
+
+def gradients(model: CoCa, image_B3SS: Tensor, tokens_BL: Tensor) -> dict[str, Tensor]:
+    """Of a loss in which each of the outputs has a weight of its own."""
+    model.zero_grad()
+    image_BD, text_BD, caption_B2 = model.train()(image_B3SS, tokens_BL)
+    weight_BD = torch.linspace(-1, 1, image_BD.numel(), dtype=image_BD.dtype).view_as(image_BD)
+    loss = (weight_BD * image_BD - weight_BD.flip(1) * text_BD).sum() + (weight_BD[:, 0] * caption_B2[:, 0]).sum()
+    loss.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "captions": caption_B2.detach(), **found}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_leaving_out_the_padding_changes_neither_outputs_nor_gradients() -> None:
+    packed, whole = build(), build(spec=small_spec(packed=False))
+    assert_same(gradients(packed, images(), tokens()), gradients(whole, images(), tokens()))
+
+
+@pytest.mark.parametrize("row", range(len(TEXTS)))
+def test_a_sample_by_itself_has_the_outputs_that_it_has_among_others(row: int) -> None:
+    model = build()
+    with torch.no_grad():
+        together, alone = model(images(), tokens()), model(images()[row : row + 1], tokens()[row : row + 1])
+    for one, all_of_them in zip(alone, together, strict=True):
+        torch.testing.assert_close(one, all_of_them[row : row + 1], rtol=0, atol=1e-12)
+
+
+def test_every_token_after_the_start_counts_the_end_too_and_one_whose_id_is_the_paddings() -> None:
+    """In "!~" the mark ! has id 0, which open_clip takes for padding."""
+    tokens_BL = Tokenizer(LENGTH)(["wow !~ !", *TEXTS])
+    assert tokens_BL[0, :6].tolist()[2] == Tokenizer.pad_id
+    with torch.no_grad():
+        count_B = build()(images(len(tokens_BL)), tokens_BL)[2][:, 1]
+    assert count_B.tolist() == [5, 6, 3, 1, 10, 11, 11]
+
+
+def test_every_parameter_has_a_gradient() -> None:
+    """Else data parallelism would wait for it."""
+    model = build()
+    found = gradients(model, images(), tokens())
+    assert found.keys() - {"loss", "captions"} == dict(model.named_parameters()).keys()
+    assert all(gradient.any() for gradient in found.values())
+
+
+@pytest.mark.parametrize("policy", ["1", "2", "selective", "tower"])
+def test_recomputing_changes_no_gradient(policy: str) -> None:
+    kept, again = build(), build(spec=small_spec(checkpointing=policy))
+    assert_same(gradients(again, images(), tokens()), gradients(kept, images(), tokens()))
+
+
+def test_scoring_the_tokens_in_parts_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gradients(build(), images(), tokens())
+    monkeypatch.setattr(decoding, "SCORED_AT_ONCE", 7)
+    assert_same(gradients(build(), images(), tokens()), whole)
+
+
+def test_autocast_keeps_embeddings_and_loss_in_float32() -> None:
+    model = build(dtype=torch.float32)
+    with torch.no_grad():
+        exact = model(images(), tokens())
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = model(images(), tokens())
+    for found, expected, room in zip(rounded, exact, (0.02, 0.02, 0.5), strict=True):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=0.01, atol=room)
+        assert not torch.equal(found, expected)
+
+
+# ----------------------------------------------------------------------------------------------------- the objective
+
+
+def test_the_captions_loss_is_the_mean_over_tokens_not_over_captions() -> None:
+    torch.manual_seed(0)
+    image_BD, text_BD = (F.normalize(torch.randn(6, 8, dtype=torch.float64), dim=1) for _ in range(2))
+    caption_B2 = torch.tensor([[4.0, 1], [9, 3], [2, 2], [30, 10], [1, 1], [8, 3]], dtype=torch.float64)
+    loss, metrics = objective(0.0, 3.0)(StepInputs(image_BD, text_BD, torch.arange(6), (caption_B2,)))
+    assert metrics["caption_loss"].item() == pytest.approx(54 / 20)
+    assert loss.item() == pytest.approx(3 * 54 / 20)
+    assert metrics.keys() == {"contrastive_loss", "caption_loss", "temperature"}
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3, 6])
+def test_loss_and_every_gradient_of_micro_batches_equal_the_whole_batch(micro_batches: int) -> None:
+    def step(number: int) -> dict[str, Tensor]:
+        model, loss = build().train(), objective(1.0, 2.0, log_scale=1.0)
+        batch = Batch(images(), tokens(), torch.arange(6))
+        total, metrics = forward_backward(model, loss, batch, number, ONE, FP64)
+        learning = (*model.named_parameters(), *loss.named_parameters())
+        return {"total": total, **metrics, **{name: p.grad for name, p in learning if p.grad is not None}}
+
+    assert_same(step(micro_batches), step(1))
+
+
+# --------------------------------------------------------------------------------------------------- parts and options
+
+
+def test_the_decoders_blocks_are_compiled_converted_and_sharded_with_the_towers() -> None:
+    assert [name for name in named_blocks(build()) if not name.startswith("image.")] == [
+        *("text.blocks.0", "text.blocks.1", "decoder.blocks.0", "decoder.blocks.1")
+    ]
+
+
+def test_the_decoder_has_layers_of_its_own_and_tokens_do_not_decay() -> None:
+    model = build()
+    places = parameter_layers(model, "optimizer.layer_decay=0.5")
+    assert places["decoder.blocks.0.cross.attn.weight"] == (1, 3)
+    assert places["decoder.blocks.1.text.attn.qkv.weight"] == (2, 3)
+    assert places["decoder.head.weight"] == places["decoder.norm.bias"] == (3, 3)
+    assert places["text.class_token"] == places["text.positional_embedding"] == (0, 3)
+    assert places["image.pool.query"] == places["image.projection.weight"] == (3, 3)
+    decay, keep = decayed(model, DecayRule.published)
+    assert {"text.class_token", "image.pool.query", "image.trunk.cls_token", "decoder.norm.weight"} <= keep.keys()
+    assert {"image.pool.k_weight", "decoder.head.weight", "decoder.blocks.0.cross.attn.weight"} <= decay.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: replace(s, queries=1), "model.queries=1 must be at least 2"),
+        (lambda s: replace(s, embed_dim=64), "model.embed_dim=64 is not model.text.width=32"),
+        (lambda s: replace(s, pool_heads=5), "model.pool_heads=5 does not divide model.embed_dim=32"),
+        (lambda s: replace(s, decoder=replace(s.decoder, heads=3)), "model.decoder.heads=3 does not divide"),
+        (lambda s: replace(s, decoder=replace(s.decoder, layers=0)), "model.decoder.layers=0 must be at least 1"),
+        (lambda s: replace(s, text=replace(s.text, causal=False, packed=False)), "leave out model.text.causal=false"),
+        (lambda s: replace(s, image=replace(s.image, projection=Projection.none)), "model.image.projection=none does"),
+        (lambda s: replace(s, decoder=replace(s.decoder, checkpointing="all")), "model.decoder.checkpointing=all is"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(change: Callable[[CoCaSpec], CoCaSpec], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        change(small_spec())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_base_patch16_siglip_224", "vit_base_patch16_rpn_224"])
+def test_a_trunk_that_is_not_read_at_a_class_token_is_refused_by_name(name: str) -> None:
+    spec = small_spec()
+    spec = replace(spec, image=replace(spec.image, timm=name, size=224, options={}))
+    with pytest.raises(ConfigError, match=f"model.image.timm={name} does not go with model.kind=coca"):
+        spec.build(torch.device("meta"), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("objective=coca",), "objective=coca needs a model that captions, which model=tiny does not"),
+        (("model=coca_tiny", "objective=infonce"), "objective=infonce has no use for the captions of model=coca_tiny"),
+        (("model=coca_tiny", "objective.caption_weight=0"), "objective.caption_weight=0.0 must be above 0"),
+        (
+            ("model=coca_tiny", "objective.contrastive_weight=-1"),
+            "objective.contrastive_weight=-1.0 must be at least 0",
+        ),
+    ],
+)
+def test_a_captioner_and_its_objective_go_together(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compose(*overrides)

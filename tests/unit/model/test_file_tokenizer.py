@@ -1,0 +1,180 @@
+"""Tokenizers that come with weights, against open_clip's wrapper of transformers' as the oracle."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from helpers.runs import small
+from open_clip.tokenizer import HFTokenizer  # type: ignore[import-untyped]
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from clipx.errors import ConfigError
+from clipx.model.hf_tokenizer import FileTokenizer
+from clipx.model.tower_spec import Clean
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+from clipx.weights.load import load_weights
+
+LENGTH = 12
+WORDS = [
+    "a",
+    "photo",
+    "of",
+    "the",
+    "cat",
+    "dog",
+    "red",
+    "small",
+    "▁a",
+    "▁photo",
+    "▁of",
+    "▁cat",
+    "▁dog",
+    "▁",
+    "e",
+    "s",
+    "t",
+]
+TEXTS = [
+    *("a photo of a cat", "", "  A  Photo, of:\tthe_red-dog!! ", "caf\u00e9 &amp;amp; dogs", "(no) [cats] don't"),
+    *("schÃ¶n \u2019quoted\u2019", "the cat " * 40, "</s> cat <pad>", "a\nb\r\nc"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A unigram tokenizer of SigLIP's kind: the end token closes a text, and pads it."""
+    special = ["</s>", "<unk>"]
+    vocabulary = [
+        *((token, 0.0) for token in special),
+        *((word, -1.0 - len(WORDS) / (i + 9)) for i, word in enumerate(WORDS)),
+    ]
+    rust = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=1))
+    rust.normalizer = normalizers.Replace(" ", "▁")
+    rust.pre_tokenizer = pre_tokenizers.Metaspace()
+    rust.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 0)])
+    rust.decoder = decoders.Metaspace()
+    rust.add_special_tokens(special)
+    rust.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "</s>", "eos_token": "</s>"})
+    return tmp_path
+
+
+def write(folder: Path, beside: dict[str, Any]) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(beside))
+
+
+def tokenizer(folder: Path, clean: Clean = Clean.canonical, vocabulary: int = 99) -> FileTokenizer:
+    return FileTokenizer(str(folder / "tokenizer.json"), LENGTH, vocabulary, clean)
+
+
+@pytest.mark.parametrize(
+    ("clean", "theirs"), [(Clean.canonical, "canonicalize"), (Clean.clip, "lower"), (Clean.whitespace, "whitespace")]
+)
+def test_ids_are_open_clips(clean: Clean, theirs: str, folder: Path) -> None:
+    oracle = HFTokenizer(str(folder), LENGTH, clean=theirs)
+    found = tokenizer(folder, clean)(TEXTS)
+    assert found.tolist() == oracle(TEXTS).tolist()
+    assert len({tuple(row) for row in found.tolist()}) >= len(TEXTS) - 1
+
+
+def test_what_is_said_of_padding_and_truncation_beside_the_tokenizer_holds(folder: Path) -> None:
+    sides = {"padding_side": "left", "truncation_side": "left"}
+    write(folder, {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": {"content": "<unk>"}, **sides})
+    assert tokenizer(folder)(["cat"])[0, 0] == 1
+    write(folder, {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<unk>", **sides})
+    oracle = HFTokenizer(str(folder), LENGTH, clean="canonicalize")
+    assert tokenizer(folder)(TEXTS).tolist() == oracle(TEXTS).tolist()
+
+
+def test_no_texts_make_no_rows_and_a_str_is_refused(folder: Path) -> None:
+    assert tokenizer(folder)([]).shape == (0, LENGTH)
+    with pytest.raises(TypeError, match="must be a sequence of str"):
+        tokenizer(folder)("cat")
+
+
+def test_a_worker_has_the_same_tokenizer(folder: Path) -> None:
+    again = pickle.loads(pickle.dumps(tokenizer(folder)))
+    assert again(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()
+
+
+def test_ids_become_text_again(folder: Path) -> None:
+    assert tokenizer(folder).decode(tokenizer(folder)(["a photo of cat"])[0].tolist()) == "a photo of cat"
+
+
+def test_a_folder_is_its_tokenizer(folder: Path) -> None:
+    found = FileTokenizer(str(folder), LENGTH, 99, Clean.canonical)
+    assert found(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()
+
+
+def test_a_model_takes_its_tokenizer_by_path(folder: Path) -> None:
+    spec = compose("model=vit_b16_siglip", f"model.text.tokenizer={folder / 'tokenizer.json'}").model
+    found = spec.text.build_tokenizer()
+    assert found(TEXTS).shape == (len(TEXTS), 64)
+
+
+@pytest.mark.parametrize(
+    ("beside", "vocabulary", "message"),
+    [
+        ({"pad_token": "</s>"}, 5, "has 19 tokens, more than model.text.vocabulary=5: give the tokenizer"),
+        ({}, 99, "says of no token that it pads: lay the tokenizer_config.json beside it"),
+        ({"pad_token": "<other>"}, 99, "says of no token that it pads"),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_refused(
+    beside: dict[str, Any], vocabulary: int, message: str, folder: Path
+) -> None:
+    write(folder, beside)
+    with pytest.raises(ConfigError, match=message):
+        tokenizer(folder, vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"model": {"type": "none"}}'])
+def test_a_file_that_is_no_tokenizer_is_refused(content: str | None, folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be read \(.*\): give clip, or a tokenizer\.json"):
+        tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.text.vocabulary=32000", "model.text.tokenizer=clip has 49408 tokens and a way to clean, not"),
+        ("model.text.clean=canonical", "model.text.tokenizer=clip has 49408 tokens and a way to clean, not"),
+        ("model.text.tokenizer=x.json", "model.text.pool=end looks for the end token of model.text.tokenizer=clip"),
+        ("model.text.tokenizer=pipe:cat", "model.text.tokenizer=pipe:cat is a command"),
+        ("model.text.causal=false", "model.text.packed=true leaves out what follows a text's end, which has an effect"),
+        ("model.text.pool=last", "model.text.packed=true leaves out what follows a text's end, which has an effect"),
+        ("model.text.norm_eps=0", "model.text.norm_eps=0.0 must be above 0"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose("model=vit_b32", override)
+
+
+def test_quick_gelu_leaves_no_choice_of_another() -> None:
+    with pytest.raises(ConfigError, match=r"model\.text\.gelu=tanh has no effect with model\.quick_gelu=true"):
+        compose("model=vit_b32", "model.text.gelu=tanh", "model.quick_gelu=true")
+
+
+def test_a_siglip_trains_and_evaluates_with_its_own_tokens(folder: Path, tmp_path: Path) -> None:
+    model = (
+        *("model=vit_b16_siglip", "model.embed_dim=16", f"model.text.tokenizer={folder / 'tokenizer.json'}"),
+        "+model.image.options={embed_dim:16,depth:1,num_heads:2}",
+        *("model.image.size=32", "model.text.width=16", "model.text.heads=2", "model.text.layers=1"),
+        *("model.text.vocabulary=19", f"model.text.context_length={LENGTH}", "objective=siglip"),
+    )
+    run_dir = tmp_path / "run"
+    metrics = Trainer(small(run_dir, *model, "evaluator=[zeroshot]", "duration=2st")).fit()
+    assert 0 <= metrics["eval/zeroshot/top1"] <= 1
+    found = load_weights(str(run_dir))
+    assert found.bias is not None
+    assert found.spec is not None
+    assert found.spec.text.build_tokenizer()(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()

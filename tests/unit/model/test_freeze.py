@@ -1,0 +1,320 @@
+"""What is locked stays as it is to the bit, costs no memory, and the rest learns as it would beside constants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import VIT, events, small, tensors
+from torch import Tensor, nn
+
+from clipx.checkpoint.state import optimizer_tensors
+from clipx.errors import ConfigError
+from clipx.model.batchnorm import BATCH_NORM
+from clipx.model.blocks import image_blocks
+from clipx.model.clip import CLIP
+from clipx.model.flops import Utilisation
+from clipx.model.freeze import NORMS, freeze, frozen_count
+from clipx.objective.base import StepInputs
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+
+META = torch.device("meta")
+# Little of everything that a lock has to go with.
+NARROW = ("model.embed_dim=16", "model.text.width=16", "model.text.heads=2", "model.text.context_length=12")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs to begin with: of a ResNet, and of a ViT."""
+    folder = tmp_path_factory.mktemp("weights")
+    for name, kind in (("resnet", ()), ("vit", VIT)):
+        Trainer(small(folder / name, *kind, *NARROW, "duration=1st", "schedule.warmup=0st")).fit()
+    return {"resnet": folder / "resnet", "vit": folder / "vit"}
+
+
+def options(weights: dict[str, Path], kind: str, *overrides: str) -> tuple[str, ...]:
+    return (*(VIT if kind == "vit" else ()), *NARROW, f"model.weights={weights[kind]}", *overrides)
+
+
+def built(*overrides: str) -> CLIP:
+    spec = compose(*VIT, *NARROW, "model.weights=somewhere", *overrides).model
+    model = spec.build(META, torch.float32)
+    freeze(model, spec)
+    return model
+
+
+def learning(model: CLIP) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+# ---------------------------------------------------------------------------------------------------- what is locked
+
+
+def test_a_number_leaves_so_many_of_the_highest_blocks_and_what_stands_above_them() -> None:
+    names = learning(built("model.image.lock=1", "model.text.lock=0"))
+    image = {name for name in names if name.startswith("image.")}
+    assert {name.removeprefix("image.").split(".")[1] for name in image} == {"weight", "blocks", "norm"}
+    assert {name.split(".")[3] for name in image if "blocks" in name} == {"1"}, "of the blocks 0 and 1"
+    assert names - image == {"text.norm.weight", "text.norm.bias", "text.projection.weight"}
+
+
+def test_all_blocks_may_learn_above_a_locked_stem() -> None:
+    model = built("model.image.lock=2", "model.text.lock=2")
+    locked = {name for name, _ in model.named_parameters()} - learning(model)
+    stem = {"cls_token", "pos_embed", "patch_embed.proj.weight", "norm_pre.weight", "norm_pre.bias"}
+    assert locked == {f"image.trunk.{name}" for name in stem} | {
+        "text.token_embedding.weight",
+        "text.positional_embedding",
+    }
+
+
+@pytest.mark.parametrize("name", ["tiny", "rn50", "convnext_base_w", "vit_b32"])
+def test_each_architecture_is_locked_by_its_blocks(name: str) -> None:
+    spec = compose(f"model={name}", "model.weights=somewhere", "model.image.lock=1").model
+    model = spec.build(META, torch.float32)
+    freeze(model, spec)
+    *lower, highest = image_blocks(model.image.trunk).values()
+    assert frozen_count(highest) == frozen_count(model.image.projection) == frozen_count(model.text) == 0
+    assert all(frozen_count(block) == sum(p.numel() for p in block.parameters()) for block in lower)
+
+
+def test_norms_may_be_all_that_is_locked() -> None:
+    spec = compose("model=tiny", "model.weights=somewhere", "model.image.lock=norms").model
+    model = spec.build(META, torch.float32)
+    freeze(model, spec)
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORM)]
+    assert frozen_count(model) == sum(p.numel() for norm in norms for p in norm.parameters())
+    assert not any(norm.training for norm in norms) and model.training
+
+
+def test_norms_of_what_is_locked_may_learn() -> None:
+    model = built("model.image.lock=all", "model.image.lock_norms=false")
+    norms = {f"{name}." for name, module in model.named_modules() if isinstance(module, NORMS)}
+    learns = {name for name in learning(model) if name.startswith("image.")}
+    assert len(learns) == 2 * 6  # two in each of two blocks, one before and one after them
+    assert all(name.startswith(tuple(norms)) for name in learns)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("model.image.lock=half",),
+            "model.image.lock=half is not a choice: give none, norms, all, or how many",
+        ),
+        (("model.text.lock=-1",), "model.text.lock=-1 is not a choice"),
+        (("model.image.lock_norms=false",), "model.image.lock_norms=false has no effect on model.image.lock=none"),
+        (
+            ("model.image.lock=all", "model.image.checkpointing=1"),
+            "model.image.checkpointing=1 has no effect on model.image.lock=all",
+        ),
+        (("model.text.lock=all", "model.text.checkpointing=tower"), "model.text.checkpointing=tower has no effect"),
+        (
+            ("model.image.lock=all", "optimizer.image_lr_scale=0.1"),
+            "optimizer.image_lr_scale=0.1 has no effect on model.image.lock=all",
+        ),
+        (("model.image.lock=all", "model.text.lock=all"), "leave nothing to learn: lock one of them"),
+        (("model.image.lock=1", "model.weights=null"), "model.image.lock=1 keeps weights that are drawn at random"),
+    ],
+)
+def test_a_lock_that_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose("model.weights=somewhere", *overrides)
+    assert message in str(error.value)
+
+
+def test_more_blocks_than_there_are_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.text\.lock=3 keeps more blocks than the 2 of the tower"):
+        built("model.text.lock=3")
+
+
+def test_norms_that_are_not_there_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"model\.text\.lock_norms=false has no effect: nothing that model\.text\.lock=2"
+    ):
+        built("model.text.lock=2", "model.text.lock_norms=false")
+
+
+def test_a_layer_decay_that_finds_one_layer_is_refused(weights: dict[str, Path], tmp_path: Path) -> None:
+    words = ("model.image.lock=1", "model.text.lock=all", "optimizer.layer_decay=0.5")
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.layer_decay=0\.5 has no effect where only a tower's highest block"
+    ):
+        Trainer(small(tmp_path / "x", *options(weights, "vit", *words)))
+
+
+# ---------------------------------------------------------------------------------------------------- what it costs
+
+
+def saved_bytes(model: CLIP, tower: str) -> int:
+    """That autograd keeps of one tower's forward pass, weights not included."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in own:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    image = torch.zeros(4, 3, 48, 48, dtype=torch.uint8)
+    tokens = torch.full((4, 12), 49407)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        out = model.encode_image(image) if tower == "image" else model.encode_text(tokens)
+        assert out.requires_grad == bool(kept)
+    return sum(kept.values())
+
+
+def test_a_locked_tower_makes_no_graph_and_a_lower_part_keeps_nothing() -> None:
+    def kept(tower: str, *overrides: str) -> int:
+        spec = compose(*VIT, *NARROW, "model.weights=somewhere", *overrides).model
+        model = spec.build(torch.device("cpu"), torch.float32)
+        freeze(model, spec)
+        return saved_bytes(model, tower)
+
+    for tower in ("image", "text"):
+        assert kept(tower, f"model.{tower}.lock=all") == 0
+        assert kept(tower, f"model.{tower}.lock=0") < 0.3 * kept(tower)
+        assert kept(tower, f"model.{tower}.lock=1") < 0.8 * kept(tower)
+
+
+def test_the_optimizer_has_no_state_for_what_is_locked(weights: dict[str, Path], tmp_path: Path) -> None:
+    t = Trainer(small(tmp_path / "x", *options(weights, "vit", "model.image.lock=all", "model.text.lock=1")))
+    t.fit()
+    names = {name.rpartition("/")[0] for name in optimizer_tensors(t.learner.optimizer)}
+    assert names == {f"model.{name}" for name in learning(t.learner.model)} | {"objective.temperature.log_scale"}
+
+
+# ---------------------------------------------------------------------------------------------------- what it keeps
+
+LOCKS = {
+    "image": ("resnet", "model.image.lock=all"),
+    "text": ("vit", "model.text.lock=all"),
+    "part": ("resnet", "model.image.lock=1", "model.text.lock=1"),
+    "masters": ("vit", "model.image.lock=1", "model.text.lock=all", "precision=bf16", "precision.master_weights=true"),
+    "layers": ("vit", "model.image.lock=2", "optimizer.layer_decay=0.5"),
+    "recomputed": ("vit", "model.image.lock=1", "model.image.checkpointing=1", "model.text.lock=all"),
+}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_what_is_locked_is_bit_equal_after_training_and_the_rest_is_not(
+    weights: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    """With decay, an average of the weights and micro-batches; BatchNorm's averages are locked too."""
+    kind, *words = LOCKS[name]
+    words += ["optimizer.weight_decay=0.5", "optimizer.ema_decay=0.5", "data.micro_batches=2", "evaluator=[retrieval]"]
+    t = Trainer(small(tmp_path / "x", *options(weights, kind, *words)))
+    before = {n: x.clone() for n, x in t.learner.weights.state_dict().items()}
+    t.fit()
+    locked = {n for n, p in t.learner.weights.named_parameters() if not p.requires_grad}
+    for module, owner in (
+        (t.learner.weights, "weights"),
+        (t.learner.average.model if t.learner.average else t.learner.model, "average"),
+    ):
+        after = module.state_dict()
+        for n in before:
+            module_name = n.rpartition(".")[0]
+            norm = n not in dict(module.named_parameters()) and f"{module_name}.weight" in locked
+            if n in locked or norm:
+                assert torch.equal(after[n], before[n]), (owner, n)
+            elif n in dict(module.named_parameters()):
+                assert not torch.equal(after[n], before[n]), (owner, n)
+    row = [r for r in events(tmp_path / "x") if r["event"] == "end"]
+    assert row, "the run ended"
+
+
+def test_unlocked_norms_learn_and_their_statistics_move(weights: dict[str, Path], tmp_path: Path) -> None:
+    words = ("model.image.lock=all", "model.image.lock_norms=false")
+    t = Trainer(small(tmp_path / "x", *options(weights, "resnet", *words)))
+    before = {n: x.clone() for n, x in t.learner.model.state_dict().items()}
+    t.fit()
+    norms = {n for n, m in t.learner.model.named_modules() if isinstance(m, BATCH_NORM)}
+    for n, x in t.learner.model.image.state_dict(prefix="image.").items():
+        assert torch.equal(x, before[n]) != (n.rpartition(".")[0] in norms), n
+
+
+def test_a_still_batch_norm_is_so_after_evaluation_and_synchronised(weights: dict[str, Path], tmp_path: Path) -> None:
+    t = Trainer(small(tmp_path / "x", *options(weights, "resnet", "model.image.lock=2", "evaluator=[retrieval]")))
+    t.fit()
+    norms = [m for m in t.learner.model.modules() if isinstance(m, BATCH_NORM)]
+    assert t.learner.model.training and 0 < sum(m.training for m in norms) < len(norms)
+    words = ("model.image.lock=all", "distributed.sync_batchnorm=true")
+    with pytest.raises(ConfigError, match="or where all of it is locked"):
+        Trainer(small(tmp_path / "y", *options(weights, "resnet", *words)))
+
+
+# ---------------------------------------------------------------------------------------------------- is it exact
+
+
+def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
+    batch = next(iter(t._batches()))
+    for module in (t.learner.model, t.learner.objective):
+        module.zero_grad()
+    loss, _ = forward_backward(t.learner.model, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision)
+    found = {
+        n: p.grad.clone()
+        for n, p in (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
+        if p.grad is not None
+    }
+    return {"loss": loss, **found}
+
+
+@pytest.mark.parametrize("words", [("model.image.lock=all",), ("model.image.lock=1", "model.text.lock=all")])
+def test_gradients_in_micro_batches_are_those_of_the_whole_model(
+    weights: dict[str, Path], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Of what learns each is what it is where nothing is locked, by plain autograd; the others have none."""
+    fp64 = ("precision=fp64", "checkpoint=none")
+    free = Trainer(small(tmp_path / "free", *options(weights, "vit", *fp64)))
+    batch = next(iter(free._batches()))
+    loss, _ = free.learner.objective(StepInputs(*free.learner.model(batch.image, batch.tokens), batch.index))
+    loss.backward()
+    t = Trainer(small(tmp_path / "locked", *options(weights, "vit", *fp64, *words)))
+    for micro_batches in (1, 4):
+        found = gradients(t, micro_batches)
+        assert found.keys() == {"loss", "temperature.log_scale"} | learning(t.learner.model)
+        for name, p in (*free.learner.model.named_parameters(), *free.learner.objective.named_parameters()):
+            if name in found:
+                torch.testing.assert_close(found[name], p.grad, rtol=0, atol=1e-10, msg=name)
+
+
+def test_a_locked_run_goes_on_bit_for_bit(weights: dict[str, Path], tmp_path: Path) -> None:
+    """And not with another lock, for which there is no optimizer's state."""
+    words = options(weights, "resnet", "model.image.lock=2", "model.text.lock=all", "checkpoint.every=2st")
+    Trainer(small(tmp_path / "whole", *words)).fit()
+    halves = tmp_path / "halves"
+    t = Trainer(small(halves, *words))
+    for batch, _ in zip(t._batches(), range(2), strict=False):
+        t.step(batch)
+    t._save({})
+    t.checkpoints.wait()
+    t.close()
+    Trainer(small(halves, *words, "resume=latest")).fit()
+    assert all(torch.equal(x, tensors(halves, 4)[n]) for n, x in tensors(tmp_path / "whole", 4).items())
+
+
+def test_a_run_tells_what_is_locked(
+    weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Trainer(small(tmp_path / "x", *options(weights, "vit", "model.image.lock=1", "model.text.lock=all"))).fit()
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("locked "))
+    assert line.endswith("parameters stay as they are: image.lock=1, text.lock=all")
+
+
+def test_nothing_but_blocks_of_linear_layers_is_a_norm() -> None:
+    assert not any(issubclass(norm, nn.Linear | nn.Conv2d) for norm in NORMS)
+
+
+def test_a_tower_that_is_locked_whole_counts_its_forward_alone() -> None:
+    def mfu(*overrides: str) -> float:
+        spec = compose(*VIT, *NARROW, "model.weights=somewhere", *overrides)
+        found = Utilisation.build(spec.model, spec.precision, torch.device("cpu"), 1.0)
+        assert found is not None
+        return found.of(1000.0, 12_000.0, 1)
+
+    whole, image, text = mfu(), mfu("model.text.lock=all"), mfu("model.image.lock=all")
+    assert whole == pytest.approx((image + text) * 3 / 4)
+    assert mfu("model.image.lock=1") == whole

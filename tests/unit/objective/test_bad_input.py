@@ -1,0 +1,227 @@
+"""What an objective refuses: one line that names the value, the rule and the fix, as early as it can be known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.objective_cases import AVERAGES, EACH, SETTINGS, assert_same, build, features, read, score, spec
+from helpers.runs import VIT, small
+
+from clipx.errors import ClipxError, ConfigError
+from clipx.objective.base import StepInputs
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+
+N, B = 30, 6
+every_average = pytest.mark.parametrize("name", AVERAGES)
+
+
+# ---------------------------------------------------------------------------------------------- numbers of samples
+
+
+@every_average
+@pytest.mark.parametrize("number", [-1, N, N + 1000])
+def test_a_sample_number_out_of_range_is_named_before_anything_is_kept(name: str, number: int) -> None:
+    module = build(name, samples=N)
+    x, y = features(B)
+    score(module, x, y, torch.arange(B))
+    module.after_step(B)
+    before = read(module, N).clone()
+    index = torch.arange(B)
+    index[3] = number
+    module.before_step(B)
+    with pytest.raises(ClipxError, match=rf"sample number {number} is out of .*\b{N}\b"):
+        module(StepInputs(x, y, index))
+    module.after_step(2 * B)
+    assert_same({"": read(module, N)}, {"": before}, atol=0)
+
+
+@every_average
+def test_the_first_and_the_last_sample_are_in_range(name: str) -> None:
+    module = build(name, samples=N)
+    score(module, *features(B), torch.tensor([0, N - 1, 1, 2, 3, 4]))
+    module.after_step(B)
+    assert read(module, N)[[0, N - 1]].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["infonce", "dcl", "siglip"])
+def test_objectives_without_state_ask_for_no_numbers(name: str) -> None:
+    plain = score(build(name), *features(B), torch.arange(B))
+    strange = score(build(name), *features(B), torch.full((B,), -1))
+    assert_same(strange.tensors, plain.tensors, atol=0)
+
+
+PLUGIN = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+from clipx.config import option
+from clipx.data.spec import DataSpec
+
+
+@option("data")
+@dataclass(kw_only=True, slots=True)
+class StreamSpec(DataSpec):
+    """Samples without numbers, as they arrive."""
+
+    indexed: ClassVar[bool] = False
+    kind: str = "stream"
+'''
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_data_without_numbers_is_refused_at_composition_where_they_are_needed(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "stream.py").write_text(PLUGIN)
+    (folder / "stream.yaml").write_text("defaults: [/schema/data/stream@_here_]\nname: stream\n")
+    overrides = ("data=stream", f"objective={name}", "evaluator=[]")
+    if name not in AVERAGES:
+        assert not compose(*overrides, config_dir=tmp_path).data.indexed
+        return
+    with pytest.raises(ConfigError, match=rf"objective={name} keeps state for each sample, but data=stream gives .*no"):
+        compose(*overrides, config_dir=tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------ the batch
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_one_sample_has_nothing_to_be_told_from(name: str) -> None:
+    x, y = features(1)
+    with pytest.raises(ConfigError, match="a global batch of 1 has no negatives: data.batch_size must be at least 2"):
+        build(name, batch=1)(StepInputs(x, y, torch.tensor([0])))
+
+
+@pytest.mark.parametrize(("batch", "micro", "fix"), [
+    (32, 3, "use a batch of 30 or 33, or 2 or 4 micro-batches"), (32, 64, "use a batch of 64, or 32 micro-batches"),
+])  # fmt: skip
+def test_micro_batches_that_do_not_divide_the_batch_are_refused_with_the_nearest_that_do(
+    batch: int, micro: int, fix: str
+) -> None:
+    message = f"data.batch_size={batch} is not divisible by data.micro_batches={micro}: {fix}"
+    with pytest.raises(ConfigError, match=message):
+        compose(f"data.batch_size={batch}", f"data.micro_batches={micro}")
+
+
+# ---------------------------------------------------------------------------------------------------- the options
+
+
+@every_average
+@pytest.mark.parametrize("value", ["0", "-0.2", "1.01"])
+def test_gamma_lies_in_0_to_1_without_0(name: str, value: str) -> None:
+    message = rf"objective.gamma.minimum={float(value)} must lie in \(0, 1\]"
+    with pytest.raises(ConfigError, match=message):
+        spec(name, f"objective.gamma.minimum={value}")
+    with pytest.raises(ConfigError, match=message):
+        compose(f"objective={name}", f"objective.gamma.minimum={value}")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_gamma_is_a_number(value: str) -> None:
+    with pytest.raises(ConfigError, match=f"objective.gamma.minimum={value} is not a finite number"):
+        compose("objective=fastclip_v3", f"objective.gamma.minimum={value}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("schedule=cosine", "minimum=null"), "objective.gamma.minimum has no value: .* needs one"),
+        (("schedule=cosine", "decay=null"), "objective.gamma.decay has no value: cosine needs one"),
+        (("schedule=cosine", "decay=0ep"), "objective.gamma.decay=0ep must be above zero"),
+        (("schedule=cosine", "decay=soon"), "objective.gamma.decay=soon is not a duration"),
+        (("schedule=cosine", "decay=-1ep"), "objective.gamma.decay=-1ep is not a duration"),
+        (("schedule=constant",), "objective.gamma.decay=50% has no effect with schedule=constant"),
+        (("schedule=constant", "decay=null", "by_step=true"), "objective.gamma.by_step=true has no effect"),
+        (("schedule=fitted", "decay=null"), "objective.gamma.minimum=0.2 has no effect with schedule=fitted"),
+        (("schedule=fitted", "minimum=null"), "objective.gamma.decay=50% has no effect with schedule=fitted"),
+        (
+            ("schedule=linear",),
+            r"objective.gamma.schedule=linear: Invalid value 'linear', expected one of \[constant, cosine, fitted\]",
+        ),
+    ],
+    ids=str,
+)
+def test_a_gamma_that_makes_no_schedule_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose("objective=fastclip_v3", *(f"objective.gamma.{text}" for text in overrides))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "large"])
+def test_a_tile_is_auto_or_a_whole_number(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"objective.tile={value} must be .*auto"):
+        spec(name, f"objective.tile={value}")
+
+
+OUT_OF_RANGE = [
+    *((name, "eps=-1e-9", "is negative") for name in AVERAGES),
+    *(
+        (name, "init_temperature=0.001", r"must lie in \[")
+        for name in SETTINGS
+        if name not in ("sogclr", "fastclip_v1")
+    ),
+    *((name, "init_temperature=1.5", r"must lie in \[") for name in SETTINGS if name not in ("sogclr", "fastclip_v1")),
+    *((name, f"temperature={tau}", "must") for name in ("sogclr", "fastclip_v1") for tau in (0, -0.1, 2)),
+    *((name, "max_scale=0.5", "must be above 1") for name in ("infonce", "dcl", "siglip", "fastclip_v0")),
+    *((name, f"temperature_lr={lr}", "must be above 0") for name in (*EACH, "fastclip_v3") for lr in ("0", "-0.1")),
+    *((name, f"min_temperature={tau}", r"must lie in \[") for name in (*EACH, "fastclip_v3") for tau in (0, 1.5)),
+    *((name, "temperature_betas=[0.9]", "must be two numbers") for name in EACH),
+    *((name, "temperature_betas=[0.9,1.0]", "must be two numbers") for name in EACH),
+    *((name, "temperature_eps=0", "must be above 0") for name in EACH),
+]
+
+
+@pytest.mark.parametrize(("name", "override", "message"), OUT_OF_RANGE)
+def test_an_option_out_of_range_is_told(name: str, override: str, message: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"objective\.{key}=.*{message}"):
+        spec(name, f"objective.{override}")
+
+
+@pytest.mark.parametrize(("name", "key"), [("fastclip_v3", "tau"), ("isogclr", "tau"), ("fastclip_v2", "feature")])
+def test_a_gradient_is_exact_or_official(name: str, key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"objective.{key}_gradient=mine: Invalid value 'mine', expected one of \[exact, official\]"
+    ):
+        compose(f"objective={name}", f"objective.{key}_gradient=mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("infonce", "rho=1"), ("dcl", "eps=0.1"), ("siglip", "gamma.minimum=1"), ("fastclip_v1", "init_temperature=0.1"),
+        ("fastclip_v1", "temperature_lr=0.1"), ("fastclip_v0", "rho=1"), ("sogclr", "tau_gradient=exact"),
+        ("fastclip_v3", "temperature_betas=[0,0]"), ("fastclip_v3", "max_scale=50"),
+    ],
+)  # fmt: skip
+def test_an_option_that_an_objective_does_not_have_is_no_key(name: str, option: str) -> None:
+    with pytest.raises(ConfigError, match="is not a key here"):
+        compose(f"objective={name}", f"objective.{option}")
+
+
+@pytest.mark.parametrize("name", [*EACH, "fastclip_v3"])
+def test_rho_stays_below_what_any_temperature_can_reach(name: str) -> None:
+    """KL of a row's softmax over its negatives from uniform is below log(n-1), the stationary point where it is ρ."""
+    limit = math.log(N - 1)
+    build(name, f"objective.rho={limit - 1e-3}")
+    for rho in (limit, limit + 1e-3, 50.0):
+        with pytest.raises(
+            ConfigError, match=rf"objective.rho={rho} must be below log\(samples - 1\) = {limit:.4g} .*\b{N} samples"
+        ):
+            build(name, f"objective.rho={rho}")
+
+
+def test_rho_is_checked_at_composition_where_the_datas_size_is_known(tmp_path: Path) -> None:
+    known = ("data=cc3m", f"data.shards={tmp_path}/a.tar")
+    compose(*known, "objective=fastclip_v3", "objective.rho=14")
+    with pytest.raises(ConfigError, match=r"objective.rho=16.0 must be below log\(samples - 1\) = 14"):
+        compose(*known, "objective=fastclip_v3", "objective.rho=16")
+
+
+def test_rho_is_checked_when_the_trainer_has_counted_the_data(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"objective.rho=6.5 must be below log\(samples - 1\) = 5.541"):
+        Trainer(small(tmp_path, *VIT, "objective=fastclip_v3"))

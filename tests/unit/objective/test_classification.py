@@ -1,0 +1,206 @@
+"""A head over image embeddings: it begins as the zero-shot classifier, and trains as a whole batch would train it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.runs import VIT, rows, small, tensors
+from torch import Tensor
+
+from clipx.config.duration import Length
+from clipx.data.labels import Labels
+from clipx.data.source import BadSample, Sample
+from clipx.data.spec import Classes
+from clipx.distributed.comm import Comm
+from clipx.errors import ConfigError
+from clipx.evaluator.base import Embedder
+from clipx.objective.base import StepInputs
+from clipx.objective.classification import ClassificationSpec
+from clipx.objective.losses.classification import Classification
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+
+ONE = Comm(0, 1, 0, torch.device("cpu"))
+NARROW = (*VIT, "model.embed_dim=16", "model.text.width=16", "model.text.heads=2")
+FINE = ("objective=classification", "model.text.lock=all")
+
+
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("zero") / "run"
+    Trainer(small(run_dir, *NARROW, "duration=2st", "schedule.warmup=1st")).fit()
+    return run_dir
+
+
+def fine(zero: Path, run_dir: Path, *overrides: str) -> Trainer:
+    return Trainer(small(run_dir, *NARROW, *FINE, f"model.weights={zero}", *overrides))
+
+
+def head(classes: int = 5, width: int = 4, **options: float) -> Classification:
+    objective = ClassificationSpec(init_temperature=0.1, **options).build(ONE, Length(10, 10, 10))
+    assert isinstance(objective, Classification)
+    objective.prepare(Classes([str(i) for i in range(classes)], ("a {}",)), width)
+    return objective.double()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_is_cross_entropy_by_its_definition(smoothing: float) -> None:
+    torch.manual_seed(0)
+    module = head(label_smoothing=smoothing)
+    x_BD = F.normalize(torch.randn(6, 4, dtype=torch.float64), dim=1)
+    label_B = torch.tensor([0, 4, 2, 2, 1, 0])
+    loss, metrics = module(StepInputs(x_BD, torch.empty(6, 0), torch.arange(6), targets=(label_B,)))
+    log_p = (10 * x_BD @ module.head_CD.T).log_softmax(1)
+    target = (1 - smoothing) * F.one_hot(label_B, 5) + smoothing / 5
+    torch.testing.assert_close(loss, -(target * log_p).sum(1).mean(), rtol=0, atol=1e-6)
+    assert metrics["top1"] == (log_p.argmax(1) == label_B).double().mean()
+
+
+def test_the_head_begins_as_the_zero_shot_classifier(zero: Path, tmp_path: Path) -> None:
+    """Hence scores what zero-shot evaluation scores, before the first step; a random one does not."""
+    found = {}
+    for kind in ("zeroshot", "random"):
+        t = fine(zero, tmp_path / kind, f"objective.head={kind}", "evaluator=[zeroshot]")
+        embedder = Embedder.build(
+            t.learner.model, t.spec.model, t.spec.data, t.comm, t.learner.precision, lambda bad: None
+        )
+        assert t.dataset.held_out is not None
+        images = embedder.images(t.dataset.held_out, 256)
+        own = t.learner.objective.score(images.image, images.labels)["top1"]
+        found[kind] = own, t.evaluation.suite.evaluate(["zeroshot"], embedder)["eval/zeroshot/top1"]
+        t.close()
+        assert isinstance(t.learner.objective, Classification)
+        norms = t.learner.objective.head_CD.norm(dim=1)
+        assert (kind == "zeroshot") == torch.allclose(norms, torch.ones_like(norms), atol=1e-6)
+    assert found["zeroshot"][0] == found["zeroshot"][1] == found["random"][1] != found["random"][0]
+
+
+def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
+    batch = next(iter(t._batches()))
+    for module in (t.learner.model, t.learner.objective):
+        module.zero_grad()
+    loss, metrics = forward_backward(
+        t.learner.model, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision
+    )
+    named = (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
+    return {"loss": loss, "top1": metrics["top1"], **{n: p.grad.clone() for n, p in named if p.grad is not None}}
+
+
+def test_gradients_in_micro_batches_are_those_of_the_whole_batch(zero: Path, tmp_path: Path) -> None:
+    t = fine(zero, tmp_path / "x", "precision=fp64", "checkpoint=none")
+    whole = gradients(t, 1)
+    images = {n for n, _ in t.learner.model.named_parameters() if n.startswith("image.")}
+    assert whole.keys() == {"loss", "top1", "head_CD", "temperature.log_scale"} | images
+    for name, value in gradients(t, 4).items():
+        torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-10, msg=name)
+
+
+def test_the_text_tower_is_not_computed(zero: Path, tmp_path: Path) -> None:
+    t = fine(zero, tmp_path / "x")
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the text tower was computed")
+
+    t.learner.model.text.register_forward_pre_hook(fail)
+    t.fit()
+    assert all(row["train/tokens_per_second"] == 0 for row in rows(tmp_path / "x"))
+
+
+def test_it_learns_the_digits_and_zero_shot_still_works(zero: Path, tmp_path: Path) -> None:
+    """The head's accuracy is among the numbers, and of the same images that zero-shot is measured on."""
+    words = ("data=digits", "data.workers=0", "data.batch_size=64", "duration=3ep", "objective.head=random")
+    spec = compose(*NARROW, *FINE, *words, f"model.weights={zero}", f"run_dir={tmp_path}/x", "name=x", "logger=[]",
+                   "evaluator=[zeroshot]", "evaluator.zeroshot.every=end", "objective.init_temperature=0.1",
+                   "schedule.warmup=5st", "optimizer.lr=4e-3", "checkpoint.best=eval/head/top1")  # fmt: skip
+    numbers = Trainer(spec).fit()
+    assert numbers["eval/head/top1"] > 0.25 and numbers["eval/head/chance"] == 0.1
+    assert numbers["eval/zeroshot/chance"] == 0.1
+    before, after = tensors(zero, 2), tensors(tmp_path / "x", max_step(tmp_path / "x"))
+    text = [name for name in before if name.startswith("model/text.")]
+    assert text and all(torch.equal(before[name], after[name]) for name in text)
+
+
+def max_step(run_dir: Path) -> int:
+    return max(int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").glob("step-*"))
+
+
+def test_a_resumed_run_ends_bit_for_bit_as_one_that_never_stopped(zero: Path, tmp_path: Path) -> None:
+    words = ("checkpoint.every=2st",)
+    fine(zero, tmp_path / "whole", *words).fit()
+    t = fine(zero, tmp_path / "halves", *words)
+    for batch, _ in zip(t._batches(), range(2), strict=False):
+        t.step(batch)
+    t._save({})
+    t.checkpoints.wait()
+    t.close()
+    fine(zero, tmp_path / "halves", *words, "resume=latest").fit()
+    whole, halves = tensors(tmp_path / "whole", 4), tensors(tmp_path / "halves", 4)
+    assert "objective/head_CD" in whole
+    assert all(torch.equal(x, halves[n]) for n, x in whole.items())
+
+
+# ------------------------------------------------------------------------------------------------------- what fails
+
+
+def test_labels_are_numbers_or_names_and_a_sample_without_one_is_bad() -> None:
+    labels = Labels(("cat", "dog"))
+    assert labels.number("dog") == labels.number(1) == 1
+    assert torch.equal(*labels.rows(0, Sample(b"", ["a dog"], "dog"), "a dog"), torch.tensor(1))
+    for label, reason in (
+        (None, "missing"),
+        ("cow", "'cow' is not among the 2"),
+        (2, "2 is out of step"),
+        (-1, "-1 is"),
+    ):
+        with pytest.raises(BadSample, match=reason):
+            labels.number(label)
+
+
+def test_names_must_be_there_and_fit_the_data(tmp_path: Path) -> None:
+    spec, own = ClassificationSpec(), Classes(("a", "b"), ("a {}",))
+    names = tmp_path / "names.txt"
+    names.write_text("one\ntwo\nthree\n")
+    for changed, classes, message in (
+        (spec, None, "objective.classnames has no value and the data names no classes"),
+        (replace(spec, classnames=str(names)), own, "has 3 names where the data has 2 classes"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            changed.build(ONE, Length(10, 10, 10)).prepare(classes, 4)
+    module = replace(spec, classnames=str(names)).build(ONE, Length(10, 10, 10))
+    module.prepare(None, 4)
+    assert isinstance(module, Classification) and module.head_CD.shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("model.text.lock=none",),
+            "objective=classification gives the text tower no gradient: add model.text.lock=all",
+        ),
+        (("model.text.lock_norms=false",), "objective=classification gives the text tower no gradient"),
+        (("model.weights=null",), "model.text.lock=all keeps weights that are drawn at random"),
+        (("objective.label_smoothing=1",), "objective.label_smoothing=1.0 must lie in [0, 1)"),
+        (("objective.init_temperature=0.001",), "objective.init_temperature=0.001 must lie in [1/max_scale, 1]"),
+        (("objective.head=random", "objective.templates=simple"), "has no effect on objective.head=random"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose("model.weights=somewhere", *FINE, *overrides)
+    assert message in str(error.value)
+
+
+def test_both_towers_may_be_locked_beside_a_head(zero: Path, tmp_path: Path) -> None:
+    """Which is a linear probe: the head moves, the model does not."""
+    t = fine(zero, tmp_path / "x", "model.image.lock=all")
+    before = {n: x.clone() for n, x in t.learner.model.state_dict().items()}
+    head_CD = t.learner.objective.state_dict()["head_CD"].clone()
+    t.fit()
+    assert all(torch.equal(x, before[n]) for n, x in t.learner.model.state_dict().items())
+    assert not torch.equal(t.learner.objective.state_dict()["head_CD"], head_CD)

@@ -1,0 +1,121 @@
+"""The table of per-sample state: who keeps what, what it costs, and how it travels through checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import save_checkpoint
+
+from clipx.checkpoint.format import Checkpoint, CheckpointDir, CheckpointTensors, RankRows
+from clipx.checkpoint.staging import StagingBuffer
+from clipx.distributed.comm import Comm
+from clipx.errors import CheckpointError, ClipxError
+from clipx.objective.losses.sample_state import SampleTable, repeated_later
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def rank(k: int, world: int, device: torch.device = CPU) -> Comm:
+    return Comm(k, world, k, device)
+
+
+@pytest.mark.parametrize(("samples", "world"), [(10, 1), (10, 3), (10, 4), (3, 8), (16, 4), (400_000_000, 8)])
+def test_every_row_has_one_owner(samples: int, world: int) -> None:
+    tables = [SampleTable(rank(k, world), samples, 2, device=META) for k in range(world)]
+    assert tables[0].start == 0
+    assert tables[-1].stop == samples
+    assert all(a.stop == b.start for a, b in itertools.pairwise(tables))
+    assert sum(len(t.rows) for t in tables) == samples
+
+
+def test_four_hundred_million_samples_cost_each_of_eight_ranks_an_eighth_of_3_2_gigabytes() -> None:
+    tables = [SampleTable(rank(k, 8), 400_000_000, 2, device=META) for k in range(8)]
+    for table in tables:
+        assert table.storage.dtype == torch.float32
+        assert table.storage.nbytes == 3_200_000_000 // 8 + 8  # a row of two float32 for writes that are another's
+    assert not list(tables[0].state_dict()), "it is stored by its rows' numbers, not as a module's state"
+
+
+def test_what_is_written_is_read_and_the_rest_is_nan() -> None:
+    table = SampleTable(rank(0, 1), 9, 2)
+    table.write(torch.tensor([7, 2]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    read = table.read(torch.tensor([2, 3, 7]))
+    assert read[[0, 2]].tolist() == [[3.0, 4.0], [1.0, 2.0]]
+    assert read[1].isnan().all()
+
+
+def test_of_a_sample_that_occurs_twice_the_last_one_stays() -> None:
+    index = torch.tensor([4, 1, 4, 4, 1])
+    table = SampleTable(rank(0, 1), 5, 1)
+    table.write(index, torch.arange(5.0)[:, None])
+    assert table.rows[[4, 1], 0].tolist() == [3.0, 4.0]
+    assert repeated_later(index).tolist() == [True, True, True, False, False]
+
+
+def test_a_rank_writes_its_own_rows_alone() -> None:
+    tables = [SampleTable(rank(k, 3), 8, 1) for k in range(3)]
+    for table in tables:
+        table.write(torch.arange(8), torch.arange(8.0)[:, None])
+    assert [t.rows[:, 0].tolist() for t in tables] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0, 7.0]]
+
+
+@pytest.mark.parametrize("number", [-1, 5])
+def test_a_number_out_of_range_is_named_with_the_range(number: int) -> None:
+    with pytest.raises(ClipxError, match=rf"sample number {number} is out of the data set's range \[0, 5\)"):
+        SampleTable(rank(0, 1), 5, 1).read(torch.tensor([0, number]))
+
+
+# ------------------------------------------------------------------------------------------------- checkpoints
+
+
+def written(folder: Path, samples: int, world: int, lost: int | None = None) -> Checkpoint:
+    """A checkpoint whose rows as many ranks wrote, of which one's may be lost; row i is [i, -i]."""
+    folder.mkdir()
+    staging, files = StagingBuffer(pinned=False), []
+    for k in range(world):
+        table = SampleTable(rank(k, world), samples, 2)
+        table.rows.copy_(torch.arange(table.start, table.stop)[:, None] * torch.tensor([1, -1]))
+        if len(table.rows) and k != lost:
+            files.append(f"shard.{k + 1:05d}-of-{world:05d}.safetensors")
+            staging.fill({"table": RankRows(table.rows, table.start)})
+            staging.write(folder / files[-1])
+    return Checkpoint(1, CheckpointTensors.open(folder, files), {}, folder)
+
+
+@pytest.mark.parametrize("samples", [1, 10, 64])
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (2, 3), (3, 2), (8, 5)])
+def test_rows_go_to_their_new_owners_on_another_number_of_ranks(
+    tmp_path: Path, samples: int, before: int, after: int
+) -> None:
+    checkpoint = written(tmp_path / "step", samples, before)
+    assert checkpoint.sharded_names() == {"table"}
+    assert checkpoint.tensors["table"][:, 0].tolist() == list(range(samples))
+    for k in range(after):
+        table = SampleTable(rank(k, after), samples, 2)
+        checkpoint.read_rows("table", RankRows(table.rows, table.start))
+        assert table.rows[:, 0].tolist() == list(range(table.start, table.stop))
+        assert torch.equal(table.rows[:, 1], -table.rows[:, 0])
+
+
+def test_rows_that_are_gone_are_an_error_that_names_them(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path / "step", 10, 2, lost=1)
+    with pytest.raises(CheckpointError, match="lacks rows 5 to 10 of table"):
+        checkpoint.read_rows("table", RankRows(torch.zeros(10, 2), 0))
+
+
+def test_rows_of_another_width_are_an_error(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path / "step", 10, 2)
+    with pytest.raises(CheckpointError, match=r"the rows of table in .* are of shape \[2\], not \[1\]"):
+        checkpoint.read_rows("table", RankRows(torch.zeros(10, 1), 0))
+
+
+def test_a_part_of_the_rows_is_read(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, {"table": RankRows(torch.arange(8.0).view(4, 2), 0)})
+    found = CheckpointDir(tmp_path, pytest.fail).load()
+    assert found is not None
+    rows = torch.ones(2, 2)
+    found.read_rows("table", RankRows(rows, 1))
+    assert rows.tolist() == [[2, 3], [4, 5]]

@@ -1,0 +1,418 @@
+"""Which weights decay, against open_clip's own models and rules; at what share of the rate each learns; Muon's own."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import open_clip.model  # type: ignore[import-untyped]
+import pytest
+import torch
+from helpers.optimizers import META, OPTIONS, Optimizing
+from timm.optim import param_groups_layer_decay
+from torch import Tensor, nn
+
+from clipx.errors import ConfigError
+from clipx.model.clip import CLIP
+from clipx.objective.base import Objective
+from clipx.optimizer.adamw import AdamWSpec
+from clipx.optimizer.groups import decayed, parameter_groups, set_learning_rate
+from clipx.optimizer.spec import DecayRule
+from clipx.trainer.spec import compose
+
+MODELS = ["vit_b32", "rn50", "convnext_base_w", "tiny"]
+PUBLISHED, CURRENT = DecayRule.published, DecayRule.current
+
+
+@cache
+def ours(name: str) -> CLIP:
+    return compose(f"model={name}").model.build(META, torch.float32)
+
+
+@cache
+def theirs(name: str) -> nn.Module:
+    config = open_clip.get_model_config(name)
+    with META:
+        model: nn.Module = open_clip.model.CLIP(**config)
+    return model
+
+
+def grouped(model: nn.Module, rule: DecayRule) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The two rules in their own words: open_clip_train.main's lambda, and timm's with the model's exemptions."""
+    exempt = model.no_weight_decay() if rule is CURRENT else set()
+
+    def kept(name: str, p: Tensor) -> bool:
+        if rule is CURRENT:
+            return p.ndim <= 1 or name in exempt
+        return p.ndim < 2 or "bn" in name or "ln" in name or "bias" in name or "logit_scale" in name
+
+    parameters = {name: p for name, p in model.named_parameters() if name != "logit_scale"}  # is the objective's here
+    decay = {name: p for name, p in parameters.items() if not kept(name, p)}
+    return decay, {name: p for name, p in parameters.items() if name not in decay}
+
+
+def shapes(parameters: dict[str, Tensor]) -> list[tuple[int, ...]]:
+    """Sorted; a projection may be transposed, and timm puts axes of length 1 before a position's."""
+    return sorted(tuple(sorted(size for size in p.shape if size > 1)) for p in parameters.values())
+
+
+def elements(parameters: dict[str, Tensor]) -> int:
+    return sum(p.numel() for p in parameters.values())
+
+
+@pytest.mark.parametrize("rule", [PUBLISHED, CURRENT])
+@pytest.mark.parametrize(("name", "published"), [("vit_b32", "ViT-B-32"), ("vit_l14", "ViT-L-14")])
+def test_a_vits_groups_are_open_clips(name: str, published: str, rule: DecayRule) -> None:
+    our_decay, our_keep = decayed(ours(name), rule)
+    their_decay, their_keep = grouped(theirs(published), rule)
+    assert shapes(our_decay) == shapes(their_decay)
+    assert shapes(our_keep) == shapes(their_keep)
+    assert elements(our_decay) == elements(their_decay)
+
+
+@pytest.mark.parametrize("rule", [PUBLISHED, CURRENT])
+def test_a_resnets_groups_are_open_clips_up_to_the_pools_positions(rule: DecayRule) -> None:
+    """The current rule keeps every positional embedding from decaying; open_clip's ResNet exempts the text's alone."""
+    our_decay, our_keep = decayed(ours("rn50"), rule)
+    their_decay, their_keep = grouped(theirs("RN50"), rule)
+    pool = {"visual.attnpool.positional_embedding": their_decay["visual.attnpool.positional_embedding"]}
+    if rule is CURRENT:
+        their_keep |= pool
+        their_decay = {name: p for name, p in their_decay.items() if name not in pool}
+    assert elements(our_decay) == elements(their_decay)
+    assert elements(our_keep) == elements(their_keep)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_rules_differ_in_the_positional_embeddings_alone(name: str) -> None:
+    model = ours(name)
+    published, current = (decayed(model, rule)[0].keys() for rule in (PUBLISHED, CURRENT))
+    assert published - current == model.positional_embeddings()
+    assert current <= published
+
+
+@pytest.mark.parametrize("rule", [PUBLISHED, CURRENT])
+@pytest.mark.parametrize("name", MODELS)
+def test_vectors_and_class_tokens_never_decay_and_every_parameter_is_in_one_group(name: str, rule: DecayRule) -> None:
+    model = ours(name)
+    decay, keep = decayed(model, rule)
+    assert {**decay, **keep} == dict(model.named_parameters())
+    assert not decay.keys() & keep.keys()
+    assert all(p.ndim >= 2 for p in decay.values())
+    assert model.class_tokens() <= keep.keys()
+
+
+def names_and(key: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: group[key] for group in groups for name, _ in group["params"]}
+
+
+def test_groups_carry_names_and_the_objectives_parameters_never_decay() -> None:
+    run = Optimizing("optimizer.weight_decay=0.3")
+    rates = names_and("weight_decay", run.groups)
+    owned = {f"objective.{name}" for name, _ in run.objective.named_parameters()}
+    assert owned
+    assert rates.keys() == {f"model.{name}" for name, _ in run.model.named_parameters()} | owned
+    decay, keep = decayed(run.model, run.spec.decay_rule)
+    assert {rates[name] for name in owned} == {0.0}
+    assert {rates[f"model.{name}"] for name in decay} == {0.3}
+    assert {rates[f"model.{name}"] for name in keep} == {0.0}
+    assert {name for group in run.optimizer.param_groups for name in group["param_names"]} == rates.keys()
+
+
+def test_an_objectives_matrix_does_not_decay_either() -> None:
+    class WithMatrix(Objective):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(torch.ones(2, 2))
+
+    run = Optimizing()
+    groups = parameter_groups(run.model, WithMatrix(), run.spec)
+    assert names_and("weight_decay", groups)["objective.matrix"] == 0.0
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_frozen_parameters_are_in_no_group(option: str) -> None:
+    run = Optimizing(f"optimizer={option}")
+    run.model.image.requires_grad_(False)
+    groups = parameter_groups(run.model, run.objective, run.spec)
+    assert names_and("weight_decay", groups).keys() == {
+        f"model.text.{n}" for n, _ in run.model.text.named_parameters()
+    } | {f"objective.{n}" for n, _ in run.objective.named_parameters()}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_groups_are_as_few_as_there_are_treatments(name: str, option: str) -> None:
+    spec = compose(f"model={name}", f"optimizer={option}").optimizer
+    groups = parameter_groups(ours(name), Objective(), spec)
+    treatments = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+    assert all(treatments.count(treatment) == 1 for treatment in treatments)
+    assert len(groups) == (3 if option == "muon" else 2)
+
+
+# --------------------------------------------------------------------------------------------- exempt by pattern
+
+
+def test_patterns_add_to_what_does_not_decay() -> None:
+    pattern = ["text.token_embedding.*", "image.*.conv1.weight"]
+    model = ours("tiny")
+    decay, keep = decayed(model, CURRENT, pattern)
+    plain, _ = decayed(model, CURRENT)
+    exempt = {"text.token_embedding.weight", *(f"image.trunk.layer{n}.0.conv1.weight" for n in (1, 2, 3, 4))}
+    assert plain.keys() - decay.keys() == exempt == keep.keys() & plain.keys()
+    spec = compose(f"optimizer.no_decay=[{','.join(pattern)}]").optimizer
+    rates = names_and("weight_decay", parameter_groups(model, Objective(), spec))
+    assert {rates[f"model.{name}"] for name in exempt} == {0.0}
+
+
+def test_a_pattern_may_name_what_is_frozen() -> None:
+    model = compose("model=tiny").model.build(META, torch.float32)
+    model.text.requires_grad_(False)
+    decay, keep = decayed(model, CURRENT, ["text.token_embedding.*"])
+    assert not [name for name in {**decay, **keep} if name.startswith("text.")]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["text.token_embeding.*", "model.text.token_embedding.weight", "TEXT.token_embedding.weight"]
+)
+def test_a_pattern_that_matches_nothing_is_refused_with_what_is_near(pattern: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Optimizing(f"optimizer.no_decay=[text.norm.*,{pattern}]")
+    assert str(caught.value).startswith(
+        f"optimizer.no_decay=[{pattern}] matches no parameter of the model: correct it, or leave it out; near it are "
+    )
+    assert "text.token_embedding.weight" in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------- learning rates
+
+
+def test_each_tower_has_its_multiple_of_the_rate() -> None:
+    run = Optimizing("optimizer.image_lr_scale=0.1", "optimizer.text_lr_scale=2.5")
+    scales = names_and("lr_scale", run.groups)
+    for tower, scale in (("model.image.", 0.1), ("model.text.", 2.5), ("objective.", 1.0)):
+        assert {value for name, value in scales.items() if name.startswith(tower)} == {scale}
+
+
+def test_the_scheduled_rate_reaches_each_group_as_its_multiple_or_not_at_all() -> None:
+    run = Optimizing("optimizer.image_lr_scale=0.1", "optimizer.layer_decay=0.5", constant=True)
+    for lr in (1e-3, 1e-5, 0.0):
+        set_learning_rate(run.optimizer, lr)
+        rates = {name: group["lr"] for group in run.optimizer.param_groups for name in group["param_names"]}
+        assert rates["model.image.projection.weight"] == lr * 0.1
+        assert rates["model.image.trunk.conv1.0.weight"] == lr * 0.1 * 0.5**4
+        assert rates["model.text.blocks.0.mlp.fc1.weight"] == lr * 0.5
+        assert {rate for name, rate in rates.items() if name.startswith("objective.")} == {1e-3}
+
+
+ABOVE = {
+    "vit_b32": {
+        "image.trunk.cls_token": 12,
+        "image.trunk.pos_embed": 12,
+        "image.trunk.patch_embed.proj.weight": 12,
+        "image.trunk.norm_pre.weight": 12,  # before the blocks
+        **{f"image.trunk.blocks.{n}.{leaf}": 11 - n for n in range(12) for leaf in ("attn.qkv.weight", "mlp.fc2.bias")},
+        "image.trunk.norm.weight": 0,
+        "image.projection.weight": 0,
+        "text.token_embedding.weight": 12,
+        "text.positional_embedding": 12,
+        **{f"text.blocks.{n}.{leaf}": 11 - n for n in range(12) for leaf in ("norm1.weight", "attn.proj.weight")},
+        "text.norm.bias": 0,
+        "text.projection.weight": 0,
+    },
+    "rn50": {
+        "image.trunk.stem.conv1.conv.weight": 16,
+        "image.trunk.stem.conv3.bn.bias": 16,
+        "image.trunk.stages.0.0.conv1_1x1.conv.weight": 15,
+        "image.trunk.stages.0.2.conv1_1x1.conv.weight": 13,
+        "image.trunk.stages.1.0.shortcut.conv.conv.weight": 12,
+        "image.trunk.stages.3.2.conv3_1x1.bn.weight": 0,
+        "image.trunk.head.q.weight": 0,
+        "image.trunk.head.pos_embed": 0,
+        "image.trunk.head.proj.weight": 0,
+        "text.blocks.3.mlp.fc1.weight": 8,
+    },
+    "convnext_base_w": {
+        "image.trunk.stem.0.weight": 36,
+        "image.trunk.stages.0.blocks.0.conv_dw.weight": 35,
+        "image.trunk.stages.1.downsample.1.weight": 32,
+        "image.trunk.stages.1.blocks.0.mlp.fc1.weight": 32,
+        "image.trunk.stages.2.blocks.26.gamma": 3,
+        "image.trunk.stages.3.blocks.2.mlp.fc2.weight": 0,
+        "image.trunk.head.norm.weight": 0,
+        "image.projection.weight": 0,
+    },
+    "tiny": {
+        "image.trunk.conv1.0.weight": 4,
+        "image.trunk.bn1.weight": 4,
+        "image.trunk.layer1.0.conv1.weight": 3,
+        "image.trunk.layer3.0.downsample.1.weight": 1,
+        "image.trunk.layer4.0.bn2.bias": 0,
+        "image.projection.weight": 0,
+        "text.token_embedding.weight": 2,
+        "text.blocks.0.attn.qkv.bias": 1,
+        "text.blocks.1.attn.qkv.bias": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layer_decay_multiplies_once_for_each_block_above(name: str) -> None:
+    spec = compose(f"model={name}", "optimizer.layer_decay=0.75").optimizer
+    scales = names_and("lr_scale", parameter_groups(ours(name), Objective(), spec))
+    assert {leaf: scales[f"model.{leaf}"] for leaf in ABOVE[name]} == {k: 0.75**n for k, n in ABOVE[name].items()}
+    assert min(scales.values()) == 0.75 ** max(ABOVE[name].values())
+    assert max(scales.values()) == 1.0
+
+
+@pytest.mark.parametrize("name", ["vit_b32", "tiny"])
+def test_layer_decay_of_the_image_tower_is_timms(name: str) -> None:
+    """Where nothing of timm's own stands above the blocks: there timm gives the first step down to the head."""
+    trunk = ours(name).image.trunk
+    theirs = {
+        id(p): group["lr_scale"] for group in param_groups_layer_decay(trunk, layer_decay=0.6) for p in group["params"]
+    }
+    spec = compose(f"model={name}", "optimizer.layer_decay=0.6").optimizer
+    scales = names_and("lr_scale", parameter_groups(ours(name), Objective(), spec))
+    for leaf, p in trunk.named_parameters():
+        assert scales[f"model.image.trunk.{leaf}"] == pytest.approx(theirs[id(p)], rel=1e-12), leaf
+
+
+TOWERS = "vit_base_patch16_siglip_224 eva02_base_patch14_224 swin_tiny_patch4_window7_224 cait_s24_224 resnext50_32x4d"
+
+
+@pytest.mark.parametrize("timm", TOWERS.split())
+def test_layer_decay_and_muon_find_the_blocks_of_other_towers(timm: str) -> None:
+    spec = compose("model=vit_b32", f"model.image.timm={timm}", "optimizer=muon", "optimizer.layer_decay=0.9")
+    model = spec.model.build(META, torch.float32)
+    groups = parameter_groups(model, Objective(), spec.optimizer)
+    scales = names_and("lr_scale", groups)
+    blocks = {"cait_s24_224": 24, "resnext50_32x4d": 16}.get(timm, 12)
+    assert min(v for k, v in scales.items() if k.startswith("model.image.")) == pytest.approx(0.9**blocks)
+    matrices = hidden(groups)
+    assert all(p.ndim in (2, 4) for p in matrices.values())
+    assert not [name for name in matrices if "patch_embed" in name or "pos_embed" in name or "attn_pool" in name]
+    assert len([name for name in matrices if name.startswith("model.image.")]) >= 2 * blocks
+
+
+@pytest.mark.parametrize("asked", ["optimizer.layer_decay=0.9", "optimizer=muon"])
+def test_a_tower_whose_blocks_timm_does_not_know_is_refused_only_where_it_matters(asked: str) -> None:
+    tower = ("model=tiny", "model.image.timm=poolformer_s12", "model.image.size=64")
+    spec = compose(*tower)
+    model = spec.model.build(META, torch.float32)
+    parameter_groups(model, Objective(), spec.optimizer)
+    with pytest.raises(ConfigError) as caught:
+        parameter_groups(model, Objective(), compose(*tower, asked).optimizer)
+    assert str(caught.value) == (
+        f"{asked} goes by the image tower's blocks, which timm does not tell of a MetaFormer: leave it out, or choose "
+        "another model.image.timm"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- muon
+
+
+def hidden(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
+    return {name: p for group in groups if group.get("use_muon") for name, p in group["params"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [
+        ("vit_b32", 12 * 4),  # qkv, out, and two of the MLP
+        ("rn50", 16 * 3 + 4),  # three kernels a block and a shortcut a stage; neither stem nor attention pool
+        ("convnext_base_w", 36 * 2 + 3),  # two of the MLP a block, and what stands between stages; no depthwise kernel
+        ("tiny", 4 * 2 + 1 + 3),
+    ],
+)
+def test_muons_matrices_are_those_inside_the_blocks(name: str, image: int) -> None:
+    spec = compose(f"model={name}", "optimizer=muon").optimizer
+    matrices = hidden(parameter_groups(ours(name), Objective(), spec))
+    text = {leaf for leaf in matrices if leaf.startswith("model.text.")}
+    of_a_block = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    layers = len(ours(name).text.blocks)
+    assert text == {f"model.text.blocks.{n}.{leaf}.weight" for n in range(layers) for leaf in of_a_block}
+    assert len(matrices) - len(text) == image
+    assert not [
+        leaf for leaf in matrices if any(word in leaf for word in ("stem", "conv_dw", "embed", "head", "projection"))
+    ]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_optimizer_builds_over_every_kind_of_tower(name: str, option: str) -> None:
+    spec = compose(f"model={name}", f"optimizer={option}", "optimizer.layer_decay=0.8").optimizer
+    optimizer = spec.build(parameter_groups(ours(name), Objective(), spec))
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(ours(name).parameters()))
+
+
+# ------------------------------------------------------------------------------------------------------- options
+
+
+def test_the_reference_recipes_are_the_options() -> None:
+    vit, convnet = compose("model=vit_b32").optimizer, compose("model=rn50").optimizer
+    assert isinstance(vit, AdamWSpec) and isinstance(convnet, AdamWSpec)
+    assert (vit.lr, vit.betas, vit.eps, vit.weight_decay, vit.clip_norm) == (5e-4, [0.9, 0.98], 1e-6, 0.2, None)
+    assert (convnet.lr, convnet.betas, convnet.eps, convnet.weight_decay) == (5e-4, [0.9, 0.999], 1e-8, 0.2)
+
+
+BETAS = "must be two numbers in [0, 1)"
+REFUSED = [
+    # (option, value, rule and fix)
+    ("adamw", "lr=0.0", "must be above 0: the reference is 5e-4"),
+    ("adamw", "weight_decay=-0.1", "must be at least 0"),
+    ("adamw", "clip_norm=0.0", "must be above 0; null switches clipping off"),
+    ("adamw", "image_lr_scale=0.0", "must be above 0: 1.0 trains the tower at optimizer.lr"),
+    ("adamw", "text_lr_scale=-1.0", "must be above 0: 1.0 trains the tower at optimizer.lr"),
+    ("adamw", "layer_decay=0.0", "must lie in (0, 1]: 1.0 trains all blocks at one rate"),
+    ("adamw", "layer_decay=1.01", "must lie in (0, 1]: 1.0 trains all blocks at one rate"),
+    ("adamw", "betas=[0.9]", f"{BETAS}, e.g. [0.9,0.98]"),
+    ("adamw", "betas=[0.9, 1.0]", f"{BETAS}, e.g. [0.9,0.98]"),
+    ("adamw", "eps=0.0", "must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets"),
+    ("lamb", "lr=-1.0", "must be above 0: the reference is 5e-4"),
+    ("lamb", "betas=[-0.1, 0.9]", f"{BETAS}, e.g. [0.9,0.999]"),
+    ("lamb", "eps=0.0", "must be above 0: 1e-6 is usual"),
+    ("lion", "weight_decay=-1.0", "must be at least 0"),
+    ("lion", "betas=[1.0, 0.99]", f"{BETAS}, e.g. [0.9,0.99]"),
+    ("sgd", "layer_decay=2.0", "must lie in (0, 1]: 1.0 trains all blocks at one rate"),
+    ("sgd", "momentum=1.0", "must lie in [0, 1): 0.9 is usual"),
+    ("sgd", "momentum=-0.1", "must lie in [0, 1): 0.9 is usual"),
+    ("sgd", "momentum=0.0", "leaves optimizer.nesterov=true without effect: give momentum above 0, or nesterov=false"),
+    ("muon", "clip_norm=-1.0", "must be above 0; null switches clipping off"),
+    ("muon", "momentum=0.0", "must lie in (0, 1): 0.95 is usual"),
+    ("muon", "momentum=1.0", "must lie in (0, 1): 0.95 is usual"),
+    ("muon", "betas=[0.9, 2.0]", f"{BETAS}, e.g. [0.9,0.98]"),
+    ("muon", "eps=0.0", "must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "rule"), REFUSED, ids=[f"{o}-{v}" for o, v, _ in REFUSED])
+def test_a_value_out_of_range_is_refused(option: str, value: str, rule: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(f"optimizer={option}", f"optimizer.{value.replace(', ', ',')}")
+    assert str(caught.value) == f"optimizer.{value} {rule}"
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("lion", "eps"),
+        ("sgd", "betas"),
+        ("sgd", "eps"),
+        ("adamw", "momentum"),
+        ("lamb", "nesterov"),
+        ("lion", "momentum"),
+    ],
+)
+def test_an_option_without_effect_does_not_exist(option: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^optimizer\.{key} is not a key here: the keys are lr, weight_decay, "):
+        compose(f"optimizer={option}", f"optimizer.{key}=0.5")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_options_file_and_its_class_agree_on_the_defaults(option: str) -> None:
+    """`lr` and the like are in both: the class is what a test or a plug-in starts from."""
+    spec = compose("model=vit_b32", f"optimizer={option}").optimizer
+    if option == spec.kind:
+        assert spec == type(spec)()

@@ -1,0 +1,139 @@
+"""The alpha-beta model against what is known exactly, and a step's traffic against what its process group is given."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from helpers import ROOT
+from helpers.runs import NEEDED
+
+from clipx.bench.network import _OBJECTIVES
+from clipx.config.registry import CONF_DIR
+from clipx.objective.infonce import InfoNCESpec
+from clipx.plan.alpha_beta import Cluster, CollectiveTime, Link, fit_link, one_node
+from clipx.plan.step_time import Machine, Model, step
+from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic
+from clipx.trainer.spec import compose
+
+FAST, SLOW = Link(3e-6, 300e9), Link(10e-6, 40e9)
+MACHINE = Machine(8, FAST, SLOW, 400e12, 30e12)
+VIT_B32 = Model(151_277_312, 14_777_163_776, 512, 24)
+INFONCE = InfoNCESpec().traffic
+N = 8e6  # bytes
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
+def test_on_one_level_collectives_take_what_the_textbook_says(ranks: int) -> None:
+    """Chan et al., Collective communication (2007): a ring of K takes K-1 steps of n/K bytes, an all_reduce two."""
+    link, steps = Link(2e-6, 1e9), ranks - 1
+    ring = steps * 2e-6 + steps / ranks * N / 1e9
+    for cluster in (Cluster(1, ranks, link, SLOW), Cluster(ranks, 1, SLOW, link)):
+        assert cluster.all_gather(N) == pytest.approx(ring)
+        assert cluster.reduce_scatter(N) == pytest.approx(ring)
+    assert one_node(ranks, link).all_reduce(N) == pytest.approx(2 * ring)
+    assert one_node(ranks, link).broadcast(N) == pytest.approx(
+        math.ceil(math.log2(ranks)) * 2e-6 + (ranks > 1) * N / 1e9
+    )
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(2, 8), (16, 8), (5, 3)])
+def test_two_levels_of_like_links_move_as_many_bytes_as_one(nodes: int, gpus: int) -> None:
+    free = Link(0.0, 1e9)
+    two, one = Cluster(nodes, gpus, free, free), one_node(nodes * gpus, free)
+    assert two.all_gather(N) == pytest.approx(one.all_gather(N))
+    assert two.all_reduce(N) == pytest.approx(one.all_reduce(N))
+
+
+def test_between_nodes_each_gpu_sends_a_gpus_share() -> None:
+    cluster = Cluster(4, 8, FAST, SLOW)
+    size = 10 * N  # large enough for a ring
+    between, within = 3 * (10e-6 + size / 32 / 40e9), 7 * (3e-6 + size / 8 / 300e9)
+    assert cluster.all_gather(size) == pytest.approx(between + within)
+    assert cluster.all_reduce(size) == pytest.approx(2 * (between + within))
+
+
+def test_small_sums_between_many_nodes_climb_a_tree() -> None:
+    cluster = Cluster(128, 8, FAST, SLOW)
+    assert cluster.all_reduce(8) == pytest.approx(2 * 7 * 10e-6 + 2 * 7 * 3e-6, rel=1e-3)
+    assert cluster.time("all_reduce", 4, 32) == pytest.approx(4 * cluster.all_reduce(8))
+
+
+def times(link: Link, sizes: list[int], kind: str = "all_gather", off: float = 0.0) -> list[CollectiveTime]:
+    found = []
+    for place, size in enumerate(sizes):
+        for ranks in (2, 3, 4):
+            noise = 1 + off * (-1) ** (place + ranks)
+            found.append(CollectiveTime(kind, ranks, size, noise * one_node(ranks, link).time(kind, 1, size)))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "broadcast"])
+def test_a_fit_finds_the_link_and_with_it_the_times_of_other_sizes(kind: str) -> None:
+    link = Link(150e-6, 1.2e9)
+    found = fit_link(times(link, [2**10, 2**16, 2**22], kind))
+    assert (found.latency, found.bandwidth) == pytest.approx((link.latency, link.bandwidth))
+    noisy = fit_link(times(link, [2**10, 2**14, 2**18, 2**22], kind, off=0.2))
+    for m in times(link, [2**12, 2**20, 2**24], kind):
+        assert 1 / 1.3 < one_node(m.ranks, noisy).time(kind, 1, m.size) / m.seconds < 1.3
+
+
+def test_a_fit_has_no_negative_latency_or_bandwidth() -> None:
+    shrinking = [CollectiveTime("all_gather", 2, 2**10, 1e-3), CollectiveTime("all_gather", 2, 2**20, 1e-4)]
+    assert fit_link(shrinking).latency > 0
+    assert fit_link(shrinking).bandwidth == math.inf
+    steep = [CollectiveTime("all_gather", 2, 2**10, 1e-7), CollectiveTime("all_gather", 2, 2**20, 1.0)]
+    assert fit_link(steep).latency == 0.0
+    assert fit_link(steep).bandwidth > 0
+
+
+# ----------------------------------------------------------------------------------------------------- the traffic
+
+
+def test_every_objective_has_its_traffic_and_each_kind_of_it_is_counted() -> None:
+    names = {path.stem for path in (CONF_DIR / "objective").glob("*.yaml")} - NEEDED.keys()  # of which no plan is made
+    traffic = {name: compose(f"objective={name}").objective.traffic for name in names}
+    assert None not in traffic.values()
+    assert {traffic[name] for name in _OBJECTIVES} == set(traffic.values())
+
+
+def test_infonce_gathers_embeddings_and_three_numbers_a_sample_and_sums_gradients_and_a_temperature() -> None:
+    found = ddp_traffic(StepShape(INFONCE, 256, 64, 512, 151_277_312))
+    assert found.loss == {"all_gather": (2, 64 * 256 * (2 * 512 + 3) * 4), "all_reduce": (1, 4)}
+    assert found.gradients == {"all_reduce": (25, 4 * 151_277_312)}
+    assert found.rest == {"all_reduce": (1, 8)}
+    spread = fsdp_traffic(StepShape(INFONCE, 256, 64, 512, 151_277_312))
+    assert spread.gradients == {"all_gather": (50, 8 * 151_277_312), "reduce_scatter": (25, 4 * 151_277_312)}
+    assert spread.loss == found.loss
+
+
+# -------------------------------------------------------------------------------------------------- the prediction
+
+
+def test_one_gpu_spends_its_time_on_towers_and_loss_alone() -> None:
+    alone = step(VIT_B32, MACHINE, INFONCE, 1, 256)
+    assert alone.seconds == pytest.approx(3 * 14_777_163_776 * 256 / 400e12 + 12 * 256 * 256 * 512 / 30e12)
+    assert alone.gathers == alone.gradients == alone.exposed == alone.rest == 0
+    assert alone.efficiency(alone) == 1
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_efficiency_falls_with_the_number_of_gpus_and_hiding_gradients_helps(fsdp: bool) -> None:
+    steps = [step(VIT_B32, MACHINE, INFONCE, gpus, 256, fsdp) for gpus in (8, 64, 512, 1024)]
+    shares = [s.efficiency(steps[0]) for s in steps]
+    assert shares == sorted(shares, reverse=True)
+    assert all(s.exposed <= s.gradients and s.seconds <= s.without_overlap for s in steps)
+    instant = Machine(8, Link(0.0, math.inf), Link(0.0, math.inf), 400e12, 30e12)
+    assert step(VIT_B32, instant, INFONCE, 1024, 256, fsdp).gathers == 0
+
+
+def test_the_page_on_scaling_shows_what_its_command_computes() -> None:
+    """The predicted tables of docs/scaling.md, from the defaults that it names."""
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    for weak in (True, False):
+        steps = [step(VIT_B32, MACHINE, INFONCE, 2**n, 256 if weak else 32768 >> n) for n in range(3, 11)]
+        for s in steps:
+            assert (
+                f"| {s.gpus:,} | {s.batch:,} | {1e3 * s.seconds:.1f} ms | {s.rate:,.0f} | {s.efficiency(steps[0]):.2f} |"
+                in page
+            )

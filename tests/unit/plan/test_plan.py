@@ -1,0 +1,261 @@
+"""What a run needs, counted and predicted: against formulas, real optimizers and the memory of real steps."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from helpers import SCRIPTS
+from helpers.runs import run
+from torch import Tensor
+
+import clipx.plan.__main__  # noqa: F401  # registers its options
+from clipx.errors import ConfigError
+from clipx.model.clip import parameter_count
+from clipx.model.tokenizer import Tokenizer
+from clipx.objective.infonce import InfoNCESpec
+from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
+from clipx.optimizer.groups import parameter_groups
+from clipx.plan import published
+from clipx.plan.dry import DryRun, state_bytes
+from clipx.plan.estimate import Plan, plan
+from clipx.plan.memory import MemoryModel
+from clipx.plan.spec import PlanSpec
+from clipx.trainer.spec import RunSpec, compose
+
+LAION = ("data=laion400m", "data.shards=unread.tar", "precision=amp_bf16")
+# Half a gigabyte of activations in 32 samples, so that what else a process does is small beside them.
+MEDIUM = (
+    "model.image.timm=vit_xsmall_patch16_clip_224",
+    "+model.image.options={embed_dim:192,depth:6,num_heads:3}",
+    "model.image.size=224",
+    "model.text.width=192",
+    "model.text.heads=3",
+    "model.text.layers=4",
+    "model.text.context_length=77",
+    "data.batch_size=32",
+)
+
+
+def planned(*overrides: str) -> PlanSpec:
+    spec = compose(*overrides, config_name="plan")
+    assert isinstance(spec, PlanSpec)
+    return spec
+
+
+@pytest.fixture(scope="module")
+def vit_b32() -> Plan:
+    return plan(planned("model=vit_b32", *LAION, "ranks=128", "price_per_gpu_hour=2"), lambda text: None)
+
+
+def test_a_plan_is_of_the_run_that_train_would_make() -> None:
+    overrides = ("experiment=cc12m_vit_b32_fastclip_v3", "data.shards=unread.tar", "name=same", "model.text.layers=3")
+    own, trained = planned(*overrides), compose(*overrides)
+    for field in fields(RunSpec):
+        assert field.name == "kind" or getattr(own, field.name) == getattr(trained, field.name), field.name
+
+
+# ------------------------------------------------------------------------------------------------- what is counted
+
+
+def test_parameters_are_those_of_the_published_model(vit_b32: Plan) -> None:
+    assert vit_b32.parameters == {"image": 87_849_216, "text": 63_428_096, "objective": 1}
+
+
+def test_flops_are_the_formula_s(vit_b32: Plan) -> None:
+    """Linear layers of 12·width² a block and token, attention of 2·tokens·width; 2 operations each."""
+
+    def transformer(tokens: int, width: int, layers: int) -> int:
+        return 2 * layers * tokens * (12 * width**2 + 2 * tokens * width)
+
+    image = transformer(50, 768, 12) + 2 * 49 * 3 * 32 * 32 * 768 + 2 * 768 * 512
+    assert vit_b32.forward.image == pytest.approx(image, rel=0.02)
+    assert vit_b32.forward.text == pytest.approx(transformer(77, 512, 12) + 2 * 512 * 512, rel=0.02)
+    packed = vit_b32.forward.image + transformer(77, 512, 12) * 20 / 77
+    assert vit_b32.sample_flops == pytest.approx(packed, rel=0.05), "attention sees texts of one length"
+    assert vit_b32.flops == pytest.approx(3 * 256 * vit_b32.sample_flops, rel=0.01), "a backward is two forwards"
+
+
+def test_micro_batches_go_forward_twice_but_for_the_last() -> None:
+    one, four = (
+        plan(planned("data.batch_size=32", f"data.micro_batches={n}", "ranks=1"), lambda text: None, largest=False)
+        for n in (1, 4)
+    )
+    assert four.flops == pytest.approx(one.flops + 0.75 * 32 * one.sample_flops)
+    assert four.memory.activations < 0.3 * one.memory.activations
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lamb", "lion", "muon", "sgd"])
+def test_an_optimizer_s_state_is_what_the_real_one_keeps(kind: str) -> None:
+    spec = planned("model.text.layers=1", "model.text.width=32", f"optimizer={kind}")
+    sizes = MemoryModel(spec)
+    model = spec.model.build(torch.device("cpu"), torch.float32)
+    groups = parameter_groups(model, sizes.objective(1, 8), spec.optimizer)
+    groups = [group for group in groups if "constant_lr" not in group]  # the objective's, without memory here
+    expected = state_bytes(groups, spec.optimizer.build, torch.float32)
+    optimizer = spec.optimizer.build(groups)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    kept = (x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor) and x.ndim > 0)
+    assert expected == sum(x.nbytes for x in kept)
+
+
+def test_activations_are_the_tensors_that_autograd_saves() -> None:
+    spec = planned(*MEDIUM)
+    model = spec.model.build(torch.device("cpu"), torch.float32)
+    tokens = torch.zeros(4, 77, dtype=torch.long)
+    for text, length in zip(tokens, (10, 20, 30, 77), strict=True):
+        text[length - 1] = Tokenizer.end_id
+    own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
+    saved: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in own:
+            saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        kept = model(torch.zeros(4, 3, 224, 224, dtype=torch.uint8), tokens)
+    dry = DryRun(spec.model, spec.precision.build(torch.device("cpu"))).memory(4, 137 / 4)
+    assert dry.activations == pytest.approx(sum(saved.values()), rel=0.01)
+    del kept
+
+
+@pytest.mark.parametrize("overrides", [(), ("data.micro_batches=2", "model.text.checkpointing=1")])
+def test_memory_is_what_a_real_step_takes(overrides: tuple[str, ...]) -> None:
+    """Resident memory of a process of its own, which is fresh; captions of 18 tokens on average."""
+    spec = planned(*MEDIUM, *overrides, "text_tokens=18")
+    sizes = MemoryModel(spec)
+    found = sizes.memory(1, sizes.towers(32 // spec.data.micro_batches))
+    measured = int(run(sys.executable, str(SCRIPTS / "measure_step_memory.py"), "32", *MEDIUM, *overrides).stdout)
+    assert measured > 200e6
+    assert found.peak == pytest.approx(measured, rel=0.15), found
+
+
+# ---------------------------------------------------------------------------------------------- what follows from it
+
+
+def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(vit_b32: Plan) -> None:
+    assert vit_b32.largest is not None
+    sizes, limit = MemoryModel(vit_b32.spec), 76e9
+    assert sizes.memory(128, sizes.towers(vit_b32.largest)).total <= 1.005 * limit
+    assert sizes.memory(128, sizes.towers(round(1.02 * vit_b32.largest))).total > limit
+
+
+def test_steps_hours_and_money_follow_from_the_samples(vit_b32: Plan) -> None:
+    steps = 32 * 414_080_000 // 32_768
+    assert vit_b32.steps == pytest.approx(steps, abs=1)
+    hours = steps * 32_768 / vit_b32.step.rate / 3600
+    assert vit_b32.hours == pytest.approx(hours, rel=1e-3)
+    assert vit_b32.cost == pytest.approx(2 * 128 * hours, rel=1e-3)
+    gradients = vit_b32.traffic.gradients["all_reduce"][1]
+    assert gradients == 4 * (87_849_216 + 63_428_096)
+
+
+def test_ranks_are_as_few_as_have_the_memory() -> None:
+    tight = ("data.batch_size=1024", "reserve_gb=0.1")
+    one = plan(planned(*tight), lambda text: None, largest=False)
+    assert one.ranks == 1
+    limit = 0.1 + 0.97 * one.memory.total / 1e9
+    assert plan(planned(*tight, f"device_memory_gb={limit}"), lambda text: None, largest=False).ranks == 2
+    with pytest.raises(ConfigError, match="no power of two of devices with device_memory_gb=0.2 holds"):
+        plan(planned(*tight, "device_memory_gb=0.2"), lambda text: None)
+
+
+def test_sharding_leaves_a_device_its_part() -> None:
+    medium = (*MEDIUM, "ranks=8", "text_tokens=18")
+    whole, part = (
+        plan(planned(*medium, f"distributed={kind}"), lambda text: None, largest=False).memory
+        for kind in ("ddp", "fsdp")
+    )
+    assert part.weights == whole.weights // 8
+    assert part.optimizer == whole.optimizer // 8
+    assert (whole.buckets, part.buckets) == (whole.gradients, 0)
+    assert 0 < part.gathered <= whole.weights
+
+
+def test_an_objective_s_table_is_spread_over_the_ranks() -> None:
+    spec = planned("objective=fastclip_v1", "samples=8000000", "schedule.warmup=1st")
+    assert MemoryModel(spec).memory(4, MemoryModel(spec).towers(2)).per_sample == pytest.approx(8e6 * 8 / 4, abs=100)
+
+
+def test_published_settings_are_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "SETTINGS", published.SETTINGS[:1])
+    found = published.plans(planned("gpu=A100", "device_memory_gb=40", "published=true"), lambda text: None)
+    ((setting, one),) = found
+    assert sum(one.parameters.values()) == pytest.approx(102_007_137, abs=10), "RN50"
+    assert (one.ranks, one.micro_batch, one.spec.gpu, one.fits) == (8, 128, "A100", True)
+    assert published.as_dict(setting, one)["batch"] == 1024
+    assert published.table(found).row_count == 1
+
+
+def test_every_published_setting_composes() -> None:
+    for setting in published.SETTINGS:
+        spec = published._spec(setting, planned())
+        spec.data.check_ranks(setting.gpus)
+
+
+class PluginSpec(LearnedTemperatureSpec):
+    kind = "plugin"
+    traffic = ObjectiveTraffic(statistics=1, parameters=2)
+    build = InfoNCESpec.build
+
+
+def test_an_objective_from_elsewhere_is_planned_by_what_its_spec_says() -> None:
+    spec = replace(planned("ranks=2", "data.batch_size=64"), objective=PluginSpec())
+    traffic = plan(spec, lambda text: None, largest=False).traffic
+    assert traffic.loss == {"all_gather": (2, 64 * (2 * 128 + 1) * 4), "all_reduce": (1, 2 * 4)}
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_says_it_in_tables_and_in_json() -> None:
+    words = ("-m", "clipx.plan", "data.batch_size=64", "ranks=2", "samples=12000")
+    shown = run(sys.executable, *words).stdout
+    for heading in ("model", "memory of a device, GB", "communication of a step", "time, predicted"):
+        assert heading in shown
+    (line,) = run(sys.executable, *words, "json=true").stdout.splitlines()
+    found = json.loads(line)
+    assert found["parameters"]["image"] == 384_976
+    assert found["ranks"] * found["micro_batch"] == 64
+    assert found["steps"] == 9 * 12000 // 64
+    model = planned().model.build(torch.device("meta"), torch.float32)
+    assert found["memory_bytes"]["weights"] >= 4 * parameter_count(model)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("mfu=40",), r"mfu=40.0 must lie in \(0, 1\]"),
+        (("gpu=H1000",), "gpu=H1000 is not known: choose from B200, H200"),
+        (("text_tokens=300",), "text_tokens=300.0 must lie in \\[2, 20\\]"),
+        (("model.text.packed=false", "text_tokens=10"), "has no effect with model.text.packed=false"),
+        (("objective=fastclip_v3",), "data=shapes does not say how many there are: give samples=N"),
+        (("reserve_gb=90",), r"reserve_gb=90.0 must lie in \[0, device_memory_gb=80.0\)"),
+        (("rank=8",), "rank is not a key here"),
+        (
+            ("objective=classification", "model.weights=unread.pt", "model.text.lock=all"),
+            "objective=classification does not say what it exchanges between ranks",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("ranks=12", "data.batch_size=48"), "ranks=12 are no whole nodes of gpus_per_node=8"),
+        (("ranks=3",), "data.batch_size=256 is not divisible by 3 ranks"),
+    ],
+)
+def test_ranks_that_cannot_share_the_batch_are_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(planned(*overrides), lambda text: None)

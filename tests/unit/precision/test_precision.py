@@ -1,0 +1,429 @@
+"""Number formats: what the weights, the towers' products and the embeddings are in each of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.objective_cases import read
+from helpers.runs import VIT, events, small, tensors, untimed_rows
+from torch import Tensor, nn
+
+from clipx.checkpoint.state import optimizer_tensors
+from clipx.errors import ClipxError, ConfigError
+from clipx.model.blocks import named_blocks
+from clipx.model.clip import CLIP
+from clipx.precision.spec import (
+    AmpBf16Spec,
+    AmpFp16Spec,
+    Bf16Spec,
+    Float8Spec,
+    Fp16Spec,
+    Fp32Spec,
+    Fp64Spec,
+    Int8Spec,
+    Precision,
+    PrecisionSpec,
+)
+from clipx.trainer.spec import compose
+from clipx.trainer.summary import facts
+from clipx.trainer.trainer import Trainer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _tf32_restored():  # type: ignore[no-untyped-def]
+    saved = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = saved
+
+
+def embedded(precision: Precision) -> tuple[CLIP, Tensor, Tensor]:
+    torch.manual_seed(0)
+    model = compose(*VIT).model.build(CPU, precision.dtype)
+    image = torch.randint(0, 256, (4, 3, 48, 48), dtype=torch.uint8)
+    tokens = torch.randint(1, 400, (4, 20))
+    with precision.autocast():
+        image_BD, text_BD = model(image, tokens)
+    return model, image_BD, text_BD
+
+
+@pytest.mark.parametrize(
+    ("spec", "weights", "product", "embeddings"),
+    [
+        (Fp32Spec(), torch.float32, torch.float32, torch.float32),
+        (AmpBf16Spec(), torch.float32, torch.bfloat16, torch.float32),
+        (AmpFp16Spec(), torch.float32, torch.float16, torch.float32),
+        (Bf16Spec(), torch.bfloat16, torch.bfloat16, torch.float32),
+        (Fp16Spec(), torch.float16, torch.float16, torch.float32),
+        (Fp64Spec(), torch.float64, torch.float64, torch.float64),
+    ],
+    ids=["fp32", "amp_bf16", "amp_fp16", "bf16", "fp16", "fp64"],
+)
+def test_weights_products_and_embeddings_have_the_stated_types(
+    spec: PrecisionSpec, weights: torch.dtype, product: torch.dtype, embeddings: torch.dtype
+) -> None:
+    precision = spec.build(CPU)
+    model, image_BD, text_BD = embedded(precision)
+    assert {p.dtype for p in model.parameters()} == {weights} == {precision.dtype}
+    a = torch.ones(2, 2, dtype=weights)
+    with precision.autocast():
+        assert (a @ a).dtype == product
+    assert (a @ a).dtype == weights  # not outside
+    assert image_BD.dtype == text_BD.dtype == embeddings
+    norms = torch.cat([image_BD, text_BD]).norm(dim=1)
+    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-12 if embeddings == torch.float64 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "least", "most"),
+    [
+        (Fp32Spec(), 0, 1e-5),
+        (AmpFp16Spec(), 1e-5, 0.01),
+        (Fp16Spec(), 1e-5, 0.01),
+        (AmpBf16Spec(), 1e-4, 0.1),
+        (Bf16Spec(), 1e-4, 0.1),
+    ],
+)
+def test_formats_differ_from_float64_by_their_own_rounding(spec: PrecisionSpec, least: float, most: float) -> None:
+    _, exact, _ = embedded(Fp64Spec().build(CPU))
+    _, image_BD, _ = embedded(spec.build(CPU))
+    error = (image_BD.double() - exact).abs().max().item()
+    assert least < error < most
+
+
+def test_tf32_is_refused_where_it_has_no_effect() -> None:
+    with pytest.raises(ConfigError, match=r"^precision\.tf32=true has no effect on cpu: set it to false, or train on"):
+        Fp32Spec(tf32=True).build(CPU)
+
+
+def test_fp32_switches_tf32_off() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    Fp32Spec().build(CPU)
+    assert torch.backends.cuda.matmul.allow_tf32 is False
+    assert torch.backends.cudnn.allow_tf32 is False
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_rounds_products_on_the_gpu_only_when_asked(tf32: bool) -> None:
+    Fp32Spec(tf32=tf32).build(torch.device("cuda"))
+    a = torch.randn(512, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    error = ((a @ a).double() - a.double() @ a.double()).abs().max().item()
+    assert (error > 1e-3) is tf32
+
+
+# ------------------------------------------------------------------------------------------------------ whole runs
+
+
+def trained(run_dir: Path, *overrides: str) -> Trainer:
+    """A run of the small ViT, after its end."""
+    trainer = Trainer(small(run_dir, *VIT, *overrides))
+    trainer.fit()
+    return trainer
+
+
+def losses(run_dir: Path, *overrides: str) -> list[float]:
+    """Of eight steps of the small ViT."""
+    trainer = Trainer(small(run_dir, *VIT, "duration=8st", "checkpoint=none", *overrides))
+    found = [trainer.step(batch.to(trainer.comm.device))["loss"].item() for batch in trainer._batches()]
+    trainer.close()
+    return found
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    """What the optimizer steps, with its state."""
+    found = {
+        **trainer.learner.weights.state_dict(),
+        **trainer.learner.objective.state_dict(),
+        **optimizer_tensors(trainer.learner.optimizer),
+    }
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    assert a.keys() == b.keys()
+    return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """In float32."""
+    return losses(tmp_path_factory.mktemp("curve") / "run")
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    [
+        (("amp_bf16",), 0.01),
+        (("amp_fp16",), 0.002),
+        (("bf16",), 0.01),
+        (("bf16", "precision.master_weights=false"), 0.1),
+        (("fp16",), 0.002),
+        (("fp16", "precision.master_weights=false"), 0.1),
+        (("float8", "precision.emulate=true"), 0.05),
+        (("int8", "precision.emulate=true"), 0.02),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_the_loss_follows_that_of_float32(
+    precision: tuple[str, ...], tolerance: float, curve: list[float], tmp_path: Path
+) -> None:
+    found = losses(tmp_path / "run", f"precision={precision[0]}", *precision[1:])
+    differences = [abs(a - b) for a, b in zip(found, curve, strict=True)]
+    assert 0 < max(differences) < tolerance
+
+
+# -------------------------------------------------------------------------------------------------- the loss scale
+
+# BatchNorm, dropout, u of each sample, an average of the weights: all that a skipped step must leave as it is.
+STATEFUL = (
+    "precision=amp_fp16",
+    "objective=fastclip_v3",
+    "objective.rho=1",
+    "optimizer.ema_decay=0.5",
+    "optimizer.clip_norm=0.5",
+    "+model.image.options={drop_path_rate:0.3}",
+    "model.image.size=16",
+    "data.micro_batches=2",
+    "data.batch_size=8",
+    "checkpoint=none",
+)
+
+
+def test_a_skipped_step_leaves_no_trace(tmp_path: Path) -> None:
+    """A run whose first scale overflows is bit for bit one that begins with the scale that then fits."""
+    overflows = Trainer(small(tmp_path / "overflows", *STATEFUL, f"precision.loss_scale={2**24}"))
+    overflows.fit()
+    assert 2 <= overflows.learner.loss_scale.skipped <= 20
+    fitting = overflows.learner.loss_scale.state()["scale"]
+    assert fitting == 2 ** (24 - overflows.learner.loss_scale.skipped)
+    fits = Trainer(small(tmp_path / "fits", *STATEFUL, f"precision.loss_scale={fitting}"))
+    fits.fit()
+    assert fits.learner.loss_scale.skipped == 0
+    assert differing(weights(fits), weights(overflows)) == []
+    assert fits.learner.average is not None and overflows.learner.average is not None
+    assert differing(fits.learner.average.model.state_dict(), overflows.learner.average.model.state_dict()) == []
+    assert torch.equal(
+        read(fits.learner.objective, 256).nan_to_num(), read(overflows.learner.objective, 256).nan_to_num()
+    )
+    told = [untimed_rows(tmp_path / name) for name in ("fits", "overflows")]
+    assert [row["train/skipped_steps"] for row in (told[0][-1], told[1][-1])] == [
+        0,
+        overflows.learner.loss_scale.skipped,
+    ]
+    for row in (*told[0], *told[1]):
+        del row["train/skipped_steps"], row["train/loss_scale"]
+    assert told[0] == told[1]  # the learning rate, the norm before clipping, the samples seen
+    assert all("non_finite" not in event["event"] for event in events(tmp_path / "overflows"))
+
+
+def test_the_scale_goes_on_where_it_was(tmp_path: Path) -> None:
+    """It doubles after each third step; the second run ends after step 2."""
+    growing = (
+        "precision=amp_fp16",
+        "precision.loss_scale=1024",
+        "precision.loss_scale_growth=3",
+        "checkpoint.every=2st",
+    )
+    whole = trained(tmp_path / "whole", *growing)
+    first = Trainer(small(tmp_path / "parts", *VIT, *growing))
+    step = first.step
+
+    def stopping(*args: Any, **options: Any) -> Any:
+        if first.steps_done == 2:
+            raise InterruptedError
+        return step(*args, **options)
+
+    first.step = stopping  # type: ignore[method-assign]
+    with pytest.raises(InterruptedError):
+        first.fit()
+    again = trained(tmp_path / "parts", *growing, "resume=auto")
+    assert (
+        again.learner.loss_scale.state()
+        == whole.learner.loss_scale.state()
+        == {"scale": 2048.0, "steps": 1, "skipped": 0}
+    )
+    assert differing(weights(again), weights(whole)) == []
+
+
+def test_a_gradient_that_no_scale_makes_finite_is_left_to_non_finite(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path / "run", *VIT, "precision=amp_fp16", "precision.loss_scale=8"))
+    trainer.learner.model.text.projection.weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(ClipxError, match="the gradient is not finite at step 0: lower optimizer.lr"):
+        trainer.fit()
+    assert trainer.learner.loss_scale.skipped == 3  # 8, 4, 2; at 1 the scale is not to blame
+
+
+# ------------------------------------------------------------------------------------------------- master weights
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_checkpoints_hold_the_master_weights_and_any_format_goes_on_from_them(precision: str, tmp_path: Path) -> None:
+    trainer = trained(tmp_path / "run", f"precision={precision}", "duration=2st")
+    narrow = trainer.learner.precision.dtype
+    saved = tensors(tmp_path / "run", 2)
+    assert {saved[f"model/{name}"].dtype for name, _ in trainer.learner.model.named_parameters()} == {torch.float32}
+    moments = [tensor for name, tensor in saved.items() if name.endswith("/exp_avg")]
+    assert len(moments) > 20 and {tensor.dtype for tensor in moments} == {torch.float32}
+    for name, parameter in trainer.learner.model.named_parameters():
+        assert parameter.dtype == narrow
+        assert torch.equal(parameter, saved[f"model/{name}"].to(narrow))
+    assert any(not torch.equal(p, p.to(narrow).float()) for p in trainer.learner.weights.parameters())
+
+    for other in (precision, "amp_bf16"):
+        again = Trainer(small(tmp_path / "run", *VIT, f"precision={other}", "duration=2st", "resume=auto"))
+        again.close()
+        assert differing(weights(again), weights(trainer)) == []
+        assert torch.equal(
+            again.learner.model.text.projection.weight,
+            trainer.learner.weights.text.projection.weight.to(again.learner.precision.dtype),
+        )
+
+
+def test_small_updates_add_up_in_master_weights_and_are_lost_without_them(tmp_path: Path) -> None:
+    tiny = (
+        "precision=bf16",
+        "optimizer.lr=1e-7",
+        "optimizer.weight_decay=0",
+        "schedule=constant",
+        "schedule.warmup=0st",
+        "checkpoint=none",
+    )
+    found = []
+    for masters in ("true", "false"):
+        trainer = Trainer(small(tmp_path / masters, *VIT, *tiny, f"precision.master_weights={masters}"))
+        before = trainer.learner.weights.text.blocks[0].get_parameter("mlp.fc1.weight").clone()
+        trainer.fit()
+        found.append((trainer.learner.weights.text.blocks[0].get_parameter("mlp.fc1.weight") - before).abs().float())
+    assert (found[0] > 0).float().mean() > 0.9
+    assert (found[1] > 0).float().mean() < 0.05
+
+
+def test_batch_norm_stays_in_float32_and_its_averages_are_one_state(tmp_path: Path) -> None:
+    """Of the default image tower. A resumed run is the one that never stopped."""
+    short = ("precision=bf16", "checkpoint.every=1st", "optimizer.ema_decay=0.9")
+    trainer = Trainer(small(tmp_path / "run", *short, "duration=2st"))
+    norms = [m for m in trainer.learner.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms and {t.dtype for m in norms for t in (m.weight, m.running_var)} == {torch.float32}
+    trainer.fit()
+    moved = [
+        name
+        for name, buffer in trainer.learner.weights.named_buffers()
+        if "running_mean" in name and buffer.abs().sum() > 0
+    ]
+    assert len(moved) == len(norms)
+    saved = tensors(tmp_path / "run", 2)
+    assert all(torch.equal(saved[f"model/{name}"], trainer.learner.model.get_buffer(name)) for name in moved)
+    assert trainer.learner.average is not None and {p.dtype for p in trainer.learner.average.model.parameters()} == {
+        torch.float32
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("precision=bf16", "precision.master_weights=false", "optimizer.ema_decay=0.999"),
+            "optimizer.ema_decay=0.999 is lost in the rounding of precision=bf16 without master weights: set "
+            "precision.master_weights=true, or leave it out",
+        ),
+        (
+            ("precision=int8", "distributed=fsdp"),
+            "precision=int8 with master weights does not go with distributed=fsdp, which keeps float32 weights itself: "
+            "use precision=fp32 with distributed.param_dtype=bfloat16, or distributed=ddp",
+        ),
+        (
+            ("precision=fp16", "precision.master_weights=false", "precision.loss_scale=8"),
+            "precision.loss_scale and loss_scale_growth have no effect with precision.master_weights=false: leave them "
+            "out",
+        ),
+        (("precision=amp_fp16", "precision.loss_scale=0"), "precision.loss_scale=0 must be at least 1: 65536 is usual"),
+        (
+            ("precision=amp_fp16", "precision.loss_scale_growth=0"),
+            "precision.loss_scale_growth=0 must be at least 1 step: 2000 is usual",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*overrides)
+    assert str(caught.value) == message
+
+
+def test_float16_without_master_weights_warns(caplog: pytest.LogCaptureFixture) -> None:
+    Fp16Spec().build(CPU)
+    assert caplog.messages == []
+    Fp16Spec(master_weights=False).build(CPU)
+    assert "gradients and moments under 6e-8 vanish" in caplog.messages[0]
+
+
+# ------------------------------------------------------------------------------------------- float8 and int8 layers
+
+
+@pytest.mark.parametrize("spec", [Float8Spec(emulate=True), Int8Spec(emulate=True)], ids=["float8", "int8"])
+def test_the_linear_layers_of_blocks_are_converted_and_nothing_else(spec: PrecisionSpec) -> None:
+    model = compose(*VIT).model.build(CPU, spec.build(CPU).dtype)
+    before, weight = list(model.state_dict()), model.text.blocks[0].get_parameter("mlp.fc1.weight")
+    names = spec.convert(named_blocks(model))
+    assert list(model.state_dict()) == before
+    assert model.text.blocks[0].get_parameter("mlp.fc1.weight") is weight
+    linears = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    converted = {name for name in linears if type(model.get_submodule(name)) is not nn.Linear}
+    assert converted == set(names) == linears - {"image.projection", "text.projection"}
+    assert len(names) == 4 * (2 + 2)
+
+
+def test_what_is_converted_and_what_it_needs_is_told_at_the_start(tmp_path: Path) -> None:
+    overrides = ("precision=int8", "precision.emulate=true", "checkpoint=none")
+    trainer = Trainer(small(tmp_path / "run", *VIT, *overrides))
+    trainer.close()
+    assert facts(trainer)["format"] == (
+        "bfloat16 weights with float32 master weights, int8 linear layers; emulated, on any device; 16 linear layers of "
+        "blocks converted: 2 x image.*.qkv, 2 x image.*.proj, 2 x image.*.fc1, 2 x image.*.fc2, 2 x text.*.qkv, "
+        "2 x text.*.proj, 2 x text.*.fc1, 2 x text.*.fc2"
+    )
+
+
+def test_a_model_without_layers_to_convert_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^precision=float8 and int8 have no effect on this model, .*: use amp_bf16$"
+    ):
+        Float8Spec(emulate=True).convert({"block": nn.Linear(12, 16)})
+
+
+def test_without_torchao_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"^precision=int8 needs torchao, .*: pip install 'clipx\[quantized\]', or use"
+    ):
+        Int8Spec().build(CPU)
+
+
+@pytest.mark.parametrize(("spec", "least"), [(Float8Spec(), "8.9"), (Int8Spec(), "8.0")], ids=["float8", "int8"])
+def test_a_device_without_the_products_is_refused(
+    spec: PrecisionSpec, least: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"needs an NVIDIA device of compute capability {least}, not cpu: use amp_bf16, or"
+    ):
+        spec.build(CPU)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(
+        ConfigError, match=rf"^precision={spec.kind} needs compute capability {least}, and Tesla T4 has 7\.5: use"
+    ):
+        spec.build(torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["amp_fp16", "bf16", "fp16", "float8", "int8"])
+def test_the_formats_train_on_the_gpu(precision: str, curve: list[float], tmp_path: Path) -> None:
+    found = losses(tmp_path / "run", f"precision={precision}")
+    assert max(abs(a - b) for a, b in zip(found, curve, strict=True)) < 0.05

@@ -1,0 +1,137 @@
+"""Whose a run directory is, and the small files in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.runs import small
+
+from clipx.data.source import BadRecord
+from clipx.errors import CheckpointError, ConfigError
+from clipx.run.directory import RunDir, flatten
+from clipx.trainer.trainer import Trainer
+
+
+def claim_and_save(rundir: RunDir, *overrides: str) -> list[str]:
+    spec = small(rundir.path, *overrides)
+    changed = rundir.claim(spec)
+    rundir.save_config(spec)
+    return changed
+
+
+def create_run(path: Path) -> RunDir:
+    """A directory whose run has logged a line."""
+    rundir = RunDir(path)
+    assert claim_and_save(rundir, "resume=none") == []
+    rundir.metrics.write_text('{"step": 1}\n')
+    return rundir
+
+
+def test_a_new_directory_is_claimed_with_its_configuration(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path / "deep" / "run")
+    assert claim_and_save(rundir) == []
+    assert "batch_size: 32" in rundir.config.read_text()
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    rundir = create_run(tmp_path)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        rundir.claim(small(tmp_path))
+
+
+def test_a_run_that_failed_before_its_first_line_may_be_started_anew(tmp_path: Path) -> None:
+    """A mistake that is mended and typed again under the same name."""
+    path = tmp_path / "run"
+    (tmp_path / "names.txt").write_text("only\n")
+    with pytest.raises(ConfigError, match="names.txt has 1 names where the data has 144 classes"):
+        Trainer(small(path, "evaluator=[zeroshot]", f"evaluator.zeroshot.classnames={tmp_path}/names.txt"))
+    assert claim_and_save(RunDir(path)) == []
+    assert claim_and_save(RunDir(path), "seed=7") == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("log_every=2st", "logger=[tensorboard]", "checkpoint.every=3st", "checkpoint.keep_last=7"),
+        *("distributed.timeout_s=60", "distributed.watchdog_s=90", "data.workers=1", "data.prefetch=3"),
+    ],
+)
+def test_what_changes_no_number_is_not_told(tmp_path: Path, override: str) -> None:
+    assert claim_and_save(create_run(tmp_path), "resume=auto", override) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("optimizer.lr=0.1", "optimizer.lr: 0.001 -> 0.1"),
+        ("optimizer.weight_decay=0.3", "optimizer.weight_decay: 0.2 -> 0.3"),
+        ("duration=8st", "duration: 4st -> 8st"),
+        ("schedule.warmup=1st", "schedule.warmup: 2st -> 1st"),
+        ("precision=amp_bf16", "precision.kind: fp32 -> amp_bf16"),
+        ("data.micro_batches=2", "data.micro_batches: 1 -> 2"),
+        ("distributed.device=cpu", "distributed.device: auto -> cpu"),
+    ],
+)
+def test_what_trains_otherwise_is_told(tmp_path: Path, override: str, line: str) -> None:
+    assert claim_and_save(create_run(tmp_path), "resume=auto", override) == [line]
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("seed=7", "seed: 0 -> 7"),
+        ("model.text.layers=1", "model.text.layers: 2 -> 1"),
+        ("objective.init_temperature=0.05", "objective.init_temperature: 0.07 -> 0.05"),
+        ("data.samples=512", "data.samples: 256 -> 512"),
+        ("optimizer=sgd", "optimizer.kind: adamw -> sgd"),
+    ],
+)
+def test_going_on_as_another_run_is_refused(tmp_path: Path, override: str, line: str) -> None:
+    rundir = create_run(tmp_path)
+    before = rundir.config.read_text()
+    with pytest.raises(CheckpointError, match="belongs to another run") as error:
+        claim_and_save(rundir, "resume=auto", override)
+    assert line in str(error.value)
+    assert rundir.config.read_text() == before
+
+
+def test_an_option_that_came_to_clipx_later_has_its_default(tmp_path: Path) -> None:
+    """And changes nothing of a run that is older than it."""
+    rundir = create_run(tmp_path)
+    saved = yaml.safe_load(rundir.config.read_text())
+    del saved["optimizer"]["ema_decay"], saved["data"]["prefetch"]
+    rundir.config.write_text(yaml.safe_dump(saved))
+    assert claim_and_save(rundir, "resume=auto") == []
+
+
+def test_a_configuration_of_another_version_is_named(tmp_path: Path) -> None:
+    rundir = create_run(tmp_path)
+    rundir.config.write_text(rundir.config.read_text() + "no_longer_there: 3\n")
+    with pytest.raises(CheckpointError, match=r"is not a configuration of this version \(.*no_longer_there"):
+        claim_and_save(rundir, "resume=auto")
+
+
+def test_a_bad_sample_is_named_once(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path)
+    for _ in range(2):
+        rundir.quarantine([BadRecord("a.tar:1.jpg", "image is empty"), BadRecord("ä.png", "caption is empty")])
+    lines = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"sample": "a.tar:1.jpg", "reason": "image is empty"},
+        {"sample": "ä.png", "reason": "caption is empty"},
+    ]
+
+
+def test_events_say_what_and_when(tmp_path: Path) -> None:
+    RunDir(tmp_path).event("start", step=3)
+    (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
+    event = json.loads(line)
+    assert (event["event"], event["step"]) == ("start", 3)
+    assert event["time"] > 1.7e9
+
+
+def test_flatten_names_each_leaf() -> None:
+    assert dict(flatten({"a": {"b": 1, "c": {}}, "d": [1]})) == {"a.b": 1, "a.c": {}, "d": [1]}

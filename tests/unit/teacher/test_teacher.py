@@ -1,0 +1,381 @@
+"""Teachers: the same for a student whether they see its batches or saw its data once; what cannot teach is refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import SMALL, VIT, losses, run, small, tensors, torchrun, untimed_rows
+from helpers.samples import Numbers, encode, picture
+from PIL import Image
+from safetensors.torch import save_file
+
+from clipx.data.loader import Batch, ImageView, SecondView, train_loader
+from clipx.data.order import Order
+from clipx.data.source import BadSample, Source
+from clipx.data.transform import train_transform
+from clipx.distributed.comm import Comm
+from clipx.embed import embed
+from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
+from clipx.model.tokenizer import Tokenizer
+from clipx.precision.spec import Precision
+from clipx.teacher.embedding_store import npy_files
+from clipx.teacher.live import Teacher
+from clipx.teacher.spec import TeacherPrecision, TeacherSpec
+from clipx.teacher.stored import StoredEmbeddings
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+
+ONE = Comm(0, 1, 0, torch.device("cpu"))
+FP32, FP64 = (Precision(dtype, None, "cpu") for dtype in (torch.float32, torch.float64))
+DATA = ("data.samples=96", "data.held_out_samples=16", "duration=3st", "schedule.warmup=1st")
+# A student of another width, image size and context than its teacher.
+OTHER = ("model.embed_dim=48", "model.image.size=32", "model.text.context_length=12")
+PLAIN = ("data.crop_scale=[1.0,1.0]",)  # of square images the whole, as evaluation sees it
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("teacher") / "run"
+    Trainer(small(run_dir, *VIT, *DATA)).fit()
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def stored(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("stored") / "embeddings"
+    embed(compose(f"run={trained}", f"out={out}", "samples_per_shard=40", config_name="embed"))
+    return out
+
+
+def distilling(run_dir: Path, *overrides: str) -> Trainer:
+    return Trainer(small(run_dir, *VIT, *DATA, "objective=distillation", *overrides))
+
+
+def logged(run_dir: Path, *overrides: str) -> list[dict[str, float]]:
+    distilling(run_dir, *overrides).fit()
+    return untimed_rows(run_dir)
+
+
+# --------------------------------------------------------------------------------------------------- a live teacher
+
+
+def batch(size: int = 48, samples: int = 8) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randint(0, 256, (samples, 3, size, size), generator=generator, dtype=torch.uint8)
+    texts = [f"a red circle, number {i}" for i in range(samples)]
+    return Batch(image, Tokenizer(12)(texts), torch.arange(samples), second_tokens=Tokenizer(20)(texts))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_teacher_gives_its_embeddings_times_its_scale(trained: Path, micro_batches: int) -> None:
+    teacher = Teacher.build(TeacherSpec(weights=str(trained)), ONE, FP64, micro_batches)
+    taught = teacher(batch())
+    image, text = taught.targets
+    assert taught.second_tokens is not None
+    scale = tensors(trained, 3)["objective/temperature.log_scale"].exp()
+    assert teacher.scale == pytest.approx(scale.item(), rel=1e-6)
+    torch.testing.assert_close(image.norm(dim=1), torch.full((8,), teacher.scale, dtype=torch.float64))
+    with torch.no_grad():
+        torch.testing.assert_close(image / teacher.scale, teacher.model.encode_image(taught.image), rtol=0, atol=1e-12)
+        torch.testing.assert_close(text, teacher.model.encode_text(taught.second_tokens), rtol=0, atol=1e-12)
+    assert not image.requires_grad and not teacher.model.training
+
+
+def test_it_computes_in_the_precision_that_is_asked_for(trained: Path) -> None:
+    spec = TeacherSpec(weights=str(trained), precision=TeacherPrecision.bf16, temperature=0.01)
+    teacher = Teacher.build(spec, ONE, FP32, 1)
+    exact = Teacher.build(TeacherSpec(weights=str(trained), temperature=0.01), ONE, FP32, 1)
+    assert {p.dtype for p in teacher.model.parameters()} == {torch.bfloat16}
+    image, wide = teacher(batch()).targets[0], exact(batch()).targets[0]
+    assert image.dtype == torch.float32 and teacher.scale == exact.scale == 100
+    assert 1e-4 < (image - wide).abs().max() < 5
+    assert teacher.digest == exact.digest, "the same weights"
+
+
+def test_the_second_view_is_the_same_crop_and_caption_at_another_size() -> None:
+    source = Numbers([24], images={i: encode(picture(40, 30, i), "PNG" if i % 2 else "JPEG") for i in range(24)})
+    order, view, tokenizer = Order(source.sizes, 0, 30), ImageView(16, [0.3, 1.0], 10**6), Tokenizer(16)
+
+    def batches(second: SecondView | None, workers: int = 0) -> list[Batch]:
+        options = {
+            "seed": 0,
+            "samples": range(24),
+            "batch": 12,
+            "rank": 0,
+            "world": 1,
+            "workers": workers,
+            "prefetch": 2,
+        }
+        return list(train_loader(source, order, view, tokenizer, **options, pin=False, second=second))  # type: ignore[arg-type]
+
+    alone, small, same = (
+        batches(second) for second in (None, SecondView(8, Tokenizer(5)), SecondView(16, Tokenizer(5)))
+    )
+    large = batches(SecondView(24, Tokenizer(5)), workers=1)
+    for step, plain in enumerate(alone):
+        assert plain.second_tokens is None and plain.targets == ()
+        for found in (small[step], same[step]):
+            assert torch.equal(found.image, plain.image), "the student's view is what it is without a teacher"
+        assert same[step].second_image is None
+        for found, size in ((small[step], 8), (large[step], 24)):
+            assert found.second_image is not None and found.second_tokens is not None
+            assert found.second_image.shape == (12, 3, size, size)
+            assert torch.equal(found.tokens, plain.tokens)
+            assert torch.equal(found.second_tokens[:, :4], plain.tokens[:, :4]), "captions of one or two words"
+            for place, index in enumerate(found.index.tolist()):
+                outs = [torch.empty(side, side, 3, dtype=torch.uint8) for side in (16, size)]
+                rng = random.Random(f"0/{12 * step + place}")
+                train_transform(source.read(index).image, view.crop_scale, 10**6, rng, *outs)
+                assert torch.equal(found.second_image[place], outs[1].permute(2, 0, 1))
+
+
+def test_of_both_views_the_larger_says_how_a_jpeg_is_decoded() -> None:
+    """A picture eight times too large for the smaller one is decoded once, and both are the whole of it."""
+    encoded = encode(picture(256, 256), "JPEG", quality=95)
+    outs = [torch.empty(size, size, 3, dtype=torch.uint8) for size in (32, 200)]
+    train_transform(encoded, (1.0, 1.0), 10**6, random.Random(0), *outs)
+    for out in outs:
+        exact = np.asarray(picture(256, 256).resize(out.shape[:2], Image.Resampling.BICUBIC), dtype=float)
+        assert np.abs(out.numpy() - exact).mean() < 3
+
+
+def test_a_student_learns_from_a_teacher_of_another_width_size_and_context(trained: Path, tmp_path: Path) -> None:
+    found = logged(tmp_path / "run", *OTHER, f"teacher.weights={trained}")
+    assert len(found) == 3
+    for row in found:
+        assert row["train/loss"] == pytest.approx(row["train/contrastive_loss"] + row["train/distill_loss"])
+        assert 0 < row["train/temperature"] < 1
+    plain = small(tmp_path / "plain", *VIT, *DATA, *OTHER)
+    Trainer(plain).fit()
+    assert untimed_rows(tmp_path / "plain")[0]["train/loss"] == pytest.approx(
+        found[0]["train/contrastive_loss"], rel=1e-6
+    )
+
+
+def test_two_ranks_with_micro_batches_learn_as_one_process(trained: Path, tmp_path: Path) -> None:
+    """Losses of three steps, and with them the gradients of two: float64, to 1e-9."""
+    options = (*SMALL, *VIT, *DATA, *OTHER, "objective=distillation", f"teacher.weights={trained}", "precision=fp64")
+    command = ("-m", "clipx.train", *options, "checkpoint=none")
+    run(sys.executable, *command, f"run_dir={tmp_path}/one")
+    torchrun(2, *command, "data.micro_batches=2", "teacher.micro_batches=3", f"run_dir={tmp_path}/two")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+
+
+def test_a_run_goes_on_with_its_own_teacher_only(trained: Path, tmp_path: Path) -> None:
+    teacher = tmp_path / "moved" / "teacher"
+    shutil.copytree(trained, teacher)
+    whole = logged(tmp_path / "run", f"teacher.weights={teacher}", "checkpoint.every=1st")
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "run", again)
+    found = distilling(again, f"teacher.weights={trained}", "checkpoint.every=1st", "resume=step:1")
+    assert f"teacher.weights: {teacher} -> {trained}" in found.notes
+    found.fit()
+    assert losses(again)[-2:] == [row["train/loss"] for row in whole[1:]]
+
+    message = r"teacher\.weights=.* is not the teacher that .* learned from \(weights \w{16}, then \w{16}\)"
+    with pytest.raises(CheckpointError, match=message):
+        distilling(again, f"teacher.weights={tmp_path}/run", "resume=step:1")
+    with pytest.raises(CheckpointError, match=r"teacher\.temperature: None -> 0\.5"):
+        distilling(again, f"teacher.weights={trained}", "teacher.temperature=0.5", "resume=step:1")
+
+
+def test_the_start_of_a_run_tells_its_teacher(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged(tmp_path / "run", f"teacher.weights={trained}")
+    assert "48 pixels, float32" in " ".join(capsys.readouterr().out.split())
+
+
+# ------------------------------------------------------------------------------------------------- stored embeddings
+
+
+def test_learning_from_stored_embeddings_is_learning_from_the_teacher_where_the_views_are_equal(
+    trained: Path, stored: Path, tmp_path: Path
+) -> None:
+    """Four steps, each logged number: float64, to 1e-9; stored in float32, to a relative 1e-6. Of the captions each time
+    another."""
+    options = (*PLAIN, "duration=4st", "model.embed_dim=48", "precision=fp64")
+    live = logged(tmp_path / "live", *options, f"teacher.weights={trained}")
+    wide = (f"out={tmp_path}/wide", "dtype=float64", "precision=fp64")
+    embed(compose(f"run={trained}", *wide, config_name="embed"))
+    found = logged(tmp_path / "wide.run", *options, f"teacher.embeddings={tmp_path}/wide")
+    rounded = logged(tmp_path / "rounded", *options, f"teacher.embeddings={stored}")
+    assert len(found) == 4 and found[0].keys() == live[0].keys()
+    for one, other, expected in zip(found, rounded, live, strict=True):
+        for name in ("train/loss", "train/contrastive_loss", "train/distill_loss"):
+            assert one[name] == pytest.approx(expected[name], abs=1e-9, rel=0)
+            assert other[name] == pytest.approx(expected[name], abs=0, rel=1e-6)
+
+
+def test_they_are_found_by_number_and_caption_by_loader_processes_on_any_rank(stored: Path, tmp_path: Path) -> None:
+    options = (*SMALL, *VIT, *DATA, "objective=distillation", f"teacher.embeddings={stored}", "precision=fp64")
+    command = ("-m", "clipx.train", *options, "checkpoint=none")
+    run(sys.executable, *command, f"run_dir={tmp_path}/one")
+    torchrun(2, *command, "data.micro_batches=2", "data.workers=1", f"run_dir={tmp_path}/two")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+
+
+def opened(stored: Path, temperature: float | None = None) -> tuple[StoredEmbeddings, Source]:
+    train = compose(*SMALL, *DATA).data.open().train
+    return StoredEmbeddings.open(str(stored), temperature, train), train
+
+
+def test_a_row_is_that_of_the_sample_and_the_caption(stored: Path) -> None:
+    found, train = opened(stored, temperature=0.02)
+    assert found.scale == 50
+    for index in (0, 39, 40, 95):
+        number, row = divmod(index, 40)
+        image, text, _, offsets = (np.load(stored / name) for name in npy_files(number))
+        for place, caption in enumerate(train.read(index).captions):
+            image_T, text_T = found.rows(index, train.read(index), caption)
+            torch.testing.assert_close(image_T, 50 * torch.tensor(image[row]))
+            same = [k for k, other in enumerate(train.read(index).captions) if other == caption]
+            torch.testing.assert_close(text_T, torch.tensor(text[offsets[row] + same[0]]))
+            assert place in same
+    with pytest.raises(BadSample, match="has not its caption"):
+        found.rows(0, train.read(0), "a caption that it never had")
+
+
+def test_a_sample_that_was_not_embedded_is_a_bad_one(stored: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(stored, folder)
+    path = folder / npy_files(0)[3]
+    offsets = np.load(path)
+    offsets[8:] -= offsets[8] - offsets[7]  # sample 7 had no captions, so all rows after it are other ones
+    np.save(path, offsets)
+    found, train = opened(folder)
+    with pytest.raises(BadSample, match="could not be read when they were written"):
+        found.rows(7, train.read(7), train.read(7).captions[0])
+    order, view = Order(train.sizes, 0, 100), ImageView(48, [1.0, 1.0], 10**6)
+    options = {"seed": 0, "samples": range(96), "batch": 96, "rank": 0, "world": 1, "workers": 0, "prefetch": 1}
+    (all_of_them,) = train_loader(train, order, view, Tokenizer(20), **options, pin=False, targets=found)  # type: ignore[arg-type]
+    assert train.key(7) in {bad.key for bad in all_of_them.bad}
+    assert 7 not in all_of_them.index.tolist()
+    assert [given.shape for given in all_of_them.targets] == [(96, 128), (96, 128)]
+
+
+def spoiled(stored: Path, folder: Path, how: str) -> Path:
+    shutil.copytree(stored, folder)
+    manifest = folder / "manifest.json"
+    values = json.loads(manifest.read_text())
+    if how == "unfinished":
+        manifest.unlink()
+    elif how == "empty":
+        shutil.rmtree(folder)
+        folder.mkdir()
+    elif how == "damaged":
+        manifest.write_text("{")
+    elif how == "gone":
+        (folder / npy_files(1)[1]).unlink()
+    elif how == "cut":
+        with (folder / npy_files(2)[0]).open("r+b") as file:
+            file.truncate(200)
+    elif how == "width":
+        path = folder / npy_files(0)[0]
+        np.save(path, np.load(path).reshape(80, 64))
+    else:
+        manifest.write_text(json.dumps({**values, **json.loads(how)}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("unfinished", "is not finished: give its python -m clipx.embed command again"),
+        ("empty", "holds no embeddings of python -m clipx.embed: check the path"),
+        ("damaged", "manifest.json cannot be read"),
+        ("gone", "00001.text.npy is gone: give its python -m clipx.embed command again"),
+        ("cut", "00002.image.npy has 200 bytes, not "),
+        ("width", "00000.image.npy has shape [80, 64], and the manifest says width 128: write it anew"),
+        ('{"format": "parquet"}', "is stored as parquet, which cannot be read by row: write it with format=npy"),
+        ('{"data": "0123"}', "is of other data (fingerprint 0123, 96 samples) than this run's training data ("),
+        ('{"version": 0}', "manifest.json is not of this version of clipx: write the embeddings anew"),
+        ('{"scale": null}', "is of a model that was not trained with one temperature: give teacher.temperature"),
+    ],
+)
+def test_stored_embeddings_that_do_not_go_with_the_run_are_refused(
+    stored: Path, tmp_path: Path, how: str, message: str
+) -> None:
+    folder = spoiled(stored, tmp_path / "copy", how)
+    with pytest.raises(ClipxError) as caught:
+        opened(folder)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_embeddings_of_other_data_are_refused_before_any_training(stored: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"teacher\.embeddings=.* is of other data \(fingerprint \w+, 96 samples\)"):
+        distilling(tmp_path / "run", f"teacher.embeddings={stored}", "data.samples=64")
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["objective=distillation"], "objective=distillation has no teacher: give teacher.weights=…"),
+        (["teacher.weights=a"], "teacher.weights=a has no effect on objective=infonce, which has no teacher: choose"),
+        (["teacher.embeddings=a"], "teacher.embeddings=a has no effect on objective=infonce"),
+        (["teacher.temperature=0.1"], "teacher.temperature=0.1 has no effect without a teacher"),
+        (["teacher.precision=bf16"], "teacher.precision=bf16 has no effect without teacher.weights: leave it out"),
+        (["objective=distillation", "teacher.embeddings=a", "teacher.micro_batches=2"],
+         "teacher.micro_batches=2 has no effect without teacher.weights: leave it out"),
+        (["objective=distillation", "teacher.weights=a", "teacher.embeddings=b"],
+         "teacher.weights=a and teacher.embeddings=b are two teachers: give one"),
+        (["objective=distillation", "teacher.weights=a", "teacher.temperature=0"], "teacher.temperature=0.0 must be above 0"),
+        (["objective=distillation", "teacher.weights=a", "teacher.micro_batches=0"],
+         "teacher.micro_batches=0 must be at least 1"),
+        (["objective=distillation", "teacher.weights="], "teacher.weights= is empty: give a value, or leave it out"),
+        (["objective=distillation", "teacher.embeddings=s3://bucket/a"],
+         "teacher.embeddings=s3://bucket/a is a URL: give a local path, and copy it from there"),
+        (["objective=distillation", "teacher.weights=a", "teacher.precision=int4"],
+         "teacher.precision=int4: Invalid value 'int4', expected one of [run, fp32, bf16, fp16]"),
+    ],
+)  # fmt: skip
+def test_what_cannot_teach_is_refused_at_composition(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*overrides)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_a_place_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClipxError, match=f"^teacher.weights={tmp_path}/nothing"):
+        distilling(tmp_path / "run", f"teacher.weights={tmp_path}/nothing")
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_without_a_configuration_are_refused(trained: Path, tmp_path: Path) -> None:
+    model = {name.removeprefix("model/"): t for name, t in tensors(trained, 3).items() if name.startswith("model/")}
+    save_file(model, tmp_path / "bare.safetensors")
+    message = r"^teacher\.weights=.*bare\.safetensors holds weights without a configuration, so that towers, tokenizer"
+    with pytest.raises(CheckpointError, match=message):
+        distilling(tmp_path / "run", f"teacher.weights={tmp_path}/bare.safetensors")
+
+
+def test_a_teacher_that_had_no_learned_temperature_asks_for_one(tmp_path: Path) -> None:
+    Trainer(small(tmp_path / "teacher", *VIT, *DATA, "objective=fastclip_v1", "duration=1st")).fit()
+    message = (
+        r"teacher\.weights=.* was not trained with one temperature, or it is not with them: give teacher\.temperature"
+    )
+    with pytest.raises(ConfigError, match=message):
+        distilling(tmp_path / "run", f"teacher.weights={tmp_path}/teacher")
+    found = logged(tmp_path / "run", f"teacher.weights={tmp_path}/teacher", "teacher.temperature=0.05")
+    assert math.isfinite(found[-1]["train/distill_loss"])
+
+
+def test_a_plan_is_not_made_without_the_teachers_part() -> None:
+    importlib.import_module("clipx.plan.spec")
+    with pytest.raises(
+        ConfigError, match="^objective=distillation: a plan knows nothing of a teacher's time and memory"
+    ):
+        compose("objective=distillation", "teacher.weights=a", config_name="plan")

@@ -1,0 +1,222 @@
+"""`clipx.evaluate` finds a run's own numbers again, on its own data or others', of any step, and of others' models."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT
+from helpers.benchmark_set import write_set
+from helpers.runs import SMALL, rows, run, torchrun
+from helpers.samples import jpeg
+from PIL import Image
+
+from clipx.errors import ConfigError
+from clipx.evaluate import EvaluateSpec
+from clipx.trainer.spec import compose
+
+TRAIN = (sys.executable, "-m", "clipx.train", *SMALL, "checkpoint.every=2st", "evaluator=[zeroshot,retrieval]")
+EVALUATE = (sys.executable, "-m", "clipx.evaluate")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("evaluate") / "run"
+    run(*TRAIN, f"run_dir={run_dir}")
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Three sets of a zero-shot evaluator: two in clip_benchmark's layout, a folder."""
+    place = tmp_path_factory.mktemp("sets")
+    images = {
+        name: [jpeg(10 * i + j, 40, 36) for j in range(4)] for i, name in enumerate(("a fox", "an owl", "an eel"))
+    }
+    write_set(place / "one", images, shards=1)
+    write_set(place / "two", dict(reversed(images.items())), shards=2)
+    for name, encoded in images.items():
+        (place / "three" / name).mkdir(parents=True)
+        for i, content in enumerate(encoded):
+            (place / "three" / name / f"{i}.jpg").write_bytes(content)
+    kinds = {"one": "benchmark", "two": "benchmark", "three": "folder"}
+    added = [f"+data@evaluator.zeroshot.sets.{name}={kind}" for name, kind in kinds.items()]
+    paths = [f"evaluator.zeroshot.sets.{name}.path={place / name}" for name in kinds]
+    return ("evaluator=[zeroshot]", *added, *paths, *(f"evaluator.zeroshot.sets.{name}.workers=0" for name in kinds))
+
+
+def test_the_numbers_of_the_end_of_training_are_found_again(trained: Path) -> None:
+    out = run(*EVALUATE, f"run={trained}").stdout
+    found = json.loads((trained / "evaluation-shapes-step-4.json").read_text())
+    expected = {name: value for name, value in rows(trained)[-1].items() if name.startswith("eval/")}
+    assert len(expected) == 16
+    assert {n: v for n, v in found.items() if n.startswith("eval/")} == expected
+    assert "eval/zeroshot/held_out/top1" in out
+
+
+def test_a_step_and_one_evaluator_can_be_chosen(trained: Path) -> None:
+    run(*EVALUATE, f"run={trained}", "step=2", "evaluator=[retrieval]")
+    found = json.loads((trained / "evaluation-shapes-step-2.json").read_text())
+    assert {name.split("/")[1] for name in found if name.startswith("eval/")} == {"retrieval"}
+
+
+def test_other_data_can_be_chosen(trained: Path) -> None:
+    run(*EVALUATE, f"run={trained}", "data=digits", "data.workers=0")
+    found = json.loads((trained / "evaluation-digits-step-4.json").read_text())
+    assert found["eval/zeroshot/chance"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "run has no value: it is required"),
+        (("run=/nowhere",), "run=/nowhere holds no run (no config.yaml): check the path"),
+        (("step=3",), "step-00000003 cannot be used: it is not there; there are 4, 2"),
+        (("step=last",), "step=last is no step: give the number of a checkpoint, or all"),
+        (("data=csv", "data.path=x.csv", "data.held_out_share=0.5"), "data.held_out_share=0.5 has no effect on a set, which is evaluated whole"),
+        (("data=csv", "data.path=/nowhere.csv"), "data.path=/nowhere.csv cannot be read"),
+        (("evaluator=[zeroshot]", "evaluator.zeroshot.held_out=false"), "evaluator.zeroshot.held_out=false leaves nothing to evaluate"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_evaluated_is_one_line(trained: Path, arguments: tuple[str, ...], message: str) -> None:
+    chosen = (f"run={trained}", *arguments) if arguments and not arguments[0].startswith("run=") else arguments
+    done = run(*EVALUATE, *chosen, check=False)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+# --------------------------------------------------------------------------------------------- sets, steps, models
+
+
+def evaluated(path: Path) -> dict[str, Any]:
+    """The JSON, whose picture beside it is one."""
+    with Image.open(path.with_suffix(".png")) as picture:
+        picture.load()
+        assert picture.format == "PNG" and picture.width > 400
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_several_sets_are_a_table_with_what_each_loses_and_the_same_on_two_ranks(
+    trained: Path, sets: tuple[str, ...], tmp_path: Path
+) -> None:
+    probe = ["evaluator=[zeroshot,linear_probe]", *sets[1:], "evaluator.linear_probe.held_out=false"]
+    probe += [word.replace("zeroshot", "linear_probe") for word in sets if "sets.three" in word]
+    probe += ["evaluator.linear_probe.sets.three.held_out_share=0.25", "evaluator.linear_probe.validation_share=0.33"]
+    command = ("-m", "clipx.evaluate", f"run={trained}", *probe)
+    out = run(sys.executable, *command, f"out={tmp_path}/1").stdout
+    found = evaluated(tmp_path / "1" / "evaluation-shapes-step-4.json")
+    rows_of = found["robustness"]["zeroshot"]
+    assert list(rows_of) == ["shapes", "one", "two", "three", "average", "average of the others"]
+    tops = [found[f"eval/zeroshot/{name}top1"] for name in ("", "one/", "two/", "three/")]
+    assert [row["top1"] for row in rows_of.values()] == pytest.approx([*tops, sum(tops) / 4, sum(tops[1:]) / 3])
+    assert [row["drop"] for row in rows_of.values()] == pytest.approx(
+        [tops[0] - row["top1"] for row in rows_of.values()]
+    )
+    assert found["eval/zeroshot/one/top1"] == found["eval/zeroshot/two/top1"], "the same images and names"
+    assert "drop in top1" in out
+    assert 0 <= found["eval/linear_probe/three/top1"] <= 1
+    torchrun(2, *command, f"out={tmp_path}/2")
+    assert evaluated(tmp_path / "2" / "evaluation-shapes-step-4.json") == found
+
+
+def test_every_step_makes_a_curve(trained: Path, sets: tuple[str, ...], tmp_path: Path) -> None:
+    out = run(*EVALUATE, f"run={trained}", "step=all", f"out={tmp_path}", *sets).stdout
+    found = evaluated(tmp_path / "evaluation-shapes.json")
+    logged = {row["step"]: row["eval/zeroshot/top1"] for row in rows(trained) if "eval/zeroshot/top1" in row}
+    assert [model["step"] for model in found["models"]] == [2, 4]
+    assert found["models"][1]["eval/zeroshot/top1"] == logged[4]
+    assert "step 2" in out and "step 4" in out
+
+
+def test_the_folder_of_checkpoints_is_every_step_and_one_of_them_is_that(trained: Path, tmp_path: Path) -> None:
+    run(*EVALUATE, f"run={trained}/checkpoints", "evaluator=[zeroshot]", f"out={tmp_path}")
+    assert [model["step"] for model in evaluated(tmp_path / "evaluation-shapes.json")["models"]] == [2, 4]
+    run(*EVALUATE, f"run={trained}/checkpoints/step-00000002", "evaluator=[zeroshot]", f"out={tmp_path}")
+    assert (tmp_path / "evaluation-shapes-step-2.json").is_file()
+
+
+def test_a_folder_of_runs_is_evaluated_run_by_run(trained: Path, sets: tuple[str, ...], tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(trained, tmp_path / name)
+        config = tmp_path / name / "config.yaml"
+        lines = [f"name: {name}" if line.startswith("name:") else line for line in config.read_text().splitlines()]
+        config.write_text("\n".join(lines))
+    (tmp_path / "notes").mkdir()
+    shutil.rmtree(tmp_path / "second" / "checkpoints" / "step-00000004")
+    run(*EVALUATE, f"run={tmp_path}", *sets)
+    models = evaluated(tmp_path / "evaluation-shapes.json")["models"]
+    assert [(model["model"], model["step"]) for model in models] == [("first", 4), ("second", 2)]
+    assert list(models[0]["robustness"]["zeroshot"])[:4] == ["shapes", "one", "two", "three"]
+
+
+def test_exported_models_are_evaluated_as_their_run(trained: Path, sets: tuple[str, ...], tmp_path: Path) -> None:
+    """An open_clip folder, and a folder of files; no run, so that there are the sets alone."""
+    export = (sys.executable, "-m", "clipx.export", f"run={trained}")
+    run(*export, "format=open_clip", f"out={tmp_path}/model")
+    (tmp_path / "files").mkdir()
+    run(*export, "format=safetensors", f"out={tmp_path}/files/a.safetensors")
+    shutil.copy(tmp_path / "files/a.safetensors", tmp_path / "files/b.safetensors")
+    run(*EVALUATE, f"run={trained}", *sets, f"out={tmp_path}/own")
+    own = evaluated(tmp_path / "own" / "evaluation-shapes-step-4.json")
+    run(*EVALUATE, f"run={tmp_path}/model", *sets, f"out={tmp_path}/out")
+    found = evaluated(tmp_path / "out" / "evaluation-sets.json")
+    numbers = {name: value for name, value in found.items() if name.startswith("eval/")}
+    assert numbers == pytest.approx({name: own[name] for name in numbers})
+    assert len(numbers) == 12
+    run(*EVALUATE, f"run={tmp_path}/files", *sets, f"out={tmp_path}/out")
+    models = evaluated(tmp_path / "out" / "evaluation-sets.json")["models"]
+    assert [model["model"] for model in models] == ["a.safetensors", "b.safetensors"]
+    assert models[0]["eval/zeroshot/one/top1"] == numbers["eval/zeroshot/one/top1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "is no run, whose evaluators and data would be taken: give evaluator=[…], and data=… or sets"),
+        (("evaluator=[zeroshot]", "step=4"), "step=4 has no effect on run="),
+        (("evaluator=[zeroshot]", "weights=average"), "weights=average has no effect on run="),
+        (("evaluator=[zeroshot]", "data=digits", "data.workers=0"), "holds no weights: give a run directory"),
+    ],
+)
+def test_what_is_no_run_is_asked_for_what_a_run_would_know(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = run(*EVALUATE, f"run={tmp_path}", *arguments, check=False)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_run_evaluates_sets_at_its_own_cadence(sets: tuple[str, ...], tmp_path: Path) -> None:
+    run(*TRAIN[:-1], *sets, "evaluator.zeroshot.every=2st", f"run_dir={tmp_path}/run")
+    logged = {row["step"]: row for row in rows(tmp_path / "run") if "eval/zeroshot/one/top1" in row}
+    assert list(logged) == [2, 4]
+    assert {"eval/zeroshot/top1", "eval/zeroshot/two/top1", "eval/zeroshot/three/top5"} <= logged[4].keys()
+
+
+def test_a_set_that_is_wrong_ends_a_run_before_it_begins(sets: tuple[str, ...], tmp_path: Path) -> None:
+    wrong = "evaluator.zeroshot.sets.two.held_out_split=dev"
+    done = run(*TRAIN[:-1], *sets, wrong, f"run_dir={tmp_path}/run", check=False)
+    assert "has no dev/nshards.txt: give a set in clip_benchmark's layout" in done.stderr
+    assert "evaluator.zeroshot.sets.two" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_command_of_the_page_composes() -> None:
+    text = (ROOT / "docs" / "evaluation.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^python -m clipx\.(\w+) (.*)$", text, re.MULTILINE)
+    assert len(commands) > 3
+    for name, arguments in commands:
+        assert isinstance(compose(*arguments.split(), config_name=name), EvaluateSpec) == (name == "evaluate")
+
+
+def test_a_set_that_chose_other_evaluators_than_its_own_is_told_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot is not chosen: write evaluator=\[zeroshot,…\]"):
+        compose("+data@evaluator.zeroshot.sets.mine=csv", "evaluator.zeroshot.sets.mine.path=t.csv")

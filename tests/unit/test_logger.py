@@ -1,0 +1,147 @@
+"""Numbers reach real files: JSON lines, TensorBoard events, an offline wandb run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.runs import SMALL, small
+
+from clipx.errors import ConfigError
+from clipx.logger import Jsonl, Sinks, read_rows
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+
+
+def row(step: int) -> dict[str, float]:
+    return {"step": step, "samples": step * 10, "epoch": 0.1, "seconds": 1.0, "train/loss": 1 / step}
+
+
+def test_rows_come_back_as_they_were_logged(tmp_path: Path) -> None:
+    sink = Jsonl(tmp_path / "metrics.jsonl", 0)
+    for step in (1, 2):
+        sink.log(row(step))
+    sink.close()
+    assert read_rows(tmp_path / "metrics.jsonl") == [row(1), row(2)]
+
+
+def test_a_resumed_run_drops_what_it_will_do_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row(step)) + "\n" for step in (1, 2, 3, 4)))
+    sink = Jsonl(path, 2)
+    sink.log(row(3))
+    sink.close()
+    assert [r["step"] for r in read_rows(path)] == [1, 2, 3]
+
+
+def test_a_last_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(row(1)) + '\n{"step": 2, "sam')
+    assert read_rows(path) == [row(1)]
+
+
+@contextlib.contextmanager
+def disk_full(path: Path) -> Iterator[None]:
+    """No file may grow beyond what this one holds now."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_loses_no_row_and_ends_no_run(tmp_path: Path) -> None:
+    reported: list[str] = []
+    path = tmp_path / "metrics.jsonl"
+    sinks = Sinks([Jsonl(path, 0)], lambda kind, **facts: reported.append(facts["logger"]))
+    sinks.log(row(1))
+    with disk_full(path):
+        sinks.log(row(2))
+        sinks.log(row(3))
+    assert reported == ["jsonl"], "once"
+    sinks.log(row(4))
+    sinks.close()
+    assert read_rows(path) == [row(step) for step in (1, 2, 3, 4)]
+
+
+def test_a_sink_that_fails_keeps_no_number_from_the_others(tmp_path: Path) -> None:
+    class Down:
+        def log(self, row: dict[str, float]) -> None:
+            raise ConnectionError("the service is down")
+
+        def close(self) -> None:
+            raise ConnectionError("still")
+
+    reported: list[str] = []
+    sinks = Sinks([Down(), Jsonl(tmp_path / "m.jsonl", 0)], lambda kind, **facts: reported.append(facts["message"]))
+    for step in (1, 2):
+        sinks.log(row(step))
+    sinks.close()
+    assert read_rows(tmp_path / "m.jsonl") == [row(1), row(2)]
+    assert reported == ["down takes no numbers (ConnectionError: the service is down): the run goes on without it"]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("logged") / "run"
+    loggers = (
+        "logger=[tensorboard,wandb]",
+        "logger.wandb.mode=offline",
+        "evaluator=[retrieval]",
+        "checkpoint.every=2st",
+    )
+    Trainer(small(path, *loggers)).fit()
+    return path
+
+
+def test_tensorboard_holds_the_curve_of_metrics_jsonl(run_dir: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    expected = [(r["step"], r["train/loss"]) for r in read_rows(run_dir / "metrics.jsonl") if "train/loss" in r]
+    found = [(e.step, e.value) for e in events.Scalars("train/loss")]
+    assert [s for s, _ in found] == [s for s, _ in expected] == [1, 2, 3, 4]
+    assert [v for _, v in found] == pytest.approx([v for _, v in expected], rel=1e-6)
+    assert "eval/retrieval/text_to_image/recall@1" in events.Tags()["scalars"]
+
+
+def test_wandb_holds_the_run_offline(run_dir: Path) -> None:
+    """wandb's file is a log of protocol buffers whose values are JSON texts; wandb ships no reader for it."""
+    (path,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
+    stored = path.read_bytes()
+    losses = [r["train/loss"] for r in read_rows(run_dir / "metrics.jsonl") if "train/loss" in r]
+    assert len(losses) == 4
+    for loss in losses:
+        assert json.dumps(loss).encode() in stored
+    for part in (b"train/loss", b"eval/retrieval/text_to_image/recall@1", b"init_temperature"):
+        assert part in stored
+    assert (run_dir / "wandb_id").read_text() in path.name
+
+
+def test_every_row_says_where_in_the_run_it_is(run_dir: Path) -> None:
+    rows = read_rows(run_dir / "metrics.jsonl")
+    measured = [r for r in rows if "train/loss" in r]
+    wanted = {"step", "samples", "epoch", "seconds", "train/lr", "train/temperature", "train/grad_norm"}
+    wanted |= {"train/samples_per_second", "train/samples_per_second_per_device", "train/data_wait_share"}
+    assert all(wanted <= r.keys() for r in measured)
+    assert [r["samples"] for r in measured] == [32, 64, 96, 128]
+    assert measured[-1]["epoch"] == 0.5
+
+
+def test_wandb_online_without_a_key_is_refused_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    spec = compose(*SMALL, "logger=[wandb]", f"run_dir={tmp_path}/run", "checkpoint=none")
+    with pytest.raises(ConfigError, match=r"logger.wandb.mode=online needs a key: .*logger.wandb.mode=offline"):
+        Trainer(spec).fit()
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ConfigError, match="logger.wandb.mode=shared is not a mode: choose from online, offline"):
+        compose("logger=[wandb]", "logger.wandb.mode=shared")

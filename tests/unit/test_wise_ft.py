@@ -1,0 +1,157 @@
+"""Mixtures of a model and its fine-tuned self: what they are, what they score, and the one that is written."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import VIT, rows, run, small
+from PIL import Image
+
+import clipx.wise_ft  # noqa: F401  # registers its options
+from clipx.errors import ConfigError
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+from clipx.weights.interpolation import check_mixable, interpolate
+from clipx.weights.load import LoadedWeights, load_into, load_weights
+
+WISE = (sys.executable, "-m", "clipx.wise_ft")
+NARROW = ("model.embed_dim=16", "model.text.width=16", "model.text.heads=2")
+FEW = ("samples=256", "held_out_samples=48", "workers=0")
+SETS = ("data=shapes_shifted", *(f"{group}.{word}" for group in ("data", "reference") for word in FEW))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(zero, fine), of a ResNet, whose BatchNorms have averages and counts."""
+    folder = tmp_path_factory.mktemp("runs")
+    end = ("evaluator=[zeroshot]", "evaluator.zeroshot.every=end")
+    Trainer(small(folder / "zero", *NARROW, *end)).fit()
+    words = ("data=shapes_shifted", f"model.weights={folder / 'zero'}", "model.text.lock=all")
+    Trainer(small(folder / "fine", *NARROW, *end, *words)).fit()
+    return folder / "zero", folder / "fine"
+
+
+@pytest.fixture(scope="module")
+def models(runs: tuple[Path, Path]) -> tuple[LoadedWeights, LoadedWeights]:
+    zero, fine = (load_weights(str(path)) for path in runs)
+    return zero, fine
+
+
+def end(run_dir: Path) -> dict[str, float]:
+    return {name.removeprefix("eval/"): x for name, x in rows(run_dir)[-1].items() if name.startswith("eval/")}
+
+
+def test_a_mixture_is_the_weighted_mean_of_all_weights(models: tuple[LoadedWeights, LoadedWeights]) -> None:
+    zero, fine = models
+    assert all(
+        torch.equal(x, zero.model[n]) for n, x in interpolate(zero, fine, 0.0).model.items() if x.is_floating_point()
+    )
+    assert all(torch.equal(x, fine.model[n]) for n, x in interpolate(zero, fine, 1.0).model.items())
+    found = interpolate(zero, fine, 0.25)
+    assert found.model.keys() == fine.model.keys()
+    moved = [n for n in fine.model if not torch.equal(zero.model[n], fine.model[n])]
+    assert any("running_mean" in n for n in moved) and not any(n.startswith("text.") for n in moved)
+    for name, x in found.model.items():
+        if x.is_floating_point():
+            expected = 0.75 * zero.model[name].double() + 0.25 * fine.model[name].double()
+            torch.testing.assert_close(x.double(), expected, rtol=1e-6, atol=1e-7, msg=name)
+        else:
+            assert torch.equal(x, fine.model[name]), name
+    assert zero.log_scale is not None and fine.log_scale is not None and found.log_scale is not None
+    assert found.log_scale == pytest.approx(0.75 * zero.log_scale + 0.25 * fine.log_scale)
+    assert interpolate(replace(zero, log_scale=None), fine, 0.25).log_scale == fine.log_scale
+
+
+@pytest.fixture(scope="module")
+def written(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("wise") / "mixed"
+    done = run(*WISE, f"base={runs[0]}", f"finetuned={runs[1]}", *SETS, "alphas=[0,0.5,1]", "select=0.5", f"out={out}")
+    return out, done.stdout
+
+
+def test_its_ends_score_what_the_runs_scored(runs: tuple[Path, Path], written: tuple[Path, str]) -> None:
+    points = json.loads((written[0] / "wise_ft.json").read_text())["points"]
+    assert [point["alpha"] for point in points] == [0, 0.5, 1]
+    assert points[0]["reference"] == end(runs[0])
+    assert points[-1]["data"] == end(runs[1])
+    for point in points:
+        assert point["mean"] == (point["data"]["zeroshot/top1"] + point["reference"]["zeroshot/top1"]) / 2
+
+
+def test_the_table_marks_what_was_chosen(written: tuple[Path, str]) -> None:
+    lines = [line.split() for line in written[1].splitlines()]
+    (chosen,) = [line for line in lines if line and line[-1] == "<"]
+    assert chosen[0] == "0.5" and len(chosen) == 5
+    assert ["alpha", "shapes_shifted", "shapes", "mean"] in lines
+
+
+def test_the_written_model_is_the_mixture_and_begins_a_run(
+    models: tuple[LoadedWeights, LoadedWeights], written: tuple[Path, str], tmp_path: Path
+) -> None:
+    place = str(written[0] / "model.safetensors")
+    found, expected = load_weights(place), interpolate(*models, 0.5)
+    assert found.model.keys() == expected.model.keys()
+    assert all(torch.equal(x, expected.model[n]) for n, x in found.model.items())
+    assert found.log_scale == expected.log_scale
+    assert found.spec is not None
+    load_into(found.spec.build(torch.device("cpu"), torch.float32), found)
+    assert Trainer(small(tmp_path / "x", *NARROW, f"model.weights={place}")).loaded_weights[0] == place
+
+
+def test_the_picture_is_one(written: tuple[Path, str]) -> None:
+    picture = Image.open(io.BytesIO((written[0] / "wise_ft.png").read_bytes()))
+    assert picture.format == "PNG" and min(picture.size) > 400
+    assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 10, "something is drawn"
+
+
+def test_best_is_the_highest_mean_and_nothing_is_written_without_out(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    done = run(*WISE, f"base={runs[0]}", f"finetuned={runs[1]}", *SETS, "alphas=[1,0]", "metric=zeroshot/top5")
+    table = [line.split() for line in done.stdout.splitlines() if "%" in line]
+    assert [line[0] for line in table] == ["0", "1"], "in order"
+    means = [float(line[3].rstrip("%")) for line in table]
+    assert [len(line) == 5 for line in table] == [means[0] >= means[1], means[1] > means[0]]
+
+
+# ------------------------------------------------------------------------------------------------------- what fails
+
+
+def test_two_architectures_are_refused_by_name(models: tuple[LoadedWeights, LoadedWeights], tmp_path: Path) -> None:
+    zero, _ = models
+    for words, key in (
+        (("model.quick_gelu=true",), "model.quick_gelu"),
+        (VIT[:2], "model.image.width"),
+        (("model.text.layers=1",), "layers"),
+    ):
+        spec = compose(*NARROW, *words).model
+        other = LoadedWeights("other", spec.build(torch.device("meta"), torch.float32).state_dict(), spec)
+        with pytest.raises(
+            ConfigError, match=f"base={zero.location} and finetuned=other are not one architecture.*{key}"
+        ):
+            check_mixable(zero, other)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("alphas=[0,1.5]",), "alphas=[0.0, 1.5] must be numbers in [0, 1]"),
+        (("alphas=[0,0]",), "alphas=[0.0, 0.0] has one twice"),
+        (("select=0.3", "alphas=[0,1]", "out=x"), "select=0.3 is neither best nor one of alphas=[0.0, 1.0]"),
+        (("select=0.5",), "select=0.5 has no effect without out=FOLDER"),
+        (("metric=retrieval/recall",), "metric=retrieval/recall is no number of evaluator=[zeroshot]"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose("base=a", "finetuned=b", *overrides, config_name="wise_ft")
+    assert message in str(error.value)
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    done = run(*WISE, "base=a", "finetuned=b", f"out={tmp_path}", check=False)
+    assert done.returncode != 0 and f"out={tmp_path} is there already" in done.stderr

@@ -1,0 +1,186 @@
+"""torch.compile: few graphs, no breaks, no recompilation without end, and the numbers of eager code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import VIT, small
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from clipx.bench.training import captions
+from clipx.errors import ConfigError
+from clipx.model.blocks import named_blocks
+from clipx.model.clip import CLIP
+from clipx.objective.losses import contrastive
+from clipx.trainer.compile import Backend, CompileSpec
+from clipx.trainer.spec import compose
+from clipx.trainer.summary import facts
+from clipx.trainer.trainer import Trainer
+
+CPU = torch.device("cpu")
+DEEP = (
+    *VIT[:1],
+    "+model.image.options={patch_size:16,embed_dim:64,depth:3,num_heads:2}",
+    "model.text.width=64",
+    "model.text.layers=3",
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_yet() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def built(*overrides: str) -> CLIP:
+    torch.manual_seed(0)
+    return compose(*DEEP, *overrides).model.build(CPU, torch.float32)
+
+
+def steps(model: CLIP, count: int) -> list[int]:
+    """Graphs after each step; each has texts of other lengths."""
+    found = []
+    for number in range(count):
+        random = torch.Generator().manual_seed(number)
+        image = torch.randint(0, 256, (8, 3, 48, 48), dtype=torch.uint8, generator=random)
+        image_BD, text_BD = model(image, captions(8, 20, number))
+        (image_BD * text_BD.roll(1, 0)).sum().backward()
+        found.append(counters["stats"]["unique_graphs"])
+    return found
+
+
+def gradients(model: CLIP) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
+def test_each_tower_is_one_graph_whatever_its_depth_and_the_lengths_of_texts(checkpointing: str) -> None:
+    """Six blocks, four batches of other lengths: two graphs, no break; the gradients are bit for bit eager ones."""
+    chosen = (f"model.image.checkpointing={checkpointing}", f"model.text.checkpointing={checkpointing}")
+    eager, model = built(*chosen), built(*chosen)
+    CompileSpec(towers=True, backend=Backend.aot_eager).compile_towers(named_blocks(model))
+    assert steps(model, 4) == [2, 2, 2, 2]
+    assert counters["graph_break"] == {}
+    steps(eager, 4)
+    assert list(model.state_dict()) == list(eager.state_dict())
+    expected = gradients(eager)
+    assert [name for name, gradient in gradients(model).items() if not torch.equal(gradient, expected[name])] == []
+
+
+def test_evaluation_and_micro_batches_add_a_few_graphs_and_then_none() -> None:
+    """Without gradients, and in evaluation, images of other numbers: each at most once for a tower."""
+    model = built()
+    CompileSpec(towers=True, backend=Backend.eager).compile_towers(named_blocks(model))
+    steps(model, 1)
+    graphs = []
+    for round_ in range(3):
+        for size in (8, 5, 3):
+            image = torch.zeros(size, 3, 48, 48, dtype=torch.uint8)
+            with torch.no_grad():
+                model.train()(image, captions(size, 20, round_))
+                model.eval()(image, captions(size, 20, round_))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] <= 2 + 2 * 4
+    assert graphs[0] == graphs[1] == graphs[2]
+    assert counters["graph_break"] == {}
+
+
+def test_a_run_with_everything_compiled_is_the_run_without(tmp_path: Path) -> None:
+    """Learning rates that change with each step compile nothing again."""
+    chosen = ("optimizer=lion", "checkpoint=none", "duration=5st", "objective.tile=16")
+    weights, graphs = [], []
+    for name, options in (
+        ("eager", ()),
+        (
+            "compiled",
+            tuple(f"compile.{k}" for k in ("towers=true", "objective=true", "optimizer=true", "backend=eager")),
+        ),
+    ):
+        trainer = Trainer(small(tmp_path / name, *VIT, *chosen, *options))
+        for batch in trainer._batches():
+            trainer.step(batch)
+            graphs.append(counters["stats"]["unique_graphs"])
+        tiling = trainer.learner.objective.tiling
+        assert [hasattr(f, "_torchdynamo_orig_callable") for f in (tiling.lse, tiling.softmax)] == [bool(options)] * 2
+        trainer.close()
+        weights.append(trainer.learner.model.state_dict())
+    assert not hasattr(contrastive.tile_lse, "_torchdynamo_orig_callable")
+    assert (
+        facts(trainer)["compile"]
+        == "4 blocks of the towers, the loss's tiles, the optimizer's step, by eager; the first steps wait for it"
+    )
+    assert graphs[:5] == [0] * 5
+    assert graphs[7] == graphs[8] == graphs[9]
+    assert counters["graph_break"] == {}
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.slow
+def test_generated_code_computes_the_same(tmp_path: Path) -> None:
+    """By inductor: towers, tiles and a step of Lion."""
+    options = ("compile.towers=true", "compile.objective=true", "compile.optimizer=true")
+    losses = []
+    for chosen in ((), options):
+        trainer = Trainer(
+            small(tmp_path / str(len(chosen)), *VIT, "optimizer=lion", "checkpoint=none", "duration=3st", *chosen)
+        )
+        losses.append([trainer.step(batch)["loss"].item() for batch in trainer._batches()])
+        trainer.close()
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("compile.backend=eager",),
+            "compile.backend=eager has no effect where nothing is compiled: add compile.towers=true, or leave it out",
+        ),
+        (
+            ("compile.mode=max_autotune",),
+            "compile.mode=max_autotune has no effect where nothing is compiled: add compile.towers=true, or leave it out",
+        ),
+        (
+            ("compile.towers=true", "compile.mode=max_autotune", "compile.backend=eager"),
+            "compile.mode=max_autotune has no effect on compile.backend=eager: leave one of them out",
+        ),
+        (
+            ("compile.objective=true", "objective=siglip"),
+            "compile.objective=true has no effect on objective=siglip, which has no tiles to compile: leave it out",
+        ),
+        (
+            ("compile.optimizer=true",),
+            "compile.optimizer=true has no effect on optimizer=adamw, whose step is one fused kernel: leave it out",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*overrides)
+    assert str(caught.value) == message
+
+
+def test_recomputed_batch_norm_is_refused() -> None:
+    model = compose("model.image.checkpointing=1").model.build(torch.device("meta"), torch.float32)
+    with pytest.raises(
+        ConfigError,
+        match=r"compile\.towers=true does not go with checkpointing of image\.trunk\.layer1\.0, which has BatchNorm",
+    ):
+        CompileSpec(towers=True).compile_towers(named_blocks(model))
+
+
+def test_a_missing_compiler_is_named_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(
+        ConfigError, match=r"^compile needs a C\+\+ compiler, and there is no g\+\+: install one, name it in CXX"
+    ):
+        CompileSpec(towers=True).check_device(CPU)
+    CompileSpec(towers=True, backend=Backend.eager).check_device(CPU)
+    CompileSpec().check_device(CPU)

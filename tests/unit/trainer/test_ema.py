@@ -1,0 +1,106 @@
+"""The moving average of the weights against its definition; it is saved, goes on, and is what is evaluated."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import run, small
+
+from clipx.checkpoint.state import select_prefix
+from clipx.errors import ConfigError
+from clipx.trainer.trainer import Trainer
+
+DECAY = 0.9
+EMA = (f"optimizer.ema_decay={DECAY}", "checkpoint.every=2st", "duration=4st", "checkpoint.keep_last=9")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("average") / "run"
+
+
+@pytest.fixture(scope="module")
+def trained(run_dir: Path) -> tuple[Trainer, dict[str, torch.Tensor]]:
+    """A run, and its average by the definition."""
+    trainer = Trainer(small(run_dir, *EMA))
+    expected: dict[str, torch.Tensor] = {}
+    step = trainer.step
+
+    def watched(batch):
+        metrics = step(batch)
+        for name, value in trainer.learner.model.named_parameters():
+            now = value.detach().double()
+            expected[name] = DECAY * expected[name] + (1 - DECAY) * now if name in expected else now
+        return metrics
+
+    trainer.step = watched  # type: ignore[method-assign]
+    trainer.fit()
+    return trainer, expected
+
+
+def test_it_is_what_its_definition_says(trained: tuple[Trainer, dict[str, torch.Tensor]]) -> None:
+    trainer, expected = trained
+    assert trainer.learner.average is not None
+    found = dict(trainer.learner.average.model.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].double(), value, rtol=1e-5, atol=1e-7)
+    assert any(not torch.equal(found[name], p) for name, p in trainer.learner.model.named_parameters())
+
+
+def test_it_goes_on_after_a_resume_bit_for_bit(run_dir: Path, trained: tuple[Trainer, object]) -> None:
+    trainer, _ = trained
+    assert trainer.learner.average is not None
+    straight = {name: value.clone() for name, value in trainer.learner.average.state().items()}
+    again = Trainer(small(run_dir, *EMA, "resume=step:2"))
+    again.fit()
+    assert again.learner.average is not None
+    assert all(torch.equal(straight[name], value) for name, value in again.learner.average.state().items())
+
+
+def test_it_is_what_is_evaluated(tmp_path: Path) -> None:
+    """With the average of one step, the weights of the first, whatever the later ones do to the model."""
+    overrides = ("evaluator=[retrieval]", "optimizer.lr=0.01")
+    one = Trainer(small(tmp_path / "one", *overrides, "duration=1st", "schedule.warmup=1st")).fit()
+    slow = (*overrides, "optimizer.ema_decay=0.9999999", "duration=3st", "schedule=constant", "schedule.warmup=1st")
+    averaged = Trainer(small(tmp_path / "averaged", *slow)).fit()
+    numbers = {name for name in one if name.startswith("eval/")}
+    assert numbers
+    assert {name: averaged[name] for name in numbers} == pytest.approx({name: one[name] for name in numbers}, abs=0.05)
+
+
+def test_a_checkpoint_is_evaluated_with_it_or_without(run_dir: Path, trained: object) -> None:
+    command = (sys.executable, "-m", "clipx.evaluate", f"run={run_dir}", "evaluator=[retrieval]")
+    found = {}
+    for weights in ("auto", "average", "trained"):
+        run(*command, f"weights={weights}")
+        (path,) = run_dir.glob("evaluation-*-step-4.json")
+        found[weights] = path.read_text()
+    assert found["auto"] == found["average"] != found["trained"]
+
+
+def test_switching_it_on_or_off_on_the_way_is_told(
+    run_dir: Path, trained: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    off = Trainer(small(run_dir, *EMA, "resume=auto", "optimizer.ema_decay=null"))
+    off.close()
+    assert any("average of the weights is left" in note for note in off.notes)
+    Trainer(small(tmp_path / "run", *EMA, "optimizer.ema_decay=null")).fit()
+    on = Trainer(small(tmp_path / "run", *EMA, "resume=auto"))
+    on.close()
+    assert any("begins here" in note for note in on.notes)
+
+
+@pytest.mark.parametrize("decay", ["0", "1", "-0.1"])
+def test_a_decay_out_of_range_is_refused(tmp_path: Path, decay: str) -> None:
+    with pytest.raises(ConfigError, match="optimizer.ema_decay=.* must lie between 0 and 1, e.g. 0.9999"):
+        small(tmp_path, f"optimizer.ema_decay={decay}")
+
+
+def test_nothing_is_kept_of_it_where_it_is_off(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path / "run"))
+    trainer.close()
+    assert not select_prefix("average", trainer.learner.state.capture())

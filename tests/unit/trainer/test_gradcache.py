@@ -1,0 +1,317 @@
+"""A step in micro-batches is the step on the whole batch."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.objective_cases import AVERAGES, FP64, ONE, SETTINGS, Towers, assert_same, build, inputs, read
+from helpers.runs import VIT, small
+from torch import Tensor, nn
+
+from clipx.checkpoint.state import optimizer_tensors
+from clipx.data.loader import Batch
+from clipx.errors import ClipxError
+from clipx.objective.base import Metrics, Objective, StepInputs
+from clipx.precision.spec import Precision
+from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.trainer import Trainer
+
+
+def trainer(run_dir: Path, *overrides: str) -> Trainer:
+    return Trainer(small(run_dir, "precision=fp64", "checkpoint=none", *overrides))
+
+
+def first_batch(t: Trainer) -> Batch:
+    return next(iter(t._batches()))
+
+
+def gradients(t: Trainer, batch: Batch, micro_batches: int) -> dict[str, Tensor]:
+    for module in (t.learner.model, t.learner.objective):
+        module.zero_grad()
+    loss, _ = forward_backward(t.learner.model, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision)
+    found = {
+        n: p.grad.clone() for n, p in (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
+    }
+    return {"loss": loss, **found}
+
+
+@pytest.mark.parametrize("micro_batches", [2, 8])
+def test_loss_and_every_gradient_equal_the_whole_batch(tmp_path: Path, micro_batches: int) -> None:
+    t = trainer(tmp_path, *VIT)
+    batch = first_batch(t)
+    whole = gradients(t, batch, 1)
+    parts = gradients(t, batch, micro_batches)
+    assert len(whole) == 1 + len(list(t.learner.model.parameters())) + 1
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=0, atol=1e-10, msg=name)
+
+
+def all_graphs_alive(t: Trainer, batch: Batch, micro_batches: int) -> dict[str, Tensor]:
+    """The reference: every micro-batch's graph kept, one loss, one backward."""
+    for module in (t.learner.model, t.learner.objective):
+        module.zero_grad()
+    chunks = zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True)
+    image, text = (torch.cat(side) for side in zip(*[t.learner.model(*chunk) for chunk in chunks], strict=True))
+    loss, _ = t.learner.objective(StepInputs(image, text, batch.index))
+    loss.backward()
+    found = {
+        n: p.grad.clone() for n, p in (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
+    }
+    return {"loss": loss.detach(), **found}
+
+
+DROPOUT = (
+    "+model.image.options={patch_size:16,embed_dim:64,depth:2,num_heads:2,"
+    "drop_path_rate:0.3,proj_drop_rate:0.2,patch_drop_rate:0.25}"
+)
+
+
+@pytest.mark.parametrize("overrides", [(*VIT, DROPOUT), ("+model.image.options={drop_path_rate:0.3}",)])
+def test_dropout_and_batch_norm_are_those_of_one_pass(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    """The second forward draws what the first drew; BatchNorm's statistics move once for each micro-batch."""
+    t = trainer(tmp_path, *overrides)
+    batch = first_batch(t)
+    buffers = {n: b.clone() for n, b in t.learner.model.named_buffers()}
+
+    def run(step, micro_batches: int) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        for name, buffer in t.learner.model.named_buffers():
+            buffer.copy_(buffers[name])
+        torch.manual_seed(5)
+        found = step(t, batch, micro_batches)
+        return found, {n: b.clone() for n, b in t.learner.model.named_buffers()}, torch.get_rng_state()
+
+    found, statistics, rng = run(gradients, 4)
+    expected, expected_statistics, expected_rng = run(all_graphs_alive, 4)
+    other = run(gradients, 1)[0]
+    assert not torch.allclose(found["loss"], other["loss"], atol=1e-6), "dropout and BatchNorm must show"
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10, msg=name)
+    assert torch.equal(rng, expected_rng)
+    for name, value in expected_statistics.items():
+        if "running" in name:  # the kept micro-batch comes first in ours: the same averages in another order
+            torch.testing.assert_close(statistics[name], value, rtol=0.05, atol=0.05, msg=name)
+            assert not torch.equal(statistics[name], buffers[name]), name
+        else:
+            assert torch.equal(statistics[name], value), name
+    assert all(isinstance(m.momentum, float) for m in t.learner.model.modules() if isinstance(m, nn.BatchNorm2d))
+
+
+# ------------------------------------------------------- the exactness tests, one by one, with every objective
+# Small towers, eight samples; three micro-batches are of 3, 3 and 2. The third, two ranks with two micro-batches each
+# against one process, is in integration/test_ranks.py.
+
+SAMPLES, SIZE = 20, 8
+every = pytest.mark.parametrize("name", [*SETTINGS, "fastclip_v3 official tau"])
+
+
+def steps(
+    name: str,
+    micro_batches: int,
+    *overrides: str,
+    dtype: torch.dtype = torch.float64,
+    step: Callable[..., tuple[Tensor, Metrics]] = forward_backward,
+    towers: dict[str, Any] | None = None,
+) -> dict[str, Tensor]:
+    """Loss, metrics and gradients of two optimizer steps in the second epoch, with all that they leave behind."""
+    model = Towers(**(towers or {}), dtype=dtype)
+    objective = build(name, *overrides, samples=SAMPLES, batch=SIZE, dtype=dtype)
+    parameters = dict((*model.named_parameters(), *((f"objective.{n}", p) for n, p in objective.named_parameters())))
+    optimizer = torch.optim.SGD(parameters.values(), lr=0.5)
+    torch.manual_seed(7)
+    found = {}
+    for number in range(2):
+        batch = inputs(SIZE, SAMPLES, seed=number, dtype=dtype)
+        seen = SAMPLES + number * SIZE
+        optimizer.zero_grad()
+        objective.before_step(seen)
+        loss, metrics = step(model, objective, batch, micro_batches, ONE, Precision(dtype, None, "cpu"))
+        found[f"{number} loss"] = loss
+        found |= {f"{number} {n}": value.double() for n, value in metrics.items()}
+        found |= {f"{number} {n}": p.grad.clone() for n, p in parameters.items() if p.grad is not None}
+        optimizer.step()
+        objective.after_step(seen + SIZE)
+    assert len(found) > 2 * len(list(model.parameters()))
+    return {**found, "table": read(objective, SAMPLES), "random": torch.get_rng_state(), **dict(model.named_buffers())}
+
+
+def with_all_graphs_alive(
+    model: nn.Module, objective: Objective, batch: Batch, micro_batches: int, *_: object
+) -> tuple[Tensor, Metrics]:
+    """What accumulation has to equal: every micro-batch's graph kept, one loss, one backward."""
+    chunks = zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True)
+    image, text = (torch.cat(side) for side in zip(*[model(*chunk) for chunk in chunks], strict=True))
+    loss, metrics = objective(StepInputs(image, text, batch.index))
+    loss.backward()
+    return loss.detach(), metrics
+
+
+@functools.cache
+def whole(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """The same by plain autograd on the whole batch: no part of the code under test."""
+    return steps(name, 1, dtype=dtype, step=with_all_graphs_alive)
+
+
+@every
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 4])
+def test_1_any_number_of_micro_batches_is_the_whole_batch_in_float64(name: str, micro_batches: int) -> None:
+    """Loss, metrics, the gradient of every parameter with the temperature and the bias, and the state, to 1e-10."""
+    assert [len(c) for c in inputs(SIZE, SAMPLES).image.chunk(3)] == [3, 3, 2]
+    assert_same(steps(name, micro_batches), whole(name), atol=1e-10)
+
+
+@every
+@pytest.mark.parametrize("micro_batches", [2, 3, 4])
+def test_1_any_number_of_micro_batches_is_the_whole_batch_in_float32(name: str, micro_batches: int) -> None:
+    assert_same(steps(name, micro_batches, dtype=torch.float32), whole(name, torch.float32), atol=1e-5)
+
+
+@every
+@pytest.mark.parametrize("micro_batches", [2, 3])
+def test_2_dropout_is_that_of_one_pass_with_all_graphs_alive(name: str, micro_batches: int) -> None:
+    found = steps(name, micro_batches, towers={"dropout": 0.4})
+    assert_same(found, steps(name, micro_batches, step=with_all_graphs_alive, towers={"dropout": 0.4}), atol=1e-10)
+    assert not torch.allclose(found["0 loss"], whole(name)["0 loss"]), "dropout must show"
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3])
+def test_4_batch_norms_running_statistics_are_those_of_the_micro_batches(micro_batches: int) -> None:
+    """Each micro-batch counts once, with BatchNorm's own momentum. The one whose graph is kept is counted first."""
+    model, twin = Towers(norm=True), Towers(norm=True)
+    batch = inputs(SIZE, SAMPLES)
+    forward_backward(model, build("infonce"), batch, micro_batches, ONE, FP64)
+    chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
+    for chunk in (chunks[-1], *chunks[:-1]):
+        twin(*chunk)
+    assert_same(dict(model.named_buffers()), dict(twin.named_buffers()), atol=1e-10)
+    assert int(model.get_buffer("image.1.num_batches_tracked")) == micro_batches
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3])
+def test_4_batch_norms_gradients_are_those_of_the_micro_batches(micro_batches: int) -> None:
+    found = steps("infonce", micro_batches, towers={"norm": True})
+    expected = steps("infonce", micro_batches, step=with_all_graphs_alive, towers={"norm": True})
+    names = [name for name in expected if "running" not in name]
+    assert len(names) == len(expected) - 4
+    assert_same({n: found[n] for n in names}, {n: expected[n] for n in names}, atol=1e-10)
+    assert not torch.allclose(found["0 loss"], steps("infonce", 1, towers={"norm": True})["0 loss"]), "it must show"
+
+
+def test_4_batch_norm_is_as_it_was_after_the_step() -> None:
+    """Its momentum and its counter are put aside for the first pass only, also where that fails."""
+    model = Towers(norm=True)
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d)]
+    forward_backward(model, build("infonce"), inputs(8, SAMPLES), 4, ONE, FP64)
+    assert [(m.momentum, int(m.num_batches_tracked)) for m in norms] == [(0.1, 4), (0.1, 4)]
+    broken = inputs(8, SAMPLES)
+    broken = Batch(broken.image, broken.tokens[:, :3], broken.index)
+    with pytest.raises(RuntimeError):
+        forward_backward(model, build("infonce"), broken, 4, ONE, FP64)
+    assert [m.momentum for m in norms] == [0.1, 0.1]
+    assert all(m.num_batches_tracked is not None for m in norms)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 4])
+def test_5_random_numbers_go_on_as_after_one_forward_of_each_micro_batch(micro_batches: int) -> None:
+    """And neither Python's nor NumPy's generator is touched."""
+    before = random.getstate()
+    found = steps("fastclip_v3", micro_batches, towers={"dropout": 0.4})["random"]
+    expected = steps("fastclip_v3", micro_batches, step=with_all_graphs_alive, towers={"dropout": 0.4})["random"]
+    assert torch.equal(found, expected)
+    assert random.getstate() == before
+
+
+@every
+def test_6_the_objective_is_called_once_a_step_with_all_embeddings(name: str) -> None:
+    """Hence with the collectives of one batch; integration/test_ranks.py counts them in the process group."""
+    calls = []
+    objective = build(name, samples=SAMPLES, batch=SIZE)
+    objective.register_forward_pre_hook(lambda module, args: calls.append(args))
+    forward_backward(Towers(), objective, inputs(SIZE, SAMPLES), 4, ONE, FP64)
+    ((given,),) = calls
+    assert [len(rows) for rows in (given.image, given.text, given.index)] == [SIZE] * 3
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_7_the_table_moves_once_a_step(name: str) -> None:
+    """With γ = 0.3 a second update within the step would show."""
+    tables = [steps(name, micro_batches)["table"] for micro_batches in (1, 4)]
+    assert_same({"": tables[1]}, {"": tables[0]}, atol=1e-10)
+    seen = torch.cat([inputs(SIZE, SAMPLES, seed).index for seed in (0, 1)]).unique()
+    assert (~tables[1][:, 0].isnan()).nonzero().flatten().tolist() == seen.tolist()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_8_infonce_is_the_moving_average_that_forgets_all(micro_batches: int) -> None:
+    """γ = 1, ε = 1/(B-1), through the towers: every gradient is the same, the loss up to log(B-1)."""
+    gamma = ("objective.gamma.schedule=constant", "objective.gamma.decay=null", "objective.gamma.minimum=1")
+    average = steps("fastclip_v0", micro_batches, *gamma, f"objective.eps={1 / (SIZE - 1)!r}")
+    for name, value in steps("infonce", micro_batches).items():
+        if name != "table":
+            shift = math.log(SIZE - 1) if name.endswith("loss") else 0
+            torch.testing.assert_close(average[name] + shift if shift else average[name], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_9_exact_and_official_temperature_gradients_differ_by_the_inner_part_alone(micro_batches: int) -> None:
+    exact, official = (steps(f"fastclip_v3{choice}", micro_batches) for choice in ("", " official tau"))
+    own = "objective.temperature.log_scale"
+    assert abs(exact[f"0 {own}"] - official[f"0 {own}"]) > 1e-3
+    for name in (n for n in exact if n.startswith("0 ") and own not in n):  # the first step; then τ differs
+        torch.testing.assert_close(official[name], exact[name], rtol=0, atol=1e-12)
+    for found, choice in ((exact, "fastclip_v3"), (official, "fastclip_v3 official tau")):
+        torch.testing.assert_close(found[f"0 {own}"], whole(choice)[f"0 {own}"], rtol=0, atol=1e-10)
+
+
+# ------------------------------------------------------------------------------------------------------- what fails
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_embeddings_that_are_not_finite_end_the_step_before_any_state_is_touched(name: str, value: float) -> None:
+    objective = build(name, samples=SAMPLES, batch=SIZE)
+
+    class Broken(nn.Module):
+        broken = False
+
+        def forward(self, image: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            image_bD, text_bD = towers(image, tokens)
+            if self.broken:
+                text_bD = text_bD * torch.where(torch.arange(len(text_bD)) == 1, value, 1.0)[:, None]
+            return image_bD, text_bD
+
+    towers, model = Towers(), Broken()
+    forward_backward(model, objective, inputs(SIZE, SAMPLES), 2, ONE, FP64)
+    objective.after_step(SIZE)
+    before = {"table": read(objective, SAMPLES), **{n: t.clone() for n, t in objective.state_dict().items()}}
+    model.broken = True
+    with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite"):
+        forward_backward(model, objective, inputs(SIZE, SAMPLES, seed=1), 2, ONE, FP64)
+    assert_same({"table": read(objective, SAMPLES), **dict(objective.state_dict())}, before, atol=0)
+
+
+def test_the_trainer_names_the_step_and_leaves_all_as_it_was(tmp_path: Path) -> None:
+    t = trainer(tmp_path, *VIT, "objective=fastclip_v3", "objective.rho=2")
+    batches = iter(t._batches())
+    t.step(next(batches))
+    bad = next(batches)
+    pixels = bad.image.double() / 255
+    pixels[3, 0, 0, 0] = math.nan
+
+    def state() -> dict[str, Tensor]:
+        found = {f"model.{n}": v.clone() for n, v in t.learner.model.state_dict().items()}
+        found |= {f"objective.{n}": v.clone() for n, v in t.learner.objective.state_dict().items()}
+        return found | optimizer_tensors(t.learner.optimizer) | {"table": read(t.learner.objective, 256)}
+
+    before = {n: v.clone() for n, v in state().items()}
+    with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite at step 1: lower optimizer.lr"):
+        t.step(replace(bad, image=pixels))
+    assert t.samples_seen == 32
+    assert_same(state(), before, atol=0)

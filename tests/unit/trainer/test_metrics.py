@@ -1,0 +1,169 @@
+"""Means over the steps of an interval, shares of its time, and what a run logs."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import rows, small
+
+from clipx.data.loader import Batch
+from clipx.distributed.comm import Comm
+from clipx.model.flops import ForwardFlops, peak_tflops
+from clipx.model.text import Packing
+from clipx.model.tokenizer import Tokenizer
+from clipx.objective.base import Metrics
+from clipx.precision.spec import AmpBf16Spec, Fp32Spec
+from clipx.trainer.metrics import Meter, tokens_computed
+from clipx.trainer.trainer import Trainer
+
+
+def test_an_interval_gives_means_and_starts_anew() -> None:
+    meter = Meter(Comm(0, 2, 0, torch.device("cpu")))
+    for value in (1.0, 3.0):
+        meter.add({"loss": torch.tensor(value)}, samples=10)
+    first = meter.read()
+    assert first["loss"] == 2.0
+    assert first["samples_per_second_per_device"] == pytest.approx(first["samples_per_second"] / 2)
+    meter.add({"loss": torch.tensor(7.0)}, samples=10)
+    assert meter.read()["loss"] == 7.0
+
+
+def test_waiting_counts_and_pauses_do_not() -> None:
+    def slow():
+        for item in range(3):
+            time.sleep(0.05)
+            yield item
+
+    meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
+    for _ in meter.waiting(slow()):
+        meter.add({"loss": torch.tensor(0.0)}, samples=100)
+        with meter.pausing():
+            time.sleep(0.2)
+    found = meter.read()
+    assert found["data_wait_share"] > 0.5, "0.15 s of waiting; the 0.6 s of pauses are left out"
+    assert found["samples_per_second"] > 600
+
+
+def test_a_step_that_was_left_out_counts_its_samples_alone() -> None:
+    meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
+    meter.add({"loss": torch.tensor(3.0)}, samples=10)
+    meter.add({}, samples=10)
+    found = meter.read()
+    assert found["loss"] == 3.0
+    meter.add({}, samples=10)
+    assert "loss" not in meter.read()
+
+
+def test_a_metric_that_few_steps_have_is_averaged_over_those() -> None:
+    meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
+    meter.add({"loss": torch.tensor(1.0)}, samples=10, tokens=7)
+    meter.add({"loss": torch.tensor(3.0), "update_image": torch.tensor(0.5)}, samples=10, tokens=5)
+    found = meter.read()
+    assert (found["loss"], found["update_image"]) == (2.0, 0.5)
+    assert found["tokens_per_second"] / found["samples_per_second"] == pytest.approx(12 / 20)
+
+
+def test_phases_are_told_by_name_and_start_anew() -> None:
+    meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
+    for _ in range(2):
+        with meter.phase("checkpoint"):
+            time.sleep(0.02)
+    assert meter.read()["checkpoint_s"] >= 0.04
+    assert "checkpoint_s" not in meter.read()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_tokens_are_those_that_the_tower_computes(packed: bool) -> None:
+    tokens = Tokenizer(20)(["a", "a photo of a cat", "word " * 50])
+    assert tokens_computed(tokens, packed) == len(Packing.of(tokens, packed).tokens_T)
+
+
+# ------------------------------------------------------------------------------------------------------- in a run
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, list[dict[str, float]], list[bool]]:
+    """A run of four steps that logs every second one, and which of its steps were watched."""
+    run_dir = tmp_path_factory.mktemp("metrics") / "run"
+    overrides = (
+        "log_every=2st",
+        "checkpoint.every=2st",
+        "device_peak_tflops=0.1",
+        "objective=fastclip_v3",
+        "objective.rho=2",
+    )
+    trainer = Trainer(small(run_dir, *overrides, "evaluator=[retrieval,zeroshot]", "evaluator.retrieval.every=2st"))
+    watched, step = [], trainer.step
+
+    def seen(batch: Batch) -> Metrics:
+        metrics = step(batch)
+        watched.append("update_text" in metrics)
+        return metrics
+
+    trainer.step = seen  # type: ignore[method-assign]
+    trainer.fit()
+    return trainer, rows(run_dir), watched
+
+
+def test_every_metric_of_a_run_is_in_the_page(logged: tuple[Trainer, list[dict[str, float]], list[bool]]) -> None:
+    page = Path("docs/metrics.md").read_text()
+    named = re.findall(r"^\| ((?:`[^`]+` ?)+)", page, re.MULTILINE)
+    known = [re.escape(name) for cell in named for name in re.findall("`([^`]+)`", cell)]
+    patterns = re.compile("|".join(re.sub(r"\b[A-Z]+\b", r"[^/]+", name) for name in known))
+    keys = {key for row in logged[1] for key in row}
+    assert not {key for key in keys if not patterns.fullmatch(key)}
+    assert {
+        "train/mfu",
+        "train/update_text",
+        "train/evaluation_s",
+        "train/checkpoint_s",
+        "train/tokens_per_second",
+    } <= keys
+
+
+def test_norms_of_the_towers_are_those_of_the_step_that_is_logged(
+    logged: tuple[Trainer, list[dict[str, float]], list[bool]],
+) -> None:
+    _, found, watched = logged
+    assert watched == [False, True, False, True], "the other steps cost nothing"
+    trained = [row for row in found if "train/update_image" in row]
+    assert len(trained) == 2
+    assert all(0 < row[f"train/update_{side}"] < 1 for row in trained for side in ("image", "text"))
+
+
+def test_towers_norms_are_the_whole_one_and_an_update_is_a_difference(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path / "run", "optimizer.clip_norm=0.01", "checkpoint=none"))
+    before = {name: p.detach().clone() for name, p in trainer.learner.model.named_parameters()}
+    metrics = trainer.step(next(iter(trainer._batches())))
+    sides = [metrics[f"grad_norm_{side}"].item() for side in ("image", "text")]
+    assert math.hypot(*sides) == pytest.approx(metrics["grad_norm"].item(), rel=1e-3), "the temperature's is small"
+    for side in ("image", "text"):
+        own = {name: p for name, p in trainer.learner.model.named_parameters() if name.startswith(f"{side}.")}
+        moved = torch.cat([(p.detach() - before[name]).flatten() for name, p in own.items()]).norm()
+        whole = torch.cat([before[name].flatten() for name in own]).norm()
+        assert metrics[f"update_{side}"].item() == pytest.approx((moved / whole).item(), rel=1e-4)
+
+
+def test_mfu_is_three_forwards_a_second_of_what_the_device_could_do(
+    logged: tuple[Trainer, list[dict[str, float]], list[bool]],
+) -> None:
+    trainer, found, _ = logged
+    flops = ForwardFlops.of(trainer.spec.model)
+    for row in found:
+        if "train/mfu" in row:
+            texts = row["train/tokens_per_second"] / trainer.spec.model.text.context_length
+            done = 3 * (flops.image * row["train/samples_per_second"] + flops.text * texts)
+            assert row["train/mfu"] == pytest.approx(done / 0.1e12)
+
+
+def test_peaks_go_by_the_device_s_name_and_the_precision() -> None:
+    assert peak_tflops("NVIDIA H100 80GB HBM3", AmpBf16Spec()) == 989
+    assert peak_tflops("NVIDIA H100 PCIe", AmpBf16Spec()) == 756
+    assert peak_tflops("NVIDIA A100-SXM4-40GB", Fp32Spec()) == 19.5
+    assert peak_tflops("NVIDIA A100-SXM4-40GB", Fp32Spec(tf32=True)) == 156
+    assert peak_tflops("a device of tomorrow", AmpBf16Spec()) is None

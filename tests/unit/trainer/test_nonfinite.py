@@ -1,0 +1,128 @@
+"""A batch whose gradient is not finite: the run ends, leaves it out, or rolls back, and nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import SCRIPTS
+from helpers.runs import events, rows, small, torchrun
+
+from clipx.errors import ClipxError, ConfigError
+from clipx.trainer.trainer import Trainer
+
+
+def poisoned(trainer: Trainer, *steps: int) -> Trainer:
+    """Turns the pixels of these steps' batches into NaN on their way to the model, as an overflow does it."""
+
+    def poison(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        image, *rest = inputs
+        if trainer.steps_done not in steps:
+            return inputs
+        return (torch.full_like(image, torch.nan, dtype=torch.float32), *rest)
+
+    trainer.learner.model.image.register_forward_pre_hook(poison)
+    return trainer
+
+
+def state(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {
+        name: value.clone()
+        for name, value in {**trainer.learner.model.state_dict(), **trainer.learner.objective.state_dict()}.items()
+    }
+
+
+def watched(trainer: Trainer) -> dict[int, dict[str, torch.Tensor]]:
+    """What the state is before each step, by its number, when the trainer has run."""
+    before: dict[int, dict[str, torch.Tensor]] = {}
+    step = trainer.step
+
+    def watch(batch):
+        before[trainer.steps_done] = state(trainer)
+        return step(batch)
+
+    trainer.step = watch  # type: ignore[method-assign]
+    return before
+
+
+def test_skip_leaves_the_batch_out_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    trainer = poisoned(Trainer(small(tmp_path / "run", "optimizer.non_finite=skip")), 1)
+    before = watched(trainer)
+    trainer.fit()
+    assert trainer.steps_done == 4
+    assert all(torch.equal(before[1][name], before[2][name]) for name in before[1]), "BatchNorm's averages too"
+    assert all(value.isfinite().all() for value in state(trainer).values())
+    told = [event for event in events(tmp_path / "run") if event["event"] == "non_finite"]
+    assert [(event["step"], event["policy"]) for event in told] == [(1, "skip")]
+    assert rows(tmp_path / "run")[-1]["train/left_out_steps"] == 1
+
+
+def test_too_many_in_a_row_end_the_run(tmp_path: Path) -> None:
+    overrides = ("optimizer.non_finite=skip", "optimizer.non_finite_limit=2", "duration=8st")
+    trainer = poisoned(Trainer(small(tmp_path / "run", *overrides)), 1, 3, 4, 5)
+    with pytest.raises(ClipxError, match=r"at step 5, the last of 3 in a row, more than optimizer.non_finite_limit=2"):
+        trainer.fit()
+
+
+def test_how_many_there_were_is_known_after_a_resume(tmp_path: Path) -> None:
+    overrides = ("optimizer.non_finite=skip", "optimizer.non_finite_limit=2", "checkpoint.every=1st", "duration=8st")
+    first = poisoned(Trainer(small(tmp_path / "run", *overrides)), 1, 2)
+    step = first.step
+
+    def stopping(batch):
+        if first.steps_done == 3:
+            raise InterruptedError
+        return step(batch)
+
+    first.step = stopping  # type: ignore[method-assign]
+    with pytest.raises(InterruptedError):
+        first.fit()
+    again = poisoned(Trainer(small(tmp_path / "run", *overrides, "resume=auto")), 3)
+    assert (again.learner.non_finite.total, again.learner.non_finite.consecutive) == (2, 2)
+    with pytest.raises(ClipxError, match="at step 3, the last of 3 in a row"):
+        again.fit()
+
+
+def test_rollback_goes_on_with_the_weights_of_the_last_checkpoint(tmp_path: Path) -> None:
+    overrides = ("optimizer.non_finite=rollback", "checkpoint.every=2st", "duration=5st", "data.workers=0")
+    trainer = poisoned(Trainer(small(tmp_path / "run", *overrides)), 3)
+    before = watched(trainer)
+    trainer.fit()
+    assert any(not torch.equal(before[2][name], before[3][name]) for name in before[2])
+    assert all(torch.equal(before[2][name], before[4][name]) for name in before[2]), "those of step 2, after step 3"
+    assert trainer.steps_done == 5
+    assert "rolled_back" in [event["event"] for event in events(tmp_path / "run")]
+
+
+def test_rollback_without_a_checkpoint_ends_the_run(tmp_path: Path) -> None:
+    trainer = poisoned(Trainer(small(tmp_path / "run", "optimizer.non_finite=rollback")), 1)
+    with pytest.raises(ClipxError, match="at step 1, and there is no checkpoint yet to roll back to"):
+        trainer.fit()
+
+
+def test_by_default_the_run_ends_before_anything_changes(tmp_path: Path) -> None:
+    trainer = poisoned(Trainer(small(tmp_path / "run", "checkpoint.every=1st")), 2)
+    with pytest.raises(
+        ClipxError, match="not finite at step 2: lower optimizer.lr.*the last checkpoint is from before"
+    ):
+        trainer.fit()
+    assert all(p.isfinite().all() for p in trainer.learner.model.parameters())
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_a_limit_without_an_effect_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="non_finite_limit=3 has no effect on optimizer.non_finite=stop"):
+        small(tmp_path, "optimizer.non_finite_limit=3")
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_where_one_rank_alone_is_not_finite_all_leave_the_step_out(tmp_path: Path, policy: str) -> None:
+    torchrun(2, str(SCRIPTS / "nonfinite_rank.py"), str(tmp_path), policy)
+    told = [json.loads((tmp_path / f"{policy}.{rank}.json").read_text()) for rank in range(2)]
+    assert told[0] == told[1]
+    assert told[0]["finite"]
+    assert (told[0]["left out"], told[0]["steps"]) == (1, 4)
+    (event,) = [event for event in events(tmp_path / policy) if event["event"] == "non_finite"]
+    assert "the embeddings of rank 1 are not finite at step 1" in str(event["message"])

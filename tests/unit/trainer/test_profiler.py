@@ -1,0 +1,80 @@
+"""Where the time of a few steps goes: a real trace of two ranks, and the arithmetic on spans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.runs import SMALL, VIT, events, small, torchrun
+
+from clipx.errors import ConfigError
+from clipx.trainer.profiler import ProfilerSpec, breakdown, union
+from clipx.trainer.trainer import Trainer
+
+PARTS = ("computation_ms", "communication_ms", "overlap_ms", "other_ms")
+
+
+def test_two_ranks_communicate_and_the_parts_are_the_step(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "profiler.steps=[2,3]", "checkpoint=none")
+    found = json.loads((run_dir / "profile" / "breakdown.json").read_text())
+    assert found["steps"] == 2
+    assert found["communication_ms"] + found["overlap_ms"] > 0
+    assert found["computation_ms"] > 0
+    assert all(found[part] >= 0 for part in PARTS)
+    assert sum(found[part] for part in PARTS) == pytest.approx(found["step_ms"])
+    names = {event.get("name") for event in json.loads((run_dir / "profile" / "trace.json").read_text())["traceEvents"]}
+    assert {"gloo:all_gather", "gloo:all_reduce", "aten::addmm"} <= names
+    (told,) = (event for event in events(run_dir) if event["event"] == "profile")
+    assert told["step_ms"] == found["step_ms"]
+
+
+def test_kernels_are_told_apart_by_their_names_and_clipped_to_the_steps() -> None:
+    def event(name: str, start: float, end: float, device: str = "CUDA", annotation: bool = False) -> Any:
+        return SimpleNamespace(
+            name=name,
+            time_range=SimpleNamespace(start=start, end=end),
+            device_type=SimpleNamespace(name=device),
+            is_user_annotation=annotation,
+        )
+
+    found = breakdown(
+        [
+            event("clipx.profiled_steps", 1000, 3000, "CPU", True),
+            event("clipx.profiled_steps", 1000, 3000, "CUDA", True),
+            event("aten::mm", 1000, 3000, "CPU"),
+            event("gemm", 0, 1500),
+            event("gemm", 1400, 1800),
+            event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 1700, 2200),
+            event("nccl:all_reduce", 1000, 3000, "CUDA", True),
+        ],
+        steps=2,
+    )
+    assert found == pytest.approx(
+        {"step_ms": 1.0, "computation_ms": 0.35, "communication_ms": 0.2, "overlap_ms": 0.05, "other_ms": 0.4}
+    )
+
+
+def test_spans_that_touch_are_one() -> None:
+    assert union([(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]) == [(0, 4), (5, 6)]
+
+
+@pytest.mark.parametrize("steps", [[3], [3, 2], [0, 4], [1, 2, 3]])
+def test_steps_that_are_no_range_are_refused(steps: list[int]) -> None:
+    with pytest.raises(ConfigError, match="must be the first and the last step"):
+        ProfilerSpec(steps=steps)
+
+
+def test_steps_that_the_run_does_not_make_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"profiler.steps=\[3, 5\] are not among the 4 steps of this run"):
+        Trainer(small(tmp_path / "run", "profiler.steps=[3,5]"))
+
+
+def test_a_run_that_ends_within_the_profiled_steps_leaves_no_trace(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path / "run", "profiler.steps=[1,3]", "checkpoint=none"))
+    trainer.profiler.before(1)
+    trainer.close()
+    assert not (tmp_path / "run" / "profile").exists()

@@ -1,0 +1,266 @@
+"""Stages: spans of a run that train on images of another size, with other batches, rates and patch dropout."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import VIT, rows, small, tensors
+
+from clipx.config.duration import Length
+from clipx.config.saved import from_dict, to_dict
+from clipx.data.loader import Batch
+from clipx.errors import CheckpointError, ConfigError
+from clipx.model.spec import Varying
+from clipx.model.tower_spec import ImageTowerSpec
+from clipx.model.vision import ImageTower
+from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.stages import StagePlan, check_ranks
+from clipx.trainer.trainer import Trainer
+
+
+def plan(stages: str, *overrides: str, total: int = 1000, epoch: int = 500) -> StagePlan:
+    spec = compose("model=vit_b32", "data.batch_size=10", f"duration={total}sa", f"stages={stages}", *overrides)
+    return StagePlan.build(spec.stages, spec.model, spec.data, spec.duration, Length(epoch, 10, total))
+
+
+# -------------------------------------------------------------------------------------------------- the plan
+
+
+def test_a_run_without_stages_is_one_of_whole_steps() -> None:
+    alone = plan("[]", total=1005)
+    assert (alone.total, alone.steps(alone.total), alone.varying) == (1000, 100, Varying())
+    assert list(alone.remaining(990)) == [(alone.stages[0], range(990, 1000))]
+    assert alone.row(0) == {}
+
+
+def test_every_sample_is_in_one_stage_and_ends_are_rounded_up_to_whole_steps() -> None:
+    made = plan("[{until:33.3%,batch_size:40,image_size:96},{until:1ep,lr_scale:0.5},{batch_size:64}]")
+    assert [(stage.start, stage.end) for stage in made.stages] == [(0, 360), (360, 500), (500, 948)]
+    assert [samples for _, samples in made.remaining(0)] == [range(360), range(360, 500), range(500, 948)]
+    assert [samples for _, samples in made.remaining(360)] == [range(360, 500), range(500, 948)]
+    assert [samples for _, samples in made.remaining(490)] == [range(490, 500), range(500, 948)]
+    ends = list(accumulate([40] * 9 + [10] * 14 + [64] * 7))
+    assert [made.steps(end) for end in ends] == list(range(1, 31))
+    assert made.describe().startswith("9 steps of 40 at 96 pixels, up to sample 360; 14 steps of 10 at 224 pixels")
+
+
+def test_rate_size_and_patch_dropout_are_those_of_the_stage() -> None:
+    made = plan("[{until:50%,image_size:96,lr_scale:0.5,patch_dropout:0.6},{until:80%,patch_dropout:0.3},{}]")
+    rate = made.scaled(lambda seen: 2.0)
+    assert [rate(seen) for seen in (0, 490, 500, 990)] == [1, 1, 2, 2]
+    assert [made.patch_dropout(seen) for seen in (490, 500, 800, 1000)] == [0.6, 0.3, 0, 0]
+    assert made.varying == Varying(patch_dropout=True, sizes=(96,))
+    assert made.row(500) == {"train/image_size": 224, "train/batch_size": 10, "train/patch_dropout": 0.3}
+
+
+def test_one_course_of_patch_dropout_may_span_all_stages() -> None:
+    made = plan("[{until:50%,image_size:96},{}]", "model.patch_dropout=0.5", "model.patch_dropout_final=10%")
+    assert [made.patch_dropout(seen) for seen in (0, 500, 890, 900)] == [0.5, 0.5, 0.5, 0]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ("[{image_size:96}]", "stages has one stage, which is the whole run: set what it changes in the run itself"),
+        ("[{image_size:96},{}]", "stages.0 has no end, but stages.1 follows it: give until=50% or so"),
+        ("[{until:50%,image_size:96},{until:100%}]", "stages.1.until=100% has no effect: the last stage ends with the run"),
+        ("[{until:50%},{image_size:96}]", "stages.1.image_size=96 is not model.image.size=224, at which the run is evaluated"),
+        ("[{until:50%,image_size:224},{}]", "stages.1 trains as stages.0 does: change image_size"),
+        ("[{until:50%,image_size:96},{until:40%},{lr_scale:2}]", "stages.1.until=40% is not after stages.0.until=50%"),
+        ("[{until:0%,image_size:96},{}]", "stages.0.until=0% is not after the start of the run"),
+        ("[{until:32ep,image_size:96},{}]", "stages.0.until=32ep is not before the end of duration=32ep"),
+        ("[{until:soon,image_size:96},{}]", "stages.0.until=soon is not a duration"),
+        ("[{until:50%,image_size:4},{}]", "stages.0.image_size=4 is too small: give at least 8 pixels"),
+        ("[{until:50%,batch_size:1},{}]", "stages.0.batch_size=1 must be at least 2"),
+        ("[{until:50%,batch_size:30},{}]", "stages.0.batch_size=30 is not divisible by data.micro_batches=4: use 28 or 32"),
+        ("[{until:50%,lr_scale:0},{}]", "stages.0.lr_scale=0.0 must be a number above 0"),
+        ("[{until:50%,patch_dropout:1},{}]", "stages.0.patch_dropout=1.0 must lie in [0, 1)"),
+        ("[{until:50%,size:96},{}]", "size is not a key here: the keys are until, image_size, batch_size"),
+    ],
+)  # fmt: skip
+def test_stages_that_cannot_be_are_refused_at_composition(stages: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose("model=vit_b32", "duration=32ep", "data.micro_batches=4", f"stages={stages}")
+    assert message in str(error.value)
+
+
+def test_patch_dropout_stands_in_one_place() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^stages.0.patch_dropout=0.5 and model.patch_dropout=0.2 exclude each other"
+    ):
+        compose("model.patch_dropout=0.2", "stages=[{until:50%,patch_dropout:0.5},{}]")
+
+
+def test_what_only_data_and_ranks_can_tell_is_refused_before_any_training() -> None:
+    spec = compose("stages=[{until:50%,batch_size:100},{}]", "data.micro_batches=2", "data.batch_size=96")
+    check_ranks(spec.stages, spec.data, 2)
+    with pytest.raises(
+        ConfigError, match=r"^stages.0.batch_size=100 is not divisible by 3 ranks x 2 micro-batches: use 96"
+    ):
+        check_ranks(spec.stages, spec.data, 3)
+    with pytest.raises(ConfigError, match=r"^stages.1.until=1ep is not after stages.0.until=60%"):
+        plan("[{until:60%,batch_size:20},{until:1ep},{lr_scale:2}]")
+    with pytest.raises(
+        ConfigError, match=r"^stages.1 begins at sample 480 and ends before a whole step of 10: make it"
+    ):
+        plan("[{until:25%,batch_size:480},{until:30%},{lr_scale:2}]")
+    with pytest.raises(ConfigError, match=r"^stages.0.batch_size=600 is larger than the data set of 500 samples"):
+        plan("[{until:60%,batch_size:600},{}]")
+
+
+@pytest.mark.parametrize(("name", "size"), [("vit_base_patch32_clip_224", 100), ("beit_base_patch16_224", 128)])
+def test_a_size_that_the_tower_does_not_take_is_refused_by_name(name: str, size: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^stages: image_size={size} does not fit timm's {name} made for .*=224 \("):
+        tower(name, 224, size)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("vit_base_patch32_clip_224", 96),
+        ("eva02_tiny_patch14_224", 112),
+        ("resnet50_clip", 160),
+        ("convnext_tiny", 100),
+    ],
+)
+def test_towers_that_take_images_of_other_sizes_have_the_weights_of_one_that_does_not(name: str, size: int) -> None:
+    both, alone = tower(name, 224, size), tower(name, 224)
+    assert both(torch.empty(1, 3, size, size, device="meta")).shape == (1, 16)
+    assert {n: p.shape for n, p in both.state_dict().items()} == {n: p.shape for n, p in alone.state_dict().items()}
+
+
+def tower(name: str, size: int, *others: int) -> ImageTower:
+    with torch.device("meta"):
+        return ImageTower(ImageTowerSpec(timm=name, size=size), 16, False, Varying(sizes=others))
+
+
+# --------------------------------------------------------------------------------------------------- the run
+
+# Four steps of 16, three of 24 and two of 32, in epochs of 75 samples: a stage ends within an epoch. Dropout draws.
+STAGES = (
+    "stages=[{until:60sa,image_size:32,batch_size:16,patch_dropout:0.5},"
+    "{until:136sa,image_size:32,batch_size:24,lr_scale:0.5},{}]"
+)
+NINE = (
+    *VIT,
+    "+model.image.options.proj_drop_rate=0.1",
+    STAGES,
+    *("data.samples=75", "duration=208sa", "schedule.warmup=40sa", "log_every=1sa", "data.micro_batches=2"),
+    *("checkpoint.every=1sa", "checkpoint.keep_last=20", "evaluator=[retrieval]", "evaluator.retrieval.every=100sa"),
+)
+
+
+@dataclass
+class Seen:
+    """What a run read and evaluated."""
+
+    shapes: list[tuple[int, int]] = field(default_factory=list)  # samples and pixels of each step
+    index: list[int] = field(default_factory=list)
+    evaluated: set[int] = field(default_factory=set)  # pixels
+
+
+class Watched(Trainer):
+    seen: Seen
+
+    def _count(self, batch: Batch) -> None:
+        self.seen.shapes.append((len(batch.index), batch.image.shape[-1]))
+        self.seen.index += batch.index.tolist()
+        super()._count(batch)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched]:
+    trainer = Watched(small(tmp_path_factory.mktemp("stages") / "run", *NINE))
+    trainer.seen = Seen()
+
+    def evaluated(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        if not trainer.learner.model.training:
+            trainer.seen.evaluated.add(args[0].shape[-1])
+
+    trainer.learner.model.image.register_forward_pre_hook(evaluated)
+    trainer.fit()
+    return trainer.rundir.path, trainer
+
+
+def test_each_step_has_its_stages_batch_and_images_and_evaluation_the_final_ones(
+    straight: tuple[Path, Watched],
+) -> None:
+    run_dir, trainer = straight
+    assert trainer.seen.shapes == [(16, 32)] * 4 + [(24, 32)] * 3 + [(32, 48)] * 2
+    assert trainer.seen.evaluated == {48}
+    logged = [row for row in rows(run_dir) if "train/loss" in row]
+    assert [row["step"] for row in logged] == list(range(1, 10))
+    assert [row["samples"] for row in logged] == [16, 32, 48, 64, 88, 112, 136, 168, 200]
+    assert [row["train/image_size"] for row in logged] == [32] * 7 + [48] * 2
+    assert [row["train/patch_dropout"] for row in logged] == [0.5] * 4 + [0.0] * 5
+
+
+def test_no_sample_is_lost_or_repeated_at_a_border(straight: tuple[Path, Watched]) -> None:
+    _, trainer = straight
+    assert trainer.seen.index == [trainer.order(position) for position in range(200)]
+
+
+def test_the_rate_is_the_schedules_over_samples_times_the_stages(straight: tuple[Path, Watched]) -> None:
+    run_dir, trainer = straight
+    rate = trainer.spec.schedule.build(trainer.spec.optimizer.lr, trainer.length)
+    starts = [0, 16, 32, 48, 64, 88, 112, 136, 168]
+    expected = [rate(start) * (0.5 if 64 <= start < 136 else 1) for start in starts]
+    assert [row["train/lr"] for row in rows(run_dir) if "train/loss" in row] == expected
+
+
+@pytest.mark.parametrize("step", [2, 4, 8])
+def test_a_run_resumed_in_any_stage_ends_bit_for_bit_as_one_that_never_stopped(
+    tmp_path: Path, straight: tuple[Path, Watched], step: int
+) -> None:
+    run_dir = tmp_path / "resumed"
+    shutil.copytree(straight[0], run_dir)
+    torch.manual_seed(999)
+    trainer = Trainer(small(run_dir, *NINE, f"resume=step:{step}"))
+    assert trainer.steps_done == step
+    trainer.fit()
+    expected, found = tensors(straight[0], 9), tensors(run_dir, 9)
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_what_is_still_to_come_may_change_and_what_is_over_may_not(
+    tmp_path: Path, straight: tuple[Path, Watched]
+) -> None:
+    run_dir = tmp_path / "changed"
+    shutil.copytree(straight[0], run_dir)
+    later = [word for word in NINE if not word.startswith("stages=")]
+    with pytest.raises(
+        CheckpointError, match=r"is of step 9 after 200 samples, where .* now have step 6: leave the ends"
+    ):
+        Trainer(small(run_dir, *later, "resume=auto"))
+    longer = STAGES.replace("{}", "{until:200sa},{batch_size:24}")
+    trainer = Trainer(small(run_dir, *later, longer, "duration=230sa", "resume=auto"))
+    assert any(note.startswith("stages: ") for note in trainer.notes)
+    assert trainer.fit()["step"] == 10
+
+
+def test_the_weights_are_one_and_the_same_over_all_sizes(straight: tuple[Path, Watched]) -> None:
+    """Evaluated by a model that knows no stages, as `clipx.evaluate` builds it."""
+    _, trainer = straight
+    alone = trainer.spec.model.build(torch.device("cpu"), torch.float32)
+    alone.load_state_dict(trainer.learner.model.state_dict())
+    image = torch.rand(2, 3, 48, 48)
+    with torch.no_grad():
+        assert torch.equal(alone.eval().encode_image(image), trainer.learner.model.eval().encode_image(image))
+        small_image = torch.rand(2, 3, 32, 32)
+        assert trainer.learner.model.encode_image(small_image).shape == (2, 128)
+        with pytest.raises(ValueError, match=r"the image tower takes \[B, 3, 48, 48\]: resize"):
+            alone.encode_image(small_image)
+
+
+def test_stages_are_saved_and_read_back() -> None:
+    spec = compose("experiment=progressive_resolution")
+    assert [stage.image_size for stage in spec.stages] == [112, 160, None]
+    assert from_dict(RunSpec, to_dict(spec)) == spec
+    made = StagePlan.build(spec.stages, spec.model, spec.data, spec.duration, Length(10**7, 32768, 32 * 10**7))
+    spec.model.build(torch.device("meta"), torch.float32, made.varying)

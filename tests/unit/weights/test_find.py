@@ -1,0 +1,391 @@
+"""Places that weights are found at, what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from helpers import SCRIPTS
+from helpers.open_clip_models import SMALL, trained
+from helpers.payloads import Flag
+from helpers.runs import run, small, torchrun
+from helpers.s3_server import admin
+from safetensors.torch import save_file
+from torch import Tensor
+
+from clipx.config.saved import to_dict
+from clipx.errors import CheckpointError, ClipxError, ConfigError
+from clipx.model.clip import CLIP
+from clipx.model.spec import ModelSpec
+from clipx.storage.local import cache_folder
+from clipx.trainer.trainer import Trainer
+from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
+from clipx.weights.open_clip import from_open_clip, spec_of
+
+CPU = torch.device("cpu")
+State = dict[str, Tensor]
+VIT = SMALL["vit"]
+MEAN = [0.48145466, 0.4578275, 0.40821073]
+
+
+@pytest.fixture(scope="module")
+def state() -> State:
+    """Of open_clip's model, with its temperature."""
+    return {name: tensor.detach() for name, tensor in trained(VIT).state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def spec() -> ModelSpec:
+    return spec_of(VIT, "vit")
+
+
+@pytest.fixture(scope="module")
+def wanted(state: State, spec: ModelSpec) -> State:
+    return from_open_clip(spec, state)
+
+
+def write_folder(folder: Path, state: State, config: dict[str, Any] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    words = {"model_cfg": config or VIT, "preprocess_cfg": {"mean": MEAN}}
+    (folder / CONFIG).write_text(json.dumps(words))
+    save_file(state, folder / "open_clip_model.safetensors")
+    return folder
+
+
+def filled(place: str, spec: ModelSpec) -> tuple[State, list[str], LoadedWeights]:
+    """(the state of a model that was filled from a place, what the log should say, what was found)"""
+    torch.manual_seed(9)
+    model: CLIP = spec.build(CPU, torch.float32)
+    found = load_weights(place)
+    return model.state_dict(), load_into(model, found), found
+
+
+def check_filled(place: str, spec: ModelSpec, wanted: State) -> LoadedWeights:
+    state, _, found = filled(place, spec)
+    assert state.keys() == wanted.keys()
+    assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- places
+
+
+def saved(tensors: Any, path: Path) -> None:
+    torch.save(tensors, path)
+
+
+def module_of(state: State) -> dict[str, Any]:
+    """As open_clip's trainer saves on several GPUs."""
+    wrapped = {f"module.{name}": tensor for name, tensor in state.items()}
+    return {"epoch": 3, "name": "run", "state_dict": wrapped, "optimizer": {"state": {}, "param_groups": []}}
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("weights.safetensors", lambda state, path: save_file(state, path)),
+        ("weights.pt", saved),
+        ("old.pth", lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False)),
+        ("pytorch_model.bin", saved),
+        ("epoch_3.pt", lambda state, path: saved(module_of(state), path)),
+    ],
+)
+def test_a_file_without_configuration_fills_the_model_that_is_composed(
+    name: str, write: Callable[[State, Path], None], state: State, spec: ModelSpec, wanted: State, tmp_path: Path
+) -> None:
+    write(state, tmp_path / name)
+    found = check_filled(str(tmp_path / name), spec, wanted)
+    assert found.spec is None
+    assert found.log_scale == pytest.approx(state["logit_scale"].item())
+
+
+def test_openais_numbers_beside_the_weights_are_no_tensors_of_the_model(
+    state: State, spec: ModelSpec, wanted: State, tmp_path: Path
+) -> None:
+    half = {name: tensor.half() if tensor.ndim > 1 else tensor for name, tensor in state.items()}
+    numbers = {"input_resolution": 32, "context_length": 12, "vocab_size": 49408}
+    torch.save({**half, **{name: torch.tensor(n) for name, n in numbers.items()}}, tmp_path / "openai.pt")
+    check_filled(str(tmp_path / "openai.pt"), spec, from_open_clip(spec, {n: t.float() for n, t in half.items()}))
+
+
+@pytest.mark.parametrize("prefix", ["", "local-dir:", "file://"])
+def test_a_folder_of_open_clips_says_what_model_it_holds(
+    prefix: str, state: State, spec: ModelSpec, wanted: State, tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "model", state)
+    place = f"{prefix}{tmp_path / 'model'}"
+    found = check_filled(place, spec, wanted)
+    assert found.spec is not None
+    assert to_dict(found.spec) == {**to_dict(spec), "name": "model"}
+
+
+def put(folder: Path, there: str) -> None:
+    """Into the storage behind memory://."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fsspec.filesystem("memory").pipe_file(f"{there}/{path.relative_to(folder)}", path.read_bytes())
+
+
+def test_a_url_is_fetched_once_and_again_when_its_content_is_another(
+    state: State, spec: ModelSpec, wanted: State, tmp_path: Path
+) -> None:
+    url = "memory://fetched/model"
+    put(write_folder(tmp_path / "model", state), "/fetched/model")
+    check_filled(url, spec, wanted)
+    check_filled(f"{url}/open_clip_model.safetensors", spec, wanted)
+    copies = {path: path.stat().st_mtime_ns for path in cache_folder("weights").rglob("open_clip*")}
+    check_filled(url, spec, wanted)
+    assert {path: path.stat().st_mtime_ns for path in cache_folder("weights").rglob("open_clip*")} == copies
+    other = {name: tensor + 1 for name, tensor in state.items()}
+    put(write_folder(tmp_path / "other", other), "/fetched/model")
+    check_filled(url, spec, from_open_clip(spec, other))
+
+
+def test_ranks_that_want_a_file_of_s3_at_once_fetch_it_once(
+    state: State, spec: ModelSpec, wanted: State, own_bucket: str, endpoint: str, tmp_path: Path
+) -> None:
+    save_file(state, tmp_path / "weights.safetensors")
+    admin(endpoint).put_file(str(tmp_path / "weights.safetensors"), f"{own_bucket}/weights.safetensors")
+    before = set(cache_folder("weights").rglob("weights.safetensors"))
+    place = f"{own_bucket}/weights.safetensors"
+    said = torchrun(2, str(SCRIPTS / "fetch_url.py"), place).stdout.splitlines()
+    (made,) = set(cache_folder("weights").rglob("weights.safetensors")) - before
+    assert said == 2 * [f"{made} {made.stat().st_mtime_ns}"]
+    check_filled(place, spec, wanted)
+
+
+def test_a_run_and_each_of_its_checkpoints_is_found_here_and_at_a_url(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    spec = small(
+        run_dir, "model.text.width=32", "model.text.layers=1", "checkpoint.every=2st", "checkpoint.keep_last=9"
+    )
+    Trainer(spec).fit()
+    put(run_dir, "/runs/run")
+    newest, first = (load_weights(f"{run_dir}{below}") for below in ("", "/checkpoints/step-00000002"))
+    assert newest.spec is not None
+    assert newest.log_scale != first.log_scale
+    assert not torch.equal(newest.model["text.norm.weight"], first.model["text.norm.weight"])
+    for below, local in (("", newest), ("/checkpoints/step-00000002", first)):
+        check_filled(f"memory://runs/run{below}", newest.spec, dict(local.model))
+
+
+def hub_cache(home: Path, folder: Path, name: str) -> None:
+    """As huggingface_hub keeps a repository that it has downloaded."""
+    repository = home / "hub" / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.parent.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    folder.rename(snapshot)
+
+
+def test_a_repository_of_the_hub_is_read_from_its_cache_and_named_when_it_cannot_be_reached(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_cache(tmp_path / "home", write_folder(tmp_path / "model", state), "org/vit")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code = (
+        "from clipx.errors import DataError\n"
+        "from clipx.weights.load import load_weights\n"
+        "found = load_weights('hf-hub:org/vit')\n"
+        "print(found.spec.name, found.spec.image.size, len(found.model))\n"
+        "try:\n    load_weights('hf-hub:org/none')\n"
+        "except DataError as error:\n    print(error)\n"
+    )
+    lines = run(sys.executable, "-c", code).stdout.splitlines()
+    assert lines[0] == f"vit 32 {len(state) - 1}"
+    assert lines[1].startswith("hf-hub:org/none: open_clip_config.json cannot be had from the Hugging Face hub (")
+    assert lines[1].endswith("or download the repository elsewhere and give its folder")
+    assert len(lines) == 2
+
+
+# --------------------------------------------------------------------------------------------- what is refused
+
+
+def refused(place: Path | str) -> str:
+    with pytest.raises(ClipxError) as caught:
+        load_weights(str(place))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def flag(tmp_path: Path) -> Flag:
+    return Flag(tmp_path / "executed")
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize(
+    ("payload", "name"),
+    [(Flag.pickled, "weights.pt"), (Flag.saved, "weights.pth"), (Flag.saved_of_old, "pytorch_model.bin")],
+)
+def test_a_pickle_that_would_run_code_is_refused_and_runs_none(
+    payload: Callable[[Flag], bytes], name: str, flag: Flag, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(payload(flag))
+    assert flag.is_made_by(
+        "import pickle, sys, torch\n"
+        "try:\n    torch.load(sys.argv[1], weights_only=False)\n"
+        "except Exception:\n    pickle.load(open(sys.argv[1], 'rb'))",
+        str(tmp_path / name),
+    )
+    said = refused(tmp_path / name)
+    assert flag.absent
+    assert "could run anything" in said
+    assert "in a process that you trust with it, convert it: safetensors.torch.save_file" in said
+
+
+def test_an_attack_by_an_open_clip_folder_runs_nothing(flag: Flag, state: State, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", state)
+    (folder / "open_clip_model.safetensors").unlink()
+    (folder / "open_clip_pytorch_model.bin").write_bytes(flag.saved())
+    assert "convert it" in refused(folder)
+    assert flag.absent
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_torchscript_archive_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(str(tmp_path / "ViT-B-32.pt"))
+    assert "is a TorchScript archive, which is a program: in a process that you trust" in refused(
+        tmp_path / "ViT-B-32.pt"
+    )
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
+def test_a_file_that_is_cut_short_is_refused(name: str, share: float, state: State, tmp_path: Path) -> None:
+    path = tmp_path / name
+    save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    said = refused(path)
+    assert str(path) in said
+    assert "fetch it again" in said or "is damaged" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "holds a list, not a state_dict: save the model's state_dict"),
+        ({}, "holds a dict, not a state_dict"),
+        ({"weight": torch.zeros(2), "epoch": 3}, "is no state_dict: its epoch is a int, not a tensor"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(content: Any, message: str, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "weights.pt")
+    assert message in refused(tmp_path / "weights.pt")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "holds no weights: give a run directory, a folder with open_clip_config.json, or a file"),
+        (lambda path: path.mkdir(), "holds no weights: give a run directory"),
+        (
+            lambda path: path.write_text("hi"),
+            "is no file of weights: give one that ends in .safetensors, .pt, .pth, .bin",
+        ),
+        (lambda path: (path / "checkpoints").mkdir(parents=True), "holds no checkpoint: check the path"),
+    ],
+)
+def test_a_place_without_weights_is_refused(make: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+    make(tmp_path / "place")
+    assert message in refused(tmp_path / "place")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (CONFIG, "{", f"{CONFIG} cannot be read ("),
+        (CONFIG, "[1]", f"{CONFIG} is not a table of values: restore it"),
+        (CONFIG, '{"model_cfg": {"embed_dim": 8}}', "model_cfg.vision_cfg is missing in the configuration: restore it"),
+        ("open_clip_model.safetensors", None, "has no file of weights: give a model in open_clip's form"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_refused(
+    name: str, content: str | None, message: str, state: State, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "model", state)
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    assert message in refused(folder)
+
+
+def test_a_url_where_nothing_is_is_refused() -> None:
+    assert "model.weights=memory://nowhere/weights.pt cannot be read" in refused("memory://nowhere/weights.pt")
+    assert refused("memory://nowhere/run") == "memory://nowhere/run holds no checkpoint and no weights: check the URL"
+
+
+def test_a_url_that_starts_a_program_or_holds_a_secret_is_refused() -> None:
+    for place in (
+        "pipe:cat weights.pt",
+        "https://host/weights.pt?key=123456789",
+        "zip://weights.pt::s3://bucket/a.zip",
+    ):
+        with pytest.raises(ConfigError, match=r"model\.weights="):
+            load_weights(place)
+
+
+# ---------------------------------------------------------------------------------------- weights of another model
+
+
+@pytest.mark.parametrize(
+    ("change", "keys"),
+    [
+        ({"quick_gelu": True}, "model.quick_gelu=true there against false here"),
+        ({"embed_dim": 32}, "model.embed_dim=32 there against 24 here"),
+        ({"text_cfg": {**VIT["text_cfg"], "context_length": 16}}, "model.text.context_length=16 there against 12 here"),
+        ({"text_cfg": {**VIT["text_cfg"], "heads": 4}}, "model.text.heads=4 there against 2 here"),
+        ({"vision_cfg": {**VIT["vision_cfg"], "head_width": 32}}, "model.image.heads=2 there against 4 here"),
+        ({"vision_cfg": {**VIT["vision_cfg"], "width": 32}}, "model.image.width=32 there against 64 here"),
+    ],
+)
+def test_a_configuration_that_travels_with_weights_has_to_be_the_models(
+    change: dict[str, Any], keys: str, spec: ModelSpec, tmp_path: Path
+) -> None:
+    config = {**VIT, **change}
+    write_folder(tmp_path / "model", trained(config).state_dict(), config)
+    with pytest.raises(CheckpointError, match=f"^{tmp_path / 'model'} holds weights of another model: .*{keys}"):
+        filled(str(tmp_path / "model"), spec)
+
+
+def test_other_normalisation_than_the_weights_were_trained_with_is_an_error(
+    state: State, spec: ModelSpec, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "model", state)
+    words = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**words, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}))
+    with pytest.raises(
+        CheckpointError, match=r"image\.mean=\[0\.5, 0\.5, 0\.5\] there against \[0\.48145466, .*image\.std"
+    ):
+        filled(str(folder), spec)
+
+
+def test_bare_weights_of_another_shape_are_an_error_that_names_it(spec: ModelSpec, tmp_path: Path) -> None:
+    config = {**VIT, "text_cfg": {**VIT["text_cfg"], "context_length": 16}}
+    torch.save(trained(config).state_dict(), tmp_path / "weights.pt")
+    message = r"does not fit: missing nothing; .* shape text\.positional_embedding \[16, 32\] against \[12, 32\]"
+    with pytest.raises(CheckpointError, match=message):
+        filled(str(tmp_path / "weights.pt"), spec)
+
+
+def test_bare_weights_of_another_architecture_are_an_error_that_lists_tensors(spec: ModelSpec, tmp_path: Path) -> None:
+    torch.save(trained(SMALL["convnext"]).state_dict(), tmp_path / "weights.pt")
+    message = (
+        r"do not fit model vit: missing visual\.trunk\.blocks\.0\..* and \d+ more; left over visual\.trunk\..* more"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        filled(str(tmp_path / "weights.pt"), spec)
+
+
+def test_a_tower_may_be_written_in_two_ways(state: State, wanted: State, tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", state)
+    spec = spec_of(VIT, "vit")
+    spec.image.timm = "vit_base_patch32_clip_224.openai"
+    check_filled(str(tmp_path / "model"), spec, wanted)

@@ -1,0 +1,152 @@
+"""What a model and an objective take over of weights that were trained elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.open_clip_models import SMALL, built, check_features, trained
+from helpers.runs import small
+from open_clip.factory import load_checkpoint  # type: ignore[import-untyped]
+from safetensors.torch import save_file
+from torch import nn
+
+from clipx.config.duration import Length
+from clipx.distributed.comm import Comm
+from clipx.errors import CheckpointError
+from clipx.objective.base import Objective
+from clipx.trainer.spec import compose
+from clipx.trainer.trainer import Trainer
+from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
+from clipx.weights.open_clip import spec_of
+
+CPU = torch.device("cpu")
+VIT = SMALL["vit"]
+
+
+def write_folder(folder: Path, twin: nn.Module, config: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / CONFIG).write_text(json.dumps({"model_cfg": config}))
+    save_file({name: t.contiguous() for name, t in twin.state_dict().items()}, folder / "open_clip_model.safetensors")
+    return folder
+
+
+def of_size(size: int) -> dict[str, Any]:
+    return {**VIT, "vision_cfg": {**VIT["vision_cfg"], "image_size": size}}
+
+
+# --------------------------------------------------------------------------------------------------- image sizes
+
+
+@pytest.mark.parametrize(("size", "grid"), [(48, "6x6"), (16, "2x2")])
+def test_at_another_image_size_features_are_those_of_open_clip_at_that_size(
+    size: int, grid: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "model", trained(VIT), VIT)
+    model = spec_of(of_size(size), "vit").build(CPU, torch.float32)
+    notes = load_into(model, load_weights(str(folder)))
+    assert notes == [f"image.trunk.pos_embed was interpolated from 4x4 places to {grid}"]
+    twin = built(of_size(size))
+    load_checkpoint(twin, str(folder / "open_clip_model.safetensors"))
+    check_features(model.eval(), twin)
+
+
+def test_a_resnets_attention_pool_and_a_vit_without_a_class_token_are_interpolated_too(tmp_path: Path) -> None:
+    for timm, sizes, name, grids in (
+        ("resnet50_clip", (64, 96), "image.trunk.head.pos_embed", ("2x2", "3x3")),
+        ("vit_base_patch16_siglip_224", (32, 64), "image.trunk.pos_embed", ("2x2", "4x4")),
+    ):
+        options = "{}" if timm == "resnet50_clip" else "{embed_dim:16,depth:1,num_heads:2}"
+        least = ("model.text.width=16", "model.text.heads=2", "model.text.layers=1", f"+model.image.options={options}")
+        specs = [
+            compose("model=rn50", f"model.image.timm={timm}", f"model.image.size={s}", *least).model for s in sizes
+        ]
+        before, after = (spec.build(CPU, torch.float32) for spec in specs)
+        notes = load_into(after, LoadedWeights("somewhere", before.state_dict(), specs[0]))
+        assert notes == [f"{name} was interpolated from {grids[0]} places to {grids[1]}"]
+        found, given = after.state_dict()[name], before.state_dict()[name]
+        assert found.shape != given.shape
+        assert found.mean().item() == pytest.approx(given.mean().item(), abs=0.1 * given.std().item())
+
+
+def test_a_longer_context_is_not_made_up(tmp_path: Path) -> None:
+    longer = {**VIT, "text_cfg": {**VIT["text_cfg"], "context_length": 16}}
+    folder = write_folder(tmp_path / "model", trained(VIT), VIT)
+    with pytest.raises(CheckpointError, match=r"model\.text\.context_length=12 there against 16 here"):
+        load_into(spec_of(longer, "vit").build(CPU, torch.float32), load_weights(str(folder)))
+
+
+# --------------------------------------------------------------------------------------------- the objective
+
+
+def objective(*overrides: str) -> Objective:
+    spec = compose(*overrides).objective
+    return spec.build(Comm(0, 1, 0, CPU), Length(10_000, 8))
+
+
+LEARNED = ["infonce", "dcl", "fastclip_v3", "siglip"]
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_learned_temperature_goes_on_from_the_weights(name: str) -> None:
+    made = objective(f"objective={name}")
+    told = made.adopt_scale(math.log(1 / 0.02), None)
+    assert made.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(50))
+    assert told == ["the temperature begins at 0.02, as the weights have it"]
+
+
+def test_a_temperature_out_of_range_is_brought_into_it_and_said() -> None:
+    made = objective("objective=infonce", "objective.max_scale=50")
+    assert made.adopt_scale(math.log(100), None) == [
+        "the temperature begins at 0.02: the weights' 0.01 is out of its range"
+    ]
+    assert made.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(50))
+    at_limit = objective("objective=infonce")
+    assert at_limit.adopt_scale(4.605170249938965, None) == ["the temperature begins at 0.01, as the weights have it"]
+
+
+def test_a_sigmoid_loss_goes_on_from_the_bias_and_others_say_that_it_is_left() -> None:
+    sigmoid = objective("objective=siglip")
+    assert len(sigmoid.adopt_scale(4.0, -12.5)) == 1
+    assert sigmoid.get_parameter("bias").item() == -12.5
+    assert objective("objective=infonce").adopt_scale(None, -12.5) == [
+        "the weights' bias -12.5 is left: this objective has none"
+    ]
+    assert objective("objective=infonce").adopt_scale(None, None) == []
+
+
+@pytest.mark.parametrize("name", ["sogclr", "fastclip_v2"])
+def test_an_objective_without_one_temperature_for_all_says_that_the_weights_is_left(name: str) -> None:
+    told = objective(f"objective={name}").adopt_scale(math.log(1 / 0.02), None)
+    assert told == ["the weights' temperature 0.02 is left: this objective learns none for all"]
+
+
+# ----------------------------------------------------------------------------------------------------- a run
+
+
+def overrides(weights: Path) -> tuple[str, ...]:
+    text = VIT["text_cfg"]
+    return (
+        *("model=vit_b32", "model.image.size=48", f"model.embed_dim={VIT['embed_dim']}"),
+        "+model.image.options={patch_size:8,embed_dim:64,depth:2,num_heads:4}",
+        *(f"model.text.{key}={value}" for key, value in text.items()),
+        *("duration=1st", "schedule.warmup=0st", "data.batch_size=16", "data.samples=64", f"model.weights={weights}"),
+    )
+
+
+def test_a_run_begins_with_open_clips_weights_and_says_so(tmp_path: Path) -> None:
+    twin = trained(VIT)
+    with torch.no_grad():
+        twin.logit_scale.fill_(math.log(1 / 0.05))
+    folder = write_folder(tmp_path / "model", twin, VIT)
+    trainer = Trainer(small(tmp_path / "run", *overrides(folder), "checkpoint=none"))
+    begun = "\n".join(trainer.loaded_weights)
+    assert torch.equal(trainer.learner.model.state_dict()["text.norm.weight"], twin.state_dict()["ln_final.weight"])
+    trainer.close()
+    assert str(folder) in begun
+    assert "image.trunk.pos_embed was interpolated from 4x4 places to 6x6" in begun
+    assert "the temperature begins at 0.05, as the weights have it" in begun

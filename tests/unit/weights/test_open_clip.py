@@ -1,0 +1,189 @@
+"""Names, configurations and features of models that open_clip has too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.open_clip_models import CONTEXT, PUBLISHED, SMALL, built, check_features, published, trained
+from torch import nn
+
+from clipx.errors import CheckpointError
+from clipx.model.clip import CLIP
+from clipx.model.flops import ForwardFlops
+from clipx.model.spec import ClipSpec, ModelSpec
+from clipx.trainer.spec import compose
+from clipx.weights.open_clip import NOT_IN_MODEL, config_of, from_open_clip, spec_of, ties, to_open_clip
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+
+def ours(spec: ModelSpec, twin: nn.Module) -> CLIP:
+    """clipx's model with the weights of open_clip's."""
+    model = spec.build(CPU, torch.float32)
+    model.load_state_dict(from_open_clip(spec, twin.state_dict()))
+    return model.eval()
+
+
+# ------------------------------------------------------------------------------------------------- small ones
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_features_are_open_clips(name: str) -> None:
+    twin = trained(SMALL[name])
+    check_features(ours(spec_of(SMALL[name], name), twin), twin)
+
+
+def test_an_open_clip_resnets_features_are_its_own() -> None:
+    text = {"context_length": CONTEXT, "width": 32, "heads": 2, "layers": 2}
+    config = {**published("rn50"), "embed_dim": 24, "text_cfg": text}
+    config["vision_cfg"] = {**config["vision_cfg"], "image_size": 64}
+    twin = trained(config)
+    check_features(ours(spec_of(config, "rn50"), twin), twin)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_weights_and_configuration_come_back_as_they_were(name: str) -> None:
+    spec = spec_of(SMALL[name], name)
+    twin = trained(SMALL[name])
+    state = {key: tensor for key, tensor in twin.state_dict().items() if key not in NOT_IN_MODEL}
+    back = to_open_clip(spec, from_open_clip(spec, twin.state_dict()))
+    again = built(config_of(spec))
+    wanted = {**state, "logit_scale": torch.tensor(1.0)}
+    if config_of(spec).get("custom_text") == SMALL[name].get("custom_text"):
+        assert back.keys() == state.keys()
+        assert all(torch.equal(back[key], state[key]) for key in state)
+    else:  # CLIP's own text tower, whose names open_clip reads with text. before them and without
+        wanted = {**back, "logit_scale": torch.tensor(1.0)}
+    assert all(tensor.is_contiguous() for tensor in back.values())
+    again.load_state_dict(wanted)
+    check_features(ours(spec, twin), again)
+
+
+def test_a_vit_of_timms_that_open_clip_wraps_is_read_by_the_same_spec() -> None:
+    name = "vit_base_patch32_clip_224"
+    vision = {"timm_model_name": name, "timm_pool": "token", "timm_proj": "linear", "image_size": 224}
+    text = {"context_length": CONTEXT, "width": 32, "heads": 2, "layers": 2}
+    wrapped, native = (
+        {"embed_dim": 24, "vision_cfg": vision, "text_cfg": text},
+        spec_of({"embed_dim": 24, "vision_cfg": {"patch_size": 32}, "text_cfg": text}, "native"),
+    )
+    with META:
+        found = from_open_clip(native, built(wrapped).state_dict())
+        assert found.keys() == native.build(META, torch.float32).state_dict().keys()
+
+
+# ------------------------------------------------------------------------------------------- published ones
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_models_names_and_shapes_are_open_clips(name: str) -> None:
+    spec, config = compose(f"model={name}").model, published(name)
+    with META:
+        theirs = built(config).state_dict()
+    mine = spec.build(META, torch.float32).state_dict()
+    found = from_open_clip(spec, theirs)
+    assert {key: t.shape for key, t in found.items()} == {key: t.shape for key, t in mine.items()}
+    back = to_open_clip(spec, mine)
+    assert {key: t.shape for key, t in back.items()} == {k: t.shape for k, t in theirs.items() if k not in NOT_IN_MODEL}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_models_configuration_is_open_clips(name: str) -> None:
+    spec, config = compose(f"model={name}").model, published(name)
+    config.pop("init_logit_bias", None)  # of the objective
+    config["vision_cfg"].pop("timm_drop", None)  # of training
+    assert config_of(spec) == config
+    assert config_of(spec_of(published(name), name)) == config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_models_features_are_open_clips(name: str) -> None:
+    twin = trained(published(name))
+    check_features(ours(compose(f"model={name}").model, twin), twin)
+
+
+def test_siglip_has_open_clips_count_of_parameters() -> None:
+    with META:
+        twin = built(published("vit_b16_siglip"))
+    mine = compose("model=vit_b16_siglip").model.build(META, torch.float32)
+    beside = 2  # scale and bias
+    assert sum(p.numel() for p in twin.parameters()) == 203_155_970
+    assert sum(p.numel() for p in mine.parameters()) + beside == 203_155_970
+    assert len(mine.state_dict()) + beside == len(twin.state_dict()) == 314
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+
+def test_moments_go_the_way_of_their_tensors() -> None:
+    spec = spec_of(SMALL["vit"], "vit")
+    state = spec.build(CPU, torch.float32).state_dict()
+    theirs = to_open_clip(spec, state)
+    for tie in ties(spec, state):
+        moment = torch.randn_like(state[tie.ours])
+        assert tie.to_theirs(moment).shape == theirs[tie.theirs].shape
+        assert torch.equal(tie.to_ours(tie.to_theirs(moment)), moment)
+
+
+def test_missing_and_left_over_tensors_are_listed() -> None:
+    spec = spec_of(SMALL["vit"], "small")
+    state = built(SMALL["vit"]).state_dict()
+    state["visual.other"] = state.pop("visual.conv1.weight")
+    with pytest.raises(
+        CheckpointError, match=r"do not fit model small: missing visual\.conv1\.weight; left over visual"
+    ):
+        from_open_clip(spec, state)
+
+
+def varied(part: str, key: str, value: Any) -> dict[str, Any]:
+    return {**SMALL["vit"], part: {**SMALL["vit"][part], key: value}}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (varied("text_cfg", "hf_model_name", "roberta-base"), r"text_cfg\.hf_model_name=roberta-base in the config"),
+        (varied("text_cfg", "pool_type", "eos"), r"text_cfg\.pool_type=eos in the configuration has no counterpart"),
+        (varied("vision_cfg", "pool_type", "avg"), r"vision_cfg\.pool_type=avg in the configuration has no"),
+        (varied("vision_cfg", "qk_norm", True), r"vision_cfg\.qk_norm=True in the configuration has no counterpart"),
+        (
+            varied("vision_cfg", "image_size", [32, 64]),
+            r"vision_cfg\.image_size=\[32, 64\] in the configuration has no",
+        ),
+        (varied("vision_cfg", "width", "wide"), r"^the configuration of small is not open_clip's \("),
+        (varied("vision_cfg", "timm_model_name", "hf-hub:org/name"), r"=hf-hub:org/name is not a model of timm"),
+        ({**SMALL["vit"], "novelty": 1}, r"^novelty=1 in the configuration has no counterpart"),
+        ({"embed_dim": 3, "vision_cfg": {}}, r"^text_cfg is missing in the configuration"),
+        ({**SMALL["vit"], "vision_cfg": 3}, r"^vision_cfg is 3, not a table of values"),
+    ],
+)
+def test_a_word_without_a_counterpart_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        spec_of(config, "small")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("model.image.timm=convnext_atto", "+model.image.options={ls_init_value:1.0}"), "model.image.options="),
+        (
+            ("model.image.timm=vit_base_patch16_siglip_224", "model.image.size=256"),
+            "makes vit_base_.* for 224 pixels only",
+        ),
+        (("model.image.timm=vit_base_patch32_clip_quickgelu_224",), "model.quick_gelu=false: open_clip has one activ"),
+        (("model.image.timm=vit_base_patch16_siglip_224", "model.quick_gelu=true"), "gives no tower from timm"),
+    ],
+)
+def test_a_model_for_which_open_clip_has_no_words_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    spec = compose("model=vit_b32", *overrides).model
+    assert isinstance(spec, ClipSpec)
+    with pytest.raises(CheckpointError, match=f"^open_clip has no configuration for this model: .*{message}"):
+        config_of(spec)
+
+
+def test_the_work_of_a_tower_that_pools_by_attention_is_counted() -> None:
+    flops = ForwardFlops.of(compose("model=vit_b16_siglip").model)
+    assert flops.image == pytest.approx(35.9e9, rel=0.05)  # 196 places: 2 · 85.8e6 · 196, the attention, and the pool
