@@ -1,4 +1,4 @@
-"""Data sources. What a plug-in needs to add one: a DataSpec whose `open` gives a Dataset of Sources."""
+"""Data sources. A plug-in adds one as a DataSpec whose `open` returns a Dataset of Sources."""
 
 from clipx.data.source import BadRecord, BadSample, Sample, Source
 from clipx.data.spec import Classes, Dataset, DataSpec

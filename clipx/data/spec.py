@@ -1,4 +1,4 @@
-"""Data: what a run reads. Each kind of data is one file with its spec; all of them become a `Source`.
+"""Data options and the data sets they open. Each kind of data has one file with its spec and opens as a `Source`.
 
 spec.open() -> Dataset(train: Source, held_out: Source, classes)
 Source + Order -> Loader -> Batch          the order is a pure function of (seed, epoch, position)
@@ -24,9 +24,9 @@ PILLOW_LIMIT = 178_956_970  # pixels
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """What zero-shot classification asks: `names` in the order of the labels, and templates with a `{}` for the name.
+    """Classes of zero-shot classification: `names` in the order of the labels, and templates with a `{}` for the name.
 
-    `subsets` are named groups of labels that are also scored among themselves, such as held-out combinations.
+    `subsets` are named groups of labels that are scored among themselves as well, such as held-out combinations.
     """
 
     names: Sequence[str]
@@ -36,34 +36,68 @@ class Classes:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The sources of a run. `held_out` is None where nothing is held out; `classes` where the data names none."""
+    """The sources of a run. `held_out` is None if nothing is held out, `classes` if the data has no class names."""
 
     train: Source
     held_out: Source | None
     classes: Classes | None = None
-    published: int | None = None  # samples that the data is said to have, where that is known
+    published: int | None = None  # number of samples according to the publication of the data, if known
 
 
 @dataclass(kw_only=True, slots=True)
 class DataSpec:
-    """Options of every kind of data."""
+    """Options common to all kinds of data."""
 
-    indexed: ClassVar[bool] = True  # whether each sample has a number of its own, its place in the data set
+    indexed: ClassVar[bool] = True  # whether each sample has a unique index, its position in the data set
 
     kind: str = MISSING
-    name: str = MISSING  # shown in run names and reports
-    batch_size: int = 256  # samples in one optimizer step, over all ranks and micro-batches
-    micro_batches: int = 1  # forward passes that a rank's share of the batch is cut into; the gradient stays exact
-    workers: int = 2  # loader processes per rank; 0 loads in the training process
-    prefetch: int = 2  # batches each worker keeps ready
-    shuffle_window: int = 200_000  # samples shuffled together, from shards in random order; 8 bytes each per worker
-    crop_scale: list[float] = field(default_factory=lambda: [0.9, 1.0])  # share of the image's area, at random
-    max_pixels: int = 89_000_000  # larger images are bad samples: a few bytes can unpack to gigabytes
-    max_bad_share: float = 0.1  # the run fails when a larger share of the samples cannot be used
-    min_caption_chars: int = 0  # a training sample without a caption this long is a bad one, as unusable ones are
-    min_side: int = 0  # a training sample whose image has a side of fewer pixels is a bad one
-    replacement: bool = False  # each sample is drawn from all alike, instead of each exactly once an epoch
-    weight: float = 1.0  # as a source of a mixture: its share of each batch, relative to the other sources' weights
+    """Kind of data, the name of its schema. Set by the option: data=csv, data=webdataset, …"""
+
+    name: str = MISSING
+    """Name of the data in run names, reports and file names. Must not contain /."""
+
+    batch_size: int = 256
+    """Number of samples in one optimizer step, over all ranks and micro-batches. At least 2: one sample has no
+    negatives. Must be divisible by micro_batches x ranks."""
+
+    micro_batches: int = 1
+    """Number of forward passes that each rank's share of the batch is split into. At least 1, and batch_size must be
+    divisible by it. Loss and gradients stay those of the whole batch."""
+
+    workers: int = 2
+    """Number of loader processes per rank. 0 loads in the training process."""
+
+    prefetch: int = 2
+    """Number of batches that each loader process keeps ready. At least 1. Has no effect with workers=0."""
+
+    shuffle_window: int = 200_000
+    """Number of samples shuffled together, drawn from shards in random order. At least 1. Each loader process stores
+    8 bytes per sample. Has no effect with replacement=true."""
+
+    crop_scale: list[float] = field(default_factory=lambda: [0.9, 1.0])
+    """Range [low, high] of the area of random training crops, as a share of the image's area: 0 < low ≤ high ≤ 1."""
+
+    max_pixels: int = 89_000_000
+    """Largest width x height of an image, in pixels, in [1, 178956970] (Pillow opens no larger image). Larger images
+    are bad samples and are not decoded: a few bytes can decompress to gigabytes."""
+
+    max_bad_share: float = 0.1
+    """Largest share of bad samples, in [0, 1]. The run fails if more than this share of the samples cannot be used."""
+
+    min_caption_chars: int = 0
+    """Minimum length of a caption in characters. A training sample without a caption of this length is a bad sample:
+    it is counted and replaced. Held-out samples are not filtered. 0: no limit."""
+
+    min_side: int = 0
+    """Minimum length of an image's shorter side in pixels. A training sample with a smaller image is a bad sample: it
+    is counted and replaced. Held-out samples are not filtered. 0: no limit."""
+
+    replacement: bool = False
+    """Draws each sample uniformly from the whole data set, instead of each sample exactly once per epoch."""
+
+    weight: float = 1.0
+    """Share of each batch that a source of a mixture gets, relative to the weights of the other sources. Above 0 and
+    finite. Set it as data.sources.NAME.weight; data.weight itself must stay 1."""
 
     def __post_init__(self) -> None:
         require(
@@ -81,7 +115,7 @@ class DataSpec:
         )
         require(self.prefetch >= 1, f"data.prefetch={self.prefetch} must be at least 1 batch")
         require(self.shuffle_window >= 1, f"data.shuffle_window={self.shuffle_window} must be at least 1 sample")
-        require("/" not in self.name, f"data.name={self.name} is part of a file's name, and so holds no /: use - or _")
+        require("/" not in self.name, f"data.name={self.name} contains /, but is part of a file name: use - or _")
         low, high = (*self.crop_scale, 0, 0)[:2]
         require(
             len(self.crop_scale) == 2 and 0 < low <= high <= 1,
@@ -96,7 +130,7 @@ class DataSpec:
         require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must lie in [0, 1]")
 
     def check_ranks(self, ranks: int) -> None:
-        """Raises ConfigError where so many ranks cannot share a batch evenly."""
+        """Raises ConfigError if the batch cannot be split evenly over `ranks` ranks and the micro-batches."""
         split = f"{ranks} ranks" + (f" x {self.micro_batches} micro-batches" if self.micro_batches > 1 else "")
         fix = nearest_multiples(self.batch_size, ranks * self.micro_batches)
         require(
@@ -106,26 +140,26 @@ class DataSpec:
 
     @property
     def published(self) -> int | None:
-        """Samples that the data is said to have, where that is known before it is opened."""
+        """Number of samples according to the publication of the data; None if unknown before it is opened."""
         return None
 
     def open(self) -> Dataset:
-        """Opens, and where needed first writes or indexes, the data. Raises ConfigError or DataError."""
+        """Opens the data, after writing or indexing it if needed. Raises ConfigError or DataError."""
         raise NotImplementedError
 
     def open_for_evaluation(self) -> Dataset:
-        """Opens it as a set that nothing is trained on: what is said to be held out is evaluated, or else all of it."""
+        """Opens the data as an evaluation set: its held-out part if one is given explicitly, else all of it."""
         return self.open()
 
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
-        """The order in which the training source, as it was opened, is read."""
+        """Returns the order in which the opened training source is read."""
         from clipx.data.order import Order
 
         return Order(train.sizes, seed, self.shuffle_window, self.replacement, stream)
 
 
 def non_default_values(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """(key, value) of those that have another value than their default."""
+    """Yields (key, value) of those `keys` whose value differs from the default."""
     for f in dataclasses.fields(data):
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
         if f.name in keys and (value := getattr(data, f.name)) != default:
@@ -133,8 +167,10 @@ def non_default_values(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[st
 
 
 def open_data(data: DataSpec) -> Dataset:
-    """`data.open()`, with its training samples held to the limits that every kind has. Held-out ones stay as they are:
-    what a model is measured by does not change with what it learns from."""
+    """Calls `data.open()` and applies min_caption_chars and min_side to the training samples.
+
+    Held-out samples are not filtered: the evaluation data does not change with the training data.
+    """
     opened = data.open()
     if not (data.min_caption_chars or data.min_side):
         return opened
@@ -144,25 +180,28 @@ def open_data(data: DataSpec) -> Dataset:
 
 
 def open_on_all_ranks(data: DataSpec, comm: Comm, open_one: Callable[[DataSpec], Dataset] = open_data) -> Dataset:
-    """Rank 0 writes or indexes what is not there yet; then the others open it too. An error is every rank's."""
+    """Opens the data on rank 0, which writes or indexes it if needed, then on the other ranks.
+
+    Collective. An error on rank 0 is raised on all ranks.
+    """
     opened: list[Dataset] = []
     comm.run_on_main(lambda: opened.append(open_one(data)))
     return opened[0] if opened else open_one(data)
 
 
 def all_held_out(dataset: Dataset) -> Dataset:
-    """All that is opened to be trained on, to be evaluated."""
+    """Returns the data set with its training source as the held-out source."""
     return replace(dataset, held_out=dataset.train)
 
 
 def nearest_divisors(value: int, near: int) -> str:
-    """The divisors of `value` next to `near`, in words for an error message."""
+    """Returns the divisors of `value` closest to `near`, below and above it, as text for an error message."""
     divisors = [d for d in range(1, value + 1) if value % d == 0]
     below, above = [d for d in divisors if d < near], [d for d in divisors if d > near]
     return " or ".join(str(d) for d in (*below[-1:], *above[:1]))
 
 
 def nearest_multiples(value: int, factor: int) -> str:
-    """The multiples of `factor` next to `value`, in words for an error message."""
+    """Returns the multiples of `factor` closest to `value`, below and above it, as text for an error message."""
     below, above = value // factor * factor, -(-value // factor) * factor
     return str(above) if below == 0 else f"{below} or {above}"

@@ -243,7 +243,7 @@ CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
         lambda run_dir, flag: config_with(
             run_dir, data={"kind": "shapes", "name": "../../x", "samples": 256, "batch_size": 32}
         ),
-        "data.name=../../x is part of a file's name, and so holds no /",
+        "data.name=../../x contains /, but is part of a file name: use - or _",
     ),
 }
 
