@@ -1,4 +1,4 @@
-"""Positions of the stream -> batches on this rank. A batch depends on (seed, positions) alone."""
+"""Loaders: batches of this rank from positions of the sample stream. A batch depends on (seed, positions) alone."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from clipx.model.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-_POLL_S = 5.0  # between a loader process's checks that its trainer lives, as torch has it
-_MAX_SUBSTITUTES = 100  # for one sample of a batch before the run fails
+_POLL_S = 5.0  # interval of a loader process's checks that its trainer is alive, as in torch
+_MAX_SUBSTITUTES = 100  # replacements tried for one sample of a batch before the run fails
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """b samples of this rank. image_b3SS uint8; tokens_bL int64; index_b int64, the samples' indices in the source.
+    """Batch of b samples of this rank. image_b3SS uint8; tokens_bL int64; index_b int64, the indices in the source.
 
-    Tokens and indices stay on the host, where looking at them costs nothing. `targets` are what the
-    objective compares with, as labels or a teacher's embeddings, one row a sample.
+    Tokens and indices stay on the host, where reading them needs no synchronisation. `targets` are the rows that the
+    objective compares with, one per sample: labels, or a teacher's embeddings.
     """
 
     image: Tensor
@@ -42,11 +42,11 @@ class Batch:
     index: Tensor
     bad: Sequence[BadRecord] = ()
     targets: tuple[Tensor, ...] = ()
-    second_image: Tensor | None = None  # as a SecondView has it; None where `image` is of its size, too
-    second_tokens: Tensor | None = None  # None where there is no second view
+    second_image: Tensor | None = None  # in the size of the SecondView; None if `image` already has that size
+    second_tokens: Tensor | None = None  # None without a second view
 
     def without_texts(self) -> Batch:
-        """With tokens [b, 0], for which a model computes no embedding."""
+        """Returns the batch with tokens [b, 0], for which a model computes no text embedding."""
         return replace(self, tokens=self.tokens[:, :0])
 
     def pin_memory(self) -> Batch:
@@ -61,32 +61,32 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ImageView:
-    """How a model wants its images: a square of `size` pixels, cropped at random within `crop_scale`."""
+    """Image input of a model: squares of `size` pixels. Training crops have an area share within `crop_scale`."""
 
     size: int
     crop_scale: Sequence[float]
     max_pixels: int
-    stretch: bool = False  # of evaluation: model.image.stretch
+    stretch: bool = False  # model.image.stretch; evaluation only
 
 
 @dataclass(frozen=True, slots=True)
 class SecondView:
-    """How another model, as a teacher, wants a sample: the same crop at its size, the same caption in its tokens."""
+    """Input of a second model, such as a teacher: the same crop at its size, the same caption in its tokens."""
 
     size: int
     tokenizer: Tokenizer
 
 
 class TargetSource(Protocol):
-    """Targets of each sample for the objective. Pickled to loader processes, so it holds no open files."""
+    """Targets of each sample for the objective. Pickled to loader processes, so it must not hold open files."""
 
     def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
-        """Of a sample and the caption that was drawn. Raises BadSample where there is nothing for them."""
+        """Returns the target rows of a sample and its drawn caption. Raises BadSample if it has none."""
 
 
 @dataclass(frozen=True)
 class TrainBatches(Dataset["Batch | DataError"]):
-    """The batch at positions of the stream. A bad sample is replaced by another, drawn from (seed, position)."""
+    """Data set of batches by positions of the stream. A bad sample is replaced by one drawn from (seed, position)."""
 
     source: Source
     order: SampleOrder
@@ -97,7 +97,10 @@ class TrainBatches(Dataset["Batch | DataError"]):
     targets: TargetSource | None = None
 
     def __getitem__(self, positions: range) -> Batch | DataError:
-        """Returns a DataError, which the main process raises: on its way an exception would become a stack trace."""
+        """Returns the batch, or a DataError for the main process to raise.
+
+        torch would replace the message of an exception raised here by a stack trace.
+        """
         captions, indices, targets, bad = [], [], [], list[BadRecord]()
         try:
             views_bSS3 = [_empty_pixels(len(positions), size) for size in self._sizes()]
@@ -111,7 +114,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 targets.append(rows)
         except DataError as error:
             return error
-        # channels-last memory, as decoders give pixels and convolutions want them
+        # channels-last memory: the layout of decoded pixels, and the one that convolutions prefer
         image, *others = (view_bSS3.permute(0, 3, 1, 2) for view_bSS3 in views_bSS3)
         return Batch(
             image=image,
@@ -124,7 +127,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
         )
 
     def _sizes(self) -> list[int]:
-        """Of the views that are made of each image."""
+        """Returns the sizes of the views of each image."""
         second = [] if self.second is None or self.second.size == self.view.size else [self.second.size]
         return [self.view.size, *second]
 
@@ -144,7 +147,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
 
 
 class _PositionSampler(Sampler[range]):
-    """For each step the positions that this rank reads: its consecutive share of the global batch."""
+    """Sampler of the positions that this rank reads in each step: its consecutive share of the global batch."""
 
     def __init__(self, samples: range, batch: int, rank: int, world: int) -> None:
         self.firsts = range(samples.start, samples.stop, batch)
@@ -159,13 +162,13 @@ class _PositionSampler(Sampler[range]):
 
 
 class _BatchLoader(DataLoader[T]):
-    """A DataLoader over batches that raises the DataErrors that its dataset returns."""
+    """DataLoader over batches that raises the DataErrors returned by its dataset."""
 
     def __init__(
         self, dataset: Dataset[T | DataError], batches: Iterable[range], workers: int, prefetch: int, pin: bool = False
     ) -> None:
         super().__init__(
-            dataset,  # type: ignore[arg-type]  # errors end here
+            dataset,  # type: ignore[arg-type]  # __iter__ raises the errors
             batch_size=None,  # an item of the dataset is a batch
             sampler=batches,
             collate_fn=_identity,
@@ -173,7 +176,8 @@ class _BatchLoader(DataLoader[T]):
             prefetch_factor=prefetch if workers else None,
             worker_init_fn=partial(_exit_with_trainer, os.getpid()),
             pin_memory=pin,
-            generator=torch.Generator(),  # of its own: else each iterator would draw from dropout's
+            # Otherwise each iterator draws from the default generator, which dropout uses.
+            generator=torch.Generator(),
         )
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
@@ -186,9 +190,9 @@ class _BatchLoader(DataLoader[T]):
 def _exit_with_trainer(trainer: int, _worker: int) -> None:
     """Ends a loader process when the process `trainer` ends, and ignores SIGTERM from any other process.
 
-    SLURM may send one to every process of a job that it ends. A loader process that ended by it would take the trainer
-    along before that has saved. torch's own look at the parent takes for the trainer whatever adopted a process whose
-    trainer died while it started, and would never end.
+    SLURM may send SIGTERM to every process of a job that it ends. A loader process that ended on it would bring the
+    trainer down before it has saved. torch's check of the parent process is not sufficient: if the trainer dies while
+    the loader process starts, torch takes the adopting process for the trainer, and the loader process never ends.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
@@ -204,15 +208,15 @@ def _exit_with_trainer(trainer: int, _worker: int) -> None:
 
 @contextlib.contextmanager
 def worker_deaths_as_errors() -> Iterator[None]:
-    """Turns torch's RuntimeError that a loader process died, which may interrupt anything, into a DataError."""
+    """Converts torch's RuntimeError about a dead loader process, which may occur in any statement, to a DataError."""
     try:
         yield
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
         raise DataError(
-            f"a loader process of this rank died ({' '.join(str(error).split())}): killed for memory, as a rule; lower "
-            "data.workers or data.prefetch, or give the job more memory"
+            f"a loader process of this rank died ({' '.join(str(error).split())}), usually killed for lack of memory: "
+            "lower data.workers or data.prefetch, or give the job more memory"
         ) from error
 
 
@@ -237,28 +241,30 @@ def train_loader(
     second: SecondView | None = None,
     targets: TargetSource | None = None,
 ) -> DataLoader[Batch]:
-    """Batches of this rank for the stream's positions `samples`, in steps of `batch` over all ranks.
+    """Returns a loader of this rank's batches for the stream positions `samples`, `batch` per step over all ranks.
 
-    Starting anywhere costs the same: nothing before the first position is read.
+    The start position does not affect the cost: nothing before it is read.
     """
     stream = TrainBatches(source, order, view, tokenizer, seed, second, targets)
     return _BatchLoader(stream, _PositionSampler(samples, batch, rank, world), workers, prefetch, pin)
 
 
 def _empty_pixels(count: int, size: int) -> Tensor:
-    """[count, size, size, 3] uint8; in a loader process, of the memory that it shares with the trainer: what is
-    written here is handed over without a copy. Raises DataError where there is no room for it.
+    """Returns an uninitialised [count, size, size, 3] uint8 tensor.
+
+    In a loader process it is in memory shared with the trainer, so that the batch is passed on without a copy. Raises
+    DataError if the shared memory is full.
     """
     shape = (count, size, size, 3)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     try:
-        shared = torch.UntypedStorage._new_shared(math.prod(shape))  # as torch's default_collate has it
+        shared = torch.UntypedStorage._new_shared(math.prod(shape))  # as in torch's default_collate
     except RuntimeError as error:
         raise DataError(
-            f"the shared memory for a batch of {math.prod(shape) / 1e6:,.1f} MB cannot be had ({error}): each of "
-            "data.workers holds data.prefetch of them; lower these, or give the machine or container more /dev/shm, as "
-            "by docker's --shm-size"
+            f"the shared memory for a batch of {math.prod(shape) / 1e6:,.1f} MB cannot be allocated ({error}): each "
+            "loader process keeps data.prefetch batches there; lower data.workers or data.prefetch, or give the "
+            "machine or container more /dev/shm, e.g. with docker's --shm-size"
         ) from None
     return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
 
@@ -268,7 +274,7 @@ def _empty_pixels(count: int, size: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class EvalBatch:
-    """m good samples out of one evaluation batch. image_m3SS uint8; index_m their indices in the source."""
+    """The m good samples of one evaluation batch. image_m3SS uint8; index_m, their indices in the source."""
 
     image: Tensor
     index: Sequence[int]
@@ -311,7 +317,10 @@ class _EvalBatches(Dataset["EvalBatch | DataError"]):
 def eval_loader(
     source: Source, view: ImageView, *, batch: int, rank: int, world: int, workers: int, prefetch: int
 ) -> DataLoader[EvalBatch]:
-    """Every world-th batch of the source, from the rank-th: batches are the same however many ranks share them."""
+    """Returns a loader of every world-th batch of the source, starting at batch `rank`.
+
+    The batches do not depend on the number of ranks.
+    """
     total = sum(source.sizes)
     batches = [range(start, min(start + batch, total)) for start in range(rank * batch, total, world * batch)]
     return eval_batch_loader(source, view, batches, workers, prefetch)
@@ -320,5 +329,5 @@ def eval_loader(
 def eval_batch_loader(
     source: Source, view: ImageView, batches: Sequence[range], workers: int, prefetch: int
 ) -> DataLoader[EvalBatch]:
-    """The given ranges of the source's indices as batches for evaluation."""
+    """Returns a loader with one evaluation batch for each of the given index ranges of the source."""
     return _BatchLoader(_EvalBatches(source, view), batches, workers, prefetch)

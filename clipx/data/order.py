@@ -1,11 +1,11 @@
 """The order of samples: a pure function of (seed, epoch, position).
 
 An epoch visits the shards in random order; the samples of that sequence are shuffled within consecutive windows. So
-samples are shuffled globally over shards and widely within a window, each is seen exactly once an epoch, nothing
-depends on workers, ranks or timing, and starting at any position costs one window's permutation.
+samples are shuffled globally over shards and locally within a window, and each sample is seen exactly once per epoch.
+The order does not depend on workers, ranks or timing, and starting at any position costs one window's permutation.
 
-Epochs run on without a gap, so a batch may hold the end of one and the start of the next. Of a run only whole batches
-are trained: what is left of its last one is dropped.
+Epochs follow each other without a gap, so a batch may contain the end of one epoch and the start of the next. The last
+partial batch of a run is dropped.
 """
 
 from __future__ import annotations
@@ -19,39 +19,38 @@ from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 
-_BLOCK = 4096  # positions drawn together where samples come with replacement
+_BLOCK = 4096  # positions drawn together with replacement
 
 
 class SourceCount(NamedTuple):
-    """How many samples were drawn from a source, and how many it has."""
+    """Number of samples drawn from a source, and the number of samples in it."""
 
     samples: int
     size: int
 
 
 class SampleOrder(Protocol):
-    """An endless stream of sample indices, known at any position."""
+    """Endless stream of sample indices with random access by position."""
 
     @property
     def samples(self) -> int:
-        """Samples there are; an epoch is as many positions."""
+        """Number of samples, which is the number of positions in an epoch."""
 
     def __call__(self, position: int) -> int:
-        """The index of the sample at a position of the stream."""
+        """Returns the index of the sample at a position of the stream."""
 
     def substitute(self, position: int, rng: random.Random) -> int:
-        """A sample drawn by `rng` that replaces the one at the position, which cannot be used."""
+        """Draws by `rng` the index of a sample that replaces the unusable one at the position."""
 
     def source_counts(self, position: int) -> Mapping[str, SourceCount]:
-        """The samples that the positions before this one draw from each source, by name; {} of a single source."""
+        """Returns the samples drawn from each source before this position, by source name; {} for a single source."""
 
 
 class Order:
-    """The endless stream of sample indices for shards of the given sizes.
+    """Endless stream of sample indices for shards of the given sizes.
 
-    Positions run on over epochs: position p is offset p mod n of epoch p div n, n being the number of samples. With
-    `replacement` each position draws from all samples alike, whatever others drew. Streams of one seed that are told
-    apart by `stream` have nothing to do with each other.
+    Position p is offset p mod n of epoch p div n, n being the number of samples. With `replacement` each position
+    draws uniformly and independently from all samples. Streams of one seed with different `stream` are independent.
     Memory: 8 bytes for each sample of two windows, and 32 for each shard.
     """
 
@@ -73,7 +72,7 @@ class Order:
         indices = self._windows.get((epoch, window))
         if indices is None:
             indices = self._draw_block(window) if self.replacement else self._shuffled(epoch, window)
-            if len(self._windows) >= 2:  # a batch may straddle two
+            if len(self._windows) >= 2:  # a batch may span two windows
                 self._windows.pop(next(iter(self._windows)))
             self._windows[epoch, window] = indices
         return int(indices[offset])
@@ -85,17 +84,17 @@ class Order:
         return {}
 
     def _draw_block(self, block: int) -> Indices:
-        """The samples at the positions of a block, each drawn by itself."""
+        """Draws the samples at the positions of a block independently."""
         return self._rng(0, 1 + block).integers(self.samples, size=_BLOCK)
 
     def _shuffled(self, epoch: int, window: int) -> Indices:
-        """The samples of a window, in order."""
+        """Returns the samples of a window in shuffled order."""
         start = window * self.window
         length = min(self.window, self.samples - start)
         return self._indices(epoch, start + self._rng(epoch, 1 + window).permutation(length))
 
     def _indices(self, epoch: int, offsets: Indices) -> Indices:
-        """The samples at offsets into the shards laid end to end in the epoch's order."""
+        """Returns the samples at offsets into the concatenation of the shards in the epoch's order."""
         if self._shards is None or self._shards[0] != epoch:
             shards = self._rng(epoch, 0).permutation(len(self.sizes))
             self._shards = (epoch, shards, np.cumsum(self.sizes[shards]))

@@ -1,4 +1,4 @@
-"""Sources: samples by index, opened with their number and read at random."""
+"""Sources: samples by index. Opening a source counts its samples; reading is random access."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from typing import Any, Protocol, runtime_checkable
 from clipx.data.shards.packed import Packed
 from clipx.errors import require
 
-MAX_BYTES = 1 << 28  # of an encoded image: 256 MiB, far above any photograph; more is a file of another kind
-MAX_TEXT = 1 << 24  # bytes of captions and what else is text about an image: Python makes of JSON ten times as many
+MAX_BYTES = 1 << 28  # limit of an encoded image: 256 MiB, far above any photograph; a larger file is not an image
+MAX_TEXT = 1 << 24  # limit of an image's text members in bytes: parsed JSON takes ten times as much memory
 
 
 class BadSample(Exception):
-    """A sample that cannot be used. The message is the reason, the same for the same fault where it can be."""
+    """Raised for an unusable sample. The message is the reason, with the same words for the same fault if possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A line of the quarantine file: where the sample is and why it is not used."""
+    """A line of the quarantine file: the location of a sample and the reason why it is not used."""
 
     key: str
     reason: str
 
 
 def without_numbers(reason: str) -> str:
-    """A reason without its numbers, so that the same faults are counted together."""
+    """Returns a reason without its numbers, so that equal faults are counted together."""
     return re.sub(r"\d[\d,.x]*", "…", reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample as stored: `image` is encoded, there is at least one caption, `label` is an index or a class name.
+    """A sample as stored: an encoded `image`, at least one caption, and a `label` that is an index or a class name.
 
-    Where captions come from several keys, `captions_by_key` has those of each key, with the key's weight.
+    If captions come from several keys, `captions_by_key` has (weight, captions) of each key.
     """
 
     image: bytes
@@ -49,7 +49,7 @@ class Sample:
     captions_by_key: Sequence[tuple[float, Sequence[str]]] = ()
 
     def draw_caption(self, rng: random.Random) -> str:
-        """Draws a key by its weight, where there are several, and one of its captions uniformly."""
+        """Draws a key by weight if there are several, then one of its captions uniformly."""
         if not self.captions_by_key:
             return rng.choice(self.captions)
         ((_, captions),) = rng.choices(self.captions_by_key, [weight for weight, _ in self.captions_by_key])
@@ -57,62 +57,62 @@ class Sample:
 
 
 def read_bounded(path: str, what: str = "image", limit: int = MAX_BYTES) -> bytes:
-    """The content of a plain file of at most `limit` bytes. Raises BadSample for anything else."""
+    """Returns the content of a regular file of at most `limit` bytes. Raises BadSample for anything else."""
     try:
         with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise BadSample(f"{what} is no plain file")
+                raise BadSample(f"{what} is not a regular file")
             if status.st_size > limit:
                 raise BadSample(f"{what} is larger than {limit >> 20} MiB")
             return file.read(status.st_size) or b""
-    except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         raise BadSample(f"{what} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # else a named pipe waits for a writer
+    return os.open(path, flags | os.O_NONBLOCK)  # otherwise opening a named pipe waits for a writer
 
 
 class Source(Protocol):
-    """Samples 0..n-1 in shards, read at random. Pickled to loader workers, so it holds no open files."""
+    """Samples 0..n-1 in shards, with random access. Pickled to loader processes, so it must not hold open files."""
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Samples in each shard; their sum is the number of samples. Samples of a shard are cheap to read together."""
+        """Number of samples in each shard; their sum is the total. Samples of one shard are cheap to read together."""
 
     @property
     def bad(self) -> Sequence[BadRecord]:
-        """The samples that were found unusable on opening. `sizes` does not count them."""
+        """Samples found unusable on opening. `sizes` does not count them."""
 
     @property
     def fingerprint(self) -> str:
-        """A digest that changes when the data does, and not when it is moved or copied."""
+        """Digest that changes when the data changes, but not when it is moved or copied."""
 
     def key(self, index: int) -> str:
-        """The name of a sample, also of one that cannot be read."""
+        """Returns the name of a sample, even if it cannot be read."""
 
     def read(self, index: int) -> Sample:
-        """The sample at an index. Raises BadSample."""
+        """Returns the sample at an index. Raises BadSample."""
 
 
 @runtime_checkable
 class SupportsPrefetch(Protocol):
-    """A source that can request samples before they are read."""
+    """Source that can request samples before they are read."""
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Requests the samples that this process reads next."""
 
 
 def prefetch_samples(source: Source, indices: Sequence[int]) -> None:
-    """Calls `source.prefetch(indices)` where the source has it."""
+    """Calls `source.prefetch(indices)` if the source has the method."""
     if isinstance(source, SupportsPrefetch):
         source.prefetch(indices)
 
 
 @dataclass(frozen=True, slots=True)
 class WrappedSource:
-    """The samples of another source, changed as they are read. A subclass defines `read`."""
+    """Base class of sources that modify the samples of another source in `read`."""
 
     source: Source
 
@@ -140,7 +140,10 @@ class WrappedSource:
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """What sources of image files have in common. Their order is mixed over all files, which costs files nothing."""
+    """Base class of sources of image files.
+
+    Small nominal shards make the order random over all files, which is free for separate files.
+    """
 
     folder: str
     images: Packed[str]  # paths in the folder
@@ -149,7 +152,7 @@ class ImageFiles:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Shards of 100 images each, in name only."""
+        """Nominal shards of 100 images each."""
         full, rest = divmod(len(self.images), 100)
         return [100] * full + [rest] * (rest > 0)
 
@@ -159,9 +162,9 @@ class ImageFiles:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One side of a source of which `held` in every `of` consecutive samples are held out, evenly spread.
+    """Training or held-out side of a source: `held` of every `of` consecutive samples, evenly spread, are held out.
 
-    On each side the indices are consecutive, so that per-sample state wastes nothing.
+    The indices of each side are consecutive, so that per-sample state has no unused rows.
     """
 
     source: Source
@@ -183,14 +186,14 @@ class Split:
 
     @property
     def bad(self) -> Sequence[BadRecord]:
-        return () if self.held_out else self.source.bad  # reported once
+        return () if self.held_out else self.source.bad  # reported once, by the training side
 
     @property
     def fingerprint(self) -> str:
         return f"{self.source.fingerprint}-{'held' if self.held_out else 'kept'}-{self.held}-of-{self.of}"
 
     def _source_index(self, index: int) -> int:
-        """The index in the source of a sample of this side: `_held_before` and its complement, inverted."""
+        """Returns the index in the source of a sample of this side: the inverse of `_held_before` or its complement."""
         if self.held_out:
             return -((index + 1) * self.of // -self.held) - 1
         return index * self.of // (self.of - self.held)
@@ -206,7 +209,10 @@ class Split:
 
 
 def split(source: Source, share: float) -> tuple[Source, Source | None]:
-    """(training side, held-out side) of a source; nothing is held out at share 0 or from fewer than 1/share samples."""
+    """Splits a source into (training side, held-out side).
+
+    The held-out side is None at share 0 or for fewer than 1/share samples.
+    """
     ratio = Fraction(share).limit_denominator(1_000_000)
     if not ratio:
         return source, None
@@ -221,14 +227,14 @@ def check_held_out_share(share: float) -> None:
 def check_key(key: str, value: str | None, member: str) -> None:
     require(
         value is None or value == member or value.startswith("json."),
-        f"{key}={value} names no member that is read: give {member}, or json.KEY",
+        f"{key}={value} is not a member that can be read: give {member}, or json.KEY",
     )
 
 
 def caption_weights(key: str, value: Any) -> dict[str, float]:
-    """The keys that captions are drawn from, by name, each with its weight. Raises ConfigError.
+    """Returns the weight of each key that captions are drawn from, sorted by key. Raises ConfigError.
 
-    `value` is that of the option `key`: the name of one, or a weight for each of several.
+    `value` is the value of the option `key`: one key, or a dictionary from keys to weights.
     """
     require(
         bool(value) and isinstance(value, str | dict),
@@ -239,16 +245,16 @@ def caption_weights(key: str, value: Any) -> dict[str, float]:
         check_key(key, str(name), "txt")
         require(
             type(weight) in (int, float) and 0 < weight < math.inf,
-            f"{key}.{name}={weight} must be a finite number above 0: to draw no caption from it, leave it out",
+            f"{key}.{name}={weight} must be a finite number above 0: to draw no caption from it, remove it",
         )
-    require(sum(weights.values()) < math.inf, f"{key}={value} adds up to more than a number can hold: give small ones")
+    require(sum(weights.values()) < math.inf, f"{key}={value}: the sum of the weights overflows: give smaller weights")
     return {name: float(weights[name]) for name in sorted(weights)}
 
 
 def caption_text(caption: bytes | str) -> str:
-    """Raises BadSample where a caption is not UTF-8, or says nothing."""
+    """Returns a caption as text without surrounding white space. Raises BadSample if it is not UTF-8 or is empty."""
     try:
-        # A str may hold half a surrogate pair, from a damaged escape in JSON: no tokenizer takes it.
+        # A str may contain half a surrogate pair, from a damaged escape in JSON: tokenizers reject it.
         text = (caption if isinstance(caption, bytes) else caption.encode()).decode().strip()
     except UnicodeError:
         raise BadSample("caption is not UTF-8") from None
@@ -258,7 +264,7 @@ def caption_text(caption: bytes | str) -> str:
 
 
 def parse_label(text: str) -> int | str:
-    """An index where the text is a whole number, else a class name. Raises BadSample where there is none."""
+    """Returns an index if the text is an integer, else a class name. Raises BadSample if the text is empty."""
     text = text.strip()
     if not text:
         raise BadSample("label is missing")

@@ -112,7 +112,7 @@ def test_held_out_samples_are_no_part_of_an_epoch(shards: Path, capsys: pytest.C
         ({"part": "5/4"}, r"part=5/4 must be"),
         ({"part": "a"}, r"part=a must be"),
         ({"part": "1/4", "manifest": "m.json"}, r"manifest=m.json is of all shards, part=1/4 reads a share"),
-        ({"caption_key": "caption"}, r"caption_key=caption names no member"),
+        ({"caption_key": "caption"}, r"caption_key=caption is not a member"),
         ({"held_out_share": 0.7}, r"held_out_share=0.7 must lie"),
     ],
 )
@@ -126,7 +126,7 @@ def test_the_commands_errors_are_one_line(shards: Path) -> None:
     assert (code, out) == (2, "")
     assert (
         err
-        == "error: shards=/nowhere/*.tar matches no shard: check the path, and quote braces and stars in the shell\n"
+        == "error: shards=/nowhere/*.tar matches no shard: check the path, and quote braces and * in the shell\n"
     )
     assert command(check=False)[2] == "error: shards has no value: it is required, add shards=…\n"
     assert command("shards=a", "parts=1/2", check=False)[2].startswith("error: parts is not a key here: the keys are ")
@@ -158,7 +158,7 @@ def stats(path: Path, successes: object) -> None:
 @pytest.mark.parametrize(("successes", "told"), [(5, False), (4, False), (7, True), (None, False), ("7", False)])
 def test_img2datasets_stats_are_a_cross_check(shards: Path, successes: object, told: bool) -> None:
     stats(shards / "00002_stats.json", successes)
-    reason = "shard has 5 samples that can be used where 00002_stats.json says 7"
+    reason = "shard has 5 usable samples, but 00002_stats.json lists 7"
     assert bad_of(shards / "00002.tar") == [reason] * told
 
 
@@ -167,7 +167,7 @@ def test_sizes_json_is_a_cross_check(shards: Path, capsys: pytest.CaptureFixture
     index(IndexSpec(shards=f"{shards}/*.tar"))
     out = capsys.readouterr().out
     assert cells(out)[3] == "3"
-    assert "3 × shard has 3 samples that can be used where sizes.json says 4: " in out, "told once, with how often"
+    assert "3 × shard has 3 usable samples, but sizes.json lists 4: " in out, "told once, with how often"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"{}"])
@@ -182,9 +182,9 @@ def test_a_cut_shard_is_told_with_what_it_should_hold(shards: Path) -> None:
     os.truncate(shards / "00002.tar", 6000)
     damage, count = bad_of(shards / "00002.tar")
     assert damage == (
-        "shard is cut off or damaged after 000000004 (unexpected end of data); 1 samples before that are used"
+        "shard is cut off or damaged after 000000004 (unexpected end of data); 1 samples before it are used"
     )
-    assert count == "shard has 1 samples that can be used where 00002_stats.json says 5"
+    assert count == "shard has 1 usable samples, but 00002_stats.json lists 5"
 
 
 # ------------------------------------------------------------------------------------------------------- changes
@@ -240,7 +240,7 @@ def test_a_process_that_is_killed_is_named(shards: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("clipx.data.shards.index.scan", die)
     with pytest.raises(
-        DataError, match="^indexing: a process was killed, as happens where memory runs out: run it again"
+        DataError, match="^indexing: a process was killed, probably because memory ran out: run the command again"
     ):
         index_shards([str(shards / "00000.tar"), str(shards / "00002.tar")], TXT)
 
@@ -267,13 +267,13 @@ def test_a_list_in_a_file_names_shards(shards: Path, monkeypatch: pytest.MonkeyP
     [
         (
             None,
-            r"data.shards=@\S+/list.txt cannot be read \(.*No such file.*\): give a text file with a URL on each line",
+            r"data.shards=@\S+/list.txt cannot be read \(.*No such file.*\): give a text file with one URL per line",
         ),
         (b"\xff\xfe", r"data.shards=@\S+ cannot be read \(it is not UTF-8\)"),
-        (b"\n# nothing\n", r"data.shards=@\S+ is empty: write a path or URL"),
-        (b"@other.txt", r"data.shards=@\S+ names another list, @other.txt: write the URLs into one list"),
+        (b"\n# nothing\n", r"data.shards=@\S+ is empty: write one path or URL"),
+        (b"@other.txt", r"data.shards=@\S+ names another list, @other.txt: write all URLs into one list"),
         (b"*.nosuch", r"data.shards=@\S+/list.txt=\S+/\*.nosuch matches no shard"),
-        (b"00000.tar\n00000.tar", r"names \S+/00000.tar twice: name each shard once"),
+        (b"00000.tar\n00000.tar", r"names \S+/00000.tar more than once: name each shard once"),
     ],
 )
 def test_a_list_that_names_nothing_is_refused(shards: Path, content: bytes | None, message: str) -> None:
