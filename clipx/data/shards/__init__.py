@@ -1,1 +1,1 @@
-"""Tar shards: patterns of URLs, reading by spans, the cache of whole files, and writing."""
+"""WebDataset shards: URL patterns, indices, reads by byte spans, a cache of whole files, and writing."""

@@ -1,6 +1,6 @@
-"""The files that shards are read from, and a cache of whole ones, with a limit, that a machine's processes share.
+"""Shard files, and a size-limited cache of whole shard files that the processes of a machine share.
 
-fsspec's `filecache` and `simplecache` grow without end, and each process fetches for itself.
+fsspec's `filecache` and `simplecache` have no size limit, and with them each process fetches its files separately.
 """
 
 from __future__ import annotations
@@ -23,21 +23,27 @@ from clipx.storage.remote import BLOCK, error_text, is_local, read_range
 Span = tuple[int, int]
 """(first byte, number of bytes)"""
 
-_USED_EVERY = 60.0  # seconds: often enough to note that a file was used
+_USED_EVERY = 60.0  # seconds between updates of a cached file's time of last use
 _CACHED_NAME = re.compile(r"[0-9a-f]{32}\.(tar|part)")
-_PAUSE = 60.0  # seconds until the cache is tried again where it could not be written
+_PAUSE = 60.0  # seconds before the next attempt after a write to the cache failed
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How remote files are read; local ones are read as they are."""
+    """Retry and cache settings of remote files. Local files are read directly."""
 
-    retry_s: float = 120.0  # seconds in all that a read is tried again
-    cache_bytes: int = 0  # limit of the cache of whole files; 0 for none
-    cache_dir: str | None = None  # its folder; None: shards in the cache folder
+    retry_s: float = 120.0
+    """Total time in seconds for the retries of a read."""
+
+    cache_bytes: int = 0
+    """Size limit of the cache of whole files in bytes. 0 disables the cache."""
+
+    cache_dir: str | None = None
+    """Folder of the cache. None selects `shards` in the cache folder of clipx."""
 
     @property
     def folder(self) -> Path:
+        """The folder of the cache; created if missing. Raises ConfigError."""
         return _cache_dir(self.cache_dir)
 
 
@@ -49,13 +55,14 @@ def _cache_dir(path: str | None) -> Path:
 
 
 def check_access(retry_s: float, cache_gb: float) -> None:
-    require(retry_s >= 0, f"data.retry_s={retry_s} is negative: give 0, to try once, or more seconds")
-    require(cache_gb >= 0, f"data.cache_gb={cache_gb} is negative: give 0, for no cache, or its limit in GB")
+    """Raises ConfigError if data.retry_s or data.cache_gb is negative."""
+    require(retry_s >= 0, f"data.retry_s={retry_s} is negative: give 0 to disable retries, or a time in seconds")
+    require(cache_gb >= 0, f"data.cache_gb={cache_gb} is negative: give 0 to disable the cache, or its limit in GB")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A file that spans are read from. `version` is its index's name: another one is another content."""
+    """A shard file. `version` is the name of its index, which changes with the content of the file."""
 
     url: str
     version: str
@@ -72,21 +79,22 @@ class ShardFile:
 
     @property
     def cache_path(self) -> Path:
-        """In the cache, whether it is there or not."""
+        """Path of the file in the cache. The file need not exist there."""
         return self.access.folder / f"{self.version}.tar"
 
 
 def read_cached(file: ShardFile, span: Span) -> bytes | None:
-    """None where the file is not in the cache: then samples come by ranges while a thread fetches it whole.
+    """Reads a span from the cache. Returns None and starts a background fetch if the file is not in the cache.
 
-    So nothing waits for a whole file, and a cache that is full or fails costs speed only.
+    The caller then reads the sample as a byte range. Therefore no sample waits for a whole file, and a full or failing
+    cache reduces the speed only.
     """
     path = file.cache_path
     try:
-        with path.open("rb", buffering=0) as opened:  # not kept open: what is evicted must free its space
+        with path.open("rb", buffering=0) as opened:  # closed at once: an open file that is evicted holds its space
             if time.time() - os.fstat(opened.fileno()).st_mtime > _USED_EVERY:
                 with contextlib.suppress(OSError):
-                    os.utime(path)  # for the eviction
+                    os.utime(path)  # least recently used files are evicted first
             return os.pread(opened.fileno(), span[1], span[0])
     except OSError:
         _store_in_background(file)
@@ -94,11 +102,14 @@ def read_cached(file: ShardFile, span: Span) -> bytes | None:
 
 
 class _Background:
-    """A process fetches one whole file at a time, in a thread. Threads do not survive a fork, hence one for each."""
+    """State of the background fetches of a process, which fetches one whole file at a time in a thread.
+
+    Each process has one, because threads do not survive a fork.
+    """
 
     def __init__(self) -> None:
         self.fetching = threading.Lock()
-        self.not_before = 0.0  # time of the next try, after one failed
+        self.not_before = 0.0  # earliest time of the next fetch, on the monotonic clock; set after a failure
 
 
 @lru_cache(maxsize=1)
@@ -116,7 +127,7 @@ def _store_in_background(file: ShardFile) -> None:
             store(file)
         except (DataError, OSError) as error:
             background.not_before = time.monotonic() + _PAUSE
-            print(f"{file.url} is not cached: {error_text(error)}", file=sys.stderr)
+            print(f"{file.url} cannot be cached: {error_text(error)}", file=sys.stderr)
         finally:
             background.fetching.release()
 
@@ -124,14 +135,17 @@ def _store_in_background(file: ShardFile) -> None:
 
 
 def store(file: ShardFile) -> None:
-    """Fetches a file into the cache, unless another process does. It has its name when it is whole."""
+    """Fetches a file into the cache unless another process is fetching it.
+
+    Writes to a `.part` file and renames it when it is complete. Raises DataError or OSError.
+    """
     path = file.cache_path
     part = path.with_suffix(".part")
     with (path.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # room is made by one process at a time
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time frees space
         target = part.open("ab")
         try:
-            fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process that holds it
+            fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process that holds it ends
         except OSError:
             target.close()
             return
@@ -140,13 +154,13 @@ def store(file: ShardFile) -> None:
             target.close()
             return
         target.truncate(0)
-        os.truncate(part, file.size)  # counted by others from now on
+        os.truncate(part, file.size)  # reserves the space: other processes now count it
     with target, part.open("r+b") as out:
         try:
             for start in range(0, file.size, BLOCK):
                 out.write(read_range(file.url, start, min(start + BLOCK, file.size), file.access.retry_s))
             if out.tell() != file.size:
-                raise DataError("it is shorter than its index says")
+                raise DataError("it is shorter than recorded in its index")
             out.flush()
             part.rename(path)
         except BaseException:
@@ -155,9 +169,12 @@ def store(file: ShardFile) -> None:
 
 
 def _make_room(folder: Path, part: Path, size: int, limit: int) -> bool:
-    """Deletes the files used longest ago, and those that a killed process left. Open files stay readable.
+    """Deletes the least recently used files, and partial files of killed processes. Open files remain readable.
 
-    Only files with names that the cache gives are deleted: its folder may hold others' shards.
+    Deletes only files whose names match the cache's naming scheme, because the folder may hold shards of other origin.
+
+    Returns:
+        Whether a file of `size` bytes fits within `limit`.
     """
     files = {p: p.stat() for p in folder.iterdir() if _CACHED_NAME.fullmatch(p.name) and p != part}
     for path in [p for p in files if p.suffix == ".part"]:

@@ -1,4 +1,4 @@
-"""Where each sample of a shard lies: read once from the tar's headers, kept in the cache, reused afterwards."""
+"""Indices of shards: the offset and size of each sample's members, read once from the tar headers and cached."""
 
 from __future__ import annotations
 
@@ -24,34 +24,41 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Table = NDArray[np.int64]
-    """[samples, 4 members, (offset, size)]; size -1 where the member is missing."""
+    """[samples, 4 members, (offset, size)]; size -1 if the member is missing."""
 
 RETRY_S = 120.0
+"""Default time in seconds for the retries of a remote read."""
+
 _VERSION = 3
-# What file systems of fsspec call the time or the checksum of a file, local ones first.
+# Keys of fsspec's file systems for the modification time or checksum of a file; those of local files first.
 _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created")
-# Remote shards at a time: a reader waits for the network most of the time. Few are read by threads, for each process
-# would first spend a second on a session of its own; many by processes, for Python reads headers on one core.
+# Remote shards read concurrently: a reader mostly waits for the network. Up to this number, threads read them, because
+# each process would first take a second to open its session. Above it, processes read them, because Python parses
+# headers on one core only.
 _REMOTE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """A shard's index: the path of its table, how many samples that has, and what was left out."""
+    """Index of a shard: the path of its table, the number of usable samples, and the skipped samples."""
 
     table: str
     samples: int
-    digest: str  # of the members' names, places and sizes
+    digest: str
+    """Digest of the names, offsets and sizes of the members."""
+
     bad: Sequence[BadRecord]
-    size: int  # bytes of the shard
+    size: int
+    """Size of the shard in bytes."""
 
 
 def index_shards(urls: Sequence[str], *captions: int, retry_s: float = RETRY_S) -> list[ShardIndex]:
-    """The index of each shard; those not in the cache are made first. Raises DataError for a shard that is not there.
+    """Returns the index of each shard. Creates the indices that are not in the cache.
 
-    A sample is one with an image and a member in one of the columns `captions`.
+    A usable sample has an image and a member in at least one of the columns `captions`. Raises DataError if a shard
+    does not exist or cannot be read.
     """
-    with ThreadPoolExecutor(32) as pool:  # a remote shard answers after some 50 ms
+    with ThreadPoolExecutor(32) as pool:  # a remote request takes about 50 ms
         found = list(pool.map(partial(_table_path, cache_folder("index"), captions, retry_s), urls))
     items = [_Lookup(url, path, size) for url, (path, size) in zip(urls, found, strict=True)]
     new = [item for item in items if not (item.table.is_file() and _meta(item.table).is_file())]
@@ -66,19 +73,23 @@ def index_shards(urls: Sequence[str], *captions: int, retry_s: float = RETRY_S) 
 
 
 def fingerprint(caption_keys: Iterable[str], label_key: str | None, indices: Sequence[ShardIndex]) -> str:
-    """Of a data set: of what is in the shards and which of it is read, not of where they are nor how often."""
+    """Returns the fingerprint of a data set.
+
+    It depends on the content of the shards and on the keys that are read, not on the location of the shards nor on the
+    weights of the keys.
+    """
     facts = [" + ".join(caption_keys), str(label_key), *(index.digest for index in indices)]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def caption_columns(keys: Iterable[str]) -> list[int]:
-    """Where captions of these keys are."""
+    """Returns the columns of a table that hold the captions of these keys."""
     return sorted({TXT if key == "txt" else JSON for key in keys})
 
 
 @lru_cache(maxsize=256)
 def load_table(path: str) -> Table:
-    """Mapped, so that loader processes share its memory."""
+    """Maps a table into memory, which loader processes share."""
     import numpy as np
 
     table: Table = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
@@ -87,7 +98,7 @@ def load_table(path: str) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
-    """A shard and the path of its table, which need not exist yet."""
+    """A shard and the path of its table. The table need not exist."""
 
     url: str
     table: Path
@@ -95,7 +106,7 @@ class _Lookup:
 
 
 def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) -> tuple[Path, int]:
-    """The path in the cache, whose name changes when the shard does, and the shard's size."""
+    """Returns the path of the shard's table in the cache, whose name changes with the shard, and the shard's size."""
 
     def call() -> dict[str, Any]:
         fs, path = file_system(url)
@@ -110,7 +121,9 @@ def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) 
     if info["type"] == "directory":
         raise DataError(f"shard {url} is a folder: give its tar files, e.g. {url.rstrip('/')}/*.tar")
     if info["size"] is None:
-        raise DataError(f"shard {url} has no known size, so it cannot be read at random: copy it to a store that has")
+        raise DataError(
+            f"shard {url} has no known size, which random access needs: copy it to a storage that reports sizes"
+        )
     version = next((info[key] for key in _VERSIONS if info.get(key)), None)
     location = url if "://" in url else Path(url).resolve()
     identity = f"{_VERSION} {'+'.join(map(str, captions))} {location} {info['size']} {version}"
@@ -143,8 +156,8 @@ def _index_shard(captions: Sequence[int], retry_s: float, item: _Lookup) -> None
             rows.append(sample.row())
     if damage:
         if samples and samples[-1].fault(captions):
-            bad.pop()  # it is the damage that the last sample's members are missing for
-        bad.append((item.url, f"shard {damage}; {len(rows):,} samples before that are used"))
+            bad.pop()  # the damage is the reason why members of the last sample are missing
+        bad.append((item.url, f"shard {damage}; {len(rows):,} samples before it are used"))
     if shortfall := _shortfall(item.url, len(rows), retry_s):
         bad.append((item.url, shortfall))
     meta = json.dumps({"samples": len(rows), "digest": digest.hexdigest()[:16], "bad": bad})
@@ -161,7 +174,11 @@ def _index_shard(captions: Sequence[int], retry_s: float, item: _Lookup) -> None
 
 
 def _shortfall(url: str, samples: int, retry_s: float) -> str | None:
-    """Compares with img2dataset's counts of the shard, or with sizes.json of its folder, which open_clip reads too."""
+    """Compares `samples` with the published count of the shard. Returns the reason if there are fewer, else None.
+
+    The count is in img2dataset's `_stats.json` of the shard, or in `sizes.json` of its folder, which open_clip also
+    reads.
+    """
     folder, slash, name = url.rpartition("/")
     stats = f"{url.removesuffix('.tar')}_stats.json"
     for file, key in ((stats, "successes"), (f"{folder}{slash}sizes.json", name)):
@@ -169,17 +186,20 @@ def _shortfall(url: str, samples: int, retry_s: float) -> str | None:
         if isinstance(expected, int):
             found_in = file.rpartition("/")[2]
             few = samples < expected
-            return f"shard has {samples:,} samples that can be used where {found_in} says {expected:,}" if few else None
+            return f"shard has {samples:,} usable samples, but {found_in} lists {expected:,}" if few else None
     return None
 
 
-@lru_cache(maxsize=64)  # the shards of a folder share one sizes.json
+@lru_cache(maxsize=64)  # all shards of a folder share one sizes.json
 def _counts(url: str, retry_s: float) -> dict[str, Any]:
-    """A JSON object that may not be there. One that cannot be read is ignored, for it is a cross-check only."""
+    """Reads a JSON object. Returns {} if it is missing or unreadable, because it serves as a cross-check only.
+
+    Raises DataError if the storage fails for `retry_s`.
+    """
     try:
         found = json.loads(read_file(url, retry_s))
     except DataError:
         raise
-    except Exception:  # not there, forbidden, no JSON: a remote file system raises what its library does
+    except Exception:  # missing, forbidden or not JSON: a remote file system raises the exceptions of its library
         return {}
     return found if isinstance(found, dict) else {}

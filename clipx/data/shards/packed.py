@@ -1,7 +1,7 @@
-"""Many small values in two arrays.
+"""Immutable list of small values stored in two arrays, whose memory forked processes share.
 
-A list of a hundred million strings is as many objects: their counts of references lie beside them, so each loader
-process that reads one writes to its page and ends up with a copy of everything.
+A list of a hundred million strings consists of as many objects. Each object holds its reference count, so a loader
+process that reads it writes to its memory page, and finally has a copy of the whole list.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Packed(Generic[T]):
-    """An immutable list of JSON values, encoded end to end. Each takes its JSON text and 8 bytes."""
+    """An immutable list of JSON values. Each value takes the bytes of its JSON text and 8 more."""
 
     encoded: bytes
-    bounds: NDArray[np.int64]  # value i lies between bounds i and i + 1
+    """JSON texts of all values, concatenated."""
+
+    bounds: NDArray[np.int64]
+    """[values + 1]: value i is encoded[bounds[i]:bounds[i + 1]]."""
 
     @classmethod
     def of(cls, values: Iterable[T]) -> Packed[T]:
+        """Packs values that JSON can represent."""
         import numpy as np
 
         encoded, ends = bytearray(), array("q", [0])

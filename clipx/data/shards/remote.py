@@ -1,4 +1,4 @@
-"""Reading shards that may be far away: front to end for their index, and by the spans of samples, asked for ahead."""
+"""Reads local and remote shards: sequentially for their index, and by prefetched byte spans for samples."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from clipx.storage.remote import BLOCK, REQUESTS, error_text, file_system, is_lo
 
 
 def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
-    """Opens a file to be read from front to end. Of a remote one the next block is fetched while this one is read.
+    """Opens a file for sequential reading. The next block of a remote file is fetched while the current one is read.
 
-    Headers lie every 30 KB in a usual shard: 512 bytes of each by a request of its own would be a request every 20 ms,
-    where one of 16 MiB brings five hundred. Members larger than blocks are stepped over without being fetched.
+    A typical shard has a header every 30 KB. Separate requests of 512 bytes would take 20 ms each, whereas one request
+    of 16 MiB returns five hundred headers. Members larger than a block are skipped without fetching them.
     """
     if is_local(url):
         return Path(local_path(url)).open("rb")
@@ -27,7 +27,7 @@ def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
     from fsspec.spec import AbstractBufferedFile
 
     file: Any = AbstractBufferedFile(*file_system(url), size=size)
-    fetch_block = partial(read_range, url, retry_s=retry_s)  # with our retries
+    fetch_block = partial(read_range, url, retry_s=retry_s)  # instead of fsspec's, which has other retries
     file.cache = BackgroundBlockCache(BLOCK, fetch_block, size, maxblocks=3)
     return file  # type: ignore[no-any-return]
 
@@ -36,9 +36,9 @@ def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
 
 
 def prefetch_spans(reader: str, spans: Sequence[tuple[ShardFile, Span]]) -> None:
-    """Requests all remote spans that are read next at once, so that only the first is waited for.
+    """Requests the remote spans that `reader` reads next, all at once, so that it waits for the first one only.
 
-    Requests of the same reader that it has not read are cancelled.
+    Cancels pending requests of the same reader.
     """
     ahead = _prefetcher(os.getpid())
     for future in ahead.futures.pop(reader, {}).values():
@@ -51,18 +51,21 @@ def prefetch_spans(reader: str, spans: Sequence[tuple[ShardFile, Span]]) -> None
 
 
 def fetch(file: ShardFile, offset: int, size: int) -> bytes:
-    """Raises BadSample where the file is gone or too short, DataError where the storage failed for `retry_s`."""
+    """Returns `size` bytes of a file from `offset`, from its prefetch request if there is one.
+
+    Raises BadSample if the file is missing or too short, and DataError if the storage fails for `retry_s`.
+    """
     try:
         future = None if file.local else _take_prefetched(file, (offset, size))
         span = _fetch(file, (offset, size)) if future is None else future.result()
     except DataError:
         for reader in list(_prefetcher(os.getpid()).futures):
-            prefetch_spans(reader, [])  # nor will those be read that wait behind it
+            prefetch_spans(reader, [])  # cancels all pending requests, which would wait for the same failing storage
         raise
-    except Exception as error:  # a remote file system raises what its library does
+    except Exception as error:  # a remote file system raises the exceptions of its library
         raise BadSample(f"shard cannot be read: {error_text(error)}") from None
     if len(span) < size:
-        raise BadSample("shard is shorter than its index says")
+        raise BadSample("shard is shorter than recorded in its index")
     return span
 
 
@@ -76,7 +79,8 @@ def _take_prefetched(file: ShardFile, span: Span) -> Future[bytes] | None:
 def _fetch(file: ShardFile, span: Span) -> bytes:
     offset, size = span
     if file.local:
-        opened = _opened(local_path(file.url), file.version)  # held: of two threads' at once only one is kept open
+        # The variable keeps the file open during the read: if two threads open it at once, the cache keeps only one.
+        opened = _opened(local_path(file.url), file.version)
         return os.pread(opened.fileno(), size, offset)
     if file.cacheable and (content := read_cached(file, span)) is not None:
         return content
@@ -85,16 +89,16 @@ def _fetch(file: ShardFile, span: Span) -> bytes:
 
 @lru_cache(maxsize=128)
 def _opened(path: str, version: str) -> IO[bytes]:
-    """It stays open because opening costs more than reading a sample, above all on a network's file system."""
+    """Opens a local file and leaves it open: opening costs more than reading a sample, above all on network storage."""
     return Path(path).open("rb", buffering=0)
 
 
 class _Prefetcher:
-    """The requests of a process that are not yet read. Threads do not survive a fork: there is one for each process."""
+    """Pending requests of a process. Each process has one, because threads do not survive a fork."""
 
     def __init__(self) -> None:
         self.threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="clipx-read")
-        self.futures: dict[str, dict[tuple[ShardFile, Span], Future[bytes]]] = {}  # by reader
+        self.futures: dict[str, dict[tuple[ShardFile, Span], Future[bytes]]] = {}  # keyed by reader
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""What a person writes for shards -> their URLs: paths, braces, globs, lists in a file, several joined by ::."""
+"""Expands patterns of shards into URLs: paths, brace ranges, globs, list files, and several of them joined by `::`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from clipx.errors import ConfigError, DataError, require
 from clipx.storage.remote import error_text, errors_as, file_system, is_local, read_file, retry
 from clipx.storage.url import check_url
 
-_RETRY_S = 30.0  # of listing, at the start of a run, where somebody watches
+_RETRY_S = 30.0  # seconds of retries of a listing; short, because a user waits for it at the start of a run
 
 
 def expand(pattern: str, key: str, what: str = "shard") -> list[str]:
-    """URLs of shards, or of `what` else, in order. Raises ConfigError where a part of the pattern matches nothing.
+    """Returns the URLs that a pattern matches, in order.
 
-    Parts are joined by `::`. `@list.txt` is a file with a part on each line; paths in it are relative to its folder.
+    Parts are joined by `::`. `@list.txt` is a file with one part per line; paths in it are relative to its folder.
+
+    Args:
+        pattern: value of the option `key`.
+        key: name of the option, for error messages.
+        what: noun of a match, for error messages.
+
+    Raises ConfigError if a part of the pattern matches nothing or if a match repeats.
     """
     urls = [url for part in pattern.split("::") if part.strip() for url in _part(part.strip(), key, what)]
-    require(bool(urls), f"{key}={pattern} names no {what}: give paths, or patterns of them in quotes")
-    twice = [url for url, count in Counter(urls).items() if count > 1] if len(set(urls)) < len(urls) else []
-    require(not twice, f"{key}={pattern} names {', '.join(twice[:3])} twice: name each {what} once")
+    require(bool(urls), f"{key}={pattern} names no {what}: give paths or quoted patterns")
+    repeated = [url for url, count in Counter(urls).items() if count > 1] if len(set(urls)) < len(urls) else []
+    require(not repeated, f"{key}={pattern} names {', '.join(repeated[:3])} more than once: name each {what} once")
     return urls
 
 
@@ -35,28 +42,26 @@ def _part(part: str, key: str, what: str) -> list[str]:
     try:
         patterns = list(braceexpand(part))
     except ValueError as error:
-        raise ConfigError(f"{key}={part} is no pattern ({error}): write {{0000..0123}} for a range") from None
+        raise ConfigError(f"{key}={part} is not a valid pattern ({error}): write {{0000..0123}} for a range") from None
     urls = []
     for pattern in patterns:
         found = _glob(pattern)
-        require(
-            bool(found), f"{key}={pattern} matches no {what}: check the path, and quote braces and stars in the shell"
-        )
+        require(bool(found), f"{key}={pattern} matches no {what}: check the path, and quote braces and * in the shell")
         urls += found
     return urls
 
 
 def _lines(url: str, key: str) -> list[str]:
-    """The URLs in a list: one a line; empty lines and those from # on are left out."""
+    """Returns the lines of a list file. Skips empty lines and lines that start with #."""
     try:
         text = read_file(url if "://" in url else os.path.expanduser(url), _RETRY_S).decode("utf-8-sig")  # noqa: PTH111
     except (OSError, ValueError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error_text(error)
-        raise ConfigError(f"{key}=@{url} cannot be read ({reason}): give a text file with a URL on each line") from None
+        raise ConfigError(f"{key}=@{url} cannot be read ({reason}): give a text file with one URL per line") from None
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    require(bool(lines), f"{key}=@{url} is empty: write a path or URL on each line")
+    require(bool(lines), f"{key}=@{url} is empty: write one path or URL per line")
     for line in lines:
-        require(not line.startswith("@"), f"{key}=@{url} names another list, {line}: write the URLs into one list")
+        require(not line.startswith("@"), f"{key}=@{url} names another list, {line}: write all URLs into one list")
     folder = url.rpartition("/")[0] + "/" if "/" in url else ""
     return [line if "://" in line or line.startswith(("/", "~")) else folder + line for line in lines]
 
@@ -65,7 +70,7 @@ def _glob(url: str) -> list[str]:
     if "://" not in url:
         path = os.path.expanduser(url)  # noqa: PTH111
         return sorted(glob.glob(path)) if glob.has_magic(path) and not Path(path).exists() else [path]  # noqa: PTH207
-    if "*" not in url:  # a ? may begin the query of a URL
+    if "*" not in url:  # ? is not tested: it may begin the query of a URL
         return [url]
 
     def call() -> list[str]:

@@ -1,4 +1,4 @@
-"""What is made once and kept in the cache: shards that clipx writes itself, and indices of shards."""
+"""Writes shards, in parallel and reproducibly. Generated data sets, the indices of shards and `prepare` use it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,20 @@ from clipx.storage.local import cache_folder, write_atomically
 MakeSample = Callable[[int], Sample]
 T = TypeVar("T")
 
-_PROGRESS_EVERY = 30.0  # seconds between lines of progress where there is no terminal
+_PROGRESS_EVERY = 30.0  # seconds between progress lines if stderr is not a terminal
 
 
 def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, what: str) -> list[str]:
-    """The shards in a folder of the cache; those that are not there are written first.
+    """Returns the paths of the shards in a folder of the cache. Writes the missing ones.
 
-    Sample i of `samples` is `make(i)`, alone of what it depends on, so any shard can be written again at any time.
+    Sample i in 0..samples-1 is `make(i)`. It depends on i only, so any shard can be written again at any time.
+
+    Args:
+        folder: name of the folder in the cache.
+        make: function from an index to a sample. Must be picklable.
+        samples: number of samples.
+        per_shard: samples in each shard, fewer in the last one.
+        what: name of the data, for progress messages.
     """
     root = cache_folder(folder)
     starts = range(0, samples, per_shard)
@@ -41,9 +48,10 @@ def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, w
 def run_in_pool(
     call: Callable[[T], object], items: list[T], what: str, *, processes: int = 0, threads: int = 0
 ) -> None:
-    """`call` on each item, in processes, with progress on stderr. Raises what `call` does, or DataError.
+    """Calls `call` on each item in parallel and shows progress on stderr.
 
-    As many processes as are given, else as there are cores; with `threads`, so many of these in this process.
+    Uses `threads` threads of this process if given, else `processes` processes, else as many processes as there are
+    cores. Raises the exceptions of `call`, and DataError if a process is killed.
     """
     if not items:
         return
@@ -55,12 +63,13 @@ def run_in_pool(
                 pass
     except BrokenProcessPool:
         raise DataError(
-            f"{what}: a process was killed, as happens where memory runs out: run it again, it goes on where it stopped"
+            f"{what}: a process was killed, probably because memory ran out: run the command again, and it continues "
+            "after the last complete shard"
         ) from None
 
 
 def _with_progress(done: Iterable[object], what: str, total: int) -> Iterator[object]:
-    """A bar on a terminal, elsewhere a line now and then."""
+    """Yields the items of `done` and shows a progress bar on a terminal, else a line every 30 seconds."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import track
@@ -91,7 +100,10 @@ def _members(indices: range, make: MakeSample) -> Iterator[tuple[str, bytes]]:
 
 
 def write_members(path: str, members: Iterable[tuple[str, bytes]]) -> None:
-    """A tar as webdataset's ShardWriter lays it out. Members have no time: the same samples are the same bytes."""
+    """Writes a tar with the layout of webdataset's ShardWriter.
+
+    Members have no modification time, so the same samples result in the same bytes.
+    """
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)
