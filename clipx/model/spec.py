@@ -1,4 +1,4 @@
-"""Options of a model: two towers that return unit embeddings, and a decoder where it captions."""
+"""Options of a model: an image tower, a text tower and, for a captioning model, a decoder."""
 
 from __future__ import annotations
 
@@ -21,19 +21,27 @@ if TYPE_CHECKING:
 
 
 class Course(StrEnum):
-    """How a value goes from its start to its end."""
+    """Shape of a schedule between its start value and its end value."""
 
     constant = "constant"
+    """The start value throughout."""
+
     linear = "linear"
+    """A straight line from the start value to the end value."""
+
     cosine = "cosine"
+    """Half a cosine wave from the start value to the end value: slow at both ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """What of the image tower changes while a run trains; the weights are the same whatever does."""
+    """Properties of the image tower that change during training. They have no effect on its parameters."""
 
     patch_dropout: bool = False
-    sizes: tuple[int, ...] = ()  # of images, pixels, besides model.image.size
+    """True if training drops patches."""
+
+    sizes: tuple[int, ...] = ()
+    """Image sizes in pixels in addition to model.image.size."""
 
 
 FIXED = Varying()
@@ -41,22 +49,49 @@ FIXED = Varying()
 
 @dataclass(kw_only=True, slots=True)
 class ModelSpec:
+    """Options of every kind of model."""
+
     kind: str = MISSING
-    name: str = MISSING  # shown in run names and reports
+    """Kind of model: `clip` (image and text tower) or `coca` (also a decoder that generates captions)."""
+
+    name: str = MISSING
+    """Name of the model, shown in run names and reports. It has no effect on training."""
+
     image: ImageTowerSpec = MISSING
+    """Image tower: a timm architecture and its projection to the embedding."""
+
     text: TextTowerSpec = MISSING
-    weights: str | None = None  # to begin with: a run, a file or a folder, see docs/weights.md; null: drawn at random
-    patch_dropout: float = 0.0  # share of an image's patches that training leaves out (arXiv:2212.00794)
-    patch_dropout_schedule: Course = Course.constant  # linear, cosine: from patch_dropout to patch_dropout_end
+    """Text tower: a transformer over tokens and its projection to the embedding."""
+
+    weights: str | None = None
+    """Initial weights of a new run: a run directory, one of its checkpoints, a folder with open_clip_config.json, a
+    file (.safetensors, .pt, .pth, .bin), a URL of any of these, or hf-hub:ORG/NAME. null: random initialization. A
+    resumed run loads its checkpoint instead. See docs/weights.md."""
+
+    patch_dropout: float = 0.0
+    """Share of each image's patches that training drops at random, in [0, 1) (arXiv:2212.00794). 0: off. Evaluation
+    uses all patches. Requires an image tower with patch dropout in timm, such as a ViT. With a linear or cosine
+    schedule: the share at the start of the run. Cannot be combined with patch_dropout of a stage."""
+
+    patch_dropout_schedule: Course = Course.constant
+    """Course of patch_dropout over the run: constant, or linear or cosine from patch_dropout to patch_dropout_end. It
+    ends where the phase patch_dropout_final begins."""
+
     patch_dropout_end: float = 0.0
-    patch_dropout_final: str = "none"  # a duration, or a share of the run (5%), at its end and without patch dropout
+    """Share of dropped patches at the end of a linear or cosine patch_dropout_schedule, in [0, 1) and different from
+    patch_dropout. Must be 0 with patch_dropout_schedule=constant."""
+
+    patch_dropout_final: str = "none"
+    """Length of a phase without patch dropout at the end of the run: a duration (2ep, 1000st, 1e6sa) or a share of the
+    run (5%), shorter than the run. none: no such phase."""
+
     captions: ClassVar[bool] = False
-    """Whether it has a decoder, and gives each caption's loss besides the embeddings."""
+    """True for a model with a decoder, which returns the loss of each caption in addition to the embeddings."""
 
     def __post_init__(self) -> None:
         start, end = self.patch_dropout, self.patch_dropout_end
         for key, share in (("patch_dropout", start), ("patch_dropout_end", end)):
-            require(0 <= share < 1, f"model.{key}={share} must lie in [0, 1): 0.5 leaves out half of the patches")
+            require(0 <= share < 1, f"model.{key}={share} must be in [0, 1): 0.5 drops half of the patches")
         if self.patch_dropout_schedule is Course.constant:
             require(
                 end == 0,
@@ -67,7 +102,7 @@ class ModelSpec:
             require(
                 start != end,
                 f"model.patch_dropout_schedule={self.patch_dropout_schedule} has no effect from model.patch_dropout="
-                f"{start} to model.patch_dropout_end={end}: give two values",
+                f"{start} to model.patch_dropout_end={end}: give two different values",
             )
         if self.patch_dropout_final == "none":
             return
@@ -75,49 +110,50 @@ class ModelSpec:
         final = Duration.parse(text, "model.patch_dropout_final (or none)", share=True)
         require(
             final.value > 0 and self.drops_patches,
-            f"model.patch_dropout_final={text} has no effect with model.patch_dropout={start}: write none",
+            f"model.patch_dropout_final={text} has no effect with model.patch_dropout={start}: set it to none",
         )
 
     @property
     def drops_patches(self) -> bool:
+        """True if training drops patches at any time."""
         return (self.patch_dropout, self.patch_dropout_end) != (0, 0)
 
     @property
     def lock_options(self) -> str:
-        """The `lock` options that are set, for the log."""
+        """The `lock` options that are not none, as text for the log."""
         towers = (("image", self.image), ("text", self.text))
         return ", ".join(f"{name}.lock={tower.lock}" for name, tower in towers if tower.lock != "none")
 
     def check_freezing(self, objective_learns: bool, lr_scales: Mapping[str, float]) -> None:
-        """Raises ConfigError where randomly initialised weights are frozen, or nothing is left to train.
+        """Raises ConfigError if randomly initialized weights are frozen, or no trainable weights remain.
 
-        `objective_learns`: whether the objective has weights that are worth training alone. `lr_scales`: the towers'
-        learning rates as multiples of the model's.
+        `objective_learns`: True if weights outside the towers are worth training alone, such as a classification head
+        or a decoder. `lr_scales`: learning rate of each tower as a multiple of the model's.
         """
         frozen = []
         for name, tower in (("image", self.image), ("text", self.text)):
             require(
                 tower.lock == "none" or self.weights is not None,
-                f"model.{name}.lock={tower.lock} keeps weights that are drawn at random: give model.weights=…, or "
-                "leave it out",
+                f"model.{name}.lock={tower.lock} freezes randomly initialized weights: give model.weights=…, or "
+                "remove the lock",
             )
             if tower.frozen:
                 frozen.append(name)
                 scale = lr_scales[name]
                 require(
                     scale == 1,
-                    f"optimizer.{name}_lr_scale={scale:g} has no effect on model.{name}.lock=all: leave one out",
+                    f"optimizer.{name}_lr_scale={scale:g} has no effect with model.{name}.lock=all: remove one of them",
                 )
         require(
             len(frozen) < 2 or objective_learns,
-            "model.image.lock=all and model.text.lock=all leave nothing to learn: lock one of them, or all but some "
-            "blocks by a number",
+            "model.image.lock=all and model.text.lock=all leave no trainable weights: lock one tower only, or give the "
+            "number of highest blocks to train",
         )
 
     def check_fits(self, duration: str, length: Length) -> None:
-        """Raises ConfigError where the final phase is all of the run of `duration`.
+        """Raises ConfigError if the final phase is as long as the run of `duration` or longer.
 
-        At composition `length` has no epoch yet, and a phase in another unit than the run passes.
+        At composition, `length` has no epoch yet: a phase in another unit than the run's then passes.
         """
         if self.patch_dropout_final == "none":
             return
@@ -125,12 +161,12 @@ class ModelSpec:
         share = final.share(Duration.parse(duration, "duration"), length)
         require(
             share is None or share < 1,
-            f"model.patch_dropout_final={self.patch_dropout_final} is all of duration={duration}: shorten it, or train "
-            "with model.patch_dropout=0",
+            f"model.patch_dropout_final={self.patch_dropout_final} is not shorter than duration={duration}: shorten "
+            "it, or train with model.patch_dropout=0",
         )
 
     def patch_dropout_over(self, length: Length) -> Callable[[int], float]:
-        """Samples seen before a step -> the share of an image's patches that this step leaves out."""
+        """Returns a function: samples seen before a step -> share of each image's patches that the step drops."""
         final = 0
         if self.patch_dropout_final != "none":
             final = Duration.parse(self.patch_dropout_final, "model.patch_dropout_final", share=True).samples(length)
@@ -139,10 +175,11 @@ class ModelSpec:
         return lambda seen: 0.0 if final and seen >= span else start + (end - start) * course(seen / span)
 
     def build(self, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> CLIP:
+        """Builds the model with initial weights on `device`. `varying`: what training changes."""
         raise NotImplementedError
 
 
-# Progress from 0 to 1 at a share of the time.
+# Functions from the share of elapsed time to progress in [0, 1].
 _COURSES: dict[Course, Callable[[float], float]] = {
     Course.constant: lambda t: 0.0,
     Course.linear: lambda t: min(1.0, t),
@@ -153,23 +190,31 @@ _COURSES: dict[Course, Callable[[float], float]] = {
 @option("model")
 @dataclass(kw_only=True, slots=True)
 class ClipSpec(ModelSpec):
-    """Two towers into one embedding space (CLIP, arXiv:2103.00020)."""
+    """CLIP: an image tower and a text tower with one embedding space (arXiv:2103.00020)."""
 
     kind: str = "clip"
+    """Kind of model: CLIP."""
+
     embed_dim: int = 512
-    quick_gelu: bool = False  # x·sigmoid(1.702x), as in OpenAI's weights; must match the weights one loads
+    """Dimension of the image and text embeddings. At least 1."""
+
+    quick_gelu: bool = False
+    """Replaces GELU by QuickGELU, x·sigmoid(1.702x), in the text tower and in ViT image towers. OpenAI's weights were
+    trained with it. It must match the weights that model.weights loads. Requires text.gelu=exact."""
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require(self.embed_dim >= 1, f"model.embed_dim={self.embed_dim} must be at least 1")
         require(
             not self.quick_gelu or self.text.gelu is Gelu.exact,
-            f"model.text.gelu={self.text.gelu} has no effect with model.quick_gelu=true: leave one out",
+            f"model.text.gelu={self.text.gelu} has no effect with model.quick_gelu=true: remove one of them",
         )
 
     def build(self, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> CLIP:
-        """The model with initial weights, on `device` ("meta" included). Raises ConfigError for an unknown tower, and
-        for one that does not take what is `varying`."""
+        """Builds the model with initial weights on `device`, which may be "meta".
+
+        Raises ConfigError for an unknown tower, and for a tower that does not support `varying`.
+        """
         from clipx.model.clip import CLIP
 
         return CLIP(self, device=device, dtype=dtype, varying=varying)
@@ -178,37 +223,51 @@ class ClipSpec(ModelSpec):
 @option("model")
 @dataclass(kw_only=True, slots=True)
 class CoCaSpec(ClipSpec):
-    """Two towers, and a decoder that captions (CoCa, arXiv:2205.01917, in open_clip's form)."""
+    """CoCa: CLIP with a decoder that generates captions (arXiv:2205.01917), in open_clip's form.
+
+    The image tower must be a ViT that timm pools at its class token, with image.projection=linear. The text tower must
+    be causal, with text.pool=end and text.tokenizer=clip.
+    """
 
     kind: str = "coca"
-    queries: int = 256  # that pool an image's tokens: the first gives the embedding, the others what the decoder reads
+    """Kind of model: CoCa."""
+
+    queries: int = 256
+    """Number of learned queries that pool the tokens of an image. At least 2: the first query gives the embedding, the
+    decoder reads the others."""
+
     pool_heads: int = 8
+    """Attention heads of the pool over image tokens. Must divide embed_dim."""
+
     decoder: DecoderSpec = MISSING
+    """Decoder that predicts the next token of a caption. Its heads must divide embed_dim."""
+
     captions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         ClipSpec.__post_init__(self)
-        require(self.queries >= 2, f"model.queries={self.queries} must be at least 2: one embeds, the others caption")
+        require(self.queries >= 2, f"model.queries={self.queries} must be at least 2: the decoder reads all but one")
         width = self.text.width
         require(
             self.embed_dim == width,
-            f"model.embed_dim={self.embed_dim} is not model.text.width={width}, and the decoder reads image and text "
-            "side by side: give both the same",
+            f"model.embed_dim={self.embed_dim} differs from model.text.width={width}, and the decoder needs image and "
+            "text tokens of the same width: set both to the same value",
         )
         for key, heads in (("pool_heads", self.pool_heads), ("decoder.heads", self.decoder.heads)):
             require(
                 heads >= 1 and width % heads == 0,
-                f"model.{key}={heads} does not divide model.embed_dim={width}: give a divisor, as 8 of 512",
+                f"model.{key}={heads} does not divide model.embed_dim={width}: give a divisor, such as 8 for 512",
             )
         require(
             self.text.causal and self.text.pool is Pool.end and self.text.tokenizer == "clip",
-            f"model.kind=coca foretells CLIP's tokens from those before them: leave out model.text.causal="
-            f"{str(self.text.causal).lower()}, pool={self.text.pool} and tokenizer={self.text.tokenizer}",
+            f"model.kind=coca predicts the next token and needs a causal text tower with CLIP's tokenizer: remove "
+            f"model.text.causal={str(self.text.causal).lower()}, pool={self.text.pool} and "
+            f"tokenizer={self.text.tokenizer}",
         )
         require(
             self.image.projection is Projection.linear,
-            f"model.image.projection={self.image.projection} does not go with model.kind=coca, whose pool has its own: "
-            "leave it out",
+            f"model.image.projection={self.image.projection} cannot be combined with model.kind=coca, whose attention "
+            "pool has a projection: remove it",
         )
 
     def build(self, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> CoCa:

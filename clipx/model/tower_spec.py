@@ -1,4 +1,4 @@
-"""Options of the towers: image, text, and the decoder that captions."""
+"""Options of the image tower, the text tower and the caption decoder."""
 
 from __future__ import annotations
 
@@ -14,36 +14,57 @@ if TYPE_CHECKING:
     from clipx.model.tokenizer import Tokenizer
 
 
-# Options with which timm.create_model opens files, pickled ones too.
+# Options that make timm.create_model read files, pickled ones included.
 _FILES = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
 
 
 class Projection(StrEnum):
-    """From what timm's trunk gives for an image to the embedding; a trunk whose attention pool has one keeps that."""
+    """Projection of the image features of timm's trunk to the embedding.
 
-    linear = "linear"  # without bias
-    head = "head"  # the trunk's own classifier, with as many classes as the embedding has numbers
-    none = "none"  # what the trunk gives is the embedding
+    A trunk with an attention pool that projects (CLIP's ResNets) uses that projection and requires `linear`.
+    """
+
+    linear = "linear"
+    """A linear layer without bias."""
+
+    head = "head"
+    """timm's classifier of the trunk, with embed_dim classes."""
+
+    none = "none"
+    """No projection: the features of the trunk are the embedding."""
 
 
 class Pool(StrEnum):
-    """Where a text is read."""
+    """Position of the token whose features give the text embedding."""
 
-    end = "end"  # at its end token
-    last = "last"  # at the last place of the context, whatever stands there
+    end = "end"
+    """The end token of the text."""
+
+    last = "last"
+    """The last position of the context, padding or not."""
 
 
 class Gelu(StrEnum):
+    """Form of the GELU activation."""
+
     exact = "exact"
-    tanh = "tanh"  # its approximation by a hyperbolic tangent
+    """GELU with the error function."""
+
+    tanh = "tanh"
+    """Approximation of GELU by a hyperbolic tangent."""
 
 
 class Clean(StrEnum):
-    """What is done to a text before it is cut into tokens; all repair broken Unicode and undo HTML escapes."""
+    """Cleaning of a text before tokenization. Every choice repairs broken Unicode and decodes HTML escapes."""
 
-    clip = "clip"  # lower case, one space for each run of white space
-    canonical = "canonical"  # the same without ASCII punctuation: SigLIP's
-    whitespace = "whitespace"  # one space for each run of white space
+    clip = "clip"
+    """Converts to lower case and collapses white space to single spaces."""
+
+    canonical = "canonical"
+    """As clip, and removes ASCII punctuation. Used by SigLIP."""
+
+    whitespace = "whitespace"
+    """Collapses white space to single spaces."""
 
 
 CLIP_VOCABULARY = 49_408
@@ -51,24 +72,51 @@ CLIP_VOCABULARY = 49_408
 
 @dataclass(kw_only=True, slots=True)
 class ImageTowerSpec:
-    """An image tower from timm, by any name timm knows, and its projection to the embedding."""
+    """Image tower: any architecture of timm, and its projection to the embedding."""
 
-    timm: str = MISSING  # a name from timm.list_models()
-    size: int = 224  # pixels, square
-    stretch: bool = False  # evaluation resizes both sides to size; false: the shorter side, and cuts out the centre
+    timm: str = MISSING
+    """Name of a timm architecture, from timm.list_models()."""
+
+    size: int = 224
+    """Side of the square input images in pixels. At least 8. A ViT needs a multiple of its patch size."""
+
+    stretch: bool = False
+    """Evaluation resizes both sides of an image to `size` and changes its aspect ratio. false: it resizes the shorter
+    side to `size` and crops the center."""
+
     projection: Projection = Projection.linear
-    options: dict[str, Any] = field(default_factory=dict)  # passed on to timm.create_model
-    mean: list[float] = field(default_factory=lambda: [0.48145466, 0.4578275, 0.40821073])  # of RGB in [0, 1]
+    """Projection of the trunk's features to the embedding: linear (a linear layer without bias), head (timm's
+    classifier with embed_dim classes) or none (embed_dim must be the width of the trunk's features). Must be linear for
+    CLIP's ResNets, whose attention pool projects."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of timm.create_model, such as drop_path_rate. Options that read files are not allowed:
+    pretrained, checkpoint_path, pretrained_cfg, pretrained_cfg_overlay, cache_dir."""
+
+    mean: list[float] = field(default_factory=lambda: [0.48145466, 0.4578275, 0.40821073])
+    """Mean of the R, G and B channels, for pixel values in [0, 1]. It is subtracted from the image. The default is
+    CLIP's."""
+
     std: list[float] = field(default_factory=lambda: [0.26862954, 0.26130258, 0.27577711])
-    checkpointing: str = "none"  # what the backward pass computes again, to save memory: 1 every block, 2 every second
-    # one, and so on; selective: of every block all but its matrix products; tower: the tower at once
-    lock: str = "none"  # what does not learn (arXiv:2111.07991): all; norms, these alone; or a number of the highest
-    # blocks that still do, as the projection then does, while what lies below them does not
-    lock_norms: bool = True  # of what is locked the norms too: weights, biases, and averages, which BatchNorm then uses
+    """Standard deviation of the R, G and B channels, for pixel values in [0, 1]; each above 0. The image is divided by
+    it after the mean is subtracted. The default is CLIP's."""
+
+    checkpointing: str = "none"
+    """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
+    Nth block; selective: in every block all but matrix products, convolutions and attention; tower: the whole tower at
+    once. A number costs up to a third more computation, tower a third."""
+
+    lock: str = "none"
+    """Parameters to freeze (arXiv:2111.07991). none; all; norms: the normalization layers only; a number N of at least
+    0: all below the N highest blocks, so that these and the projection are trained. Requires model.weights."""
+
+    lock_norms: bool = True
+    """Freezes the normalization layers in the locked part too: weights, biases and running averages, which BatchNorm
+    then uses in training. false: they are trained; only valid with lock=all or a number."""
 
     @property
     def frozen(self) -> bool:
-        """Whether no parameter of the tower is trained."""
+        """True if no parameter of the tower is trained."""
         return self.lock == "all" and self.lock_norms
 
     def __post_init__(self) -> None:
@@ -76,40 +124,86 @@ class ImageTowerSpec:
         _check_freezing("image", self.lock, self.lock_norms, self.checkpointing)
         require(self.size >= 8, f"model.image.size={self.size} is too small: give at least 8 pixels")
         for name, values in (("mean", self.mean), ("std", self.std)):
-            require(len(values) == 3, f"model.image.{name}={values} must have 3 values, one each for R, G and B")
+            require(len(values) == 3, f"model.image.{name}={values} must have 3 values: one each for R, G and B")
         require(
             not _FILES & self.options.keys(),
-            f"model.image.options={self.options} has one of {', '.join(sorted(_FILES))}, by which timm reads weights "
-            "from files: leave it out, a tower is made of arguments alone",
+            f"model.image.options={self.options} has one of {', '.join(sorted(_FILES))}, with which timm reads files: "
+            "remove it, and load weights with model.weights",
         )
-        require(min(self.std) > 0, f"model.image.std={self.std} must be above 0")
+        require(min(self.std) > 0, f"model.image.std={self.std} must be above 0 in each channel")
 
 
 @dataclass(kw_only=True, slots=True)
 class TextTowerSpec:
-    """A transformer over tokens; as it stands CLIP's, causal and read at the end token (arXiv:2103.00020)."""
+    """Text tower: a transformer over tokens. The defaults are CLIP's: causal, pooled at the end token
+    (arXiv:2103.00020)."""
 
-    context_length: int = 77  # tokens, start and end included
+    context_length: int = 77
+    """Number of tokens per text, start and end tokens included. At least 3. Longer texts are truncated."""
+
     width: int = 512
+    """Dimension of the token features. At least 1, and a multiple of `heads`."""
+
     heads: int = 8
+    """Attention heads of each block. At least 1; must divide `width`."""
+
     layers: int = 12
+    """Number of transformer blocks. At least 1."""
+
     mlp_ratio: float = 4.0
-    causal: bool = True  # a token sees itself and what stands before it; false: all of its text, padding too
+    """Hidden width of each block's MLP as a multiple of `width`. Above 0."""
+
+    causal: bool = True
+    """Causal attention: a token attends to itself and to earlier tokens. false: it attends to all positions, padding
+    included; this requires packed=false."""
+
     pool: Pool = Pool.end
+    """Position whose features give the text embedding: end (the end token; requires tokenizer=clip) or last (the last
+    position of the context, padding or not; requires packed=false)."""
+
     projection_bias: bool = False
+    """Adds a bias to the linear projection to the embedding, as SigLIP does."""
+
     norm_eps: float = 1e-5
+    """Epsilon of the LayerNorms. Above 0."""
+
     gelu: Gelu = Gelu.exact
-    vocabulary: int = CLIP_VOCABULARY  # tokens that there are
-    tokenizer: str = "clip"  # its byte pairs; or a Hugging Face tokenizer.json: a path, or hf-hub:ORG/NAME that has it
+    """GELU of the MLPs: exact, or tanh (its approximation by a hyperbolic tangent). Must be exact with
+    model.quick_gelu=true, which replaces it."""
+
+    vocabulary: int = CLIP_VOCABULARY
+    """Number of rows of the token embedding. At least 2, and at least the number of tokens of the tokenizer. Must be
+    49408 with tokenizer=clip."""
+
+    tokenizer: str = "clip"
+    """Tokenizer: clip (CLIP's byte-pair encoding), the path of a Hugging Face tokenizer.json or of its folder, or
+    hf-hub:ORG/NAME of a repository that has one."""
+
     clean: Clean = Clean.clip
-    packed: bool = True  # computes nothing after a text's end token, where it would have no effect on the embedding
-    checkpointing: str = "none"  # as the image tower's
-    lock: str = "none"  # as the image tower's
+    """Cleaning of a text before tokenization: clip (lower case, single spaces), canonical (the same without ASCII
+    punctuation, as SigLIP) or whitespace (single spaces). All repair broken Unicode and decode HTML escapes. Must be
+    clip with tokenizer=clip."""
+
+    packed: bool = True
+    """Skips the padding after each text's end token, which has no effect on the embedding. Must be false with
+    causal=false or pool=last, where it has one."""
+
+    checkpointing: str = "none"
+    """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
+    Nth block; selective: in every block all but matrix products and attention; tower: the whole tower at once. A number
+    costs up to a third more computation, tower a third."""
+
+    lock: str = "none"
+    """Parameters to freeze. none; all; norms: the normalization layers only; a number N of at least 0: all below the N
+    highest blocks, so that these, the last norm and the projection are trained. Requires model.weights."""
+
     lock_norms: bool = True
+    """Freezes the normalization layers in the locked part too. false: they are trained; only valid with lock=all or a
+    number."""
 
     @property
     def frozen(self) -> bool:
-        """Whether no parameter of the tower is trained."""
+        """True if no parameter of the tower is trained."""
         return self.lock == "all" and self.lock_norms
 
     def __post_init__(self) -> None:
@@ -117,7 +211,7 @@ class TextTowerSpec:
         _check_freezing("text", self.lock, self.lock_norms, self.checkpointing)
         require(
             self.context_length >= 3,
-            f"model.text.context_length={self.context_length} must be at least 3: start, one token, end",
+            f"model.text.context_length={self.context_length} must be at least 3: start token, one token, end token",
         )
         for name, value in (("width", self.width), ("heads", self.heads), ("layers", self.layers)):
             require(value >= 1, f"model.text.{name}={value} must be at least 1")
@@ -125,12 +219,12 @@ class TextTowerSpec:
         require(
             self.width % self.heads == 0,
             f"model.text.width={self.width} is not divisible by model.text.heads={self.heads}: "
-            f"use width {self.width // self.heads * self.heads or self.heads}",
+            f"set width={self.width // self.heads * self.heads or self.heads}",
         )
         require(self.norm_eps > 0, f"model.text.norm_eps={self.norm_eps} must be above 0: 1e-5 is usual")
         require(
             not self.packed or (self.causal and self.pool is Pool.end),
-            f"model.text.packed=true leaves out what follows a text's end, which has an effect with model.text.causal="
+            f"model.text.packed=true skips the padding, which has an effect with model.text.causal="
             f"{str(self.causal).lower()} and model.text.pool={self.pool}: give model.text.packed=false",
         )
         self._check_tokenizer()
@@ -140,18 +234,17 @@ class TextTowerSpec:
         clip = self.tokenizer == "clip"
         require(
             not clip or (self.vocabulary, self.clean) == (CLIP_VOCABULARY, Clean.clip),
-            f"model.text.tokenizer=clip has {CLIP_VOCABULARY} tokens and a way to clean, not model.text.vocabulary="
-            f"{self.vocabulary} and model.text.clean={self.clean}: give another tokenizer, or leave these out",
+            f"model.text.tokenizer=clip needs vocabulary={CLIP_VOCABULARY} and clean=clip, not model.text.vocabulary="
+            f"{self.vocabulary} and model.text.clean={self.clean}: give another tokenizer, or remove these",
         )
         require(
             clip or self.pool is not Pool.end,
-            f"model.text.pool=end looks for the end token of model.text.tokenizer=clip, not of {self.tokenizer}: give "
-            "model.text.pool=last",
+            f"model.text.pool=end needs model.text.tokenizer=clip, not {self.tokenizer}: give model.text.pool=last",
         )
         require(self.vocabulary >= 2, f"model.text.vocabulary={self.vocabulary} must be at least 2")
 
     def build_tokenizer(self) -> Tokenizer:
-        """Raises ConfigError for a file that is no tokenizer's, or one with more tokens than the vocabulary."""
+        """Returns the tokenizer. Raises ConfigError for an invalid file, or more tokens than the vocabulary."""
         if self.tokenizer == "clip":
             from clipx.model.tokenizer import Tokenizer
 
@@ -163,12 +256,22 @@ class TextTowerSpec:
 
 @dataclass(kw_only=True, slots=True)
 class DecoderSpec:
-    """A causal transformer that reads the text tower's tokens, as wide as they are, and looks at the image's."""
+    """Caption decoder: a causal transformer over the text tower's tokens, with cross-attention to the image tokens. Its
+    width is that of the text tower."""
 
     heads: int = 8
-    layers: int = 12  # each a block of the text and one that looks at the image
+    """Attention heads of each block. At least 1; must divide the width of the text tower."""
+
+    layers: int = 12
+    """Number of layers, each a self-attention block and a cross-attention block. At least 1."""
+
     mlp_ratio: float = 4.0
-    checkpointing: str = "none"  # as the image tower's
+    """Hidden width of each block's MLP as a multiple of the width. Above 0."""
+
+    checkpointing: str = "none"
+    """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
+    Nth layer; selective: in every layer all but matrix products and attention; tower: the whole decoder at once. A
+    number costs up to a third more computation, tower a third."""
 
     def __post_init__(self) -> None:
         _check_checkpointing("decoder", self.checkpointing)
@@ -180,8 +283,8 @@ class DecoderSpec:
 def _check_checkpointing(tower: str, value: str) -> None:
     require(
         value in ("none", "selective", "tower") or (value.isdecimal() and int(value) >= 1),
-        f"model.{tower}.checkpointing={value} is not a choice: give none, selective, tower, or a number from 1, as 2 "
-        "for every second block",
+        f"model.{tower}.checkpointing={value} is not a choice: give none, selective, tower, or a number of at least 1, "
+        "such as 2 for every second block",
     )
 
 
@@ -189,11 +292,11 @@ def _check_freezing(tower: str, lock: str, norms: bool, checkpointing: str) -> N
     key = f"model.{tower}.lock"
     require(
         lock in ("none", "all", "norms") or lock.isdecimal(),
-        f"{key}={lock} is not a choice: give none, norms, all, or how many of the highest blocks still learn, from 0",
+        f"{key}={lock} is not a choice: give none, norms, all, or the number of highest blocks to train, at least 0",
     )
-    require(norms or lock not in ("none", "norms"), f"{key}_norms=false has no effect on {key}={lock}: leave it out")
+    require(norms or lock not in ("none", "norms"), f"{key}_norms=false has no effect with {key}={lock}: remove it")
     require(
         checkpointing == "none" or not (lock == "all" and norms),
-        f"model.{tower}.checkpointing={checkpointing} has no effect on {key}=all, which has no backward pass: leave it "
-        "out",
+        f"model.{tower}.checkpointing={checkpointing} has no effect with {key}=all, which has no backward pass: remove "
+        "it",
     )

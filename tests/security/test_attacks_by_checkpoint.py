@@ -282,7 +282,7 @@ def test_a_model_is_not_made_from_a_file_that_the_configuration_names(theirs: Pa
     values["model"]["image"]["options"]["checkpoint_path"] = f"{theirs}/w.pth"
     (theirs / "config.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(
-        ConfigError, match="model.image.options=.* checkpoint_path.* by which timm reads weights from files"
+        ConfigError, match="model.image.options=.* checkpoint_path.* with which timm reads files: remove it"
     ):
         evaluated(theirs)
     assert flag.absent

@@ -45,7 +45,7 @@ def test_comma_separated_values_are_runs_named_by_what_they_differ_in() -> None:
     [
         ("data.batch_size=8", "data.batch_size=8 is this benchmark's own batch: give batch="),
         ("stages=[{until:50%,lr_scale:2},{}]", "is of several steps: compare model.image.size=112,224 or so"),
-        ("model.patch_dropout=0,1", "model.patch_dropout=1.0 must lie in"),
+        ("model.patch_dropout=0,1", "model.patch_dropout=1.0 must be in"),
         ("bacth=8", "bacth is not a key here"),
     ],
 )

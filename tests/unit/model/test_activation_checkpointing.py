@@ -184,7 +184,7 @@ def test_it_does_not_show_in_a_checkpoint() -> None:
     [
         (
             ("model.image.checkpointing=0",),
-            "model.image.checkpointing=0 is not a choice: give none, selective, tower, or a number from 1, as",
+            "model.image.checkpointing=0 is not a choice: give none, selective, tower, or a number of at least 1, such",
         ),
         (("model.text.checkpointing=all",), "model.text.checkpointing=all is not a choice: give none"),
         (

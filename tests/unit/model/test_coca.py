@@ -290,12 +290,15 @@ def test_the_decoder_has_layers_of_its_own_and_tokens_do_not_decay() -> None:
     ("change", "message"),
     [
         (lambda s: replace(s, queries=1), "model.queries=1 must be at least 2"),
-        (lambda s: replace(s, embed_dim=64), "model.embed_dim=64 is not model.text.width=32"),
+        (lambda s: replace(s, embed_dim=64), "model.embed_dim=64 differs from model.text.width=32"),
         (lambda s: replace(s, pool_heads=5), "model.pool_heads=5 does not divide model.embed_dim=32"),
         (lambda s: replace(s, decoder=replace(s.decoder, heads=3)), "model.decoder.heads=3 does not divide"),
         (lambda s: replace(s, decoder=replace(s.decoder, layers=0)), "model.decoder.layers=0 must be at least 1"),
-        (lambda s: replace(s, text=replace(s.text, causal=False, packed=False)), "leave out model.text.causal=false"),
-        (lambda s: replace(s, image=replace(s.image, projection=Projection.none)), "model.image.projection=none does"),
+        (lambda s: replace(s, text=replace(s.text, causal=False, packed=False)), "remove model.text.causal=false"),
+        (
+            lambda s: replace(s, image=replace(s.image, projection=Projection.none)),
+            "model.image.projection=none cannot",
+        ),
         (lambda s: replace(s, decoder=replace(s.decoder, checkpointing="all")), "model.decoder.checkpointing=all is"),
     ],
 )

@@ -145,12 +145,15 @@ def test_a_file_that_is_no_tokenizer_is_refused(content: str | None, folder: Pat
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.text.vocabulary=32000", "model.text.tokenizer=clip has 49408 tokens and a way to clean, not"),
-        ("model.text.clean=canonical", "model.text.tokenizer=clip has 49408 tokens and a way to clean, not"),
-        ("model.text.tokenizer=x.json", "model.text.pool=end looks for the end token of model.text.tokenizer=clip"),
+        ("model.text.vocabulary=32000", "model.text.tokenizer=clip needs vocabulary=49408 and clean=clip, not"),
+        ("model.text.clean=canonical", "model.text.tokenizer=clip needs vocabulary=49408 and clean=clip, not"),
+        (
+            "model.text.tokenizer=x.json",
+            "model.text.pool=end needs model.text.tokenizer=clip, not x.json: give model.text.pool=last",
+        ),
         ("model.text.tokenizer=pipe:cat", "model.text.tokenizer=pipe:cat is a command"),
-        ("model.text.causal=false", "model.text.packed=true leaves out what follows a text's end, which has an effect"),
-        ("model.text.pool=last", "model.text.packed=true leaves out what follows a text's end, which has an effect"),
+        ("model.text.causal=false", "model.text.packed=true skips the padding, which has an effect with"),
+        ("model.text.pool=last", "model.text.packed=true skips the padding, which has an effect with"),
         ("model.text.norm_eps=0", "model.text.norm_eps=0.0 must be above 0"),
     ],
 )

@@ -103,21 +103,21 @@ def test_norms_of_what_is_locked_may_learn() -> None:
     [
         (
             ("model.image.lock=half",),
-            "model.image.lock=half is not a choice: give none, norms, all, or how many",
+            "model.image.lock=half is not a choice: give none, norms, all, or the number of highest blocks",
         ),
         (("model.text.lock=-1",), "model.text.lock=-1 is not a choice"),
-        (("model.image.lock_norms=false",), "model.image.lock_norms=false has no effect on model.image.lock=none"),
+        (("model.image.lock_norms=false",), "model.image.lock_norms=false has no effect with model.image.lock=none"),
         (
             ("model.image.lock=all", "model.image.checkpointing=1"),
-            "model.image.checkpointing=1 has no effect on model.image.lock=all",
+            "model.image.checkpointing=1 has no effect with model.image.lock=all",
         ),
         (("model.text.lock=all", "model.text.checkpointing=tower"), "model.text.checkpointing=tower has no effect"),
         (
             ("model.image.lock=all", "optimizer.image_lr_scale=0.1"),
-            "optimizer.image_lr_scale=0.1 has no effect on model.image.lock=all",
+            "optimizer.image_lr_scale=0.1 has no effect with model.image.lock=all",
         ),
-        (("model.image.lock=all", "model.text.lock=all"), "leave nothing to learn: lock one of them"),
-        (("model.image.lock=1", "model.weights=null"), "model.image.lock=1 keeps weights that are drawn at random"),
+        (("model.image.lock=all", "model.text.lock=all"), "leave no trainable weights: lock one tower only"),
+        (("model.image.lock=1", "model.weights=null"), "model.image.lock=1 freezes randomly initialized weights"),
     ],
 )
 def test_a_lock_that_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:

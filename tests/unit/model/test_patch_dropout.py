@@ -99,14 +99,14 @@ def test_two_places_for_one_value_are_refused() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["patch_dropout=1.0"], "model.patch_dropout=1.0 must lie in [0, 1): 0.5 leaves out half of the patches"),
-        (["patch_dropout=-0.1"], "model.patch_dropout=-0.1 must lie in [0, 1)"),
+        (["patch_dropout=1.0"], "model.patch_dropout=1.0 must be in [0, 1): 0.5 drops half of the patches"),
+        (["patch_dropout=-0.1"], "model.patch_dropout=-0.1 must be in [0, 1)"),
         (["patch_dropout_end=0.5"], "patch_dropout_end=0.5 has no effect with model.patch_dropout_schedule=constant"),
         (["patch_dropout_schedule=linear"], "has no effect from model.patch_dropout=0.0 to model.patch_dropout_end=0.0"),
-        (["patch_dropout_final=5%"], "patch_dropout_final=5% has no effect with model.patch_dropout=0.0: write none"),
+        (["patch_dropout_final=5%"], "patch_dropout_final=5% has no effect with model.patch_dropout=0.0: set it to none"),
         (["patch_dropout=0.5", "patch_dropout_final=0st"], "model.patch_dropout_final=0st has no effect"),
         (["patch_dropout=0.5", "patch_dropout_final=some"], "model.patch_dropout_final (or none)=some is not a duration"),
-        (["patch_dropout=0.5", "patch_dropout_final=100%"], "patch_dropout_final=100% is all of duration=9ep: shorten it"),
+        (["patch_dropout=0.5", "patch_dropout_final=100%"], "patch_dropout_final=100% is not shorter than duration=9ep: shorten it"),
         (["patch_dropout=0.5", "patch_dropout_schedule=steps"], "expected one of [constant, linear, cosine]"),
     ],
 )  # fmt: skip

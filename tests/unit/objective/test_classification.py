@@ -184,7 +184,7 @@ def test_names_must_be_there_and_fit_the_data(tmp_path: Path) -> None:
             "objective=classification gives the text tower no gradient: add model.text.lock=all",
         ),
         (("model.text.lock_norms=false",), "objective=classification gives the text tower no gradient"),
-        (("model.weights=null",), "model.text.lock=all keeps weights that are drawn at random"),
+        (("model.weights=null",), "model.text.lock=all freezes randomly initialized weights"),
         (("objective.label_smoothing=1",), "objective.label_smoothing=1.0 must lie in [0, 1)"),
         (("objective.init_temperature=0.001",), "objective.init_temperature=0.001 must lie in [1/max_scale, 1]"),
         (("objective.head=random", "objective.templates=simple"), "has no effect on objective.head=random"),
