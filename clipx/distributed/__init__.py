@@ -1,4 +1,4 @@
-"""Ranks: how they start, find each other and exchange tensors, and how the model is spread over them."""
+"""Distributed training: launch environment, rendezvous, collectives, and data-parallel wrappers (DDP, FSDP)."""
 
 from clipx.distributed.comm import Comm
 

@@ -1,4 +1,6 @@
-"""BatchNorm over all ranks' samples: timm's and torch's on CUDA; on the CPU, which they refuse, the one below.
+"""Synchronized BatchNorm: statistics over the samples of all ranks.
+
+On CUDA it is timm's and torch's implementation; on the CPU, which they reject, the implementation below.
 
 Shape suffixes: N samples, C channels, ... positions within a sample.
 """
@@ -19,31 +21,38 @@ from clipx.model.batchnorm import BATCH_NORM
 
 
 def synchronize(model: nn.Module, comm: Comm) -> None:
-    """Changes the model's BatchNorms in place; their names and state stay. Raises ConfigError where it has none."""
+    """Converts the model's BatchNorm modules in place; their names and state do not change.
+
+    Raises ConfigError for a model without trainable BatchNorm, or with a BatchNorm type that the device does not
+    support.
+    """
     norms = [module for module in model.modules() if isinstance(module, BATCH_NORM) and module.training]
     require(
         bool(norms),
-        "distributed.sync_batchnorm=true has no effect on a model without BatchNorm, or where all of it is locked: "
-        "leave it out, or choose a ResNet",
+        "distributed.sync_batchnorm=true has no effect on a model without BatchNorm, or with all of it locked: drop "
+        "it, or choose a ResNet",
     )
     if comm.world == 1:
         return
     if comm.device.type == "cuda":
-        for tower in model.children():  # each has one of its own below it
+        for tower in model.children():  # the conversion replaces modules below its argument, never the argument itself
             convert_sync_batchnorm(tower)
         return
     for norm in norms:
         synced = _SYNC_CLASSES.get(type(norm))
         if synced is None:
             raise ConfigError(
-                f"distributed.sync_batchnorm=true knows no {type(norm).__name__} on {comm.device.type}: train on cuda, "
-                "or leave it out"
+                f"distributed.sync_batchnorm=true does not support {type(norm).__name__} on {comm.device.type}: train "
+                "on cuda, or drop it"
             )
         norm.__class__ = synced
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over the ranks, and of its gradients: torch.distributed.nn.functional.all_reduce, which is deprecated."""
+    """Differentiable all-reduce sum; the backward pass sums the gradients over the ranks.
+
+    Replaces torch.distributed.nn.functional.all_reduce, which is deprecated.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -59,7 +68,7 @@ class _Sum(torch.autograd.Function):
 
 
 def _normalize(norm: _BatchNorm, x_NC: Tensor) -> Tensor:
-    """x [N, C, ...] normalized by each channel's mean and variance over all ranks' samples; in x's dtype."""
+    """Normalizes x [N, C, ...] by each channel's mean and variance over all ranks' samples. Returns x's dtype."""
     dims = [0, *range(2, x_NC.ndim)]
     shape = [1, -1, *[1] * (x_NC.ndim - 2)]
     wide_NC = x_NC.to(torch.promote_types(x_NC.dtype, torch.float32))
@@ -79,13 +88,13 @@ def _normalize(norm: _BatchNorm, x_NC: Tensor) -> Tensor:
 
 
 def _update_running_stats(norm: _BatchNorm, mean_C: Tensor, var_C: Tensor) -> None:
-    """Updates the running averages as BatchNorm does; its momentum is 0 while they are paused."""
+    """Updates the running averages as BatchNorm does. Momentum 0 pauses them."""
     if norm.running_mean is None or norm.running_var is None:
         return
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked += 1
     momentum = norm.momentum
-    if momentum is None:  # an average over all batches
+    if momentum is None:  # cumulative average over all batches
         assert norm.num_batches_tracked is not None
         momentum = 1 / float(norm.num_batches_tracked)
     norm.running_mean.lerp_(mean_C.to(norm.running_mean.dtype), momentum)

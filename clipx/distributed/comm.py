@@ -1,4 +1,4 @@
-"""Collectives of a run. Science code calls `comm.gather(x)` and never sees a rank."""
+"""Collectives of a run. Model and objective code calls `comm.gather(x)` and does not use rank numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Comm:
-    """The ranks of a run. Every collective is the identity, or a no-op, when there is one rank."""
+    """Rank, world size, device and collectives of a process.
+
+    With one rank each collective is the identity or a no-op.
+    """
 
     rank: int
     world: int
@@ -28,7 +31,7 @@ class Comm:
         return self.rank == 0
 
     def gather(self, x_b: torch.Tensor) -> torch.Tensor:
-        """[b, ...] on each rank -> [world·b, ...] on all, in rank order. Carries no gradient."""
+        """Gathers [b, ...] from each rank into [world·b, ...] on all, in rank order. Not differentiable. Collective."""
         if self.world == 1:
             return x_b
         x_b = x_b.contiguous()
@@ -37,14 +40,14 @@ class Comm:
         return out
 
     def gather_coalesced(self, *parts_bD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`gather` of several [b, D] tensors of one type in one collective. What it returns may be strided views."""
+        """Gathers several [b, D] tensors of one dtype in one collective. The results may be strided views."""
         if self.world == 1:
             return parts_bD
         gathered_BD = self.gather(torch.cat(parts_bD, 1))
         return tuple(torch.split(gathered_BD, [part.shape[1] for part in parts_bD], 1))
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of `x` over all ranks, as a new tensor."""
+        """Returns the sum of `x` over all ranks as a new tensor. Collective."""
         if self.world == 1:
             return x
         out = x.clone()
@@ -52,7 +55,7 @@ class Comm:
         return out
 
     def norm(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The norm of all tensors together, 0-dim; sharded ones (DTensor) count with the shards of all ranks."""
+        """Returns the joint norm of all tensors, 0-dim. A DTensor counts with the shards of all ranks. Collective."""
         from torch.distributed.tensor import DTensor
 
         sharded = [x for x in tensors if isinstance(x, DTensor)]
@@ -62,7 +65,7 @@ class Comm:
         return full[0] if len(full) == 1 else torch.linalg.vector_norm(torch.stack(full))
 
     def max(self, *values: int) -> tuple[int, ...]:
-        """The largest of each value over all ranks. One collective, and one wait of the host."""
+        """Returns the largest of each value over all ranks. One collective and one host synchronization."""
         if self.world == 1:
             return values
         out = torch.tensor(values, device=self.device)
@@ -70,7 +73,7 @@ class Comm:
         return tuple(out.tolist())
 
     def average_gradients(self, module: torch.nn.Module) -> None:
-        """Averages the gradients of a module that data parallelism does not wrap, in one collective."""
+        """Averages over the ranks the gradients of a module that DDP or FSDP does not wrap. One collective."""
         grads = [p.grad for p in module.parameters() if p.grad is not None]
         if self.world == 1 or not grads:
             return
@@ -81,7 +84,7 @@ class Comm:
             grad.copy_(mean.view_as(grad))
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Small Python values from every rank, in rank order, on all ranks."""
+        """Gathers a small Python value from every rank onto all ranks, in rank order. Collective."""
         if self.world == 1:
             return [value]
         out: list[Any] = [None] * self.world
@@ -89,7 +92,7 @@ class Comm:
         return out
 
     def broadcast_object(self, value: Any) -> Any:
-        """Rank 0's value, on all ranks."""
+        """Returns rank 0's value on all ranks. Collective."""
         if self.world == 1:
             return value
         values = [value]
@@ -97,7 +100,7 @@ class Comm:
         return values[0]
 
     def run_on_main(self, call: Callable[[], T]) -> T:
-        """Calls on rank 0 alone; its (small) value is returned, or its ClipxError raised, on all ranks."""
+        """Runs `call` on rank 0 only; returns its (small) value, or raises its ClipxError, on all ranks. Collective."""
         value: T | ClipxError | None = None
         if self.is_main:
             try:
@@ -112,9 +115,9 @@ class Comm:
         return cast("T", value)
 
     def require_equal(self, **facts: str | dict[str, Any]) -> None:
-        """Raises ConfigError, on all ranks, where a fact differs between them: a text, or plain values by key.
+        """Raises ConfigError on all ranks if a fact differs between them, naming the differing ranks and their hosts.
 
-        Names the ranks that differ and their hosts. One gather of short hashes.
+        A fact is a text, or plain values by key. Costs one gather of short hashes. Collective.
         """
         if self.world == 1:
             return
@@ -127,8 +130,7 @@ class Comm:
             keys = dict.fromkeys(key for value in values for key in value)
             mismatches = (describe_mismatch(key, [value.get(key, "none") for value in values], hosts) for key in keys)
             raise ConfigError(
-                f"{'; '.join(filter(None, mismatches))}: start all ranks by the same command, with the same files and "
-                "data"
+                f"{'; '.join(filter(None, mismatches))}: start all ranks with the same command, files and data"
             )
 
     def barrier(self) -> None:

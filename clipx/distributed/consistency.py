@@ -1,4 +1,4 @@
-"""Comparison of facts that must be the same on all ranks, and words for the ranks that differ."""
+"""Comparison of facts that must be equal on all ranks, and the text that describes the ranks that differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from clipx.version import __version__
 
-_MAX_SHOWN = 4  # groups of ranks that differ, or hosts, in one line
+_MAX_SHOWN = 4  # largest number of differing groups, rank spans or hosts in one line
 
 
 def code_version() -> str:
@@ -23,20 +23,21 @@ def code_version() -> str:
 
 
 def digest(value: Any) -> str:
-    """Returns a hash of plain values, of which dicts may be in any order."""
+    """Returns a hash of plain values. The order of dict keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def describe_mismatch(what: str, values: Sequence[Any], hosts: Sequence[str]) -> str | None:
-    """Describes the ranks whose value differs from most, or from rank 0's: `rank 3 (host n2) has torch=2.13, the others
-    2.15`. None where all values are equal.
+    """Describes the ranks whose value differs from the most common one, or in a tie from rank 0's.
+
+    Example: `rank 3 (host n2) has torch=2.13, the others 2.15`. Returns None if all values are equal.
     """
     groups: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         groups.setdefault(str(value), []).append(rank)
     if len(groups) == 1:
         return None
-    usual = Counter(map(str, values)).most_common(1)[0][0]  # rank 0's where as many have another
+    usual = Counter(map(str, values)).most_common(1)[0][0]  # in a tie, rank 0's
     others = groups.pop(usual)
     differing = [
         f"{format_ranks_with_hosts(ranks, hosts)} {'has' if len(ranks) == 1 else 'have'} {what}={value}"
@@ -66,5 +67,5 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """Joins names, the first few of many."""
+    """Joins names by commas, at most 4 of them, then the number of the others."""
     return ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")

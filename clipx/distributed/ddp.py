@@ -1,4 +1,4 @@
-"""Each rank holds the whole model; gradients are averaged during the backward pass (DDP, arXiv:2006.15704)."""
+"""Data parallelism with DDP: a whole model per rank, gradients averaged in the backward pass (arXiv:2006.15704)."""
 
 from __future__ import annotations
 
@@ -18,37 +18,58 @@ if TYPE_CHECKING:
 
 
 class Compression(StrEnum):
-    """Of the gradients that ranks exchange."""
+    """Compression of the gradients that ranks exchange."""
 
     none = "none"
+    """Gradients are exchanged in their dtype."""
+
     bf16 = "bf16"
+    """Gradients are rounded to bfloat16 (8 bits of mantissa) and averaged: half the bytes of float32."""
 
 
 @option("distributed")
 @dataclass(kw_only=True, slots=True)
 class DdpSpec(DistributedSpec):
-    """Data parallelism with torch's DistributedDataParallel."""
+    """Data parallelism with torch's DistributedDataParallel. Each rank holds the whole model; gradients are averaged
+    during the backward pass.
+    """
 
     kind: str = "ddp"
-    # The same parameters are used in the same order in each step, which lets DDP skip looking for them.
+    """Name of the option: ddp, data parallelism with torch's DistributedDataParallel."""
+
     static_graph: bool = False
-    bucket_mb: float = 25.0  # MiB of gradients that are averaged together, while others are still computed
-    gradient_as_bucket_view: bool = False  # gradients lie in the buckets: saves their size in memory
-    compression: Compression = Compression.none  # bf16: half the bytes, and gradients rounded to 8 bits of mantissa
+    """Lets DDP assume that each step uses the same parameters in the same order and skip the search for unused
+    parameters. Requires data.micro_batches=1."""
+
+    bucket_mb: float = 25.0
+    """Size of a gradient bucket in MiB, above 0. The gradients of a bucket are averaged in one collective while others
+    are still computed. The default is torch's."""
+
+    gradient_as_bucket_view: bool = False
+    """Stores gradients as views of the communication buckets, which saves memory of the size of the gradients."""
+
+    compression: Compression = Compression.none
+    """Compression of the exchanged gradients. none: their dtype; bf16: half the bytes, with gradients rounded to 8 bits
+    of mantissa."""
 
     def __post_init__(self) -> None:
         DistributedSpec.__post_init__(self)
-        require(self.bucket_mb > 0, f"distributed.bucket_mb={self.bucket_mb:g} must be above 0 MiB: 25 is torch's own")
+        require(
+            self.bucket_mb > 0, f"distributed.bucket_mb={self.bucket_mb:g} must be above 0 MiB: torch's default is 25"
+        )
 
     def check_micro_batches(self, micro_batches: int) -> None:
         require(
             not self.static_graph or micro_batches == 1,
-            f"distributed.static_graph=true does not go with data.micro_batches={micro_batches}, which runs the towers "
-            "more often than their gradients are averaged: leave one of them out",
+            f"distributed.static_graph=true does not support data.micro_batches={micro_batches}, which runs the towers "
+            "more often than their gradients are averaged: drop one of them",
         )
 
     def wrap(self, model: CLIP, comm: Comm) -> nn.Module:
-        """The model, whose backward pass averages the gradients over the ranks."""
+        """Wraps the model in DDP, so that its backward pass averages the gradients over the ranks. Collective.
+
+        Returns the model itself with one rank or without trainable parameters.
+        """
         if comm.world == 1 or not any(p.requires_grad for p in model.parameters()):
             return model
         from torch.nn.parallel import DistributedDataParallel
@@ -56,10 +77,10 @@ class DdpSpec(DistributedSpec):
         from clipx.model.batchnorm import BATCH_NORM
 
         if not any(isinstance(module, BATCH_NORM) for module in model.modules()):
-            # The pixels' mean and deviation, which it would broadcast before each step.
+            # DDP would broadcast buffers (the pixel mean and standard deviation) before each step.
             constants = [name for name, _ in model.named_buffers()]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, constants)
-        wrapped = DistributedDataParallel(  # without device_ids, by which it would move the tokens
+        wrapped = DistributedDataParallel(  # no device_ids: with them DDP would move the tokens to the device
             model,
             bucket_cap_mb=self.bucket_mb,
             gradient_as_bucket_view=self.gradient_as_bucket_view,

@@ -1,6 +1,6 @@
-"""Each rank keeps a part of the weights, the gradients and the optimizer's state (FSDP2, arXiv:2304.11277).
+"""Sharded data parallelism with FSDP2: a shard of weights, gradients and optimizer state per rank (arXiv:2304.11277).
 
-A block's weights are gathered when it computes. Everything else is as under DDP: the same batches, losses, weights.
+A block's weights are gathered when it computes. Batches, losses and resulting weights are the same as with DDP.
 """
 
 from __future__ import annotations
@@ -20,57 +20,84 @@ if TYPE_CHECKING:
 
 
 class FsdpDtype(StrEnum):
-    """The dtype of gathered weights, or of reduced gradients. own: the weights'."""
+    """Dtype of gathered weights or of reduced gradients."""
 
     own = "own"
+    """The dtype of the weights."""
+
     float32 = "float32"
+    """32-bit floating point."""
+
     bfloat16 = "bfloat16"
+    """16-bit floating point with 8 bits of mantissa: half the bytes of float32."""
 
     def dtype(self) -> torch.dtype | None:
+        """Returns the torch dtype, or None for the dtype of the weights."""
         return {"own": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[self]
 
 
 @option("distributed")
 @dataclass(kw_only=True, slots=True)
 class FsdpSpec(DistributedSpec):
-    """Sharding with torch's fully_shard: block by block, then each tower's rest."""
+    """Sharded data parallelism with torch's fully_shard. Each rank holds a shard of the weights, the gradients and the
+    optimizer's state; each block is one sharding unit, then the rest of each tower.
+    """
 
     kind: str = "fsdp"
-    # Ranks that share one copy of the model, such as those of a node; other such groups hold copies of their own, and
-    # only gradients travel between them. null: all ranks share one.
+    """Name of the option: fsdp, sharded data parallelism with torch's fully_shard (FSDP2)."""
+
     shard_size: int | None = None
-    reshard_after_forward: bool = True  # false: a block's weights stay for its backward pass: more memory, less traffic
-    cpu_offload: bool = False  # what a rank keeps waits in the host's memory, where the optimizer works too
-    param_dtype: FsdpDtype = FsdpDtype.own  # what blocks compute with; bfloat16 halves what is gathered
-    reduce_dtype: FsdpDtype = FsdpDtype.own  # what gradients are summed in
+    """Number of ranks that share one copy of the model, such as the ranks of a node (hybrid sharding). At least 2, and
+    a divisor of the number of ranks. Each further group holds another copy, and only gradients are exchanged between
+    groups. null: all ranks share one copy."""
+
+    reshard_after_forward: bool = True
+    """Frees the gathered weights of a block after its forward pass and gathers them again for its backward pass. false
+    keeps them until the backward pass: more memory, less traffic."""
+
+    cpu_offload: bool = False
+    """Stores each rank's shards of weights, gradients and optimizer state in host memory, where the optimizer then also
+    runs. An error with device=cpu."""
+
+    param_dtype: FsdpDtype = FsdpDtype.own
+    """Dtype of the gathered weights, in which blocks compute. own: the dtype of the weights; float32; bfloat16, which
+    halves the gathered bytes."""
+
+    reduce_dtype: FsdpDtype = FsdpDtype.own
+    """Dtype in which gradients are summed over the ranks. own: the dtype of the weights; float32; bfloat16."""
+
     shards_parameters: ClassVar[bool] = True
+    """A rank holds only a shard of each parameter and of the optimizer's state."""
 
     def __post_init__(self) -> None:
         DistributedSpec.__post_init__(self)
         require(
             self.shard_size is None or self.shard_size >= 2,
-            f"distributed.shard_size={self.shard_size} must be at least 2, or null for all ranks: one rank that keeps "
-            "all is distributed=ddp",
+            f"distributed.shard_size={self.shard_size} must be at least 2, or null for all ranks: use "
+            "distributed=ddp to hold the whole model on each rank",
         )
 
     def check_optimizer(self, kind: str, shardable: bool) -> None:
         require(
             shardable,
-            f"optimizer={kind} needs each matrix whole, of which distributed={self.kind} leaves a rank a part: use "
+            f"optimizer={kind} needs whole matrices, which distributed={self.kind} shards over the ranks: use "
             "optimizer=adamw, or distributed=ddp",
         )
 
     def prepare(self, model: CLIP, comm: Comm) -> None:
-        """Shards the model in place. Raises ConfigError where the ranks cannot be grouped so."""
+        """Shards the model in place. Collective.
+
+        Raises ConfigError if `shard_size` does not divide the number of ranks, or for `cpu_offload` on the CPU.
+        """
         DistributedSpec.prepare(self, model, comm)
         require(
             self.shard_size is None or comm.world % self.shard_size == 0,
-            f"distributed.shard_size={self.shard_size} does not divide the {comm.world} ranks: give one of "
+            f"distributed.shard_size={self.shard_size} does not divide the {comm.world} ranks: choose from "
             f"{', '.join(str(n) for n in range(2, comm.world + 1) if comm.world % n == 0) or 'null'}",
         )
         require(
             not self.cpu_offload or comm.device.type != "cpu",
-            "distributed.cpu_offload=true has no effect on the CPU: leave it out",
+            "distributed.cpu_offload=true has no effect on the CPU: drop it",
         )
         if comm.world == 1:
             return
@@ -95,7 +122,7 @@ class FsdpSpec(DistributedSpec):
         precision = MixedPrecisionPolicy(
             param_dtype=self.param_dtype.dtype(), reduce_dtype=self.reduce_dtype.dtype(), cast_forward_inputs=False
         )
-        model.to(memory_format=torch.contiguous_format)  # it shards no others
+        model.to(memory_format=torch.contiguous_format)  # fully_shard accepts contiguous parameters only
         offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
         for module in (*named_blocks(model).values(), *model.children(), model):
             fully_shard(

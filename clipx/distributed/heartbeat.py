@@ -1,7 +1,7 @@
-"""Heartbeats of all ranks in the process group's store, by which a failed collective is put down to a rank.
+"""Heartbeats of all ranks in the process group's store, which attribute a failed collective to a rank.
 
-A collective that fails names an address at best, and torch's monitored_barrier reports to rank 0 alone, of ranks that
-still call it.
+The error of a failed collective names at most an address. torch's monitored_barrier reports on rank 0 only, and only
+while the other ranks still call it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from clipx.errors import ClipxError, PeerLost
 
 T = TypeVar("T")
 
-_PERIOD_S = 1.0  # between two heartbeats of a rank: one small write to the store, which serves 10,000s a second
-_LOST_AFTER_S = 4.0  # without one, after a collective has failed
-_TIMEOUT_S = 10.0  # for the store; and in all, where no rank is gone
+_PERIOD_S = 1.0  # between two heartbeats of a rank: one small write to the store, which serves 10,000s per second
+_LOST_AFTER_S = 4.0  # without a heartbeat after a failed collective, a rank counts as lost
+_TIMEOUT_S = 10.0  # for the store to answer; also for the whole search if no rank is lost
 
-# torch's own kinds (DistBackendError and the like), or what gloo's say, which are RuntimeErrors like any other.
+# torch's error types (DistBackendError and similar), or the text of gloo's errors, which are plain RuntimeErrors.
 _COLLECTIVE_ERROR = re.compile(r"^Dist\w*Error |gloo|NCCL")
 
 
 @dataclass(slots=True)
 class _Heartbeat:
-    """What a rank writes of itself to the store."""
+    """Record of a rank in the store."""
 
     rank: int
     host: str
     pid: int
     step: int = 0
     count: int = 0
-    state: str = "alive"  # alive, exited (done, or stopped by another's end), or the error that ended it
+    state: str = "alive"  # alive; exited (finished, or stopped by another rank's failure); or the error that ended it
 
     def __str__(self) -> str:
         return f"rank {self.rank} (host {self.host}, pid {self.pid})"
@@ -48,10 +48,10 @@ class _Heartbeat:
 
 @contextlib.contextmanager
 def name_lost_peers(comm: Comm, step: Callable[[], int]) -> Iterator[None]:
-    """Turns the error of a collective into a PeerLost that names the rank that failed, is gone, or stays behind.
+    """Converts the error of a collective to a PeerLost that names the rank that failed, is lost, or is late.
 
-    Collective: all ranks enter it together. It takes some 5 s to be sure that a rank is gone. NCCL reports most deaths
-    by ending the process itself, after distributed.timeout_s, with its own message only.
+    Collective: all ranks enter it together. `step` returns the current step. Detecting a lost rank takes about 5 s.
+    NCCL reports most lost ranks by aborting the process after distributed.timeout_s, with NCCL's message only.
     """
     if comm.world == 1:
         yield
@@ -68,21 +68,21 @@ def name_lost_peers(comm: Comm, step: Callable[[], int]) -> Iterator[None]:
 
 
 class _HeartbeatThread:
-    """A thread that writes this rank's heartbeats, the last one with the reason for which it ends."""
+    """Thread that writes this rank's heartbeats to the store. The last heartbeat holds the reason for the end."""
 
     def __init__(self, comm: Comm, step: Callable[[], int]) -> None:
         from torch.distributed.distributed_c10d import _get_default_store
 
         self._comm, self._step = comm, step
         self._beat = _Heartbeat(comm.rank, node_name(), os.getpid())
-        self._store = _get_default_store().clone()  # a client serves one thread at a time
+        self._store = _get_default_store().clone()  # a store client is not thread-safe
         self._reader = _get_default_store().clone()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._write, name="heartbeat", daemon=True)
 
     def __enter__(self) -> _HeartbeatThread:
         self._put()
-        self._comm.barrier()  # so that every rank finds a heartbeat of every other
+        self._comm.barrier()  # from here on, every rank finds a heartbeat of every other rank
         self._thread.start()
         return self
 
@@ -96,7 +96,7 @@ class _HeartbeatThread:
         self._thread.join(_TIMEOUT_S)
 
     def _write(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the store's owner may be the first to end
+        with contextlib.suppress(RuntimeError):  # the process that serves the store may end first
             while not self._stop.wait(_PERIOD_S):
                 self._put()
             self._put()
@@ -110,7 +110,7 @@ class _HeartbeatThread:
         return [_Heartbeat(**json.loads(text)) for text in texts]
 
     def find_cause(self) -> str:
-        """Watches the heartbeats until it is clear which rank is the cause; describes it."""
+        """Polls the heartbeats until the rank that caused the failure is known. Returns the error message."""
         step = self._step()
         first, start = self._read(), time.monotonic()
         while (waited := time.monotonic() - start) < _TIMEOUT_S:
@@ -120,14 +120,14 @@ class _HeartbeatThread:
             lost = [b for a, b in zip(first, now, strict=True) if b.state == "alive" and a.count == b.count]
             if lost and waited > _LOST_AFTER_S:
                 return (
-                    f"{_format(lost)} gave no sign of life for {waited:.0f} s, since step {lost[0].step}: ended or "
-                    "stopped from outside, for memory as a rule; its own output may say more, and resume=auto goes on"
+                    f"{_format(lost)} sent no heartbeat for {waited:.0f} s, since step {lost[0].step}: it was killed "
+                    "or suspended, usually for lack of memory; check its output, and continue with resume=auto"
                 )
-            time.sleep(_PERIOD_S)  # a thousand ranks may be reading a thousand heartbeats
-        if missing := [beat for beat in now if beat.state == "alive"]:  # the others met the same error, and left
+            time.sleep(_PERIOD_S)  # a thousand ranks may each be reading a thousand heartbeats
+        if missing := [beat for beat in now if beat.state == "alive"]:  # the others exited with the same error
             return (
-                f"{_format(missing)} lives, but did not come to a collective of step {step} within "
-                "distributed.timeout_s: see what it waits for, or wait longer"
+                f"{_format(missing)} is alive, but did not join a collective of step {step} within "
+                "distributed.timeout_s: find what it waits for, or raise distributed.timeout_s"
             )
         return (
             f"a collective failed at step {step} though all ranks are alive: check the network between them, or raise "
@@ -145,11 +145,16 @@ def _format(heartbeats: list[_Heartbeat]) -> str:
 
 def _describe_lost_store(step: int) -> str:
     where = read_launch_env().host or "its host"
-    return f"rank 0, or its launcher on {where}, is gone at step {step}: the ranks' common store does not answer"
+    return (
+        f"rank 0, or its launcher on {where}, was lost at step {step}: its TCPStore does not answer; check its output"
+    )
 
 
 def call_with_timeout(call: Callable[[], T], seconds: float) -> T | None:
-    """Returns what `call` returns; None where it raises RuntimeError, as a lost store does, or takes longer."""
+    """Runs `call` in a thread.
+
+    Returns its result, or None after `seconds` or a RuntimeError, such as of a lost store.
+    """
     results: list[T] = []
 
     def work() -> None:

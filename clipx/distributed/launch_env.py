@@ -1,8 +1,8 @@
 """Rank, world size and rendezvous endpoint of this process, read from the launcher's environment variables and checked.
 
-Each launcher has variables of its own. The innermost that started several processes counts: torchrun, or whoever else
-sets RANK and WORLD_SIZE; submitit's local executor; MPI; a step of srun's, which is submitit's on SLURM as well.
-Nothing is written to the environment.
+Each launcher sets different variables. The innermost launcher that started several processes is used, in this order:
+torchrun or any other that sets RANK and WORLD_SIZE; submitit's local executor; MPI; an srun step, which submitit also
+uses on SLURM. Nothing is written to the environment.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ from dataclasses import dataclass
 
 from clipx.errors import ConfigError, require
 
-_PORTS = range(15_000, 30_000)  # below those that systems give out by themselves
-_DEFAULT_PORT = 29_500  # torch's own, for processes of one host that have no job number
-_FIRST_RESERVED_STEP = 0xFFFF_FFF0  # and above: its batch script, the shell of an allocation
+_PORTS = range(15_000, 30_000)  # below the ephemeral ports of operating systems
+_DEFAULT_PORT = 29_500  # torch's default, for processes of one host without a job number
+_FIRST_RESERVED_STEP = 0xFFFF_FFF0  # SLURM step numbers from here on: batch script, shell of an allocation
 _LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnv:
-    """Rank and endpoint of one of `world` processes. With `world` = 1 there is no endpoint, and the rest is empty."""
+    """Rank and rendezvous endpoint of one of `world` processes.
+
+    If `world` is 1, all other fields have their defaults.
+    """
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0  # among the ranks of its host
-    host: str = ""  # of the rendezvous store, rank 0's as a rule
+    host: str = ""  # of the rendezvous store, usually rank 0's
     port: int = 0
     job: str = ""  # distinguishes this job from others at the same port
     agent_store: bool = False  # torchrun's agent serves the store, not rank 0
-    hosts: tuple[str, ...] = ()  # of all ranks, in no particular order; empty where they are not known
+    hosts: tuple[str, ...] = ()  # of all ranks, in no particular order; empty if unknown
 
     @property
     def endpoint(self) -> str:
@@ -42,7 +45,7 @@ class LaunchEnv:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """The names of its variables. Of several for one fact, the first that is set counts."""
+    """Environment variables of a launcher. Of several names for one value, the first that is set is used."""
 
     name: str
     rank: str
@@ -57,7 +60,7 @@ _SUBMITIT = _Launcher(
     "SUBMITIT_LOCAL_GLOBALID",
     "SUBMITIT_LOCAL_NTASKS",
     ("SUBMITIT_LOCAL_LOCALID",),
-    ("SUBMITIT_LOCAL_NTASKS",),  # it knows one host only
+    ("SUBMITIT_LOCAL_NTASKS",),  # it starts processes on one host only
 )
 _MPI = (
     _Launcher(
@@ -72,7 +75,7 @@ _MPI = (
         ("MV2_COMM_WORLD_LOCAL_RANK",),
         ("MV2_COMM_WORLD_LOCAL_SIZE",),
     ),
-    _Launcher(  # MPICH, Intel's, Cray's
+    _Launcher(  # MPICH, Intel MPI, Cray MPICH
         "MPI",
         *("PMI_RANK", "PMI_SIZE"),
         ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"),
@@ -85,7 +88,7 @@ _SRUN = _Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALI
 def read_launch_env(env: Mapping[str, str] = os.environ) -> LaunchEnv:
     """Reads the variables of the launcher that started this process.
 
-    Raises ConfigError where they are incomplete, are no numbers, or contradict each other.
+    Raises ConfigError if they are incomplete, not numbers, or contradictory.
     """
     found = _detect(env)
     if found is None:
@@ -105,7 +108,7 @@ def read_launch_env(env: Mapping[str, str] = os.environ) -> LaunchEnv:
 
 
 def rank_or_none(env: Mapping[str, str] = os.environ) -> int | None:
-    """Returns this process's rank, for log lines; None for a single process, or where the environment is invalid."""
+    """Returns this process's rank for log lines, or None for a single process or an invalid environment."""
     try:
         found = _detect(env)
     except ConfigError:
@@ -114,10 +117,10 @@ def rank_or_none(env: Mapping[str, str] = os.environ) -> int | None:
 
 
 def _detect(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
-    """Returns the launcher, the rank and the world size; None for a single process.
+    """Returns the launcher, the rank and the world size, or None for a single process.
 
-    Variables of one process are left over in a shell, or of a launcher around another that started several; torchrun's
-    count.
+    A world size of 1 is skipped: a shell may still hold such variables, or they are of a launcher inside which another
+    one started several processes. Only torchrun's world size of 1 is final.
     """
     by_torchrun = "TORCHELASTIC_RUN_ID" in env
     for launcher in (_TORCHRUN, _SUBMITIT, *_MPI, _SRUN):
@@ -128,8 +131,8 @@ def _detect(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
             tasks = _integer(env, _SRUN.world)
             require(
                 world >= tasks,
-                f"WORLD_SIZE={world} but srun started SLURM_STEP_NUM_TASKS={tasks} tasks: unset RANK and WORLD_SIZE, "
-                "which are left over from elsewhere, or set them for each task",
+                f"WORLD_SIZE={world} but srun started SLURM_STEP_NUM_TASKS={tasks} tasks: unset RANK and WORLD_SIZE "
+                "if they are stale, or set them for each task",
             )
         if world > 1:
             return launcher, rank, world
@@ -139,7 +142,7 @@ def _detect(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
 
 
 def node_name(env: Mapping[str, str] = os.environ) -> str:
-    """Returns SLURM's name of this host where it has one, else the system's."""
+    """Returns SLURM's name of this host if there is one, else the host name of the system."""
     return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -149,14 +152,14 @@ def cores() -> int:
 
 
 def usable_cores() -> list[int]:
-    """Returns the numbers of the cores that this process may use: a launcher may have bound it to some of them."""
+    """Returns the numbers of the cores that this process may use. A launcher may have bound it to a subset."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def expand_nodelist(nodelist: str) -> Iterator[str]:
-    """Expands SLURM's notation of a list of hosts: `n[01-03,7],gpu1` is n01, n02, n03, n7 and gpu1."""
+    """Expands SLURM's host list notation: `n[01-03,7],gpu1` yields n01, n02, n03, n7 and gpu1."""
     for one in re.findall(r"(?:\[[^]]*\]|[^,[])+", nodelist):
-        parts = re.split(r"\[([\d,-]+)\]", one)  # names and numbers in turn
+        parts = re.split(r"\[([\d,-]+)\]", one)  # names and number ranges alternate
         choices = [list(_expand_range(part)) if k % 2 else [part] for k, part in enumerate(parts)]
         yield from map("".join, itertools.product(*choices))
 
@@ -168,20 +171,22 @@ def _expand_range(text: str) -> Iterator[str]:
 
 
 def _in_srun_step(env: Mapping[str, str]) -> bool:
-    """Whether srun started this process as one of several. An interactive shell is not such a process, and what is
-    typed there is to wait for nobody: that of an allocation has no numbered step, and one by `srun --pty` a terminal.
+    """Returns whether srun started this process as one of several tasks.
+
+    False in an interactive shell, where a command is a single process: the shell of an allocation has no numbered step,
+    and the shell of `srun --pty` has a terminal.
     """
     step = env.get("SLURM_STEP_ID", "")
     if not step.isdecimal() or int(step) >= _FIRST_RESERVED_STEP:
         return False
-    # The variable alone is handed on to what the shell starts by srun, the terminal is not.
+    # Tasks that srun starts from this shell inherit the variable, but not the terminal.
     if "SLURM_PTY_PORT" in env and any(map(os.isatty, (0, 1, 2))):
         return False
     return env.get(_SRUN.world, "1") != "1"
 
 
 def _rank_and_world(env: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]:
-    """(rank, world); (0, 1) where the launcher says nothing."""
+    """Returns (rank, world), or (0, 1) if the launcher's variables are not set."""
     names = (launcher.rank, launcher.world)
     present = [name for name in names if env.get(name)]
     if not present:
@@ -206,7 +211,7 @@ def _integer(env: Mapping[str, str], name: str) -> int:
 
 
 def _local_rank(env: Mapping[str, str], launcher: _Launcher, rank: int) -> int:
-    """0 where nobody says: then there is one process on each host, as in a pod of Kubernetes."""
+    """Returns the rank within the host, or 0 if no variable is set: one process per host, as in a Kubernetes pod."""
     name = next((name for name in launcher.local_rank if env.get(name)), None)
     if name is None:
         same = env.get("SLURM_PROCID") == str(rank) and env.get("SLURM_LOCALID")
@@ -221,28 +226,28 @@ def _local_rank(env: Mapping[str, str], launcher: _Launcher, rank: int) -> int:
 
 
 def _endpoint(env: Mapping[str, str], launcher: _Launcher, world: int) -> tuple[str, int]:
-    """Returns host and port of the store: MASTER_ADDR and MASTER_PORT, else from the job's hosts and number."""
+    """Returns host and port of the store: MASTER_ADDR and MASTER_PORT, else derived from the job's hosts and number."""
     single_host = any(env.get(name) == str(world) for name in launcher.local_world)  # all on this host
-    # mpirun's own step may leave out its first host; a step of srun's may be on some of the job's hosts.
+    # mpirun's SLURM step may lack the job's first host; an srun step may use only some of the job's hosts.
     lists = ("SLURM_JOB_NODELIST",) if launcher in _MPI else ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     hosts = next((found for name in lists if (found := list(expand_nodelist(env.get(name, ""))))), [])
     host = env.get("MASTER_ADDR") or (_LOCALHOST if single_host else hosts[0] if hosts else "")
     if env.get("MASTER_PORT"):
         port = _integer(env, "MASTER_PORT")
-        require(0 < port < 2**16, f"MASTER_PORT={port} is no port: give one from 1 to 65535")
+        require(0 < port < 2**16, f"MASTER_PORT={port} is not a port: choose one from 1 to 65535")
     else:
         port = _port_of_job(env, launcher) or (_DEFAULT_PORT if single_host else 0)
     for name, missing in (("MASTER_ADDR", not host), ("MASTER_PORT", not port)):
         require(
             not missing,
-            f"{launcher.world}={world} without {name}: export MASTER_ADDR, the host of rank 0, and MASTER_PORT, a port "
-            f"that is free there, to all ranks, or unset {launcher.rank} and {launcher.world} for one process",
+            f"{launcher.world}={world} without {name}: export MASTER_ADDR, the host of rank 0, and MASTER_PORT, a free "
+            f"port of that host, to all ranks, or unset {launcher.rank} and {launcher.world} for one process",
         )
     return host, port
 
 
 def _port_of_job(env: Mapping[str, str], launcher: _Launcher) -> int:
-    """The same on all ranks, and another for each job and each step of srun's; 0 where there is no job's number."""
+    """Returns the same port on all ranks, different for each job and srun step; 0 without a job number."""
     job = env.get("SUBMITIT_LOCAL_JOB_ID" if launcher is _SUBMITIT else "SLURM_JOB_ID", "")
     if not job.isdecimal():
         return 0

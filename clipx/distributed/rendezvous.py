@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 
-from torch._C._distributed_c10d import (  # torch.distributed's, which mypy does not find there
+from torch._C._distributed_c10d import (  # exported by torch.distributed, where mypy does not find them
     PrefixStore,
     Store,
     TCPStore,
@@ -23,25 +23,28 @@ from clipx.errors import ClipxError, ConfigError, PeerLost
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.05  # between two counts of the ranks that have come, by rank 0 alone
-_CONNECT_S = 1.0  # that torch may take to give up a connection, after the time that it was given
-_LOG_AFTER_S = 30.0  # after which rank 0 logs for which ranks it waits
-_EXIT_WAIT_S = 5.0  # for the others to read the error, where rank 0 ends and the store with it
-_VERDICT_S = 30.0  # that the comparison may take: ranks wait for it from when they came, and rank 0 may be the last
-_rendezvous_numbers = itertools.count()  # the points of a sweep in one process meet again, perhaps at the same store
+_POLL_S = 0.05  # between two counts of the ranks that have arrived; only rank 0 counts
+_CONNECT_S = 1.0  # grace for torch to abort a connection attempt after its timeout
+_LOG_AFTER_S = 30.0  # rank 0 first logs the missing ranks after this time, and then every 10 times this time
+_EXIT_WAIT_S = 5.0  # rank 0 waits this long for the other ranks to read an error: the store ends with rank 0
+_VERDICT_S = 30.0  # for the comparison of facts, on top of the wait for all ranks: rank 0 may arrive last
+_rendezvous_numbers = itertools.count()  # sweep points in one process repeat the rendezvous, maybe at the same store
 _ERRORS: dict[str, type[ClipxError]] = {error.__name__: error for error in (PeerLost, ConfigError)}
 
 
 def rendezvous(launch: LaunchEnv, facts: Mapping[str, str], wait_s: float) -> tuple[Store, int]:
-    """Waits until all ranks are at the store; returns it, and how many ranks share this one's cores.
+    """Waits until all ranks have joined the store.
 
-    `facts` must be the same on all ranks, but for those whose name ends in `?`, of which rank 0 warns. Raises PeerLost,
-    naming rank 0's host and port where it does not answer, or the ranks that do not come within `wait_s` seconds on
-    all that did; ConfigError where facts differ, or the port is not to be had. A short text from each rank
-    goes to rank 0, and one comes back: once connected, 100 ranks take 0.1 s on two cores.
+    Returns the store and the number of ranks that share this rank's cores.
 
-    Not torch's monitored_barrier, which needs a process group, and so all ranks; nor the barrier of
-    torch.distributed.elastic, which names at most 16 missing ranks, on rank 0 alone.
+    `facts` must be equal on all ranks, except those whose name ends in `?`: for these rank 0 logs a warning. Each rank
+    sends a short text to rank 0 and reads one back: once connected, 100 ranks take 0.1 s on two cores. Collective.
+
+    torch's monitored_barrier does not serve here because it needs a process group, and so all ranks; the barrier of
+    torch.distributed.elastic names at most 16 missing ranks, on rank 0 only.
+
+    Raises PeerLost if rank 0 does not answer (names its host and port), or, on all ranks that have joined, if others do
+    not join within `wait_s` seconds (names them); ConfigError if facts differ or the port cannot be bound.
     """
     store = PrefixStore(f"clipx/{launch.job}/{next(_rendezvous_numbers)}", _connect(launch, wait_s))
     try:
@@ -55,8 +58,8 @@ def rendezvous(launch: LaunchEnv, facts: Mapping[str, str], wait_s: float) -> tu
             error = _ERRORS[verdict[0]](verdict[1]) if verdict else None
     except RuntimeError as lost:
         raise PeerLost(
-            f"rank 0 at {launch.endpoint} ended, or did not call the roll, while rank {launch.rank} (host "
-            f"{node_name()}) waited for it: its own output says why"
+            f"rank 0 at {launch.endpoint} ended, or did not complete the rendezvous, while rank {launch.rank} (host "
+            f"{node_name()}) waited for it: check the output of rank 0"
         ) from lost
     if error:
         _wait_until_read(store, launch)
@@ -69,28 +72,28 @@ def _connect(launch: LaunchEnv, wait_s: float) -> Store:
         return _start_store(launch)
     end = time.monotonic() + wait_s
     _wait_for_listener(launch, wait_s, end)
-    left_s = max(1.0, end - time.monotonic())  # a thousand may be connecting
-    # Of what listens but is no store, torch would wait for an answer without end.
+    left_s = max(1.0, end - time.monotonic())  # a thousand ranks may be connecting
+    # torch would wait without a time limit for a listener that is not a store.
     store = call_with_timeout(
         lambda: TCPStore(launch.host, launch.port, timeout=timedelta(seconds=left_s)), left_s + _CONNECT_S
     )
     if store is None:
         raise PeerLost(
-            f"rank {launch.rank} (host {node_name()}) met something at {launch.endpoint} that is not "
-            f"{_store_owner(launch)}: give all ranks the host of rank 0 by MASTER_ADDR, and a port that is free there "
-            "by MASTER_PORT"
+            f"rank {launch.rank} (host {node_name()}) connected to a process at {launch.endpoint} that is not "
+            f"{_store_owner(launch)}: set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free "
+            "there, on all ranks"
         )
     return store
 
 
 def _start_store(launch: LaunchEnv) -> Store:
-    """Serves the store for all ranks; rank 0 itself needs no name of its host."""
+    """Serves the store for all ranks. Rank 0 connects through localhost and need not resolve its host name."""
     try:
         return TCPStore("localhost", launch.port, is_master=True, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
         raise ConfigError(
-            f"MASTER_PORT={launch.port} cannot be had on {node_name()}, the host of rank 0: something else listens "
-            "there; give all ranks another, by MASTER_PORT"
+            f"MASTER_PORT={launch.port} cannot be bound on {node_name()}, the host of rank 0: another process listens "
+            "there; set another MASTER_PORT on all ranks"
         ) from error
 
 
@@ -99,9 +102,9 @@ def _store_owner(launch: LaunchEnv) -> str:
 
 
 def _wait_for_listener(launch: LaunchEnv, wait_s: float, end: float) -> None:
-    """Waits until the endpoint accepts connections; its host's name may not be known before. Raises PeerLost.
+    """Waits until the endpoint accepts connections. Its host name may not resolve before. Raises PeerLost.
 
-    TCPStore would wait as well, but writes a stack trace to stderr for each failed attempt.
+    TCPStore would wait as well, but it writes a stack trace to stderr for each failed attempt.
     """
     pause = _POLL_S
     while True:
@@ -112,20 +115,20 @@ def _wait_for_listener(launch: LaunchEnv, wait_s: float, end: float) -> None:
             if time.monotonic() + pause > end:
                 raise PeerLost(
                     f"rank {launch.rank} (host {node_name()}) did not reach {_store_owner(launch)} at "
-                    f"{launch.endpoint} within distributed.rendezvous_s={wait_s:g} ({error.strerror or error}): see "
-                    "there whether it runs, whether MASTER_ADDR and MASTER_PORT are its own, and whether the port is "
-                    "open between hosts"
+                    f"{launch.endpoint} within distributed.rendezvous_s={wait_s:g} ({error.strerror or error}): check "
+                    "that it runs, that MASTER_ADDR and MASTER_PORT are its host and port, and that the port is open "
+                    "between hosts"
                 ) from error
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
 
 
 def _check_in(store: Store, launch: LaunchEnv, facts: Mapping[str, str]) -> None:
-    """Writes this rank's host and facts to the store. Raises ConfigError where another process has its rank."""
+    """Writes this rank's host and facts to the store. Raises ConfigError if another process has the same rank."""
     if store.add(f"claimed/{launch.rank}", 1) > 1:
         raise ConfigError(
-            f"a second process (host {node_name()}) is rank {launch.rank} at {launch.endpoint}: give each process a "
-            "RANK of its own, and each job a MASTER_PORT of its own"
+            f"a second process (host {node_name()}) is rank {launch.rank} at {launch.endpoint}: set a different RANK "
+            "for each process, and a different MASTER_PORT for each job"
         )
     store.add(_cores_key(), 1)
     store.set(f"hello/{launch.rank}", json.dumps([node_name(), dict(facts)]))
@@ -133,57 +136,65 @@ def _check_in(store: Store, launch: LaunchEnv, facts: Mapping[str, str]) -> None
 
 
 def _cores_key() -> str:
-    """A key for this host and these cores: ranks that a launcher has bound to cores of their own share none."""
+    """Returns a store key for this host and core set.
+
+    Ranks that a launcher bound to disjoint cores have different keys.
+    """
     return f"cores/{socket.gethostname()}/{digest(usable_cores())}"
 
 
 def _wait_for_all(store: Store, launch: LaunchEnv, wait_s: float) -> PeerLost | None:
-    """Waits until all ranks have checked in; logs the missing ones, and returns the error that names them."""
+    """Waits until all ranks have checked in and logs the missing ones.
+
+    Returns an error that names them after `wait_s`.
+    """
     start = time.monotonic()
     log_at = start + _LOG_AFTER_S
     while store.add("arrived", 0) < launch.world:
         now = time.monotonic()
         if now > start + wait_s:
             return PeerLost(
-                f"{_describe_missing(store, launch)}; distributed.rendezvous_s={wait_s:g} is over: see the output of "
-                "those that are missing, and of what was to start them, or wait longer"
+                f"{_describe_missing(store, launch)}; distributed.rendezvous_s={wait_s:g} has passed: check the output "
+                "of the missing ranks and of their launcher, or raise distributed.rendezvous_s"
             )
         if now > log_at:
-            log.warning("%s: waiting since %.0f s", _describe_missing(store, launch), now - start)
+            log.warning("%s: waiting for %.0f s", _describe_missing(store, launch), now - start)
             log_at = now + 10 * _LOG_AFTER_S
         time.sleep(_POLL_S)
     return None
 
 
 def _describe_missing(store: Store, launch: LaunchEnv) -> str:
-    """`ranks 2-3 of 4 have not come to n1:15077, nobody from n2; there are ranks 0-1 (host n1)`."""
+    """Describes the missing ranks.
+
+    Example: `ranks 2-3 of 4 have not joined n1:15077, none from n2; joined: ranks 0-1 (host n1)`.
+    """
     present = [rank for rank in range(launch.world) if store.check([f"hello/{rank}"])]
     missing = sorted(set(range(launch.world)) - set(present))
     hosts = {rank: json.loads(store.get(f"hello/{rank}"))[0] for rank in present}
     silent = [host for host in launch.hosts if host not in hosts.values()]
-    nobody = f", nobody from {format_names(silent)}" if silent else ""
+    none_from = f", none from {format_names(silent)}" if silent else ""
     return (
-        f"{format_ranks(missing)} of {launch.world} {'has' if len(missing) == 1 else 'have'} not come to "
-        f"{launch.endpoint}{nobody}; there {'is' if len(hosts) == 1 else 'are'} "
-        f"{format_ranks_with_hosts(present, hosts)}"
+        f"{format_ranks(missing)} of {launch.world} {'has' if len(missing) == 1 else 'have'} not joined "
+        f"{launch.endpoint}{none_from}; joined: {format_ranks_with_hosts(present, hosts)}"
     )
 
 
 def _compare_facts(store: Store, launch: LaunchEnv) -> ConfigError | None:
-    """Compares the facts of all ranks; returns the error for those that differ and must not, warns of the others."""
+    """Compares the facts of all ranks. Returns an error for facts that must not differ, logs a warning for others."""
     hellos = [json.loads(text) for text in store.multi_get([f"hello/{rank}" for rank in range(launch.world)])]
     hosts = [host for host, _ in hellos]
     for name in hellos[0][1]:
         mismatch = describe_mismatch(name.rstrip("?"), [facts.get(name, "none") for _, facts in hellos], hosts)
         if mismatch and name.endswith("?"):
-            log.warning(f"{mismatch}: the same on all hosts is safer")
+            log.warning(f"{mismatch}: prefer the same on all hosts")
         elif mismatch:
-            return ConfigError(f"{mismatch}: make it the same on all hosts, and start all ranks by the same command")
+            return ConfigError(f"{mismatch}: use the same on all hosts, and start all ranks with the same command")
     return None
 
 
 def _wait_until_read(store: Store, launch: LaunchEnv) -> None:
-    """Waits, on rank 0, until all ranks have read the verdict: where rank 0 ends, so does the store."""
+    """Waits, on rank 0, until all ranks have read the verdict: the store ends with rank 0."""
     try:
         read = store.add("read", 1)
         end = time.monotonic() + _EXIT_WAIT_S
@@ -191,4 +202,4 @@ def _wait_until_read(store: Store, launch: LaunchEnv) -> None:
             time.sleep(_POLL_S)
             read = store.add("read", 0)
     except RuntimeError:
-        pass  # it has gone before
+        pass  # the store has ended already

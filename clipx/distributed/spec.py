@@ -1,6 +1,7 @@
-"""Options of the distributed group: device, backend, time limits. `build` joins the process group.
+"""Options that ddp and fsdp share: device, backend, time limits, threads. `build` joins the process group.
 
-launch_env.py reads rank and world size, rendezvous.py waits for the other ranks; ddp.py and fsdp.py are the options.
+launch_env.py reads rank and world size, rendezvous.py waits for the other ranks; ddp.py and fsdp.py hold the options of
+the distributed group.
 """
 
 from __future__ import annotations
@@ -23,30 +24,48 @@ if TYPE_CHECKING:
 
 
 _DAY_S = 86_400.0
-# What torch.accelerator has, in torch itself or by a package of the vendor's.
+# Device types of torch.accelerator, in torch itself or from a vendor's package.
 _DEVICES = ("auto", "cpu", "cuda", "xpu", "hpu", "npu", "mps", "mtia", "mlu", "musa")
 _BACKEND = re.compile(r"\w+|\w+:\w+(,\w+:\w+)*")
 
 
 @dataclass(kw_only=True, slots=True)
 class DistributedSpec:
-    """Process group and device. The same under plain python, torchrun, srun, submitit and MPI."""
+    """Process group and device. Works the same under plain python, torchrun, srun, submitit and MPI."""
 
     kind: str = MISSING
-    device: str = "auto"  # auto (an accelerator where there is one), cpu, or an accelerator: cuda, xpu, hpu, npu, …
-    backend: str = "auto"  # auto (torch's own for the device: nccl on cuda, gloo on cpu) or torch.distributed's name
-    rendezvous_s: float = 300.0  # that ranks wait for each other at the start, from the first to the last
-    timeout_s: float = 600.0  # a collective in which a rank does not answer for this long is an error
-    # No step, nor progress of an evaluation or a checkpoint, for this long ends the process with its stacks; 0: never.
-    # Longer than timeout_s, so that the ranks that wait for another can name it first.
+    """Name of the option: ddp or fsdp."""
+
+    device: str = "auto"
+    """Device type on which each rank computes: cpu, cuda, xpu, hpu, npu, mps, mtia, mlu or musa. auto: the accelerator
+    that torch finds, else cpu."""
+
+    backend: str = "auto"
+    """Backend of torch.distributed: a name such as nccl, or one name per device type, such as cpu:gloo,cuda:nccl. auto:
+    torch's default for the device (nccl on cuda, gloo on cpu)."""
+
+    rendezvous_s: float = 300.0
+    """Seconds that ranks wait for each other at the start, above 0 and at most 86400 (a day). The run then fails and
+    names the missing ranks."""
+
+    timeout_s: float = 600.0
+    """Seconds after which a collective fails because a rank has not joined it, above 0 and at most 86400 (a day)."""
+
     watchdog_s: float = 1800.0
-    # Of torch's on the CPU, in each rank. null: OMP_NUM_THREADS where it is set (torchrun sets 1), else ranks that may
-    # use the same cores share them.
+    """Seconds without a step, or progress of an evaluation or a checkpoint, after which the process dumps its stack
+    traces and exits. At least 0; 0 disables it. Longer than timeout_s, so that ranks that wait for another can name it
+    first."""
+
     threads: int | None = None
-    # BatchNorm normalises by the statistics of all ranks' micro-batches together instead of each rank's own.
+    """Number of torch's CPU threads in each rank, at least 1. null: OMP_NUM_THREADS if it is set (torchrun sets it to
+    1), else ranks that may use the same cores divide them among themselves."""
+
     sync_batchnorm: bool = False
+    """Normalizes in BatchNorm by the statistics of all ranks' micro-batches together instead of each rank's
+    micro-batch. An error for a model without trainable BatchNorm."""
+
     shards_parameters: ClassVar[bool] = False
-    """Whether a rank holds only a part of each parameter, and of the optimizer's state."""
+    """Declares that a rank holds only a shard of each parameter and of the optimizer's state."""
 
     def __post_init__(self) -> None:
         require(
@@ -55,7 +74,8 @@ class DistributedSpec:
         )
         require(
             _BACKEND.fullmatch(self.backend) is not None,
-            f"distributed.backend={self.backend} is not a backend: give auto, or a name as nccl or cpu:gloo,cuda:nccl",
+            f"distributed.backend={self.backend} is not a backend: give auto, or a name such as nccl or "
+            "cpu:gloo,cuda:nccl",
         )
         for name, default in (("rendezvous_s", 300), ("timeout_s", 600)):
             seconds = getattr(self, name)
@@ -63,34 +83,34 @@ class DistributedSpec:
                 0 < seconds <= _DAY_S,
                 f"distributed.{name}={seconds} must be above 0 s and at most a day: the default is {default}",
             )
-        require(self.watchdog_s >= 0, f"distributed.watchdog_s={self.watchdog_s} must be 0 s or more: 0 turns it off")
+        require(self.watchdog_s >= 0, f"distributed.watchdog_s={self.watchdog_s} must be 0 s or more: 0 disables it")
         require(
             self.threads is None or self.threads >= 1,
             f"distributed.threads={self.threads} must be at least 1: null shares the cores among the ranks of a host",
         )
 
     def check_micro_batches(self, micro_batches: int) -> None:
-        """Raises ConfigError where they do not go with this way of spreading the model."""
+        """Raises ConfigError if this option does not support that number of micro-batches."""
 
     def check_optimizer(self, kind: str, shardable: bool) -> None:
-        """Raises ConfigError where parameters are sharded and the optimizer is not `shardable`."""
+        """Raises ConfigError if parameters are sharded and the optimizer is not `shardable`."""
 
     def prepare(self, model: CLIP, comm: Comm) -> None:
-        """Changes the model in place, before its parameters are given to an optimizer. Raises ConfigError."""
+        """Modifies the model in place. Call it before the optimizer is created. Raises ConfigError. Collective."""
         if self.sync_batchnorm:
             from clipx.distributed.batchnorm import synchronize
 
             synchronize(model, comm)
 
     def wrap(self, model: CLIP, comm: Comm) -> torch.nn.Module:
-        """What is called in the model's place in training. Collective."""
+        """Returns the module that training calls instead of the model. Collective."""
         return model
 
     def build(self) -> Comm:
-        """Finds the other ranks and joins the process group.
+        """Waits for the other ranks and joins the process group. Collective.
 
-        Raises ConfigError where the environment makes no sense, the device or the backend is not there, or the ranks
-        run different things; PeerLost, which names them, where some do not come.
+        Raises ConfigError if the environment is invalid, the device or the backend is not available, or the ranks run
+        different code or devices; PeerLost, which names the missing ranks, if some do not join.
         """
         launch = read_launch_env()
         device = self._device(launch.local_rank)
@@ -106,7 +126,7 @@ class DistributedSpec:
         return Comm(launch.rank, launch.world, launch.local_rank, device)
 
     def _device(self, local_rank: int) -> torch.device:
-        """Of those that this process sees, which may be all of the host's or its own alone."""
+        """Returns the device of a local rank. A process may see all devices of its host, or only one."""
         found = torch.accelerator.current_accelerator(check_available=True)
         if self.device == "cpu" or (self.device == "auto" and found is None):
             return torch.device("cpu")
@@ -120,13 +140,13 @@ class DistributedSpec:
         count = torch.accelerator.device_count()
         require(
             count == 1 or local_rank < count,
-            f"local rank {local_rank} has no {found.type} device of its own, {node_name()} shows it {count}: start as "
-            "many processes on a host as it has devices, or give each process one",
+            f"local rank {local_rank} has no {found.type} device, {count} are visible on {node_name()}: start one "
+            "process per device of the host, or make one device visible to each process",
         )
         return torch.device(found.type, local_rank % count)
 
     def _join(self, launch: LaunchEnv, device: torch.device) -> int:
-        """Returns how many ranks share this one's cores."""
+        """Joins the process group. Returns the number of ranks that share this rank's cores."""
         from clipx.distributed.rendezvous import rendezvous
 
         backend = self._backend(device)
@@ -145,22 +165,25 @@ class DistributedSpec:
             )
         except RuntimeError as error:
             raise PeerLost(
-                f"the ranks met at {launch.endpoint}, but {backend} did not connect them "
-                f"({str(error).splitlines()[0]}): name the network between the hosts by GLOO_SOCKET_IFNAME or "
-                "NCCL_SOCKET_IFNAME, and open its ports"
+                f"the ranks joined the rendezvous at {launch.endpoint}, but {backend} did not connect them "
+                f"({str(error).splitlines()[0]}): set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network "
+                "interface between the hosts, and open its ports"
             ) from error
         return sharing
 
     def _backend(self, device: torch.device) -> str:
-        """Raises ConfigError where this torch lacks it, or it does not move tensors of the device."""
+        """Returns the backend's name.
+
+        Raises ConfigError if torch lacks it or it does not move tensors of the device.
+        """
         if self.backend == "auto":
-            own = "gloo" if device.type == "cpu" else dist.get_default_backend_for_device(device)
-            return own if device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
+            name = "gloo" if device.type == "cpu" else dist.get_default_backend_for_device(device)
+            return name if device.type == "cpu" else f"cpu:gloo,{device.type}:{name}"
         by_device = dict(part.split(":") for part in self.backend.split(",")) if ":" in self.backend else {}
         for name in by_device.values() or [self.backend]:
             require(
                 dist.is_backend_available(name),
-                f"distributed.backend={self.backend}: torch {torch.__version__} has no {name} here, choose from "
+                f"distributed.backend={self.backend}: torch {torch.__version__} has no backend {name}: choose from "
                 f"{', '.join(filter(dist.is_backend_available, dist.Backend.backend_list))}, or auto",
             )
         moved = by_device or dist.Backend.backend_capability.get(self.backend.lower(), [device.type])

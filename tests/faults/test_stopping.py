@@ -209,7 +209,7 @@ def test_a_rank_that_is_killed_is_named_by_the_others_which_end_soon(tmp_path: P
         assert time.monotonic() - start < 15
         line = next(line for line in two.stderr().splitlines() if line.startswith("error"))
         assert line.startswith(
-            f"error (rank 0): rank 1 (host {socket.gethostname()}, pid {pid}) gave no sign of life for 4 s, since step "
+            f"error (rank 0): rank 1 (host {socket.gethostname()}, pid {pid}) sent no heartbeat for 4 s, since step "
         )
 
 
@@ -220,7 +220,7 @@ def test_a_rank_that_is_killed_is_named_by_the_others_which_end_soon(tmp_path: P
         pytest.param("crash", "ended at step 20: RuntimeError: a bug of rank 1", marks=pytest.mark.slow),
         pytest.param(
             "stuck",
-            "lives, but did not come to a collective of step 20 within distributed.timeout_s: see what it waits for, or wait longer",
+            "is alive, but did not join a collective of step 20 within distributed.timeout_s: find what it waits for, or raise distributed.timeout_s",
             marks=pytest.mark.slow,
         ),
     ],
@@ -241,7 +241,7 @@ def test_the_others_say_so_where_rank_0_takes_the_common_store_with_it(tmp_path:
         two.wait_for_steps(2)
         os.kill(two.pid(0), signal.SIGKILL)
         assert two.exit_code(1) == Exit.FAILED
-        assert "\nerror (rank 1): rank 0, or its launcher on 127.0.0.1, is gone at step " in two.stderr(1)
+        assert "\nerror (rank 1): rank 0, or its launcher on 127.0.0.1, was lost at step " in two.stderr(1)
 
 
 def test_a_rank_that_is_stopped_is_no_reason_to_wait_for_ever(tmp_path: Path) -> None:

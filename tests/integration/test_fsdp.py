@@ -153,9 +153,9 @@ def test_every_other_objective_trains_in_parts_as_whole(tmp_path: Path) -> None:
     [
         (
             ["distributed.static_graph=true", "data.micro_batches=2"],
-            "distributed.static_graph=true does not go with data.micro_batches=2",
+            "distributed.static_graph=true does not support data.micro_batches=2",
         ),
-        ([FSDP, "optimizer=muon"], "optimizer=muon needs each matrix whole, of which distributed=fsdp leaves a rank a part"),
+        ([FSDP, "optimizer=muon"], "optimizer=muon needs whole matrices, which distributed=fsdp shards over the ranks"),
         ([FSDP, "distributed.shard_size=1"], "distributed.shard_size=1 must be at least 2, or null for all ranks"),
         ([FSDP, "distributed.static_graph=true"], "distributed.static_graph is not a key here: the keys are device, backend"),
     ],

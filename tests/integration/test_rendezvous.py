@@ -133,7 +133,7 @@ def test_processes_that_are_placed_by_hand_meet_and_meet_again_and_share_the_cor
     found = outputs(*ranks)
     assert is_complete(found, 3, [0, 1, 2])
     assert {x["threads"] for x in found} == {max(1, cores() // 3)}
-    warning = f"rank 1 (host {HOST}) has torch=2.0, the others {torch.__version__}: the same on all hosts is safer\n"
+    warning = f"rank 1 (host {HOST}) has torch=2.0, the others {torch.__version__}: prefer the same on all hosts\n"
     assert ranks[0].out.read_text().count(warning) == 2
 
 
@@ -190,8 +190,8 @@ def test_ranks_that_do_not_come_are_named_on_all_that_did(by_hand: Start, port: 
     ranks = [by_hand(rank, 5, SHORT) for rank in (0, 2)]
     for rank in outputs(*ranks):
         assert rank["error"].startswith(
-            f"ranks 1, 3-4 of 5 have not come to 127.0.0.1:{port}; there are ranks 0, 2 (host {HOST}); "
-            "distributed.rendezvous_s=2 is over: "
+            f"ranks 1, 3-4 of 5 have not joined 127.0.0.1:{port}; joined: ranks 0, 2 (host {HOST}); "
+            "distributed.rendezvous_s=2 has passed: "
         )
     assert [rank.wait() for rank in ranks] == [Exit.FAILED] * 2
 
@@ -214,8 +214,8 @@ def test_rank_0_that_ends_before_all_are_there_is_named(by_hand: Start, port: in
     first.kill()
     (rank,) = outputs(second)
     assert rank["error"] == (
-        f"rank 0 at 127.0.0.1:{port} ended, or did not call the roll, while rank 1 (host {HOST}) waited for it: its own "
-        "output says why"
+        f"rank 0 at 127.0.0.1:{port} ended, or did not complete the rendezvous, while rank 1 (host {HOST}) waited for it: "
+        "check the output of rank 0"
     )
 
 
@@ -231,8 +231,10 @@ def test_something_else_at_the_port_is_said_by_all(by_hand: Start) -> None:
         port = server.getsockname()[1]
         ranks = [by_hand(rank, 2, SHORT, MASTER_PORT=str(port)) for rank in (0, 1)]
         first, second = outputs(*ranks)
-    assert first["error"].startswith(f"MASTER_PORT={port} cannot be had on {HOST}, the host of rank 0: ")
-    assert second["error"].startswith(f"rank 1 (host {HOST}) met something at 127.0.0.1:{port} that is not rank 0: ")
+    assert first["error"].startswith(f"MASTER_PORT={port} cannot be bound on {HOST}, the host of rank 0: ")
+    assert second["error"].startswith(
+        f"rank 1 (host {HOST}) connected to a process at 127.0.0.1:{port} that is not rank 0: "
+    )
     assert [rank.wait() for rank in ranks] == [Exit.CONFIGURATION, Exit.FAILED]
 
 
@@ -241,7 +243,7 @@ def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> 
     ranks = [by_hand(rank, 3, SHORT) for rank in (0, 1, 1)]
     errors = sorted(x["error"] for x in outputs(*ranks))
     assert errors[0].startswith(
-        f"a second process (host {HOST}) is rank 1 at 127.0.0.1:{port}: give each process a RANK"
+        f"a second process (host {HOST}) is rank 1 at 127.0.0.1:{port}: set a different RANK "
     )
     assert [e.partition(" have ")[0].partition(" has ")[0] for e in errors[1:]] == ["rank 2 of 3"] * 2
 
@@ -250,8 +252,8 @@ def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> 
 def test_a_network_that_does_not_connect_them_is_said_so(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 2, GLOO_SOCKET_IFNAME="none0") for rank in (0, 1)]
     for rank in outputs(*ranks):
-        assert rank["error"].startswith(f"the ranks met at 127.0.0.1:{port}, but gloo did not connect them (")
-        assert "name the network between the hosts by GLOO_SOCKET_IFNAME" in rank["error"]
+        assert rank["error"].startswith(f"the ranks joined the rendezvous at 127.0.0.1:{port}, but gloo did not connect them (")
+        assert "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network interface" in rank["error"]
 
 
 def test_a_rank_with_other_code_is_named_before_anything_is_done(by_hand: Start, tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_a_rank_with_other_code_is_named_before_anything_is_done(by_hand: Start,
     for rank in outputs(*ranks):
         told, _, rest = rank["error"].partition(", the others ")
         assert told.startswith(f"rank 2 (host {HOST}) has clipx={clipx.__version__}+") and code_version() not in told
-        assert rest == f"{code_version()}: make it the same on all hosts, and start all ranks by the same command"
+        assert rest == f"{code_version()}: use the same on all hosts, and start all ranks with the same command"
     assert [rank.wait() for rank in ranks] == [Exit.CONFIGURATION] * 3
 
 
@@ -272,8 +274,8 @@ def test_a_rank_with_another_configuration_is_named_with_the_key(by_hand: Start,
     ranks = [by_hand(rank, 3, **({"COLOUR": "blue"} if rank == 1 else {})) for rank in range(3)]
     for rank in outputs(*ranks):
         assert rank["error"] == (
-            f"rank 1 (host {HOST}) has colour=blue, the others red: start all ranks by the same command, with the same "
-            "files and data"
+            f"rank 1 (host {HOST}) has colour=blue, the others red: start all ranks with the same command, files "
+            "and data"
         )
 
 
@@ -304,8 +306,8 @@ def test_a_node_that_does_not_come_is_named() -> None:
     script = f"test $SLURM_NODEID = 0 || exit 0; exec {sys.executable} {SCRIPT} '{SHORT}'"
     errors = [x["error"] for x in parse_output(srun(*TASKS, "bash", "-c", script).stdout)]
     assert len(errors) == 2 and errors[0] == errors[1]
-    assert errors[0].startswith("ranks 2-3 of 4 have not come to n1:")
-    assert ", nobody from n2; there are ranks 0-1 (host n1); distributed.rendezvous_s=2 is over: " in errors[0]
+    assert errors[0].startswith("ranks 2-3 of 4 have not joined n1:")
+    assert ", none from n2; joined: ranks 0-1 (host n1); distributed.rendezvous_s=2 has passed: " in errors[0]
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_what_is_left_over_of_one_process_does_not_hide_a_step() -> None:
         ({**BY_HAND, "LOCAL_RANK": "8"}, "LOCAL_RANK=8 is not below WORLD_SIZE=8: ranks of a host count from 0"),
         ({**TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2"),
         ({**BY_HAND, "MASTER_PORT": "http"}, "MASTER_PORT=http is not a whole number"),
-        ({**BY_HAND, "MASTER_PORT": "65536"}, "MASTER_PORT=65536 is no port: give one from 1 to 65535"),
+        ({**BY_HAND, "MASTER_PORT": "65536"}, "MASTER_PORT=65536 is not a port: choose one from 1 to 65535"),
         ({**BY_HAND, "MASTER_ADDR": ""}, "WORLD_SIZE=8 without MASTER_ADDR: export MASTER_ADDR, the host of rank 0"),
         ({**BY_HAND, "MASTER_PORT": ""}, "WORLD_SIZE=8 without MASTER_PORT: export MASTER_ADDR"),
         ({**PMI, "MASTER_ADDR": ""}, "PMI_SIZE=8 without MASTER_ADDR: export MASTER_ADDR"),
