@@ -1,4 +1,4 @@
-"""Typed specs from Hydra configurations. What a plug-in needs to declare options."""
+"""Typed specs from Hydra configurations. Plug-ins import `option`, `MISSING` and `Length` from here."""
 
 from clipx.config.duration import Length
 from clipx.config.registry import MISSING, option

@@ -38,10 +38,12 @@ from clipx.storage.url import check_environment, check_secrets
 
 
 def quote_pattern(override: str) -> str:
-    """Quotes a pattern of paths, `data.shards=/data/{0000..0123}.tar`: the shell has taken the quotes that were typed,
-    and Hydra's grammar knows braces only as a dictionary."""
+    """Quotes a path pattern for Hydra, e.g. `data.shards=/data/{0000..0123}.tar`.
+
+    The shell removes the quotes that were typed, and Hydra's grammar reads braces only as a dictionary.
+    """
     key, equals, value = override.partition("=")
-    pattern = re.sub(r"\$\{[^}]*\}?", "", value)  # without interpolations
+    pattern = re.sub(r"\$\{[^}]*\}?", "", value)  # remove interpolations
     several = "," in re.sub(r"\{[^}]*\}", "", pattern)
     if override.startswith("-") or "{" not in pattern or value[0] in "'\"[{" or several:
         return override
@@ -50,7 +52,7 @@ def quote_pattern(override: str) -> str:
 
 @contextlib.contextmanager
 def isolated_hydra() -> Iterator[None]:
-    """Hydra on our configuration, whether or not another one is running: it is left as it was."""
+    """Initializes Hydra with clipx's configuration. Restores the state of an outer Hydra application on exit."""
     base, outer = VersionBase.instance().getbase(), GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = None
     try:
@@ -62,14 +64,14 @@ def isolated_hydra() -> Iterator[None]:
 
 
 def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
-    """Registers every option, and refuses overrides that Hydra has no words for, or takes for something else."""
-    for typed in overrides:  # before Hydra writes them to a file, as it does in a sweep
+    """Registers all options. Raises ConfigError for overrides that Hydra rejects without a reason or misreads."""
+    for typed in overrides:  # before Hydra writes the overrides to a file, as in a sweep
         check_secrets(typed.partition("=")[0], typed.partition("=")[2])
     discover_installed()
     discover(CONF_DIR)
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"--config-dir={folder} is not a folder: give the folder that holds your groups")
+            raise ConfigError(f"--config-dir={folder} is not a folder: give a folder that contains config groups")
         discover(folder, plugin=True)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         group, value = override.key_or_group, override.value()
@@ -77,12 +79,12 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
         if not group:
             raise ConfigError(unreadable(str(override.input_line)))
         if override.is_delete() and group in LIST_GROUPS and value is None:
-            raise ConfigError(f"~{group} is not possible: for none write {group}=[]")
+            raise ConfigError(f"~{group} cannot delete a list of options: write {group}=[] for none")
         if override.is_delete() or not known:
             continue
         if override.is_add() and override.package is None and group not in LIST_GROUPS and (CONF_DIR / group).is_dir():
             typed = str(override.input_line)
-            raise ConfigError(f"{typed} adds a second {group} where there can be one: write {typed[1:]}")
+            raise ConfigError(f"{typed} adds a second {group}, and a run has one: write {typed[1:]}")
         for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
             names = choice if isinstance(choice, list) and group in LIST_GROUPS else [choice]
             if any(isinstance(name, (NoneType, int, float, list, dict)) for name in names):
@@ -90,16 +92,17 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
 
 
 def task_overrides(hydra: Any) -> list[str]:
-    """The overrides of a run or a point, `hydra` being Hydra's part of its configuration; ${} in them stays."""
+    """Returns the overrides of a run or a sweep point, ${} unresolved. `hydra`: node `hydra` of its configuration."""
     return typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task))
 
 
 def command_line(hydra: Any) -> str:
+    """Returns the overrides of a run or a sweep point as one line."""
     return " ".join(task_overrides(hydra))
 
 
 def checked(cfg: DictConfig, prefix: str = "") -> Any:
-    """The checked spec of a composed configuration, whose keys have `prefix` before them. Raises ConfigError."""
+    """Returns the checked spec of a composed configuration. `prefix`: of its keys in errors. Raises ConfigError."""
     try:
         if missing := OmegaConf.missing_keys(cfg):
             raise ConfigError(missing_value(prefix + min(missing, key=lambda key: (not key.endswith(".kind"), key))))
@@ -110,9 +113,10 @@ def checked(cfg: DictConfig, prefix: str = "") -> Any:
 
 
 def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
-    """Refuses what OmegaConf accepts in a typed node: a key added with `+`, another `kind`, numbers without end.
+    """Rejects what OmegaConf accepts in a typed node: keys added with `+`, a changed `kind`, non-finite numbers.
 
-    Also values that may not be saved, or would be another when the saved configuration is read.
+    Also rejects values that must not be saved (secrets) and values that would change when the saved configuration is
+    read (interpolations). Raises ConfigError.
     """
     cls = OmegaConf.get_type(cfg)
     defaults = {f.name: f.default for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
@@ -125,18 +129,18 @@ def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
             if defaults is None and "." in prefix[:-1]:
                 _check_nested_option(value, full)
         elif defaults is not None and key == "kind" and value != defaults[key]:
-            fix = f"choose an option of the group, {option_key(prefix[:-1])}=…" if prefix else "leave it out"
+            fix = f"choose an option of the group, {option_key(prefix[:-1])}=…" if prefix else "remove it"
             raise ConfigError(f"{full}={value} cannot be set: {fix}")
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{full}={value} is not a finite number: give one")
         for text in _texts(value):
             check_secrets(full, text)
             check_environment(full, text)
-            require("${" not in text, f"{full}={text} holds ${{, which no saved configuration may: leave it out")
+            require("${" not in text, f"{full}={text} contains ${{, which cannot be saved: remove it")
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in a leaf: itself, or those in a list."""
+    """Yields the strings of a leaf: the leaf itself, or the items of a list."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, ListConfig):
@@ -145,7 +149,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _check_nested_option(option: DictConfig, location: str) -> None:
-    """Checks an option that another one holds under a name, as a mixture does, and names the keys where they are."""
+    """Checks an option nested in another one under a name, as in a mixture. Errors name the full keys."""
     try:
         OmegaConf.to_object(option)
     except ClipxError as error:
@@ -153,7 +157,7 @@ def _check_nested_option(option: DictConfig, location: str) -> None:
 
 
 def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence[str], index: int) -> Any:
-    """The checked spec of point `index` of the sweep that `config` is. For launchers; Hydra's state is left as it was.
+    """Returns the checked spec of point `index` of the sweep `config`. Called by launchers. Restores Hydra's state.
 
     Raises ConfigError.
     """
@@ -162,7 +166,7 @@ def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence
         cfg = context.config_loader.load_sweep_config(config, list(overrides))
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra):
             cfg.hydra.job.id, cfg.hydra.job.num = str(index), index
-            HydraConfig.instance().set_config(cfg)  # for values that refer to it
+            HydraConfig.instance().set_config(cfg)  # for values that refer to the job
             cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir).absolute())
         HydraConfig.instance().set_config(cfg)
         hydra = HydraConfig.get()
@@ -176,7 +180,7 @@ def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence
 
 
 def with_run_dir(cfg: DictConfig, hydra: Any) -> DictConfig:
-    """A point of a sweep, `hydra` being Hydra's part of it: it has a run directory of its own, unless one was typed."""
+    """Sets the run directory of a sweep point to the point's output directory, unless an override sets it."""
     if "run_dir" in cfg and not any(str(text).startswith("run_dir=") for text in hydra.overrides.task):
         cfg.run_dir = hydra.runtime.output_dir
     return cfg

@@ -1,4 +1,4 @@
-"""torch, loaded on first use: modules that hold a spec are imported at composition, which must not wait for torch."""
+"""Lazy import of torch. Modules that define a spec are imported at composition, which must not wait for torch."""
 
 from __future__ import annotations
 

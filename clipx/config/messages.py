@@ -1,7 +1,7 @@
-"""Puts the errors of Hydra, OmegaConf and YAML into one line with the value, the rule and the fix.
+"""Formats errors of Hydra, OmegaConf and YAML as one line with the value, the rule and the fix.
 
-The libraries' own sentences stay where they name these. What is worded here are a key, an option or a value that is
-missing, and an override that cannot be parsed: there the libraries do not say what would be right.
+The libraries' messages are used where they name these. This module rewrites the messages for unknown keys, unknown
+options, missing values and overrides that cannot be parsed, where the libraries give no fix.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clipx.config.renamed import current_name, group_key
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
-LIST_GROUPS = ("evaluator", "logger")  # the groups of which a run takes any number of options
+LIST_GROUPS = ("evaluator", "logger")  # groups of which a run selects any number of options
 
 
 def one_line(error: BaseException) -> str:
@@ -48,25 +48,26 @@ def one_line(error: BaseException) -> str:
     key, sentence = cause.full_key or "", str(cause).splitlines()[0]
     if not isinstance(cause, ValidationError):
         return f"{key}: {sentence}{_file(text)}"
-    if cause.parent_node is None:  # of a node that is not in its place yet, OmegaConf does not know the key
+    if cause.parent_node is None:  # OmegaConf does not know the key of a node without a parent
         sentence = sentence if cause is error else f"{str(error).splitlines()[0]}: {sentence}"
-        return f"{sentence}: an option of a group is added by +GROUP@KEY=OPTION, as +data@data.sources.NAME=csv"
+        return f"{sentence}: add an option of a group by +GROUP@KEY=OPTION, e.g. +data@data.sources.NAME=csv"
     value = "null" if cause.value is None else cause.value
     return f"{key}={value}: {sentence}{_fix(key, cause.child_node)}{_file(text)}"
 
 
 def unreadable(override: str) -> str:
-    return f"{override} cannot be read: write key=value, a list as key=[a,b], and other signs as key='…'"
+    """Returns the message for an override that cannot be parsed."""
+    return f"{override} cannot be parsed: write key=value, a list as key=[a,b], and special characters as key='…'"
 
 
 def _file(text: str) -> str:
-    """Returns the YAML file of a group that Hydra's message begins with, `In 'GROUP/NAME': …`."""
+    """Returns ` (in GROUP/NAME.yaml)` if Hydra's message begins with `In 'GROUP/NAME': …`, else an empty string."""
     named = re.match(r"In '(?!hydra/|schema/)([^']+/[^']+)'", text)
     return f" (in {named[1]}.yaml)" if named else ""
 
 
 def _root(error: BaseException) -> OmegaConfBaseException | None:
-    """Returns OmegaConf's error, which knows the key, under Hydra's."""
+    """Returns the OmegaConf error that caused Hydra's error and knows the key. None: there is none."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OmegaConfBaseException):
         found = found.__cause__ or found.__context__
@@ -74,13 +75,13 @@ def _root(error: BaseException) -> OmegaConfBaseException | None:
 
 
 def _list_of(cls: type | None) -> str:
-    """Returns the key of the run's list whose items have this class, of whose place OmegaConf says nothing."""
+    """Returns the key, with a dot, of RunSpec's list whose items have this class: OmegaConf omits it from the key."""
     run = OmegaConf.get_type(ConfigStore.instance().repo["schema"]["run.yaml"].node)
     return next((f"{key}." for key, hint in typing.get_type_hints(run).items() if typing.get_args(hint) == (cls,)), "")
 
 
 def _fix(key: str, child: Any) -> str:
-    """Returns how the values below a key are set, where the key itself takes none."""
+    """Returns the fix for a value given to a key that contains other keys, else an empty string."""
     if not isinstance(child, DictConfig):
         return ""
     group = key.partition(".")[0]
@@ -90,7 +91,7 @@ def _fix(key: str, child: Any) -> str:
 
 
 def _options(group: str) -> list[str]:
-    """Returns the options of a group that a YAML file names."""
+    """Returns the options of a group of the ConfigStore, or of a group of YAML files."""
     stored: Any = ConfigStore.instance().repo
     for part in group.split("/"):
         stored = stored.get(part, {})
@@ -98,7 +99,8 @@ def _options(group: str) -> list[str]:
 
 
 def unknown_option(group: str, name: str, options: Sequence[str]) -> str:
-    if not options and group.startswith("schema/"):  # of an installed package's, by the entry point `clipx.options`
+    """Returns the message for an option that does not exist. `options`: those of the group."""
+    if not options and group.startswith("schema/"):  # of an installed package, by the entry point `clipx.options`
         return f"{group}={name} is not registered: install the package that has it (in a checkout: pip install -e .)"
     if not options:
         return f"{group}={name} is not an option: the group {group} has none, check its name or give --config-dir"
@@ -109,7 +111,7 @@ def unknown_option(group: str, name: str, options: Sequence[str]) -> str:
 
 
 def unknown_key(key: str, siblings: Sequence[str], free: bool = False) -> str:
-    """`free`: whether a key can be added where there is none."""
+    """Returns the message for a key that does not exist. `free`: whether new keys may be added here."""
     parent, dot, name = key.rpartition(".")
     if new := current_name(group_key(key), siblings):
         return f"{key} is now {parent}{dot}{new}: write {parent}{dot}{new}=…"
@@ -126,19 +128,20 @@ def unknown_key(key: str, siblings: Sequence[str], free: bool = False) -> str:
 
 
 def option_key(key: str) -> str:
-    """Returns what stands before the = where the option at a key is chosen.
+    """Returns the left-hand side of the override that selects the option at a key.
 
-    For a source of a mixture and for a set of an evaluator its group is named as well.
+    For a source of a mixture and for a data set of an evaluator it includes the group: `data@KEY`.
     """
     return f"data@{key}" if key != "data" and group_key(key) == "data" else key
 
 
 def missing_value(key: str) -> str:
+    """Returns the message for a required key without a value."""
     parent, _, name = key.rpartition(".")
     group, _, option = parent.partition(".")
     if name == "kind" and group in LIST_GROUPS:
         return (
-            f"{parent} is not chosen: write {group}=[{option},…], for a set of data may have chosen others; or begin "
+            f"{parent} is not selected: write {group}=[{option},…], because data=… may select others; or begin "
             f"its YAML file with defaults: [/schema/{group}/KIND@_here_]"
         )
     if name == "kind":
@@ -147,6 +150,6 @@ def missing_value(key: str) -> str:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Returns the closest known name as a question for the end of a message, or nothing."""
+    """Returns ` (did you mean NAME?)` with the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""

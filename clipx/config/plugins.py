@@ -1,6 +1,7 @@
-"""Modules beside the YAML files of users' own --config-dir folders, as `clipx.config.plugins.<group>.<name>`.
+"""Plug-in modules next to the YAML files of --config-dir folders, imported as `clipx.config.plugins.<group>.<name>`.
 
-The folders are in the environment, so that a run's other processes (loader workers, jobs of a sweep) find them too.
+The folders are listed in the environment variable CLIPX_PLUGINS, so that a run's other processes (loader workers, jobs
+of a sweep) find them too.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ __path__ = [folder for folder in os.environ.get(_FOLDERS, "").split(os.pathsep) 
 
 
 def load(folder: Path, group: str, name: str) -> ModuleType:
-    """The module `<folder>/<group>/<name>.py`, imported once. `folder` is absolute."""
+    """Imports `<folder>/<group>/<name>.py` once and returns the module. `folder` must be absolute."""
     if str(folder) in __path__:
         __path__.remove(str(folder))
-    __path__.insert(0, str(folder))  # the newest first: another folder may use the same names
+    __path__.insert(0, str(folder))  # the newest folder first: another one may use the same names
     os.environ[_FOLDERS] = os.pathsep.join(__path__)
     full_name = f"{__name__}.{group}.{name}"
     known = sys.modules.get(full_name)

@@ -1,6 +1,7 @@
 """Registry of options: `@option(group)` on a spec stores its schema in Hydra's ConfigStore.
 
-Nothing in this package imports torch, so that `--help`, `--cfg job`, tab completion and a mistyped key answer at once.
+Nothing in this package imports torch, so that `--help`, `--cfg job`, tab completion and configuration errors are
+immediate.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from clipx.errors import ConfigError
 __all__ = ["CONF_DIR", "MISSING", "PACKAGE", "discover", "discover_installed", "option", "spec_class"]
 
 PACKAGE = Path(__file__).parents[1]
-# A wheel carries the configuration inside the package; in a checkout it is at the top level.
+# In a wheel the configuration is inside the package, in a checkout at the top level.
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 Spec = TypeVar("Spec")
 
 
 def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
-    """Class decorator: registers a spec under `/schema/<group>/<kind>`, `kind` being the default of its `kind` field.
+    """Class decorator: registers a spec under `/schema/<group>/<kind>`; <kind> is the default of its `kind` field.
 
-    The ConfigStore is the only registry: YAML refers to the schema, a saved configuration to the kind.
+    The ConfigStore is the only registry: YAML files refer to the schema, a saved configuration to the kind.
     """
 
     def register(cls: type[Spec]) -> type[Spec]:
@@ -47,19 +48,19 @@ def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
 def discover_installed() -> None:
     """Imports the modules that installed packages name under the entry point `clipx.options`, as clipx_launch does.
 
-    They register their options: so a package extends clipx, and nothing in clipx names it. Once in a process: finding
-    entry points reads the metadata of every installed package.
+    The modules register their options, so a package extends clipx without being named in it. Cached per process:
+    finding entry points reads the metadata of every installed package.
     """
     for entry in importlib.metadata.entry_points(group="clipx.options"):
         entry.load()
 
 
 def discover(conf_dir: Path, plugin: bool = False) -> None:
-    """Imports the module of each option under `conf_dir`, so that it registers its schema.
+    """Imports the module of each option under `conf_dir`, which registers the option's schema.
 
     A group and its package share a name, and so do an option and its module: `conf/objective/infonce.yaml` and
-    `clipx/objective/infonce.py`. Options without a module of their own are in the group's `spec.py`, or in the one
-    module that the group is. In a user's `--config-dir` the module is next to the YAML file.
+    `clipx/objective/infonce.py`. Options without a separate module are in the group's `spec.py`, or in the
+    group's module if the group is not a package. In a user's `--config-dir` the module is next to the YAML file.
     """
     for path in sorted(conf_dir.glob("*/*.yaml")):
         group, name = path.parent.name, path.stem
@@ -77,7 +78,7 @@ def spec_class(group: str, kind: Any) -> type[Any]:
     if f"{kind}.yaml" not in options:
         known = ", ".join(sorted(name.removesuffix(".yaml") for name in options))
         raise ConfigError(
-            f"{group}.kind={kind} is not known: known are {known}; a plug-in's folder is given with --config-dir"
+            f"{group}.kind={kind} is not registered: choose one of {known}, or give a plug-in's folder by --config-dir"
         )
     node = options[f"{kind}.yaml"].node
     return typing.cast("type[Any]", OmegaConf.get_type(node))

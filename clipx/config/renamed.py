@@ -1,11 +1,11 @@
-"""Keys that have another name than before: typed they are refused, in saved configurations they are translated."""
+"""Renamed keys. Overrides with the old name are rejected; saved configurations are read under the new name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
 
-# Old key -> new key, both in the terms of their group, as `group_key` returns them. Only the last part may differ.
+# Old key -> new key, both relative to their group, as `group_key` returns them. Only the last part may differ.
 RENAMED = {
     "model.image.squash": "model.image.stretch",
     "evaluator.own": "evaluator.held_out",
@@ -21,7 +21,7 @@ RENAMED = {
 
 
 def group_key(key: str) -> str:
-    """Returns a key in its group's terms: without the names of options that another one holds, and without indices.
+    """Returns a key relative to its group: without the names of nested options and without indices.
 
     `evaluator.mine.every` is `evaluator.every`, `data.sources.cc.path` and `evaluator.mine.sets.birds.path` are
     `data.path`, and `stages[0].until` is `stages.until`.
@@ -31,9 +31,9 @@ def group_key(key: str) -> str:
 
 
 def current_name(key: str, names: Collection[str]) -> str | None:
-    """Returns the name that a field has now; None where it was not renamed. `key`: in its group's terms.
+    """Returns the current name of a renamed field. None: it was not renamed. `key`: relative to its group.
 
-    `names`: the fields of its spec, which may be a plug-in's and have a field with the old name.
+    `names`: the fields of its spec. A plug-in's spec may have a field with the old name, which is not translated.
     """
     new = RENAMED.get(key, "").rpartition(".")[2]
     return new if new in names and key.rpartition(".")[2] not in names else None

@@ -1,4 +1,4 @@
-"""Reads a configuration that was saved, perhaps by somebody else: its values, nothing to be computed here."""
+"""Reads a saved configuration, perhaps of somebody else: plain values only, nothing is constructed or resolved."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from clipx.errors import ConfigError
 
 
 def read_saved(path: Path) -> dict[str, Any]:
-    """The values in a YAML file that `config.save` wrote.
+    """Returns the values in a YAML file that `config.saved.save` wrote.
 
-    Raises ConfigError where it holds what that never writes: objects to construct, interpolations, aliases.
+    Raises ConfigError for content that `save` never writes: objects to construct, interpolations, aliases.
     """
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _PlainLoader)
     except (OSError, yaml.YAMLError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as a saved configuration: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no saved configuration: restore it")
+        raise ConfigError(f"{path} is not a saved configuration: restore it")
     return values
 
 
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):  # a few lines of them make billions of values
+        if self.check_event(yaml.AliasEvent):  # a few lines of nested aliases expand to billions of values
             raise yaml.MarkedYAMLError(problem="found an alias", problem_mark=self.peek_event().start_mark)
         return super().compose_node(parent, index)
 
     def construct_scalar(self, node: Any) -> Any:
-        if "${" in str(node.value):  # it would look up this machine's environment
+        if "${" in str(node.value):  # it would read this machine's environment
             raise yaml.MarkedYAMLError(problem="found an interpolation", problem_mark=node.start_mark)
         return super().construct_scalar(node)

@@ -19,7 +19,7 @@ from clipx.errors import ConfigError
 
 
 def to_dict(spec: Any) -> dict[str, Any]:
-    """Plain values of a spec, for YAML, JSON and loggers."""
+    """Returns the plain values of a spec, for YAML, JSON and loggers."""
     return typing.cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.structured(spec), enum_to_str=True))
 
 
@@ -29,9 +29,9 @@ def save(spec: Any, path: Path) -> None:
 
 
 def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
-    """The inverse of `to_dict`: each group's class is found by its `kind`. Raises ConfigError.
+    """Returns the spec of values that `to_dict` returned. The class of each option is found by its `kind`.
 
-    Keys that were renamed since then are read by their old names.
+    Keys that were renamed later are read under their old names. Raises ConfigError.
     """
     prepare([], [])
     cfg = OmegaConf.structured(cls)
@@ -55,7 +55,7 @@ def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
 
 
 def option_from_dict(group: str, values: dict[str, Any]) -> Any:
-    """One option of a group from its part of a saved configuration. Raises ConfigError."""
+    """Returns an option of a group from its part of a saved configuration. Raises ConfigError."""
     prepare([], [])
     holder = OmegaConf.create({group: None})
     try:
@@ -66,7 +66,7 @@ def option_from_dict(group: str, values: dict[str, Any]) -> Any:
 
 
 def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:
-    """One option of a group, and the options that it may hold under names, as a mixture does."""
+    """Sets a key to an option of a group, including options nested in it under names, as in a mixture."""
     cls = spec_class(group, values.get("kind") if isinstance(values, dict) else None)
     values = _renamed(cls, values, f"{group}.")
     cfg[key] = OmegaConf.structured(cls)
@@ -78,7 +78,7 @@ def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:
 
 
 def _renamed(cls: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Returns a spec's saved values under the names that its fields have now. `prefix`: of its keys, in its group."""
+    """Returns a spec's saved values under the current names of its fields. `prefix`: of its keys in the group."""
     types = typing.get_type_hints(cls)
     renamed = {}
     for old, value in values.items():
@@ -93,12 +93,12 @@ def _renamed(cls: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _holds_options(hint: Any) -> bool:
-    """Whether a field's type is a dictionary of specs with a kind."""
+    """Returns whether a field's type is a dictionary of specs with a `kind`."""
     (_, of) = typing.get_args(hint) if typing.get_origin(hint) is dict else (None, None)
     return dataclasses.is_dataclass(of) and any(f.name == "kind" for f in dataclasses.fields(of))
 
 
 def _group_of(hint: Any) -> str:
-    """Returns the group of the specs in a dictionary: the package `clipx.<group>` that their class is in."""
+    """Returns the group of the specs in a dictionary: the package `clipx.<group>` of their class."""
     (_, of) = typing.get_args(hint)
     return str(of.__module__).split(".")[1]

@@ -75,7 +75,7 @@ def test_help_lists_the_options_of_each_group(command: tuple[str, ...]) -> None:
         (["schedule=cosin"], "schedule=cosin is not an option: choose one of constant, constant_cooldown, cosine (did you mean cosine?)"),
         (["duration=1ep", "schedule.warmup=2ep"], "schedule.warmup=2ep is longer than duration=1ep: shorten the warm-up or train longer"),
         (["data=csv"], "data.path has no value: give the table of images and captions, e.g. data.path=train.csv"),
-        (["--config-dir=/nowhere"], "--config-dir=/nowhere is not a folder: give the folder that holds your groups"),
+        (["--config-dir=/nowhere"], "--config-dir=/nowhere is not a folder: give a folder that contains config groups"),
         (["--cfg", "job", "-m"], "Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",

@@ -56,8 +56,8 @@ def test_a_run_of_it_is_refused_without_its_folder(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     done = run(sys.executable, "-m", "clipx.evaluate", f"run={tmp_path}", check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: objective.kind=hinge is not known: known are ")
-    assert done.stderr.endswith("sogclr; a plug-in's folder is given with --config-dir\n")
+    assert done.stderr.startswith("error: objective.kind=hinge is not registered: choose one of ")
+    assert done.stderr.endswith("sogclr, or give a plug-in's folder by --config-dir\n")
 
 
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:

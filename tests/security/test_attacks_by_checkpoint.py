@@ -237,7 +237,7 @@ CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
         "found an alias",
     ),
     "nesting": (lambda run_dir, flag: "[" * 20_000, "cannot be read as a saved configuration: maximum recursion"),
-    "no mapping": (lambda run_dir, flag: "- a\n", "holds no saved configuration"),
+    "no mapping": (lambda run_dir, flag: "- a\n", "is not a saved configuration"),
     "no text": (lambda run_dir, flag: "\x00\x01", "cannot be read as a saved configuration"),
     "another folder": (
         lambda run_dir, flag: config_with(

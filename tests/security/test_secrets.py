@@ -83,7 +83,7 @@ def test_a_key_of_the_environment_is_refused_as_a_value(key: str, monkeypatch: p
 
 
 def test_what_would_be_looked_up_when_a_run_goes_on_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"name=\$\{oc.env:HOME\} holds \$\{, which no saved configuration may"):
+    with pytest.raises(ConfigError, match=r"name=\$\{oc.env:HOME\} contains \$\{, which cannot be saved"):
         compose(r"name='\${oc.env:HOME}'")
 
 

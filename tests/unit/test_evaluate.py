@@ -218,5 +218,5 @@ def test_every_command_of_the_page_composes() -> None:
 
 
 def test_a_set_that_chose_other_evaluators_than_its_own_is_told_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match=r"evaluator.zeroshot is not chosen: write evaluator=\[zeroshot,…\]"):
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot is not selected: write evaluator=\[zeroshot,…\]"):
         compose("+data@evaluator.zeroshot.sets.mine=csv", "evaluator.zeroshot.sets.mine.path=t.csv")

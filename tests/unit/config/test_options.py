@@ -431,7 +431,7 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(folder: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--config-dir=.*/nothing is not a folder: give the folder that holds"):
+    with pytest.raises(ConfigError, match=r"^--config-dir=.*/nothing is not a folder: give a folder that contains"):
         compose(config_dir=tmp_path / "nothing")
 
 
@@ -503,13 +503,13 @@ def test_a_saved_spec_holds_plain_values(tmp_path: Path) -> None:
     [
         (
             {"objective": {"kind": "hinge", "margin": 0.2}},
-            "objective.kind=hinge is not known: known are infonce; a plug-in's folder is given with --config-dir",
+            "objective.kind=hinge is not registered: choose one of infonce, or give a plug-in's folder by --config-dir",
         ),
         (
             {"evaluator": {"mine": {"every": "1ep"}}},
-            "evaluator.kind=None is not known: known are linear_probe, retrieval, zeroshot",
+            "evaluator.kind=None is not registered: choose one of linear_probe, retrieval, zeroshot",
         ),
-        ({"logger": {"mine": None}}, "logger.kind=None is not known: known are "),
+        ({"logger": {"mine": None}}, "logger.kind=None is not registered: choose one of "),
         ({"sede": 1}, "sede is not a key here: the keys are name, run_dir, seed"),
         ({"seed": "many"}, "seed=many: Value 'many' of type 'str' could not be converted to Integer"),
         ({"seed": -1}, "seed=-1 must lie in [0, 2^63)"),
@@ -619,7 +619,7 @@ RUN_KEYS = (
     "objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
 )
 OBJECTIVE_KEYS = "the keys are tile, init_temperature, max_scale"
-READ = "write key=value, a list as key=[a,b], and other signs as key='…'"
+READ = "write key=value, a list as key=[a,b], and special characters as key='…'"
 OPTIONS_FIRST = "choose options by evaluator=[…] and set their values by evaluator.OPTION.KEY=…"
 
 REFUSED = [
@@ -636,7 +636,7 @@ REFUSED = [
     ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
     ("~nope", "Could not delete from config. 'nope' does not exist."),
     ("+seed=1", "Could not append to config. An item is already at 'seed'. Either remove + prefix: 'seed=1' Or add a second + to add or override 'seed': '++seed=1'"),
-    ("kind=other", "kind=other cannot be set: leave it out"),
+    ("kind=other", "kind=other cannot be set: remove it"),
     ("objective.kind=other", "objective.kind=other cannot be set: choose an option of the group, objective=…"),
     # types
     ("seed=abc", "seed=abc: Value 'abc' of type 'str' could not be converted to Integer"),
@@ -652,7 +652,7 @@ REFUSED = [
     ("name=[1]", "name=[1]: Cannot convert 'list' to string: '[1]'"),
     ("optimizer.decay_rule=none", "optimizer.decay_rule=none: Invalid value 'none', expected one of [published, current]"),
     ("evaluator.zeroshot=3", f"evaluator.zeroshot=3: Invalid type assigned: int is not a subclass of EvaluatorSpec. value: 3: {OPTIONS_FIRST}"),
-    ("+evaluator.mine.kind=zeroshot", "Error merging override +evaluator.mine.kind=zeroshot: Invalid type assigned: dict is not a subclass of EvaluatorSpec. value: {}: an option of a group is added by +GROUP@KEY=OPTION, as +data@data.sources.NAME=csv"),
+    ("+evaluator.mine.kind=zeroshot", "Error merging override +evaluator.mine.kind=zeroshot: Invalid type assigned: dict is not a subclass of EvaluatorSpec. value: {}: add an option of a group by +GROUP@KEY=OPTION, e.g. +data@data.sources.NAME=csv"),
     # options
     ("schedule=cosin", "schedule=cosin is not an option: choose one of constant, constant_cooldown, cosine (did you mean cosine?)"),
     ("schedule=", "schedule= is not an option: choose one of constant, constant_cooldown, cosine"),
@@ -661,8 +661,8 @@ REFUSED = [
     ("schedule=[constant,cosine]", "schedule=[constant,cosine] is not an option: choose one of constant, constant_cooldown, cosine"),
     ("evaluator=[zeroshot,nope]", "evaluator=nope is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
     ("evaluator=null", "evaluator=null is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
-    ("~evaluator", "~evaluator is not possible: for none write evaluator=[]"),
-    ("+schedule=constant", "+schedule=constant adds a second schedule where there can be one: write schedule=constant"),
+    ("~evaluator", "~evaluator cannot delete a list of options: write evaluator=[] for none"),
+    ("+schedule=constant", "+schedule=constant adds a second schedule, and a run has one: write schedule=constant"),
     ("++schedule=constant", "force-add of config groups is not supported: '++schedule=constant'"),
     ("+nothing=here", f"nothing is not a key here: {RUN_KEYS}"),
     ("model/image=vit", f"model/image is not a key here: {RUN_KEYS}"),
@@ -680,11 +680,11 @@ REFUSED = [
     ("data.name=${nope}", "name: Interpolation key 'nope' not found"),
     ("seed=${oc.env:CLIPX_NOPE}", "seed: KeyError raised while resolving interpolation: \"Environment variable 'CLIPX_NOPE' not found\""),
     # overrides that are none
-    ("seed", f"seed cannot be read: {READ}"),
-    ("=3", f"=3 cannot be read: {READ}"),
-    ("seed=1 2=", f"seed=1 2= cannot be read: {READ}"),
-    ("data.crop_scale=[0.9", f"data.crop_scale=[0.9 cannot be read: {READ}"),
-    ("run_dir=${name", f"run_dir=${{name cannot be read: {READ}"),
+    ("seed", f"seed cannot be parsed: {READ}"),
+    ("=3", f"=3 cannot be parsed: {READ}"),
+    ("seed=1 2=", f"seed=1 2= cannot be parsed: {READ}"),
+    ("data.crop_scale=[0.9", f"data.crop_scale=[0.9 cannot be parsed: {READ}"),
+    ("run_dir=${name", f"run_dir=${{name cannot be parsed: {READ}"),
     ("schedule=cosine,constant", "Ambiguous value for argument 'schedule=cosine,constant' 1. To use it as a list, use key=[value1,value2] 2. To use it as string, quote the value: key='value1,value2' 3. To sweep over it, add --multirun to your command line"),
 ]  # fmt: skip
 

@@ -215,7 +215,7 @@ REFUSED = [
     ),
     (
         ["+data.sources.new=csv"],
-        "Error merging override +data.sources.new=csv: Invalid type assigned: str is not a subclass of DataSpec. value: csv: an option of a group is added by +GROUP@KEY=OPTION, as +data@data.sources.NAME=csv",
+        "Error merging override +data.sources.new=csv: Invalid type assigned: str is not a subclass of DataSpec. value: csv: add an option of a group by +GROUP@KEY=OPTION, e.g. +data@data.sources.NAME=csv",
     ),
     (
         ["data.held_out=smal"],
