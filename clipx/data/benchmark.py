@@ -1,10 +1,10 @@
-"""Sets as clip_benchmark lays them out, in a folder or at a URL:
+"""Data sets in clip_benchmark's layout, in a folder or at a URL:
 
-classnames.txt                          a name on each line, in the order of the labels
-zeroshot_classification_templates.txt   a template on each line, {c} standing for the name
-dataset_type.txt                        retrieval, where it is one; else, or without the file, classification
-SPLIT/nshards.txt                       how many shards
-SPLIT/0.tar …                           jpg, png or webp + cls (an index); of retrieval + txt, a caption on each line
+classnames.txt                          one class name per line, in the order of the labels
+zeroshot_classification_templates.txt   one template per line, {c} is replaced by the name
+dataset_type.txt                        retrieval or classification; without the file: classification
+SPLIT/nshards.txt                       number of shards
+SPLIT/0.tar …                           jpg, png or webp + cls (an index); for retrieval + txt, one caption per line
 """
 
 from __future__ import annotations
@@ -36,15 +36,31 @@ _MOST_SHARDS = 1_000_000
 @option("data")
 @dataclass(kw_only=True, slots=True)
 class BenchmarkSpec(DataSpec):
-    """Of a classification set the captions are the templates with the class's name."""
+    """A data set in clip_benchmark's layout: WebDataset shards with class names and templates next to them.
+
+    The captions of a classification set are its templates filled with the class name.
+    """
 
     kind: str = "benchmark"
-    path: str | None = None  # the set's folder, by path or by URL: s3://…, https://…
-    split: str = "train"  # to train on
-    held_out_split: str | None = "test"  # to evaluate on; null: nothing is held out
-    retry_s: float = 120.0  # as of webdataset
-    cache_gb: float = 0.0  # as of webdataset
-    cache_dir: str | None = None  # as of webdataset
+    """Kind of data: a set in clip_benchmark's layout."""
+
+    path: str | None = None
+    """Folder of the set, as a path or URL (s3://…, https://…). Required."""
+
+    split: str = "train"
+    """Subfolder with the shards to train on."""
+
+    held_out_split: str | None = "test"
+    """Subfolder with the shards to evaluate on. null: nothing is held out in training, and evaluation reads split."""
+
+    retry_s: float = 120.0
+    """Seconds for which a failed read of a remote file is repeated before the run ends. At least 0; 0 tries once."""
+
+    cache_gb: float = 0.0
+    """Size limit of the local cache of whole remote shards, in GB. 0: no cache, samples are read by range requests."""
+
+    cache_dir: str | None = None
+    """Folder of the cache of remote shards, best on a local disk. null: shards in clipx's cache folder."""
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
@@ -61,35 +77,37 @@ class BenchmarkSpec(DataSpec):
         return Dataset(train, held_out, layout.classes)
 
     def open_for_evaluation(self) -> Dataset:
-        """Its split to evaluate on need be the only one."""
+        """Opens held_out_split, or split without one. No other split needs to exist."""
         layout = self._layout()
         source = layout.source(self.held_out_split or self.split)
         return Dataset(source, source, layout.classes)
 
     def _layout(self) -> _BenchmarkSet:
         if self.path is None:
-            raise ConfigError("data.path has no value: give a set's folder, e.g. data.path=/data/wds_cars")
+            raise ConfigError("data.path has no value: give the folder of the set, e.g. data.path=/data/wds_cars")
         root = local_path(self.path) if is_local(self.path) else self.path
         return _BenchmarkSet(root.rstrip("/"), Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir))
 
 
 @dataclass(frozen=True)
 class _BenchmarkSet:
-    """A set's files. They are read when they are asked for, once."""
+    """Files of a set, read once, on first access."""
 
     path: str
     access: Access
 
     def source(self, split: str, trained_on: bool = False) -> Source:
-        """Raises DataError where the split is not there."""
+        """Opens a split as a source. Raises DataError if it does not exist."""
         number = self._text(f"{split}/{_NUMBER}")
         if number is None:
             raise DataError(
-                f"data.path={self.path} has no {split}/{_NUMBER}: give a set in clip_benchmark's layout, and its own "
-                "names by data.split and data.held_out_split"
+                f"data.path={self.path} has no {split}/{_NUMBER}: give a set in clip_benchmark's layout, and the "
+                "names of its splits as data.split and data.held_out_split"
             )
         if not (number.strip().isdecimal() and 1 <= int(number) <= _MOST_SHARDS):
-            raise DataError(f"{self.path}/{split}/{_NUMBER} says {number.strip()[:40]!r}: it holds a number of shards")
+            raise DataError(
+                f"{self.path}/{split}/{_NUMBER} contains {number.strip()[:40]!r}: it must be the number of shards"
+            )
         urls = [f"{self.path}/{split}/{shard}.tar" for shard in range(int(number))]
         if self.kind == "retrieval":
             return MultiCaptionShards(Shards.open(urls, "txt", None, self.access))
@@ -100,12 +118,12 @@ class _BenchmarkSet:
     def kind(self) -> str:
         kind = (self._text(_TYPE) or "classification").strip().lower()
         if kind not in ("classification", "retrieval"):
-            raise DataError(f"{self.path}/{_TYPE} says {kind[:40]!r}: classification and retrieval are what is read")
+            raise DataError(f"{self.path}/{_TYPE} contains {kind[:40]!r}: it must be classification or retrieval")
         return kind
 
     @cached_property
     def classes(self) -> Classes | None:
-        """None of a set of another kind, or that names none; without templates where it has none."""
+        """Returns the classes; None for a retrieval set or without class names. Templates may be empty."""
         return Classes(self._names, self._templates) if self.kind == "classification" and self._names else None
 
     @cached_property
@@ -119,7 +137,7 @@ class _BenchmarkSet:
         return parse_templates([line for line in lines if line], f"{self.path}/{_TEMPLATES}")
 
     def _text(self, name: str) -> str | None:
-        """A small file's; None where it is not there."""
+        """Returns the text of a small file; None if it does not exist."""
         url = f"{self.path}/{name}"
         try:
             with errors_as(
@@ -132,7 +150,7 @@ class _BenchmarkSet:
 
 @dataclass(frozen=True, slots=True)
 class MultiCaptionShards(WrappedSource):
-    """Each line of a caption is one."""
+    """Source in which each line of the caption is a separate caption."""
 
     def read(self, index: int) -> Sample:
         sample = self.source.read(index)
@@ -141,7 +159,7 @@ class MultiCaptionShards(WrappedSource):
 
 @dataclass(frozen=True, slots=True)
 class PromptedShards(WrappedSource):
-    """The captions of a class are its `prompts`, by label. One that has none is bad where it is trained on."""
+    """Source whose captions are the `prompts` of the label. In training a sample of a label without prompts is bad."""
 
     prompts: Sequence[Sequence[str]]
     trained_on: bool
@@ -154,8 +172,8 @@ class PromptedShards(WrappedSource):
     def read(self, index: int) -> Sample:
         sample = self.source.read(index)
         if not isinstance(sample.label, int):
-            raise BadSample(f"label {sample.label!r} is no index")
+            raise BadSample(f"label {sample.label!r} is not an index")
         captions = self.prompts[sample.label] if 0 <= sample.label < len(self.prompts) else ()
         if self.trained_on and not captions:
-            raise BadSample(f"label {sample.label} has no caption: {_CLASSES} or {_TEMPLATES} lacks it")
+            raise BadSample(f"label {sample.label} has no caption: {_CLASSES} or {_TEMPLATES} has no entry for it")
         return replace(sample, captions=captions)

@@ -1,4 +1,4 @@
-"""Class names and templates: lists of lines, in a file that the user gives or among those that come with clipx."""
+"""Class names and templates: lists of lines, from a file of the user or among those installed with clipx."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from clipx.errors import ConfigError, require
 
 _LISTS = Path(__file__).parent / "lists"
 NAMES = ("imagenet",)  # 1,000, in the order of the labels
-TEMPLATES = ("openai_imagenet", "simple")  # 80, and 7 of them
+TEMPLATES = ("openai_imagenet", "simple")  # 80 templates, and a subset of 7
 
 
 def read_names(value: str, key: str) -> Sequence[str]:
-    """Class names in the order of the labels. `value`, of the option `key`: one of NAMES, or a file with one a line.
+    """Returns class names in the order of the labels.
 
-    Raises ConfigError. Names of a file differ; of ImageNet's two name two classes each.
+    `value` is the value of the option `key`: one of NAMES, or a file with one name per line. Raises ConfigError. Names
+    in a file must differ; the ImageNet list has two names that each belong to two classes.
     """
     if value in NAMES:
         return _lines(_LISTS / f"{value}.txt", value, key, NAMES)
@@ -28,8 +29,11 @@ def read_names(value: str, key: str) -> Sequence[str]:
 
 
 def read_templates(value: str, key: str) -> Sequence[str]:
-    """Templates with {} for the name. `value`, of the option `key`: one of TEMPLATES, or a file with one a line, {} or,
-    as clip_benchmark writes it, {c} standing for the name. Raises ConfigError."""
+    """Returns templates with {} for the class name. Raises ConfigError.
+
+    `value` is the value of the option `key`: one of TEMPLATES, or a file with one template per line, in which {}, or
+    {c} as in clip_benchmark, is replaced by the name.
+    """
     path = _LISTS / f"{value}.txt" if value in TEMPLATES else Path(value).expanduser()
     return parse_templates(_lines(path, value, key, TEMPLATES), f"{key}={value}")
 
@@ -37,14 +41,17 @@ def read_templates(value: str, key: str) -> Sequence[str]:
 def class_embeddings(
     embed: Callable[[Sequence[str]], torch.Tensor], names: Sequence[str], templates: Sequence[str]
 ) -> torch.Tensor:
-    """[C, D]: of each class the mean over the templates, renormalised (arXiv:2103.00020). `embed`: texts -> [N, D]."""
+    """Returns [C, D]: the mean embedding of each class over the templates, renormalised (arXiv:2103.00020).
+
+    `embed` maps N texts to [N, D].
+    """
     text_CTD = embed([fill(template, name) for name in names for template in templates])
     text_CTD = text_CTD.unflatten(0, (len(names), len(templates)))
     return torch.nn.functional.normalize(text_CTD.mean(1), dim=-1)
 
 
 def parse_templates(lines: Sequence[str], where: str) -> Sequence[str]:
-    """Raises ConfigError for one without a place for the name."""
+    """Returns templates with {c} replaced by {}. Raises ConfigError for one without a placeholder."""
     templates = [line.replace("{c}", "{}") for line in lines]
     if bad := [line for line in templates if "{}" not in line]:
         raise ConfigError(f"{where}: {bad[0]!r} has no {{}} for the class name: add it")
@@ -61,9 +68,9 @@ def _lines(path: Path, value: str, key: str, known: Sequence[str]) -> Sequence[s
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
-            f"{key}={value} cannot be read: {reason}; give a file with one a line, or {' or '.join(known)}"
+            f"{key}={value} cannot be read: {reason}; give a file with one per line, or {' or '.join(known)}"
             f"{did_you_mean(value, known)}"
         ) from None
     lines = [line for line in lines if line]
-    require(bool(lines), f"{key}={value} is empty: it needs one line for each entry")
+    require(bool(lines), f"{key}={value} is empty: write one entry per line")
     return lines

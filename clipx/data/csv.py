@@ -1,4 +1,4 @@
-"""A table (CSV, TSV, Parquet) of image paths and captions. Rows that name the same image are its several captions."""
+"""Table (CSV, TSV, Parquet) of image paths and captions. Rows with the same image give it several captions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from clipx.data.spec import Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, DataError, require
 
 Columns = tuple[str, str, str | None]
-"""The names of the image, caption and label column."""
+"""Names of the image, caption and label column."""
 
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
@@ -35,14 +35,33 @@ _UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
 @option("data")
 @dataclass(kw_only=True, slots=True)
 class CsvSpec(DataSpec):
+    """A table (CSV, TSV, Parquet) of image paths and captions. Rows with the same image give it several captions."""
+
     kind: str = "csv"
-    path: str | None = None  # the table, .parquet or text; image paths in it are relative to its folder
-    held_out_path: str | None = None  # a table to evaluate on
-    held_out_share: float = 0.05  # share of the images held out where held_out_path is not given; 0 for none
-    separator: str | None = None  # one character, or comma, semicolon, tab, pipe; null: tab in a .tsv, else comma
+    """Kind of data: a table of image paths and captions."""
+
+    path: str | None = None
+    """Table to train on, Parquet or text with a header line. Required. Image paths are relative to its folder."""
+
+    held_out_path: str | None = None
+    """Table to evaluate on, in the format of path. null: held_out_share of the images of path is held out."""
+
+    held_out_share: float = 0.05
+    """Share of the images held out for evaluation, evenly spread, in [0, 0.5]. 0: none. Has no effect with
+    held_out_path."""
+
+    separator: str | None = None
+    """Separator of a text table: one character, or comma, semicolon, tab, pipe. null: tab in .tsv files, else comma."""
+
     image_column: str = "filepath"
+    """Name of the column with the image paths."""
+
     caption_column: str = "caption"
-    label_column: str | None = None  # the class of an image, for zero-shot: an index or a class name
+    """Name of the column with the captions. In Parquet a cell may hold a list of captions."""
+
+    label_column: str | None = None
+    """Name of the column with the class of each image, for zero-shot evaluation: an index or a class name. null: no
+    labels."""
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
@@ -81,14 +100,14 @@ def _character(separator: str | None, path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CaptionTable(ImageFiles):
-    """A source over a table's rows, one sample for each image."""
+    """Source over the rows of a table, with one sample per image."""
 
     captions: Packed[list[str]]
     labels: Packed[int | str | None]
 
     @classmethod
     def open(cls, path: str, key: str, separator: str | None, columns: Columns) -> CaptionTable:
-        """`key` is the option that `path` is the value of. Raises ConfigError and DataError."""
+        """Opens the table at `path`, the value of the option `key`. Raises ConfigError or DataError."""
         place = Path(path).expanduser()
         try:
             encoded = place.read_bytes()
@@ -98,9 +117,9 @@ class CaptionTable(ImageFiles):
 
     @classmethod
     def parse(cls, path: Path, encoded: bytes, separator: str, columns: Columns, group: str = "data") -> CaptionTable:
-        """`group` is that of the options.
+        """Parses the content of a table. `group` is the group of the options, for error messages.
 
-        Raises ConfigError for a column that is not there and DataError for a table without a sample.
+        Raises ConfigError for a missing column and DataError for a table without a sample.
         """
         captions: dict[str, list[str]] = {}
         labels: dict[str, int | str | None] = {}
@@ -120,7 +139,7 @@ class CaptionTable(ImageFiles):
             captions.setdefault(image, []).append(caption)
         if not captions:
             reasons = f", e.g. line {bad[0].key.rpartition(':')[2]}: {bad[0].reason}" if bad else ""
-            raise DataError(f"{path} holds no row with an image and a caption ({len(bad)} rows without{reasons})")
+            raise DataError(f"{path} has no row with an image and a caption ({len(bad)} rows without{reasons})")
         fingerprint = hashlib.sha256(f"{separator} {columns} ".encode() + encoded).hexdigest()[:16]
         return cls(
             folder=str(path.parent),
@@ -136,9 +155,9 @@ class CaptionTable(ImageFiles):
 
 
 def _cells(row: dict[str | None, Any], columns: Columns) -> tuple[str, str, int | str | None]:
-    """(image, caption, label) of a row. Raises BadSample."""
+    """Returns (image, caption, label) of a row. Raises BadSample."""
     if any(extra.strip() for extra in row.get(None, ())):
-        raise BadSample("row has more cells than the header has columns: a caption that holds a separator needs quotes")
+        raise BadSample("row has more cells than the header has columns: quote a caption that contains a separator")
     image, caption, label = ("" if name is None else (row[name] or "").strip() for name in columns)
     for text, what in ((image, "image"), (caption, "caption"), (label, "label")):
         if not text and not (what == "label" and columns[2] is None):
@@ -151,7 +170,7 @@ def _cells(row: dict[str | None, Any], columns: Columns) -> tuple[str, str, int 
 def _rows(
     path: Path, encoded: bytes, separator: str, columns: Columns, group: str
 ) -> Iterator[tuple[int, dict[str | None, Any]]]:
-    """(line number, cells by column) of each row, after a check of the header. Cells too many are under None."""
+    """Yields (line number, cells by column) of each row after checking the header. Surplus cells have the key None."""
     utf16 = encoded.startswith((b"\xff\xfe", b"\xfe\xff"))  # "Unicode text" of spreadsheet programs
     text = encoded.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
@@ -165,14 +184,14 @@ def _rows(
             yield reader.line_num, row
     except csv.Error as error:
         raise DataError(
-            f"{path}:{reader.line_num} cannot be read ({error}): look for a quote without its partner before that line"
+            f"{path}:{reader.line_num} cannot be read ({error}): look for an unclosed quote before that line"
         ) from None
 
 
 def _parquet_rows(
     path: Path, encoded: bytes, columns: Columns, group: str
 ) -> Iterator[tuple[int, dict[str | None, Any]]]:
-    """(row number from 1, cells by column). Several captions in a cell are several rows."""
+    """Yields (row number from 1, cells by column). A cell with several captions gives several rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -182,7 +201,7 @@ def _parquet_rows(
         kind = file.schema_arrow.field(columns[0]).type
         require(
             pa.types.is_string(kind) or pa.types.is_large_string(kind),
-            f"{columns[0]} of {path} holds {kind}, not paths: where these are images, make shards of them with "
+            f"{columns[0]} of {path} holds {kind}, not paths: if these are images, write them into shards with "
             f"python -m clipx.data.prepare source={path} image_column={columns[0]}",
         )
         wanted = [name for name in columns if name is not None]
@@ -201,18 +220,18 @@ def _parquet_rows(
 def check_columns(
     path: Path | str, found: Sequence[str], columns: Columns, group: str, hint: str | None = None
 ) -> None:
-    """Raises ConfigError for a missing column. `hint`: the separator that the table seems to have, by name."""
+    """Raises ConfigError for a missing column. `hint` is the name of the separator that the table seems to have."""
     for option_name, name in zip(("image_column", "caption_column", "label_column"), columns, strict=True):
         key = f"{group}.{option_name}".lstrip(".")
         separator = f"{group}.separator={hint}".lstrip(".")
-        fix = f"the separator seems to be another: give {separator}" if hint else f"name one of them with {key}=…"
+        fix = f"the separator seems to differ: give {separator}" if hint else f"name one of them with {key}=…"
         require(
             name is None or name in found, f"{key}={name} is not a column of {path}: it has {', '.join(found)}; {fix}"
         )
 
 
 def _other_separator(text: str, separator: str) -> str | None:
-    """The name of the one that the header seems to have."""
+    """Returns the name of the separator that the header seems to have, if it is not `separator`."""
     header = text.partition("\n")[0]
     names = [name for name, character in _SEPARATORS.items() if character in header]
     return names[0] if names and separator not in header else None

@@ -1,4 +1,4 @@
-"""The scanned digits that come with scikit-learn: 1,797 real images of 8 x 8 pixels, every fifth one held out."""
+"""Scanned digits of scikit-learn: 1,797 real images of 8 x 8 pixels, every fifth one held out."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class DigitsSpec(DataSpec):
     """Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998; the UCI test set)."""
 
     kind: str = "digits"
+    """Kind of data: scikit-learn's 1,797 scanned digits."""
 
     def open(self) -> Dataset:
-        """Writes the shards first where they are not in the cache. Raises ConfigError without scikit-learn."""
+        """Opens the shards, written first if they are not in the cache. Raises ConfigError without scikit-learn."""
         from clipx.data.webdataset import Shards
 
         try:
@@ -46,7 +47,7 @@ class DigitsSpec(DataSpec):
 
 
 def make_sample(index: int, *, images: Any, labels: Any) -> Sample:
-    """images [n, 8, 8] in 0..16, labels [n]. One caption for each template."""
+    """Returns sample `index` of images [n, 8, 8] in 0..16 and labels [n], with one caption per template."""
     from PIL import Image
 
     ink = Image.fromarray((images[index] * (255 / 16)).astype("uint8"))

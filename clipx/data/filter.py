@@ -1,4 +1,4 @@
-"""Limits that training samples are held to: one below them is a bad sample, replaced and counted with that reason."""
+"""Filters of training samples. A sample below a limit is a bad sample: it is replaced, and counted with the reason."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from clipx.data.source import BadSample, Sample, WrappedSource
 
 @dataclass(frozen=True, slots=True)
 class Filtered(WrappedSource):
-    """A source of which samples with an image smaller than `min_side`, or no caption long enough, are bad ones.
+    """Source in which samples with an image side below `min_side`, or without a caption long enough, are bad samples.
 
-    Of several captions those long enough are kept, and a key that is left without one is not drawn.
+    Shorter captions of a sample are dropped, and a key without remaining captions is not drawn.
     """
 
-    # The fingerprint is the source's: the data is the same, and what is kept of it is part of the configuration.
+    # The fingerprint is that of the source: the data is the same, and the limits are part of the configuration.
 
     min_caption_chars: int
     min_side: int
@@ -37,7 +37,7 @@ class Filtered(WrappedSource):
             if min(width, height) < self.min_side:
                 raise BadSample(f"image has {width}x{height} pixels, a side below data.min_side={self.min_side}")
         captions_by_key = [
-            (weight, kept) for weight, held in sample.captions_by_key if (kept := self._long_enough(held))
+            (weight, long) for weight, captions in sample.captions_by_key if (long := self._long_enough(captions))
         ]
         return replace(sample, captions=captions, captions_by_key=captions_by_key)
 
@@ -46,9 +46,9 @@ class Filtered(WrappedSource):
 
 
 def _size(encoded: bytes) -> tuple[int, int]:
-    """Width and height, from the header alone. Where that cannot be read, decoding says what is wrong."""
+    """Returns (width, height) from the header alone; maximal values if it is unreadable: decoding reports the fault."""
     try:
         with Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG", "WEBP")) as image:
             return image.size
-    except Exception:  # decoders keep to no list of what they raise on damaged input
+    except Exception:  # decoders raise undocumented exceptions on damaged input
         return sys.maxsize, sys.maxsize

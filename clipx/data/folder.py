@@ -1,4 +1,4 @@
-"""A folder of class folders, path/CLASS/*.jpg: labelled images, whose captions are templates with the class's name."""
+"""Folder of class folders, path/CLASS/*.jpg: labelled images. Their captions are templates with the class name."""
 
 from __future__ import annotations
 
@@ -21,14 +21,32 @@ IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 @option("data")
 @dataclass(kw_only=True, slots=True)
 class FolderSpec(DataSpec):
-    """Label i is the i-th class folder by name."""
+    """A folder of class folders, path/CLASS/*.jpg: labelled images. Their captions are templates with the class name.
+
+    Label i is the i-th class folder in the order of names.
+    """
 
     kind: str = "folder"
-    path: str | None = None  # the folder of class folders
-    held_out_path: str | None = None  # likewise, to evaluate on; its classes are among those of path
-    held_out_share: float = 0.05  # share of the images held out where held_out_path is not given; 0 for none
-    classnames: str | None = None  # imagenet, or a file with one name a line by the order of the folders; null: theirs
-    templates: str | None = None  # openai_imagenet, simple, or a file with one a line, {} standing for the name
+    """Kind of data: a folder with one folder of images per class."""
+
+    path: str | None = None
+    """Folder of class folders with jpg, jpeg, png or webp images, also in subfolders. Required."""
+
+    held_out_path: str | None = None
+    """Folder of class folders to evaluate on; its classes must be among those of path. null: held_out_share of the
+    images of path is held out."""
+
+    held_out_share: float = 0.05
+    """Share of the images held out for evaluation, evenly spread, in [0, 0.5]. 0: none. Has no effect with
+    held_out_path."""
+
+    classnames: str | None = None
+    """Class names in the order of the folder names: imagenet, or a file with one name per line. null: the names of the
+    folders, with spaces for underscores."""
+
+    templates: str | None = None
+    """Caption templates: openai_imagenet (80), simple (7), or a file with one per line, with {} for the class name.
+    null: a photo of a {}."""
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
@@ -56,7 +74,7 @@ class FolderSpec(DataSpec):
             require(
                 len(names) == len(folders),
                 f"data.classnames={self.classnames} has {len(names)} names where data.path={self.path} has "
-                f"{len(folders)} class folders: give one name for each, in the order of the folders' names",
+                f"{len(folders)} class folders: give one name per folder, in the order of the folder names",
             )
         templates = read_templates(self.templates, "data.templates") if self.templates else ("a photo of a {}.",)
         return Classes(names, templates)
@@ -66,35 +84,35 @@ class FolderSpec(DataSpec):
         if unknown:
             raise DataError(
                 f"data.held_out_path={self.held_out_path} has {len(unknown)} class folders that data.path={self.path} "
-                f"has not, {', '.join(unknown[:3])}: both need the same names"
+                f"does not have ({', '.join(unknown[:3])}): use the same names in both"
             )
 
 
 def class_folders(path: str, key: str) -> Sequence[str]:
-    """The names of the class folders in the folder that the option `key` gives, sorted. Raises ConfigError."""
+    """Returns the sorted names of the class folders in `path`, the value of the option `key`. Raises ConfigError."""
     root = Path(path).expanduser()
-    require(root.is_dir(), f"{key}={path} is not a folder: give one that holds a folder for each class")
+    require(root.is_dir(), f"{key}={path} is not a folder: give one that contains a folder per class")
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    require(bool(names), f"{key}={path} holds no folders: put the images of each class into a folder of its name")
+    require(bool(names), f"{key}={path} contains no folders: put the images of each class into a folder named after it")
     return names
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder(ImageFiles):
-    """A source over the images in class folders, class after class."""
+    """Source over the images in class folders, ordered by class."""
 
     labels: Packed[int]
     captions: Sequence[Sequence[str]]  # by label
 
     @classmethod
     def open(cls, path: str, key: str, folders: Sequence[str], classes: Classes) -> ImageFolder:
-        """`folders`: the classes in the order of their labels. Raises DataError for one that holds no image."""
+        """Lists the images. `folders`: the classes in label order. Raises DataError for a class without images."""
         root = Path(path).expanduser()
         found = {label: _images(root, name) for label, name in enumerate(folders) if (root / name).is_dir()}
         empty = [folders[label] for label, images in found.items() if not images]
         if empty:
             raise DataError(
-                f"{key}={path}: the class folder {empty[0]} holds no image ({', '.join(IMAGES)})"
+                f"{key}={path}: the class folder {empty[0]} contains no image ({', '.join(IMAGES)})"
                 f"{f', nor do {len(empty) - 1} more' if len(empty) > 1 else ''}: put images there, or remove it"
             )
         captions = [[fill(template, name) for template in classes.templates] for name in classes.names]
@@ -110,7 +128,7 @@ class ImageFolder(ImageFiles):
 
 
 def _images(root: Path, name: str) -> list[str]:
-    """Those of a class, in folders of the class folder too, as paths in `root`."""
+    """Returns the images of a class, including subfolders, as paths relative to `root`."""
     found = [
         os.path.relpath(os.path.join(folder, file), root)  # noqa: PTH118
         for folder, _, files in os.walk(root / name)

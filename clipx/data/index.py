@@ -1,4 +1,4 @@
-"""`python -m clipx.data.index shards=…`: indexes shards before a run, on one machine or as an array of jobs."""
+"""Indexes shards before a run, on one machine or as a job array: `python -m clipx.data.index shards=…`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,32 @@ from clipx.storage.url import check_path
 @option("")
 @dataclass(kw_only=True, slots=True)
 class IndexSpec:
-    """`python -m clipx.data.index`: indexes shards as a run would, and says what they hold."""
+    """`python -m clipx.data.index`: indexes shards as a run would, and prints a summary of their content."""
 
     kind: str = "index"
-    shards: str = MISSING  # as data.shards: path, brace pattern, glob, @list.txt or URL; several joined by ::
-    caption_key: Any = "txt"  # as data.caption_key: where captions are decides which samples count, weights do not
-    label_key: str | None = None  # as data.label_key; it is in the fingerprint only
-    held_out_share: float = 0.05  # as data.held_out_share: not part of an epoch
-    part: str | None = None  # k/N: the k-th of N shares of the shards, from 1; for an array of N jobs
-    manifest: str | None = None  # a JSON file to write: each shard's url, samples, bytes and digest, and the total
-    retry_s: float = RETRY_S  # as data.retry_s
+    """Kind of the command's configuration. Fixed."""
+
+    shards: str = MISSING
+    """Shards to index, as data.shards: path, brace pattern, glob, @list.txt or URL; several joined by ::. Required."""
+
+    caption_key: Any = "txt"
+    """Location of the captions, as data.caption_key: txt, json.KEY, or several with weights. Decides which samples are
+    usable; the weights have no effect on the index."""
+
+    label_key: str | None = None
+    """Location of the labels, as data.label_key: cls or json.KEY. Part of the fingerprint only. null: no labels."""
+
+    held_out_share: float = 0.05
+    """Share of the samples held out, as data.held_out_share, in [0, 0.5]. Subtracted from the epoch length."""
+
+    part: str | None = None
+    """Share of the shards to index, as k/N with 1 ≤ k ≤ N: for job k of an array of N jobs. null: all shards."""
+
+    manifest: str | None = None
+    """JSON file to write: url, samples, bytes and digest of each shard, and the total. Excludes part. null: none."""
+
+    retry_s: float = RETRY_S
+    """Seconds for which a failed read of a remote shard is repeated before the command ends, as data.retry_s."""
 
     def __post_init__(self) -> None:
         caption_weights("caption_key", self.caption_key)
@@ -43,7 +59,8 @@ class IndexSpec:
         require(1 <= k <= n, f"part={self.part} must be k/N with 1 ≤ k ≤ N, e.g. part=3/16 for the third of 16 jobs")
         require(
             self.part is None or self.manifest is None,
-            f"manifest={self.manifest} is of all shards, part={self.part} reads a share: give it after the last part",
+            f"manifest={self.manifest} lists all shards, part={self.part} reads a share: give it after the last part, "
+            "without part",
         )
 
     @property
@@ -52,7 +69,7 @@ class IndexSpec:
 
     @property
     def share(self) -> tuple[int, int]:
-        """(k, N) of `part`; (0, 0) where it is neither."""
+        """Returns (k, N) of `part`: (1, 1) for null, and (0, 0) if it is malformed."""
         if self.part is None:
             return 1, 1
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", self.part)
@@ -60,7 +77,10 @@ class IndexSpec:
 
 
 def index(spec: IndexSpec) -> None:
-    """Shard i belongs to part 1 + i mod N: shards of one size or growing ones spread evenly."""
+    """Indexes the shards and prints a summary.
+
+    Shard i belongs to part 1 + i mod N: shards of equal or growing sizes are spread evenly.
+    """
     from clipx.data.shards.urls import expand
     from clipx.report.console import stdout_console
 
@@ -102,7 +122,7 @@ def summary_table(spec: IndexSpec, indices: Sequence[ShardIndex]) -> Any:
 
 
 def _bad_sample_summary(indices: Sequence[ShardIndex], most: int = 10) -> list[str]:
-    """How often each reason occurs, with an example."""
+    """Returns lines with the count of each reason and an example."""
     bad = [item for index in indices for item in index.bad]
     reasons = [without_numbers(item.reason) for item in bad]
     counts = Counter(reasons)
@@ -111,11 +131,11 @@ def _bad_sample_summary(indices: Sequence[ShardIndex], most: int = 10) -> list[s
         + (" …" if count > 1 else "")
         for reason, count in counts.most_common(most)
     ]
-    return lines + ([f"and {len(counts) - most} reasons more"] if len(counts) > most else [])
+    return lines + ([f"and {len(counts) - most} more reasons"] if len(counts) > most else [])
 
 
 def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Sequence[ShardIndex]) -> None:
-    """Writes each shard's url, samples, bytes and digest, and the total, as JSON."""
+    """Writes url, samples, bytes and digest of each shard, and the total, as JSON."""
     shards = [
         {"url": url, "samples": index.samples, "bytes": index.size, "digest": index.digest}
         for url, index in zip(urls, indices, strict=True)

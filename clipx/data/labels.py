@@ -1,4 +1,4 @@
-"""Labels of samples as what an objective is given with each."""
+"""Labels of samples as targets of an objective."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clipx.data.source import BadSample, Sample
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """A `TargetSource` of each sample's label as an index into `names`, 0-dim int64."""
+    """`TargetSource` of the label of each sample: an index into `names`, 0-dim int64."""
 
     names: Sequence[str]
 
@@ -21,7 +21,7 @@ class Labels:
         return (torch.tensor(self.number(sample.label)),)
 
     def number(self, label: int | str | None) -> int:
-        """Raises BadSample where there is no label, or no class of that name or number."""
+        """Returns the index of a label. Raises BadSample if it is missing, or is not a known name or index."""
         if label is None:
             raise BadSample("label is missing")
         if isinstance(label, str):
@@ -29,5 +29,5 @@ class Labels:
                 raise BadSample(f"label {label!r} is not among the {len(self.names)} class names")
             return list(self.names).index(label)
         if not 0 <= label < len(self.names):
-            raise BadSample(f"label {label} is out of step with the {len(self.names)} class names")
+            raise BadSample(f"label {label} is out of range: there are {len(self.names)} class names")
         return label

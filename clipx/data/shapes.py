@@ -95,7 +95,7 @@ class ShapesSpec(DataSpec):
         DataSpec.__post_init__(self)
         require(self.samples >= 2, f"data.samples={self.samples} must be at least 2")
         require(self.held_out_samples >= 1, f"data.held_out_samples={self.held_out_samples} must be at least 1")
-        require(16 <= self.pixels <= 512, f"data.pixels={self.pixels} must lie in [16, 512]")
+        require(16 <= self.pixels <= 512, f"data.pixels={self.pixels} must be in [16, 512]")
 
     def open(self) -> Dataset:
         """Writes the shards first where they are not in the cache."""

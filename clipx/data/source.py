@@ -221,7 +221,7 @@ def split(source: Source, share: float) -> tuple[Source, Source | None]:
 
 
 def check_held_out_share(share: float) -> None:
-    require(0 <= share <= 0.5, f"data.held_out_share={share} must lie in [0, 0.5]: 0.05 holds out every 20th sample")
+    require(0 <= share <= 0.5, f"data.held_out_share={share} must be in [0, 0.5]: 0.05 holds out every 20th sample")
 
 
 def check_key(key: str, value: str | None, member: str) -> None:

@@ -123,11 +123,11 @@ class DataSpec:
         )
         require(
             1 <= self.max_pixels <= PILLOW_LIMIT,
-            f"data.max_pixels={self.max_pixels} must lie in [1, {PILLOW_LIMIT}]: Pillow opens no larger image",
+            f"data.max_pixels={self.max_pixels} must be in [1, {PILLOW_LIMIT}]: Pillow opens no larger image",
         )
         for name, limit in (("min_caption_chars", self.min_caption_chars), ("min_side", self.min_side)):
             require(limit >= 0, f"data.{name}={limit} is negative: give 0 for no limit, or more")
-        require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must lie in [0, 1]")
+        require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must be in [0, 1]")
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ConfigError if the batch cannot be split evenly over `ranks` ranks and the micro-batches."""

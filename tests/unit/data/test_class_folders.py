@@ -84,11 +84,11 @@ def test_names_and_templates_may_be_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "options", "error", "message"),
     [
-        ({"a": 1, "b": 0}, {}, DataError, "data.path=.*: the class folder b holds no image .*: put images there, or remove it"),
-        ({"a": 0, "b": 0}, {}, DataError, "the class folder a holds no image .*, nor do 1 more"),
-        ({}, {}, ConfigError, "data.path=.* holds no folders: put the images of each class into a folder of its name"),
+        ({"a": 1, "b": 0}, {}, DataError, "data.path=.*: the class folder b contains no image .*: put images there, or remove it"),
+        ({"a": 0, "b": 0}, {}, DataError, "the class folder a contains no image .*, nor do 1 more"),
+        ({}, {}, ConfigError, "data.path=.* contains no folders: put the images of each class into a folder named after it"),
         ({"a": 1}, {"classnames": "imagenet"}, ConfigError, "data.classnames=imagenet has 1000 names where .* has 1 class folders"),
-        ({"a": 1}, {"held_out_path": "other"}, DataError, "has 1 class folders that data.path=.* has not, z"),
+        ({"a": 1}, {"held_out_path": "other"}, DataError, "has 1 class folders that data.path=.* does not have .z.: use the same names in both"),
         ({"a": 1}, {"held_out_path": "/nowhere"}, ConfigError, "data.held_out_path=/nowhere is not a folder"),
         ({"a": 1}, {"templates": "/nowhere"}, ConfigError, "data.templates=/nowhere cannot be read"),
     ],

@@ -40,7 +40,7 @@ def test_templates_may_have_clip_benchmarks_place_for_the_name(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "x=.*names.txt is empty: it needs one line for each entry"),
+        (b"", "x=.*names.txt is empty: write one entry per line"),
         (b"red\nred\n", "x=.*names.txt names 'red' twice: class names must differ"),
         (b"\xff\xfe\xff", "x=.*names.txt cannot be read: it is not UTF-8"),
     ],

@@ -117,7 +117,7 @@ def test_a_label_that_is_no_index_is_bad(tmp_path: Path) -> None:
     classification(tmp_path)
     write_tar(tmp_path / "test" / "1.tar", [("x.jpg", jpeg()), ("x.cls", b"eel")])
     source = _held_out(tmp_path)
-    with pytest.raises(BadSample, match="label 'eel' is no index"):
+    with pytest.raises(BadSample, match="label 'eel' is not an index"):
         source.read(sum(source.sizes) - 1)
 
 
@@ -128,18 +128,18 @@ def test_images_without_names_have_no_captions_and_cannot_be_trained_on(tmp_path
     data = spec(tmp_path).open()
     assert data.classes is None
     assert data.held_out is not None and data.held_out.read(0).captions == ()
-    with pytest.raises(BadSample, match=r"label 0 has no caption: classnames.txt or .*templates.txt lacks it"):
+    with pytest.raises(BadSample, match=r"label 0 has no caption: classnames.txt or .*templates.txt has no entry for it"):
         data.train.read(0)
 
 
 @pytest.mark.parametrize(
     ("remove", "write", "error", "message"),
     [
-        ("test/nshards.txt", {}, DataError, "has no test/nshards.txt: give a set in clip_benchmark's layout, and its own names by data.split"),
-        ("", {"test/nshards.txt": "two"}, DataError, "test/nshards.txt says 'two': it holds a number of shards"),
-        ("", {"test/nshards.txt": "0"}, DataError, "test/nshards.txt says '0'"),
+        ("test/nshards.txt", {}, DataError, "has no test/nshards.txt: give a set in clip_benchmark's layout, and the names of its splits as data.split"),
+        ("", {"test/nshards.txt": "two"}, DataError, "test/nshards.txt contains 'two': it must be the number of shards"),
+        ("", {"test/nshards.txt": "0"}, DataError, "test/nshards.txt contains '0'"),
         ("test/1.tar", {}, DataError, "shard .*/test/1.tar does not exist"),
-        ("", {"dataset_type.txt": "multilabel"}, DataError, "dataset_type.txt says 'multilabel': classification and retrieval are what is read"),
+        ("", {"dataset_type.txt": "multilabel"}, DataError, "dataset_type.txt contains 'multilabel': it must be classification or retrieval"),
         ("", {"dataset_type.txt": "retrieval"}, DataError, "hold no sample with an image and a caption"),
         ("", {"zeroshot_classification_templates.txt": "a photo"}, ConfigError, "'a photo' has no {} for the class name"),
     ],
@@ -160,7 +160,7 @@ def test_what_is_no_such_set_is_one_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": None}, "data.path has no value: give a set's folder"),
+        ({"path": None}, "data.path has no value: give the folder of the set"),
         ({"path": "pipe:curl x"}, "is a command"),
         ({"path": "x", "split": ""}, "data.split= is empty"),
         ({"path": "x", "retry_s": -1.0}, "data.retry_s=-1.0 is negative"),

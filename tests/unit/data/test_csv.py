@@ -243,7 +243,7 @@ def test_an_empty_table_asks_for_a_header(tmp_path: Path, content: str) -> None:
 
 
 def test_a_table_without_usable_rows_says_why(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no row with an image and a caption \(0 rows without\)"):
+    with pytest.raises(DataError, match=r"has no row with an image and a caption \(0 rows without\)"):
         opened(table(tmp_path, "filepath,caption\n"))
     with pytest.raises(DataError, match=r"\(2 rows without, e.g. line 2: caption is missing\)"):
         opened(table(tmp_path, "filepath,caption\na.jpg,\n,x\n"))
@@ -251,7 +251,7 @@ def test_a_table_without_usable_rows_says_why(tmp_path: Path) -> None:
 
 def test_a_quote_without_its_partner_is_found(tmp_path: Path) -> None:
     rows = "".join(f"a.jpg,caption {i}\n" for i in range(10_000))
-    with pytest.raises(DataError, match=r"table.csv:\d+ cannot be read .*: look for a quote without its partner"):
+    with pytest.raises(DataError, match=r"table.csv:\d+ cannot be read .*: look for an unclosed quote"):
         opened(table(tmp_path, f'filepath,caption\na.jpg,"never closed\n{rows}'))
 
 

@@ -400,5 +400,5 @@ def test_a_run_with_state_for_each_sample_goes_on_with_another_number_of_ranks(t
 
 def test_a_source_without_a_sample_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("filepath,caption\n")
-    with pytest.raises(DataError, match=r"t\.csv holds no row"):
+    with pytest.raises(DataError, match=r"t\.csv has no row"):
         compose("data=mixture", f"{ADD}x=csv", f"data.sources.x.path={tmp_path}/t.csv").data.open()

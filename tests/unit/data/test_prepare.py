@@ -160,7 +160,7 @@ def test_what_cannot_be_used_is_dropped_told_and_named(tmp_path: Path, capsys: p
         "image is not JPEG, PNG or WebP, or its header is damaged",
         "image cannot be read",
     ]
-    assert "dropped: 5 of 8; named in" in capsys.readouterr().out
+    assert "dropped: 5 of 8; listed in" in capsys.readouterr().out
     assert source.key(0).endswith("00000.tar:000000000.jpg")
     assert sum(source.sizes) == sum(json.loads((tmp_path / "out" / "sizes.json").read_text()).values()) == 3
     assert not source.bad, "the counts beside the shards are those in them"
@@ -256,13 +256,13 @@ def test_the_command_tells_what_it_made_and_how_to_train_on_it(tmp_path: Path) -
     ]
     out = run(sys.executable, "-m", "clipx.data.prepare", *words).stdout
     assert (
-        f"train on it with: python -m clipx.train data=webdataset data.shards='{tmp_path}/out/{{00000..00001}}.tar'"
+        f"train on the shards: python -m clipx.train data=webdataset data.shards='{tmp_path}/out/{{00000..00001}}.tar'"
         in out
     )
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert [shard["samples"] for shard in manifest["shards"]] == [4, 3]
     assert (
-        "2 of 2 shards are there from an earlier run" in run(sys.executable, "-m", "clipx.data.prepare", *words).stdout
+        "2 of 2 shards exist from an earlier run" in run(sys.executable, "-m", "clipx.data.prepare", *words).stdout
     )
 
 
@@ -316,13 +316,13 @@ def test_another_source_or_other_options_want_another_folder(tmp_path: Path) -> 
     path = table(tmp_path, [("000.jpg", "a")])
     prepared(path, tmp_path / "out")
     with pytest.raises(
-        ConfigError, match=r"holds shards made otherwise \(resize was no, is border, .*\): give another"
+        ConfigError, match=r"holds shards with other options \(resize was no, is border, .*\): give another"
     ):
         prepared(path, tmp_path / "out", resize=Resize.border)
-    with pytest.raises(ConfigError, match=r"holds shards made otherwise \(source was"):
+    with pytest.raises(ConfigError, match=r"holds shards with other options \(source was"):
         prepared(table(tmp_path, [("001.jpg", "a")]), tmp_path / "out")
     write_tar(tmp_path / "mine" / "a.tar", [])
-    with pytest.raises(ConfigError, match=r"holds shards that are not of this command"):
+    with pytest.raises(ConfigError, match=r"holds shards that prepare did not write"):
         prepared(path, tmp_path / "mine")
 
 
@@ -330,14 +330,14 @@ def test_another_source_or_other_options_want_another_folder(tmp_path: Path) -> 
     ("options", "message"),
     [
         ({"source": "nowhere.csv"}, r"source=nowhere.csv is neither a file nor a folder: check the path"),
-        ({"source": "{}"}, r"source=\S+ holds no .jpg, .jpeg, .png, .webp, .csv, .tsv, .parquet: give a folder that does"),
-        ({"size": 64}, r"size=64, only_shrink=True and quality=95 say how to resize, and resize=no keeps images as they are"),
+        ({"source": "{}"}, r"source=\S+ holds no .jpg, .jpeg, .png, .webp, .csv, .tsv, .parquet file: give a folder that does"),
+        ({"size": 64}, r"size=64, only_shrink=True and quality=95 have no effect with resize=no, which stores images unchanged"),
         ({"size": 0}, r"size=0 must be at least 1 pixel"),
-        ({"quality": 0}, r"quality=0 must lie in \[1, 100\]"),
+        ({"quality": 0}, r"quality=0 must be in \[1, 100\]"),
         ({"samples_per_shard": 0}, r"samples_per_shard=0 must be at least 1"),
-        ({"retry_s": -1.0}, r"retry_s=-1.0 is negative: give 0, to try once"),
+        ({"retry_s": -1.0}, r"retry_s=-1.0 is negative: give 0 to disable retries"),
         ({"source": "{}/*.nosuch"}, r"source=\S+/\*.nosuch matches no file: check the path"),
-        ({"source": "::"}, r"source=:: names no file: give paths, or patterns"),
+        ({"source": "::"}, r"source=:: names no file: give paths or quoted patterns"),
         ({"processes": -1}, r"processes=-1 is negative"),
         ({"separator": "::"}, r"separator='::' must be one character"),
         ({"source": "{}/table.csv", "caption_column": "text"}, r"^caption_column=text is not a column of \S+: it has filepath, caption; name one"),
@@ -356,7 +356,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], mess
 def test_data_of_images_inside_parquet_names_the_way(tmp_path: Path) -> None:
     pq.write_table(pa.table({"filepath": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(
-        ConfigError, match=r"holds binary, not paths: where these are images, make shards of them with python -m"
+        ConfigError, match=r"holds binary, not paths: if these are images, write them into shards with python -m"
     ):
         CsvSpec(name="x", path=str(tmp_path / "b.parquet")).open()
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
@@ -368,5 +368,5 @@ def test_data_of_images_inside_parquet_names_the_way(tmp_path: Path) -> None:
 
 def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
     images(tmp_path, 1)[0].write_bytes(b"")
-    with pytest.raises(DataError, match=r"all 1 samples were dropped, the first because image is empty: \S+/000.jpg"):
+    with pytest.raises(DataError, match=r"all 1 samples were dropped; the first: \S+/000.jpg: image is empty"):
         prepared(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")

@@ -274,7 +274,7 @@ def test_other_options_are_other_data(data: Dataset, options: dict[str, int]) ->
     [
         ({"samples": 1}, "data.samples=1 must be at least 2"),
         ({"held_out_samples": 0}, "data.held_out_samples=0 must be at least 1"),
-        ({"pixels": 8}, r"data.pixels=8 must lie in \[16, 512\]"),
+        ({"pixels": 8}, r"data.pixels=8 must be in \[16, 512\]"),
         ({"batch_size": 1}, "data.batch_size=1 must be at least 2"),
     ],
 )

@@ -118,7 +118,7 @@ def test_nothing_is_held_out_at_share_0_or_from_too_few_samples(samples: int, sh
 
 @pytest.mark.parametrize("share", [-0.1, 0.51, 1.0, math.nan])
 def test_a_share_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match=r"data.held_out_share=.* must lie in \[0, 0.5\]"):
+    with pytest.raises(ConfigError, match=r"data.held_out_share=.* must be in \[0, 0.5\]"):
         check_held_out_share(share)
 
 

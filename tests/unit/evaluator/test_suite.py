@@ -176,7 +176,7 @@ def test_data_that_holds_nothing_out_is_refused_with_both_ways_out() -> None:
     ("make", "error", "message"),
     [
         (lambda p: FolderSpec(name="x", path="/nowhere"), ConfigError, "evaluator.zeroshot.sets.a.path=/nowhere is not a folder"),
-        (lambda p: pictures(p, {"red": []}), DataError, "evaluator.zeroshot.sets.a.path=.*: the class folder red holds no image"),
+        (lambda p: pictures(p, {"red": []}), DataError, "evaluator.zeroshot.sets.a.path=.*: the class folder red contains no image"),
         (lambda p: CsvSpec(name="x", path=str(p / "t.csv")), ConfigError, "needs labels .*: give evaluator.zeroshot.sets.a.label_column"),
     ],
     ids=["no folder", "an empty class folder", "no labels"],
@@ -249,7 +249,7 @@ def test_sets_are_typed_saved_and_read_again() -> None:
     [
         (("+data@evaluator.zeroshot.sets.a=nope",), "is not an option: choose one of benchmark, cc12m"),
         (("evaluator.zeroshot.sets.a.path=x",), "evaluator.zeroshot.sets.a is not a key here: there are none yet; add it by +data@evaluator.zeroshot.sets.a=…"),
-        (("+data@evaluator.zeroshot.sets.a=folder", "evaluator.zeroshot.sets.a.held_out_share=2"), "evaluator.zeroshot.sets.a.held_out_share=2.0 must lie in [0, 0.5]"),
+        (("+data@evaluator.zeroshot.sets.a=folder", "evaluator.zeroshot.sets.a.held_out_share=2"), "evaluator.zeroshot.sets.a.held_out_share=2.0 must be in [0, 0.5]"),
     ],
 )  # fmt: skip
 def test_what_is_typed_wrong_names_the_set(overrides: tuple[str, ...], message: str) -> None:

@@ -154,7 +154,7 @@ def test_labels_are_numbers_or_names_and_a_sample_without_one_is_bad() -> None:
     for label, reason in (
         (None, "missing"),
         ("cow", "'cow' is not among the 2"),
-        (2, "2 is out of step"),
+        (2, "2 is out of range: there are 2 class names"),
         (-1, "-1 is"),
     ):
         with pytest.raises(BadSample, match=reason):
@@ -167,7 +167,7 @@ def test_names_must_be_there_and_fit_the_data(tmp_path: Path) -> None:
     names.write_text("one\ntwo\nthree\n")
     for changed, classes, message in (
         (spec, None, "objective.classnames has no value and the data names no classes"),
-        (replace(spec, classnames=str(names)), own, "has 3 names where the data has 2 classes"),
+        (replace(spec, classnames=str(names)), own, "has 3 names, but the data has 2 classes"),
     ):
         with pytest.raises(ConfigError, match=message):
             changed.build(ONE, Length(10, 10, 10)).prepare(classes, 4)
@@ -185,8 +185,8 @@ def test_names_must_be_there_and_fit_the_data(tmp_path: Path) -> None:
         ),
         (("model.text.lock_norms=false",), "objective=classification gives the text tower no gradient"),
         (("model.weights=null",), "model.text.lock=all freezes randomly initialized weights"),
-        (("objective.label_smoothing=1",), "objective.label_smoothing=1.0 must lie in [0, 1)"),
-        (("objective.init_temperature=0.001",), "objective.init_temperature=0.001 must lie in [1/max_scale, 1]"),
+        (("objective.label_smoothing=1",), "objective.label_smoothing=1.0 must be in [0, 1)"),
+        (("objective.init_temperature=0.001",), "objective.init_temperature=0.001 must be in [1/max_scale, 1]"),
         (("objective.head=random", "objective.templates=simple"), "has no effect on objective.head=random"),
     ],
 )

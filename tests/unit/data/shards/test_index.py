@@ -111,9 +111,9 @@ def test_held_out_samples_are_no_part_of_an_epoch(shards: Path, capsys: pytest.C
         ({"part": "0/4"}, r"part=0/4 must be k/N with 1 ≤ k ≤ N, e.g. part=3/16"),
         ({"part": "5/4"}, r"part=5/4 must be"),
         ({"part": "a"}, r"part=a must be"),
-        ({"part": "1/4", "manifest": "m.json"}, r"manifest=m.json is of all shards, part=1/4 reads a share"),
+        ({"part": "1/4", "manifest": "m.json"}, r"manifest=m.json lists all shards, part=1/4 reads a share"),
         ({"caption_key": "caption"}, r"caption_key=caption is not a member"),
-        ({"held_out_share": 0.7}, r"held_out_share=0.7 must lie"),
+        ({"held_out_share": 0.7}, r"held_out_share=0.7 must be in"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:

@@ -307,7 +307,7 @@ def test_what_is_no_file_system_is_refused_in_one_line(url: str) -> None:
     [
         ("caption_key", "caption", "data.caption_key=caption is not a member that can be read: give txt, or json.KEY"),
         ("label_key", "label", "data.label_key=label is not a member that can be read: give cls, or json.KEY"),
-        ("held_out_share", 0.9, r"data.held_out_share=0.9 must lie in \[0, 0.5\]"),
+        ("held_out_share", 0.9, r"data.held_out_share=0.9 must be in \[0, 0.5\]"),
     ],
 )
 def test_options_out_of_range_are_refused(option: str, value: Any, message: str) -> None:
@@ -554,7 +554,7 @@ def test_an_unwritable_cache_is_told_with_its_remedy(tmp_path: Path, monkeypatch
     shard = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match=r"the cache folder \S+ cannot be made .*: set CLIPX_CACHE to a folder"):
+    with pytest.raises(ConfigError, match=r"the cache folder \S+ cannot be created .*: set CLIPX_CACHE to a writable folder"):
         opened(shard)
 
 
