@@ -1,1 +1,1 @@
-"""What a person sees of a run: the console, the report, figures."""
+"""Console output, run report and figures."""

@@ -1,4 +1,4 @@
-"""What a person sees: derived numbers once, a live progress line on a terminal or plain lines elsewhere, a table."""
+"""Console output: a live progress line on a terminal, plain lines elsewhere, and tables of metrics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from clipx.logger import Row
 
 
 def stdout_console(quiet: bool = False) -> Console:
-    """Standard output. Where that is a file or a pipe, nothing is squeezed into eighty columns."""
+    """Returns a console on standard output. In a file or a pipe, lines are not wrapped at 80 columns."""
     return Console(highlight=False, soft_wrap=True, quiet=quiet, width=None if sys.stdout.isatty() else 200)
 
 
 class Screen:
-    """Rank 0's terminal. Other ranks get one that shows nothing."""
+    """Console output of rank 0. On other ranks, with shown=False, it prints nothing."""
 
     def __init__(self, shown: bool) -> None:
         self.console = stdout_console(quiet=not shown)
@@ -42,7 +42,7 @@ class Screen:
         self.console.print(text, markup=False)
 
     def progress(self, row: Row, first_step: int, total_steps: int) -> None:
-        """Shows the newest numbers; the time left is judged by the steps done since the start."""
+        """Shows the newest metrics and the time left, estimated from the steps since the start."""
         step = int(row["step"])
         eta = (time.monotonic() - self._start) / max(1, step - first_step) * (total_steps - step)
         if not self._live:
@@ -53,11 +53,12 @@ class Screen:
         self._progress.update(self._progress.tasks[0].id, completed=step, description=_line(row, total_steps, eta))
 
     def evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The headline numbers of an evaluation during training, in a line."""
+        """Prints the headline metrics of an evaluation during training as one line."""
         shown = [f"{n.removeprefix('eval/')} {format_value(n, v)}" for n, v in numbers.items() if is_headline(n)]
         self.print(f"step {step}  {'  '.join(shown)}")
 
     def table(self, title: str, values: Mapping[str, float]) -> None:
+        """Prints a table of metrics and their values."""
         table = Table(title=title, title_justify="left")
         table.add_column("metric")
         table.add_column("value", justify="right")
@@ -67,7 +68,7 @@ class Screen:
 
 
 def format_value(name: str, value: float) -> str:
-    """Shares as percentages, counts in full, other numbers to four digits."""
+    """Formats a metric: shares as percentages, integers in full, other numbers to four significant digits."""
     share = name.rsplit("/", 1)[-1].startswith(("top", "recall@", "mean_per_class", "chance"))
     if share:
         return f"{value:.2%}"
@@ -75,12 +76,12 @@ def format_value(name: str, value: float) -> str:
 
 
 def is_headline(name: str) -> bool:
-    """Whether a metric is one of the few that a line or a picture has room for."""
+    """Returns whether a metric is shown in progress lines and figures: top-1 accuracy or recall@1."""
     return name.endswith(("/top1", "recall@1"))
 
 
 def format_clock(seconds: float) -> str:
-    """`1:02:03`, or `02:03`."""
+    """Formats seconds as `1:02:03`, or `02:03` below one hour."""
     minutes, s = divmod(max(0, round(seconds)), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m:02}:{s:02}"
@@ -90,7 +91,7 @@ def _line(row: Row, total_steps: int, eta: float) -> str:
     parts = [
         f"step {int(row['step'])}/{total_steps}",
         f"epoch {row['epoch']:.2f}",
-        f"loss {row['train/loss']:.4f}" if "train/loss" in row else "left out",  # no step of the interval was made
+        f"loss {row['train/loss']:.4f}" if "train/loss" in row else "skipped",  # all steps of the interval were skipped
         f"{row['train/samples_per_second']:,.0f} samples/s ({row['train/samples_per_second_per_device']:,.0f}/device)",
         f"data wait {row['train/data_wait_share']:.0%}",
         f"lr {row['train/lr']:.2e}",

@@ -1,4 +1,4 @@
-"""How all pictures look: figures of panels, in the same ink, as PNG."""
+"""Common style of all figures, and their PNG encoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = ("#2f6fde", "#d9622b", "#2a9d6f", "#8a4fc7", "#b08a00", "#c2417c")
 
 
 def new_figure(title: str, width: float, height: float) -> Figure:
-    """A figure of so many inches."""
+    """Returns an empty figure in the common style. `width`, `height`: in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=110, facecolor=SURFACE, layout="constrained")
@@ -23,7 +23,7 @@ def new_figure(title: str, width: float, height: float) -> Figure:
 
 
 def style_axes(axes: Axes, title: str) -> None:
-    """Gives axes their title and their looks."""
+    """Sets the title and the common style of axes."""
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.set_facecolor(SURFACE)
     axes.grid(color=GRID, linewidth=0.8)
@@ -34,6 +34,7 @@ def style_axes(axes: Axes, title: str) -> None:
 
 
 def to_png(figure: Figure) -> bytes:
+    """Returns a figure encoded as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The picture of a run: report.png with the curves, report.html with the same, the final numbers and the config."""
+"""Run report: report.png with the curves; report.html also with the final metrics and the configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_report(folder: Path, name: str, rows: Sequence[Row], final: Mapping[st
 
 
 def draw(name: str, rows: Sequence[Row]) -> bytes:
-    """The curves as PNG: loss, evaluation, learning rate, temperature, throughput, gradient norm."""
+    """Returns the curves as PNG: loss, evaluation, learning rate, temperature, throughput, gradient norm."""
     figure = new_figure(name, 12, 6.4)
     panels = figure.subplots(2, 3).flat
     evaluated = _evaluated(rows)
@@ -45,7 +45,7 @@ def draw(name: str, rows: Sequence[Row]) -> bytes:
 
 
 def _evaluated(rows: Sequence[Row]) -> dict[str, str]:
-    """The headline metrics of the evaluators, by the label they are drawn with."""
+    """Returns the headline metrics of the evaluators, by their labels in the figure."""
     names = sorted({name for row in rows for name in row if name.startswith("eval/")})
     return {n.removeprefix("eval/"): n for n in names if is_headline(n)}
 
@@ -63,11 +63,11 @@ def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row
     if title == "held out":
         axes.set_ylim(0, 1.02)
     elif title.startswith("throughput"):
-        axes.set_ylim(bottom=0)  # else noise looks like change
+        axes.set_ylim(bottom=0)  # otherwise noise looks like change
     if len(series) > 1:
         axes.legend(fontsize=7, frameon=False, labelcolor=INK)
     if not any(name in row for row in rows for name in series.values()):
-        axes.text(0.5, 0.5, "nothing measured", transform=axes.transAxes, ha="center", color=MUTED, fontsize=9)
+        axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=MUTED, fontsize=9)
 
 
 def _page(name: str, picture: bytes, final: Mapping[str, float], config: str) -> str:

@@ -1,1 +1,1 @@
-"""Files anywhere: on this machine, at any URL, on the Hugging Face hub."""
+"""File access: this machine, any URL of fsspec, the Hugging Face hub."""

@@ -1,4 +1,4 @@
-"""Folders and files of this machine: the cache folder, atomic writes, creation with clear errors."""
+"""Local folders and files: cache folder, folder creation, atomic writes, locks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _FIX = "make room, or set CLIPX_CACHE to another folder"
 
 
 def cache_folder(name: str) -> Path:
-    """Returns a folder of the cache: of CLIPX_CACHE, else clipx in the user's cache folder. Raises ConfigError."""
+    """Creates and returns a folder in CLIPX_CACHE, by default ~/.cache/clipx (XDG_CACHE_HOME). Raises ConfigError."""
     folder = _cache_root() / name
     return ensure_folder(folder, f"the cache folder {folder}", "set CLIPX_CACHE to")
 
 
 def ensure_folder(folder: Path, named: str, fix: str) -> Path:
-    """Creates a folder where it is missing, and returns it. Raises ConfigError, with `fix` for choosing another."""
+    """Creates a folder if it is missing and returns it. Raises ConfigError, with `fix`, e.g. `set KEY to`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{named} cannot be made ({error.strerror}): {fix} a folder you can write") from None
+        raise ConfigError(f"{named} cannot be created ({error.strerror}): {fix} a writable folder") from None
     return folder
 
 
@@ -36,9 +36,9 @@ def _cache_root() -> Path:
 
 
 def write_atomically(path: Path, write: Callable[[str], object], fix: str = _FIX) -> None:
-    """Calls `write` with a temporary path and renames that file when it is complete.
+    """Calls `write` with a temporary path and renames that file when it is complete. Raises DataError.
 
-    So a file of this name is a complete one. Processes that write it at the same time do the same work twice.
+    A file named `path` is therefore complete. Processes that write it at the same time duplicate the work.
     """
     partial_path = path.with_name(f".{path.name}.{uuid4().hex[:12]}")
     try:
@@ -51,7 +51,7 @@ def write_atomically(path: Path, write: Callable[[str], object], fix: str = _FIX
 
 
 def acquire_lock(lock: TextIO, named: str) -> None:
-    """Acquires the lock file of a folder that one process at a time writes to, until it is closed. Raises DataError."""
+    """Locks a folder for one writing process until the lock file is closed. Raises DataError if it is locked."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -1,8 +1,8 @@
-"""Files anywhere: any URL of fsspec, with sane time-outs, retries, and uploads that end whole or not at all.
+"""Files at any URL of fsspec, with bounded time-outs, retries and atomic uploads.
 
-fsspec has the file systems. What it does not have is one bounded time for all retries: s3fs retries time-outs and
-botocore 5xx, each by a count, and a silent server costs 413 s with their defaults. So both are told to try once, and
-`retry` repeats a call until the caller's `retry_s` is over.
+fsspec provides the file systems but no common time limit for retries: s3fs retries time-outs and botocore retries 5xx,
+each by a count, and a server that does not answer costs 413 s with their defaults. Both are therefore limited to one
+attempt, and `retry` repeats a call until the caller's `retry_s` has passed.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from clipx.storage.url import redacted
 
 T = TypeVar("T")
 
-BLOCK = 16 << 20  # bytes a request where a file is read from front to end
-REQUESTS = 32  # at a time and process: a remote read waits for some 50 ms and computes nothing
-_CONNECT_S, _READ_S = 5, 20  # of S3: longer silence is an error, which is retried
+BLOCK = 16 << 20  # bytes per request of a sequential read
+REQUESTS = 32  # concurrent per process: a remote read waits for some 50 ms and computes nothing
+_CONNECT_S, _READ_S = 5, 20  # time-outs of S3 requests; a time-out is retried
 _SINGLE_ATTEMPT = {"total_max_attempts": 1}
-_PART = 16 << 20  # bytes of a part of an upload to S3, of which s3fs holds and sends ten at once
-# In which no part got through: aiohttp has no limit for a server that stops reading. Half a MB/s will do.
+_PART = 16 << 20  # bytes per part of an S3 upload; s3fs holds and sends ten parts at once
+# Longest time without a completed part: aiohttp has no limit for a server that stops reading. 0.5 MB/s is enough.
 _STALL_S = 300.0
-_PARALLEL_BLOCKS = 8  # blocks of a download
-_POLL_S = 0.1  # between looks whether to stop
-_DELAY_S = (0.1, 10.0)  # before the second try, and at most
-_WARN_AFTER_S, _WARN_EVERY_S = 10.0, 60.0  # seconds of failing before a line on stderr, and between lines
+_PARALLEL_BLOCKS = 8  # concurrent blocks of a download
+_POLL_S = 0.1  # between checks of the stop event
+_DELAY_S = (0.1, 10.0)  # before the second attempt, and the longest
+_WARN_AFTER_S, _WARN_EVERY_S = 10.0, 60.0  # failure before the first warning on stderr, and between warnings
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, TypeError, ImportError)
 _FINAL_ERRNO = {errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENAMETOOLONG, getattr(errno, "EREMCHG", errno.ENOENT)}
 _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError")
-_JITTER = random.SystemRandom()  # never the seeded one, whose draws belong to the samples
-_warned = -math.inf  # when this process last wrote to stderr
+_JITTER = random.SystemRandom()  # not the seeded generator, whose draws are reserved for the samples
+_warned = -math.inf  # time of this process's last warning
 
 
 def is_local(url: str) -> bool:
@@ -49,15 +49,15 @@ def is_local(url: str) -> bool:
 
 
 def local_path(url: str) -> str:
-    """Of a URL that is local."""
+    """Returns the path of a local URL, with ~ expanded."""
     return os.path.expanduser(url.partition("://")[2] if "://" in url else url)  # noqa: PTH111
 
 
 def file_system(url: str, tries: int = 1) -> tuple[Any, str]:
-    """fsspec's (file system, path). Kept by fsspec for each process, and made anew after a fork.
+    """Returns fsspec's (file system, path). fsspec caches file systems per process and recreates them after a fork.
 
-    What the user says of S3 in fsspec's own configuration (FSSPEC_S3_…, ~/.config/fsspec) and in AWS_… holds. `tries`:
-    of a request to S3, for callers without a retry of their own.
+    The user's S3 settings in fsspec's configuration (FSSPEC_S3_…, ~/.config/fsspec) and in AWS_… take precedence.
+    `tries`: attempts per S3 request, for callers that do not use `retry`.
     """
     import fsspec
 
@@ -80,7 +80,7 @@ def _is_s3(url: str) -> bool:
     return url.startswith(("s3://", "s3a://"))
 
 
-# -------------------------------------------------------------------------------------------------- trying again
+# ------------------------------------------------------------------------------------------------------- retries
 
 
 def backoff(first: float, most: float) -> Iterator[float]:
@@ -92,9 +92,9 @@ def backoff(first: float, most: float) -> Iterator[float]:
 
 
 def retry(url: str, retry_s: float, call: Callable[[], T]) -> T:
-    """Returns `call()`, retried with growing, jittered pauses while the storage fails in a way that may pass.
+    """Returns `call()`, retried with growing, jittered pauses after transient errors of a remote storage.
 
-    Other errors (no such file, no permission) are raised as they are, and an outage of `retry_s` as StorageError.
+    Raises other errors (no such file, no permission) unchanged, and StorageError after an outage of `retry_s` seconds.
     """
     start = time.monotonic()
     for pause in backoff(*_DELAY_S):
@@ -106,17 +106,17 @@ def retry(url: str, retry_s: float, call: Callable[[], T]) -> T:
             spent = time.monotonic() - start
             if spent + pause > retry_s:
                 raise StorageError(
-                    f"{url} cannot be read: for {spent:.0f} s the storage failed ({error_text(error)}); check it and "
-                    f"the network, or try longer than retry_s={retry_s:g}"
+                    f"{url} cannot be read: the storage failed for {spent:.0f} s ({error_text(error)}): check it and "
+                    f"the network, or raise retry_s={retry_s:g}"
                 ) from None
             if spent > _WARN_AFTER_S:
-                _warn(f"{url}: the storage fails ({error_text(error)}); trying for {retry_s - spent:.0f} s more")
+                _warn(f"{url}: the storage fails ({error_text(error)}): retrying for {retry_s - spent:.0f} s")
         time.sleep(pause)
-    raise AssertionError  # the pauses never end
+    raise AssertionError  # unreachable: backoff does not end
 
 
 def _warn(text: str) -> None:
-    """Prints on stderr, once a minute and process: many reads fail together."""
+    """Prints a warning on stderr, at most once a minute per process: many reads fail together."""
     global _warned
     if time.monotonic() - _warned > _WARN_EVERY_S:
         _warned = time.monotonic()
@@ -124,20 +124,20 @@ def _warn(text: str) -> None:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether the same request would fail again: nothing there, not allowed, not understood."""
+    """Returns whether a retry would fail again: file not found, not permitted, or invalid request."""
     if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES:
         return True
     if isinstance(error, OSError) and error.errno in _FINAL_ERRNO:
         return True
-    status = vars(error).get("status", vars(error).get("code"))  # of HTTP, as aiohttp and gcsfs name it
+    status = vars(error).get("status", vars(error).get("code"))  # HTTP status, named so by aiohttp and gcsfs
     return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
 
 
 @contextmanager
 def errors_as(error_of: Callable[[str], ClipxError], passing: type[Exception] = DataError) -> Iterator[None]:
-    """Raises `error_of` the text in place of a storage's error.
+    """Replaces a storage's error with `error_of(text)`.
 
-    DataError, which names the file by itself, and `passing` are raised as they are.
+    DataError, whose message names the file, and `passing` are raised unchanged.
     """
     try:
         yield
@@ -148,7 +148,7 @@ def errors_as(error_of: Callable[[str], ClipxError], passing: type[Exception] = 
 
 
 def error_text(error: BaseException) -> str:
-    """Returns a library's error as one line, without secrets of the URLs in it."""
+    """Returns a library's error as one line of at most 200 characters, without the secrets of its URLs."""
     return redacted(" ".join(str(error).split()))[:200] or type(error).__name__
 
 
@@ -156,15 +156,17 @@ def error_text(error: BaseException) -> str:
 
 
 def read_file(url: str, retry_s: float) -> bytes:
-    """Reads a small file, such as a list. Raises what the file system does, or StorageError for an outage."""
+    """Reads a small file, such as a list. Raises the file system's errors, or StorageError for an outage."""
     return _read(url, retry_s)
 
 
 def read_range(url: str, start: int, end: int, retry_s: float) -> bytes:
-    """Reads a range of bytes, fewer where the file ends before. Raises what the file system does, or DataError."""
+    """Reads bytes [start, end), fewer if the file ends earlier. Raises the file system's errors, or DataError."""
     content = _read(url, retry_s, start=start, end=end)
     if len(content) > end - start:
-        raise DataError(f"{url}: its server sends the whole file where a part is asked for: use one that knows ranges")
+        raise DataError(
+            f"{url}: its server ignores range requests and sends the whole file: use one that supports ranges"
+        )
     return content
 
 
@@ -178,9 +180,10 @@ def _read(url: str, retry_s: float, **span: int) -> bytes:
 
 
 def download(url: str, path: Path, size: int, retry_s: float) -> None:
-    """Copies a file of `size` bytes into a new local one, several blocks at once, and retries each by itself.
+    """Downloads a file of `size` bytes to a new local file, several blocks at once. Each block is retried separately.
 
-    Raises what the file systems do, or StorageError for an outage of `retry_s`. A shorter file comes out shorter.
+    Raises the file systems' errors, or StorageError after an outage of `retry_s` seconds. The copy of a file that is
+    shorter than `size` is shorter, too.
     """
     starts = range(0, size, BLOCK)
     with path.open("xb") as out:
@@ -205,15 +208,14 @@ def download(url: str, path: Path, size: int, retry_s: float) -> None:
 
 
 class TransferStopped(Exception):
-    """A transfer was cancelled by the `stop` of its folder."""
+    """Raised by a transfer that the `stop` event of its folder cancels."""
 
 
 class StorageFolder:
-    """The files under a URL, for one thread. Names of files are relative to it.
+    """Files under a URL, for use in one thread. File names are relative to the URL.
 
-    On file systems that are asynchronous, as those of the object stores are, a call ends soon after `stop` is set, with
-    TransferStopped, and where nothing moves for minutes, with ConnectionError. Else methods raise what the file system
-    does.
+    On asynchronous file systems, such as those of object stores, a call raises TransferStopped soon after `stop` is
+    set, and ConnectionError if no data moves for minutes. Otherwise methods raise the file system's errors.
     """
 
     def __init__(self, url: str, stop: threading.Event | None = None, tries: int = 1) -> None:
@@ -222,7 +224,7 @@ class StorageFolder:
         self._progressed_at = 0.0
 
     def files(self, below: str = "") -> dict[str, int]:
-        """Returns the size of each file under a name; none where there is nothing of that name."""
+        """Returns the size in bytes of each file under a name, by file name. Empty if the name does not exist."""
         fs, path = self._path(below)
         _, root = self._path("")
         fs.invalidate_cache()
@@ -230,6 +232,7 @@ class StorageFolder:
         return {path[len(root) + 1 :]: int(info["size"]) for path, info in found.items() if info["type"] == "file"}
 
     def read(self, name: str) -> bytes:
+        """Reads a small file."""
         content: bytes = self._call("cat_file", self._path(name)[1])
         return content
 
@@ -238,9 +241,9 @@ class StorageFolder:
         self._call("pipe_file", self._new_path(name), content)
 
     def put(self, path: Path, name: str) -> None:
-        """Uploads a local file, in parts where it is large. An object store shows it when it is complete.
+        """Uploads a local file, in parts if it is large. In an object store it appears when it is complete.
 
-        Never through a file opened for writing: an exception would complete the object as far as it was written.
+        Does not write through an open file: an exception would complete the object with the bytes written so far.
         """
         from fsspec.callbacks import Callback
 
@@ -263,9 +266,9 @@ class StorageFolder:
         return (datetime.now(UTC) - (written if written.tzinfo else written.replace(tzinfo=UTC))).total_seconds()
 
     def abort_uploads(self, below: str, orphaned: Callable[[str, float], bool]) -> None:
-        """Aborts multipart uploads that `orphaned(name, seconds)` says are abandoned: S3 keeps, and bills, them.
+        """Aborts multipart uploads for which `orphaned(name, age_s)` is true, which S3 would store and bill.
 
-        Other storages drop theirs. Where this is not allowed, it is left to a lifecycle rule of the bucket.
+        Other storages drop them. Without the permission it does nothing: use a lifecycle rule of the bucket.
         """
         if not _is_s3(self.url):
             return
@@ -285,7 +288,7 @@ class StorageFolder:
     def _new_path(self, name: str) -> str:
         """Returns the path of a file to be written, after creating its folder."""
         fs, path = self._path(name)
-        if not _is_s3(self.url):  # whose keys need none, and where it could make a bucket
+        if not _is_s3(self.url):  # S3 keys need no folder, and makedirs could create a bucket
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         return path
 
@@ -305,7 +308,7 @@ class StorageFolder:
         return sync(fs.loop, self._run_watched, call, limit_s or 3 * _READ_S)
 
     async def _run_watched(self, call: Callable[[], Awaitable[T]], limit_s: float) -> T:
-        import asyncio  # 20 ms of every start
+        import asyncio  # imported here: it takes 20 ms
 
         task = asyncio.ensure_future(call())
         self._progress()
@@ -313,6 +316,6 @@ class StorageFolder:
             stalled = time.monotonic() - self._progressed_at > limit_s
             if stalled or self._stop.is_set():
                 task.cancel()
-                await asyncio.wait({task}, timeout=_POLL_S)  # in which it closes its connection
-                raise ConnectionError(f"nothing moved for {limit_s:.0f} s") if stalled else TransferStopped
+                await asyncio.wait({task}, timeout=_POLL_S)  # time to close its connection
+                raise ConnectionError(f"no data moved for {limit_s:.0f} s") if stalled else TransferStopped
         return task.result()

@@ -1,4 +1,4 @@
-"""What a URL that a user gives may be, and what of it may be shown."""
+"""Checks of URLs given by users, and their redaction for output."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import re
 
 from clipx.errors import require
 
-# File systems of fsspec that stand before another one: `reference` renders templates found in a file, `filecache`
+# File systems of fsspec that wrap another one: `reference` renders templates found in a file, `filecache`
 # unpickles its metadata, the rest hide which storage is read.
 _WRAPPERS = (
     *("reference", "filecache", "simplecache", "blockcache", "cached", "zip", "tar", "libarchive", "dir", "generic"),
     *("asyncwrapper", "async_wrapper"),
 )
-_SECRETS = ("_KEY", "_SECRET", "_TOKEN", "_PASSWORD")  # ends of their names
-_SECRET_CHARS = 8  # at least: a shorter value may be a word of any text
+_SECRETS = ("_KEY", "_SECRET", "_TOKEN", "_PASSWORD")  # suffixes of the names of secret environment variables
+_SECRET_CHARS = 8  # minimum length: a shorter value may occur in any text
 _USER = re.compile(r"://[^/\s]*@")
-# Of http a user alone may be a key.
+# In an HTTP URL a user without a password may be a key, too.
 _PASSWORD = re.compile(r"(?i)(https?://|://[^/\s@]*:(?=[^/\s@]*[^/\s@:]))[^/\s@]*@")
 _QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"]*")
 
 
 def check_url(key: str, url: str) -> None:
-    """Raises ConfigError for a path or URL of the option `key` that starts a program, is a chain, or holds a secret."""
+    """Raises ConfigError if a path or URL of the option `key` runs a program, wraps another storage or has a secret."""
     check_secrets(key, url)
     shown = f"{key}={url}"
     require(
         not url.startswith("pipe:"),
-        f"{shown} is a command, and clipx starts none: give the URL of the data itself, e.g. s3://bucket/name",
+        f"{shown} is a command, which clipx does not run: give the URL of the data itself, e.g. s3://bucket/name",
     )
     scheme = url.partition("://")[0]
     require(
@@ -37,7 +37,7 @@ def check_url(key: str, url: str) -> None:
 
 
 def check_secrets(key: str, text: str) -> None:
-    """Raises ConfigError for a value of the option `key` that holds a URL with a password or a query.
+    """Raises ConfigError if a value of the option `key` contains a URL with a password or a query.
 
     A run's configuration is saved, uploaded, and shown in reports; the names of its data are in its logs.
     """
@@ -46,42 +46,42 @@ def check_secrets(key: str, text: str) -> None:
     shown = f"{key}={redacted(text)}"
     require(
         not _PASSWORD.search(text),
-        f"{shown} was given with a password, which the run would save: leave it out, and give credentials by the "
+        f"{shown} was given with a password, which the run would save: remove it, and give credentials by the "
         "environment or a profile, e.g. AWS_PROFILE",
     )
     require(
-        not any(_QUERY.search(part) for part in text.split("::")),  # several joined; in a path ? is any character
-        f"{shown} was given with a query, where keys would be saved: leave it out, and give credentials and options by "
-        "the environment or fsspec's configuration",
+        not any(_QUERY.search(part) for part in text.split("::")),  # several URLs joined; in a path ? is a wildcard
+        f"{shown} was given with a query, whose keys the run would save: remove it, and give credentials and options "
+        "by the environment or fsspec's configuration",
     )
 
 
 def check_folder_url(key: str, url: str) -> None:
-    """As `check_url`; what is no URL of one folder is refused, too."""
+    """Raises ConfigError as `check_url`, and if the value is not the URL of one folder."""
     check_url(key, url)
     _, slashes, rest = url.partition("://")
     require(
         bool(slashes and rest),
-        f"{key}={url} is no URL of a folder: give e.g. s3://bucket/runs/name, or file:///backup/name",
+        f"{key}={url} is not the URL of a folder: give e.g. s3://bucket/runs/name, or file:///backup/name",
     )
     require(not re.search(r"[*\[\]]", url), f"{key}={url} is a pattern: give the URL of one folder")
 
 
 def check_path(key: str, path: str) -> None:
-    """Raises ConfigError for a URL where something is written that has to lie on this machine."""
-    require("://" not in path, f"{key}={redacted(path)} is a URL: give a local path, and copy it from there")
+    """Raises ConfigError if the path of a file or folder that must be local is a URL."""
+    require("://" not in path, f"{key}={redacted(path)} is a URL: give a local path, and copy between it and the URL")
 
 
 def check_environment(key: str, text: str) -> None:
-    """Raises ConfigError for a value that holds that of a secret environment variable, as ${oc.env:WANDB_API_KEY}."""
+    """Raises ConfigError if a value contains a secret environment variable's, as of ${oc.env:WANDB_API_KEY}."""
     for name, secret in os.environ.items():
         require(
             len(secret) < _SECRET_CHARS or not name.upper().endswith(_SECRETS) or secret not in text,
-            f"{key} holds the value of the environment variable {name}, which the run would save: leave it out; what "
-            "needs it reads the environment itself",
+            f"{key} contains the value of the environment variable {name}, which the run would save: remove it; "
+            "libraries read it from the environment",
         )
 
 
 def redacted(text: str) -> str:
-    """A text without what the URLs in it hold beside their places: users, passwords, queries."""
+    """Returns a text with the users, passwords and queries of its URLs removed."""
     return _QUERY.sub(r"\1", _USER.sub("://", text)) if "://" in text else text

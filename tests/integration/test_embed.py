@@ -190,7 +190,7 @@ def test_bad_samples_have_no_captions_and_too_many_of_them_are_an_error(trained:
         (("run=/nowhere", "data=digits"), CheckpointError, "/nowhere"),
         (("samples_per_shard=0",), ConfigError, "samples_per_shard=0 must be at least 1"),
         (("batch_size=0",), ConfigError, "batch_size=0 must be at least 1"),
-        (("out=s3://",), ConfigError, "out=s3:// is no URL of a folder"),
+        (("out=s3://",), ConfigError, "out=s3:// is not the URL of a folder"),
         (("format=csv",), ConfigError, "format=csv: Invalid value 'csv', expected one of [npy, parquet]"),
     ],
 )  # fmt: skip

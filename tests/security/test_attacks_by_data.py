@@ -345,7 +345,9 @@ def test_no_place_is_given_to_a_shell(flag: Flag, tmp_path: Path, key: str) -> N
 def test_a_command_is_refused_with_what_to_do(flag: Flag, place: str) -> None:
     for key in ("data.shards", "data.held_out_shards", "a list", "shards", "source"):
         write_tar(Path("good.tar"), sample("0"))
-        with pytest.raises(ConfigError, match=f"{place} is a command, and clipx starts none: give the URL of the data"):
+        with pytest.raises(
+            ConfigError, match=f"{place} is a command, which clipx does not run: give the URL of the data"
+        ):
             ENTRANCES[key](place)
 
 
@@ -368,7 +370,7 @@ def resumed_from(place: str) -> str:
 
 @pytest.mark.parametrize("place", [*COMMANDS[:2], *SHELL[:4]])
 def test_neither_are_the_places_of_checkpoints(flag: Flag, tmp_path: Path, place: str) -> None:
-    with pytest.raises(ConfigError, match="is a command|is no URL of a folder"):
+    with pytest.raises(ConfigError, match="is a command|is not the URL of a folder"):
         CheckpointSpec(remote=place)
     with pytest.raises(ClipxError, match="is a command|holds no run"):
         RunDir(Path(resumed_from(place))).must_exist()

@@ -76,7 +76,7 @@ def test_a_key_of_the_environment_is_refused_as_a_value(key: str, monkeypatch: p
     monkeypatch.setenv("WANDB_API_KEY", KEYS["WANDB_API_KEY"])
     value = "[a,'${oc.env:WANDB_API_KEY}']" if key.endswith("tags") else "x${oc.env:WANDB_API_KEY}"
     with pytest.raises(
-        ConfigError, match=f"^{key} holds the value of the environment variable WANDB_API_KEY"
+        ConfigError, match=f"^{key} contains the value of the environment variable WANDB_API_KEY"
     ) as raised:
         compose("data=webdataset", "logger=[wandb]", f"{key}={value}")
     assert KEYS["WANDB_API_KEY"] not in str(raised.value)

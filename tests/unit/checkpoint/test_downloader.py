@@ -163,7 +163,7 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
         functools.partial(fetch_newest, own_bucket, tmp_path, print),
         functools.partial(fetch_history, own_bucket, tmp_path),
     ):
-        with pytest.raises(StorageError, match=rf"^{own_bucket}\S* cannot be read: for \d+ s the storage failed"):
+        with pytest.raises(StorageError, match=rf"^{own_bucket}\S* cannot be read: the storage failed for \d+ s"):
             call(retry_s=1.0)
     with pytest.raises(StorageError):
         check_writable(own_bucket, retry_s=1.0)
@@ -179,8 +179,8 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
         ("sftp://me:SECRET@host/runs", "checkpoint.remote=sftp://host/runs was given with a password"),
         ("s3://bucket/runs?key=SECRET", "checkpoint.remote=s3://bucket/runs was given with a query"),
         ("https://x/y?X-Amz-Signature=SECRET", "checkpoint.remote=https://x/y was given with a query"),
-        ("/backup/runs", "checkpoint.remote=/backup/runs is no URL"),
-        ("s3://", "checkpoint.remote=s3:// is no URL"),
+        ("/backup/runs", "checkpoint.remote=/backup/runs is not the URL of a folder"),
+        ("s3://", "checkpoint.remote=s3:// is not the URL of a folder"),
         ("s3://bucket/runs/*", r"checkpoint.remote=s3://bucket/runs/\* is a pattern"),
     ],
 )

@@ -520,7 +520,7 @@ def test_a_saved_spec_holds_plain_values(tmp_path: Path) -> None:
 def test_a_saved_spec_with_a_fault_is_refused_in_one_line(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_dict(RunSpec, to_dict(compose()) | change)
-    assert str(caught.value).startswith(message.split("known are infonce")[0])
+    assert str(caught.value).startswith(message.split("one of infonce")[0])
     assert "\n" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""What the launchers are told, and the scripts that come of it: no SLURM is needed."""
+"""Options of the launchers, and the scripts that they produce, without SLURM."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ CPU = {"gpus_per_node": 0}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"time": "86400"}, "hydra.launcher.time=86400 is no time with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'"),
+        ({"time": "86400"}, "hydra.launcher.time=86400 is not a time with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'"),
         ({"time": "0h"}, "hydra.launcher.time=0h must be above 0"),
-        ({"time": "1m"}, "hydra.launcher.signal_before_s=120 is all of hydra.launcher.time=1m: give less, or more time"),
+        ({"time": "1m"}, "hydra.launcher.signal_before_s=120 must be below hydra.launcher.time=1m: lower it, or raise the time limit"),
         ({"nodes": 0}, "hydra.launcher.nodes=0 must be at least 1"),
         ({"max_requeue": -1}, "hydra.launcher.max_requeue=-1 must be 0 or more"),
         ({"mem_gb": 0.0}, "hydra.launcher.mem_gb=0.0 must be above 0, or null"),
         (
             {"gpus_per_node": 4},
-            "hydra.launcher.gpus_per_node=4 is not one for each of hydra.launcher.tasks_per_node=1: give the same number, or 0 for the CPU",
+            "hydra.launcher.gpus_per_node=4 must be hydra.launcher.tasks_per_node=1, one for each rank: set the same number, or 0 for the CPU",
         ),
-        ({"sbatch": {"ntasks_per_node": 2}}, "hydra.launcher.sbatch.ntasks_per_node=2 is the launcher's to say: set hydra.launcher.tasks_per_node"),
-        ({"sbatch": {"array": "0-3"}}, "hydra.launcher.sbatch.array=0-3 is the launcher's to say: leave it out"),
-        ({"environment": {"A B": "c"}}, "hydra.launcher.environment.A B is no name of a variable: use letters, digits and _"),
+        ({"sbatch": {"ntasks_per_node": 2}}, "hydra.launcher.sbatch.ntasks_per_node=2 is set by the launcher: set hydra.launcher.tasks_per_node"),
+        ({"sbatch": {"array": "0-3"}}, "hydra.launcher.sbatch.array=0-3 is set by the launcher: remove it"),
+        ({"environment": {"A B": "c"}}, "hydra.launcher.environment.A B is not a variable name: use letters, digits and _"),
     ],
 )  # fmt: skip
 def test_a_bad_option_is_one_line(options: dict[str, object], message: str) -> None:
@@ -63,7 +63,7 @@ def test_devices_that_contradict_the_run_are_refused() -> None:
         ConfigError, match="distributed.device=cpu leaves the GPUs of hydra.launcher.gpus_per_node=1 idle"
     ):
         SlurmSpec().check(cpu)
-    with pytest.raises(ConfigError, match="distributed.device=cuda, but hydra.launcher.gpus_per_node=0: ask for GPUs"):
+    with pytest.raises(ConfigError, match="distributed.device=cuda needs GPUs, but hydra.launcher.gpus_per_node=0: raise it"):
         SlurmSpec(gpus_per_node=0).check(cuda)
     SlurmSpec().check(cuda)
     SlurmSpec(gpus_per_node=0).check(cpu)
@@ -147,7 +147,7 @@ def test_without_slurm_it_is_one_line(tmp_path: Path) -> None:
     done = launch(*SLURM, *QUICK, f"hydra.sweep.dir={tmp_path}/s", check=False, **nowhere(tmp_path))
     assert done.returncode == 2
     assert done.stderr == (
-        "error: hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch where SLURM is, or use clipx_local\n"
+        "error: hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch on a SLURM host, or use clipx_local\n"
     )
 
 
@@ -156,7 +156,7 @@ def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) 
     done = launch(*options, "seed=0,-1,one", "data.batch_size=32,33", check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "error: 5 of 6 points cannot run, and nothing was started:",
+        "error: 5 of 6 points cannot run, nothing was started:",
         "  point 1  data.batch_size=32 seed=-1   seed=-1 must lie in [0, 2^63): give 0 or more",
         "  point 2  data.batch_size=32 seed=one  seed=one: Value 'one' of type 'str' could not be converted to Integer",
         "  point 3  data.batch_size=33 seed=0    data.batch_size=33 is not divisible by 2 ranks: use 32 or 34",
@@ -169,10 +169,10 @@ def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["seed=0,1", "run_dir=same"], "/same is point 0's as well: leave run_dir= out of a sweep"),
-        (["run_dir='a%b'"], "a%b' holds a quote, or one of % \\ $ ! `, which job scripts read as something else: choose another folder"),
-        (["hydra.sweep.dir=file/s"], "the sweep's folder file/s cannot be made (Not a directory): choose by hydra.sweep.dir a folder you can write"),
-        (["run_dir=file/run"], "file/run/.launch/logs cannot be made (Not a directory): choose by hydra.sweep.dir a folder you can write"),
+        (["seed=0,1", "run_dir=same"], "/same is the folder of point 0 too: remove run_dir= from a sweep"),
+        (["run_dir='a%b'"], "a%b' contains a quote, or one of % \\ $ ! `, which job scripts interpret: choose another folder"),
+        (["hydra.sweep.dir=file/s"], "the sweep's folder file/s cannot be created (Not a directory): choose by hydra.sweep.dir a writable folder"),
+        (["run_dir=file/run"], "file/run/.launch/logs cannot be created (Not a directory): choose by hydra.sweep.dir a writable folder"),
         (["+hydra.launcher.bogus=1"], "hydra.launcher.bogus is not a key here: "),
         (["hydra.launcher.tasks=two"], "hydra.launcher.tasks=two: Value 'two' of type 'str' could not be converted to Integer"),
     ],
@@ -263,10 +263,10 @@ def test_local_points_are_at_least_one() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"partition": "gpu"}, "hydra.launcher.partition=gpu is not there: choose one of low, main"),
-        ({"cpus_per_task": 9}, "hydra.launcher.tasks_per_node x cpus_per_task=9 is more than a node of partition main has: 8 CPUs at most"),
-        ({"tasks_per_node": 3, "gpus_per_node": 3, "cpus_per_task": 1}, "hydra.launcher.gpus_per_node=3 is more than a node of partition main has: 2 GPUs at most"),
-        ({"nodes": 3}, "hydra.launcher.nodes=3 is more than partition main has: 2 such nodes"),
+        ({"partition": "gpu"}, "hydra.launcher.partition=gpu does not exist: choose one of low, main"),
+        ({"cpus_per_task": 9}, "hydra.launcher.tasks_per_node x cpus_per_task=9 is more than a node of partition main has: lower it to at most 8 CPUs"),
+        ({"tasks_per_node": 3, "gpus_per_node": 3, "cpus_per_task": 1}, "hydra.launcher.gpus_per_node=3 is more than a node of partition main has: lower it to at most 2 GPUs"),
+        ({"nodes": 3}, "hydra.launcher.nodes=3 is more than partition main has: lower it to at most 2"),
     ],
 )  # fmt: skip
 def test_what_a_cluster_does_not_have_is_one_line(options: dict[str, object], message: str) -> None:
@@ -284,5 +284,5 @@ def test_slurms_own_times(text: str, minutes: int | None) -> None:
 
 
 def test_a_command_that_does_not_answer_is_one_line() -> None:
-    with pytest.raises(ClipxError, match="squeue-of-nobody does not answer"):
+    with pytest.raises(ClipxError, match="squeue-of-nobody does not respond"):
         cluster.run_slurm("squeue-of-nobody")

@@ -152,7 +152,7 @@ def test_a_killed_holder_is_no_holder(
     send(holder, f"{tmp_path} 0")
     assert read_line(holder) == "mine"
     with pytest.raises(
-        Locked, match=f"{tmp_path} is in use by pid {holder.pid} on .*, since .*: wait for its end, or give this run"
+        Locked, match=f"{tmp_path} is in use by pid {holder.pid} on .*, since .*: wait until it ends, or give this run"
     ):
         RunLock(tmp_path, COMM, event).acquire()
     assert events == []
@@ -217,7 +217,7 @@ def test_when_a_lock_is_stale(
 def test_a_lock_that_cannot_be_read_counts_by_its_age(tmp_path: Path, event: Any, events: Any) -> None:
     path = write_lock(tmp_path, ELSEWHERE)
     path.write_text("{")
-    with pytest.raises(Locked, match=f"a job that cannot be read.*delete {path}"):
+    with pytest.raises(Locked, match=f"an unknown job.*delete {path}"):
         RunLock(tmp_path, COMM, event).acquire()
     os.utime(path, (0, 0))
     RunLock(tmp_path, COMM, event).acquire()
@@ -240,7 +240,7 @@ def test_a_holder_keeps_it_fresh_and_hears_when_it_is_anothers(tmp_path: Path, m
         lock.check()
         write_lock(tmp_path, ELSEWHERE)
         wait_until(lambda: lock._lost)
-        with pytest.raises(Locked, match="is no longer this job's"):
+        with pytest.raises(Locked, match="was taken over by another job"):
             lock.check()
     assert json.loads(path.read_text())["id"] == "old", "what is another's stays"
 
@@ -287,7 +287,7 @@ def test_a_job_that_stands_still_while_it_takes_the_lock_is_waited_for_and_then_
     monkeypatch.setattr(module, "_GUARD_S", 0.1)
     process = guarded(tmp_path)
     try:
-        with pytest.raises(Locked, match=r"run.lock.guard is held for 0.1 s by a process that stopped .*: end it, or"):
+        with pytest.raises(Locked, match=r"run.lock.guard is held for more than 0.1 s by a process that was suspended .*: end that process, or"):
             RunLock(tmp_path, COMM, no_event).acquire()
     finally:
         process.kill()
@@ -313,7 +313,7 @@ def test_a_file_system_without_flock_has_the_heartbeat_only(
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ClipxError, match=f"run_dir={tmp_path}/file/run cannot be made"):
+    with pytest.raises(ClipxError, match=f"run_dir={tmp_path}/file/run cannot be created"):
         RunLock(tmp_path / "file" / "run", COMM, no_event).acquire()
 
 

@@ -201,7 +201,9 @@ def test_a_repository_of_the_hub_is_read_from_its_cache_and_named_when_it_cannot
     )
     lines = run(sys.executable, "-c", code).stdout.splitlines()
     assert lines[0] == f"vit 32 {len(state) - 1}"
-    assert lines[1].startswith("hf-hub:org/none: open_clip_config.json cannot be had from the Hugging Face hub (")
+    assert lines[1].startswith(
+        "hf-hub:org/none: open_clip_config.json cannot be downloaded from the Hugging Face hub ("
+    )
     assert lines[1].endswith("or download the repository elsewhere and give its folder")
     assert len(lines) == 2
 

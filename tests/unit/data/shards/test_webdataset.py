@@ -554,7 +554,9 @@ def test_an_unwritable_cache_is_told_with_its_remedy(tmp_path: Path, monkeypatch
     shard = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match=r"the cache folder \S+ cannot be created .*: set CLIPX_CACHE to a writable folder"):
+    with pytest.raises(
+        ConfigError, match=r"the cache folder \S+ cannot be created .*: set CLIPX_CACHE to a writable folder"
+    ):
         opened(shard)
 
 

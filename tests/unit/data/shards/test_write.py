@@ -100,7 +100,9 @@ def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytes
 def test_a_cache_that_cannot_be_made_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match=r"the cache folder \S+ cannot be made .*: set CLIPX_CACHE to a folder"):
+    with pytest.raises(
+        ConfigError, match=r"the cache folder \S+ cannot be created .*: set CLIPX_CACHE to a writable folder"
+    ):
         ensure_shards("folder", jpeg, 10, per_shard=5, what="x")  # type: ignore[arg-type]
 
 
