@@ -53,8 +53,8 @@ class DistributedSpec:
 
     watchdog_s: float = 1800.0
     """Seconds without a step, or progress of an evaluation or a checkpoint, after which the process dumps its stack
-    traces and exits. At least 0; 0 disables it. Longer than timeout_s, so that ranks that wait for another can name it
-    first."""
+    traces and exits with code 70. At least 0; 0 disables it. The default exceeds timeout_s, so that ranks waiting for
+    another rank can name it first."""
 
     threads: int | None = None
     """Number of torch's CPU threads in each rank, at least 1. null: OMP_NUM_THREADS if it is set (torchrun sets it to

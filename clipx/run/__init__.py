@@ -1,1 +1,1 @@
-"""A run as a folder and as a process: its directory, lock, signals and watchdog."""
+"""Run directory, lock, signal handling and watchdog of a run."""

@@ -1,4 +1,4 @@
-"""A run's directory: its layout, which run it belongs to, and the files that record events and bad samples."""
+"""Run directory: layout, check that it belongs to the run, and the files that record events and bad samples."""
 
 from __future__ import annotations
 
@@ -18,31 +18,34 @@ from clipx.data.source import BadRecord
 from clipx.errors import CheckpointError, ConfigError
 from clipx.logger import read_rows
 
-# What a resumed run may change. The first that names a key, or a part above it, holds; the rest is logged.
-_SILENT = (  # paths, logging, speed
+# Rules for keys that a resumed run changes. The first tuple with the key or a prefix of it applies; else it is logged.
+_SILENT = (  # changed without a log line: paths, logging, speed
     *("name", "run_dir", "resume", "log_every", "logger", "checkpoint", "profiler", "device_peak_tflops"),
     *("distributed.rendezvous_s", "distributed.timeout_s", "distributed.watchdog_s"),
     *("data.workers", "data.prefetch", "data.retry_s", "data.cache_gb", "data.cache_dir"),
 )
 _LOGGED = (
-    *("data.micro_batches", "data.max_bad_share", "model.weights"),  # change no gradient
+    *("data.micro_batches", "data.max_bad_share", "model.weights"),  # do not change gradients
     *("model.patch_dropout", "model.patch_dropout_schedule", "model.patch_dropout_end", "model.patch_dropout_final"),
-)  # patch dropout: a phase without it may be another run's
-# Another value would train another model.
+)  # patch dropout: a run may be resumed for a phase without it
+# Changes that would train a different model.
 _REFUSED = ("seed", "model", "data", "objective", "optimizer.kind", "teacher.temperature")
 
 log = logging.getLogger(__name__)
 
 
 class ResumableSpec(Protocol):
-    """The part of a run's spec, a dataclass, that its directory reads by name."""
+    """Fields of a run's spec, a dataclass, that RunDir reads by name."""
 
     resume: str
 
 
 @dataclass(slots=True)
 class RunDir:
-    """config.yaml, metrics.jsonl, events.jsonl, quarantine.jsonl, checkpoints/, report.png, report.html."""
+    """Paths and files of a run directory.
+
+    It holds config.yaml, metrics.jsonl, events.jsonl, quarantine.jsonl, checkpoints/, report.png and report.html.
+    """
 
     path: Path
     _quarantined: set[str] = field(default_factory=set)
@@ -60,29 +63,29 @@ class RunDir:
         return self.path / CHECKPOINTS
 
     def must_exist(self) -> None:
-        """Raises CheckpointError where there is no run; creates nothing."""
+        """Raises CheckpointError if the directory holds no run. Creates nothing."""
         if not self.config.is_file():
             raise CheckpointError(f"resume={self.path} holds no run (no config.yaml): check the path")
 
     def claim(self, spec: ResumableSpec) -> list[str]:
-        """Checks that the directory is this run's. Returns what changed since it last ran, for the log.
+        """Verifies that the directory belongs to this run. Returns a line per changed option, for the log.
 
-        Writes nothing: see `save_config`. Raises CheckpointError where the directory holds another run, or holds none
-        and one was to be resumed.
+        Writes nothing: see `save_config`. Raises CheckpointError if the directory holds another run, or no run although
+        `resume` requires one.
         """
         resume = Resume.parse(spec.resume)
-        # A run that ended before its first line of metrics left nothing that could be lost or continued.
+        # A run that ended before its first line of metrics has nothing to lose or to resume.
         exists = self.config.is_file() and (self.checkpoints.is_dir() or bool(read_rows(self.metrics)))
         if resume.required and not exists:
-            raise CheckpointError(f"resume={spec.resume}: {self.path} holds no run: check the name, or resume=none")
+            raise CheckpointError(f"resume={spec.resume}: {self.path} holds no run: check the name, or use resume=none")
         if exists and not resume.enabled:
             raise CheckpointError(
-                f"{self.path} already holds a run: continue it with resume=auto, or give this one another name="
+                f"{self.path} already holds a run: continue it with resume=auto, or give this run another name="
             )
         return self._differences(spec) if exists else []
 
     def save_config(self, spec: ResumableSpec) -> None:
-        """Writes config.yaml, and creates the directory."""
+        """Creates the directory and writes config.yaml."""
         self.path.mkdir(parents=True, exist_ok=True)
         save(spec, self.config)
 
@@ -90,7 +93,7 @@ class RunDir:
         saved = dict(flatten(to_dict(self._saved(type(spec)))))
         now = dict(flatten(to_dict(spec)))
         changed = [key for key in sorted(saved | now) if saved.get(key) != now.get(key)]
-        # Another option of a group has other keys: those of the earlier one went with it.
+        # If a group's option changed, ignore the keys that only the earlier option had.
         replaced = tuple(key.removesuffix("kind") for key in changed if key.endswith(".kind"))
         changed = [key for key in changed if key in now or not key.startswith(replaced)]
         lines = {key: f"{key}: {saved.get(key)} -> {now.get(key)}" for key in changed}
@@ -98,26 +101,26 @@ class RunDir:
         if refused:
             raise CheckpointError(
                 f"{self.path} belongs to another run ({'; '.join(refused)}): "
-                "resume it with its own values, or give this run another name="
+                "resume it with the saved values, or give this run another name="
             )
         return [line for key, line in lines.items() if _rule(key) is not _SILENT]
 
     def _saved(self, cls: type[ResumableSpec]) -> ResumableSpec:
-        """Reads the configuration it was trained with; keys that came to clipx since then have their defaults."""
+        """Reads the configuration of the run. Options that clipx added since then get their defaults."""
         try:
             return from_dict(cls, read_saved(self.config))
         except ConfigError as error:
             raise CheckpointError(
                 f"{self.config} is not a configuration of this version ({error}): resume with the version of clipx "
-                "that wrote it, or mend the file"
+                "that wrote it, or correct the file"
             ) from error
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Appends a line to events.jsonl: what happened to the run, when."""
+        """Appends an event to events.jsonl: time, kind and `facts`."""
         self._append("events.jsonl", {"time": time.time(), "event": kind, **facts})
 
     def quarantine(self, bad: Sequence[BadRecord]) -> None:
-        """Appends each bad sample to quarantine.jsonl once."""
+        """Appends bad samples to quarantine.jsonl, each key once."""
         for item in bad:
             if item.key not in self._quarantined:
                 self._quarantined.add(item.key)
@@ -125,14 +128,14 @@ class RunDir:
 
     def _append(self, name: str, value: dict[str, Any]) -> None:
         try:
-            with (self.path / name).open("a", encoding="utf-8") as file:  # one write: ranks may share the file
+            with (self.path / name).open("a", encoding="utf-8") as file:  # a single write: ranks may share the file
                 file.write(json.dumps(value, ensure_ascii=False) + "\n")
-        except OSError as error:  # a full disk ends no run
+        except OSError as error:  # a full disk must not end the run
             log.warning("%s cannot be written (%s): %s", name, error, value)
 
 
 def _rule(key: str) -> tuple[str, ...]:
-    """Returns the tuple above that holds for a key that changed; a source of a mixture has its group's keys."""
+    """Returns the tuple above that applies to a changed key. The keys of a mixture's sources are treated as data.*."""
     key = re.sub(r"^data(\.sources\.[^.]+)+\.", "data.", key)
     for keys in (_SILENT, _LOGGED, _REFUSED):
         if f"{key}.".startswith(tuple(f"{name}." for name in keys)):
@@ -141,7 +144,7 @@ def _rule(key: str) -> tuple[str, ...]:
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, value) of each leaf of nested dicts."""
+    """Yields (dotted key, value) for each leaf of nested dicts."""
     if isinstance(value, dict) and value:
         for key, child in value.items():
             yield from flatten(child, f"{prefix}.{key}" if prefix else str(key))

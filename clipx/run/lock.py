@@ -1,4 +1,4 @@
-"""The lock of a run directory, for one job at a time: a file with a heartbeat, by which a dead job's lock is stale."""
+"""Lock file of a run directory, for one job at a time. Its heartbeat shows when the lock of a dead job is stale."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ log = logging.getLogger(__name__)
 LOCK = "run.lock"
 _GUARD = "run.lock.guard"
 _HEARTBEAT_S = 30.0
-_STALE_S = 600.0  # without a heartbeat for so long, a lock of another machine is a dead job's
-_GUARD_S = 10.0  # that another job may hold the guard, which takes it milliseconds
-_NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of Lustre without -o flock, NFS without lockd, others
+_STALE_S = 600.0  # a lock of another machine without a heartbeat for this time is stale
+_GUARD_S = 10.0  # longest wait for the guard, which a job normally holds for milliseconds
+_NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from Lustre without -o flock, NFS without lockd, others
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The contents of run.lock: which process on which machine, in which job."""
+    """Contents of run.lock: process, machine and job that hold the lock."""
 
-    id: str  # of this lock, unlike any other
+    id: str  # unique to this lock
     host: str
     pid: int
-    born: str  # when the process started, in the kernel's ticks: numbers of processes are used again
-    machine: str  # this boot of it, and the processes' namespace
-    job: str  # SLURM's number and restart, or nothing
+    born: str  # start time of the process in kernel ticks, because pids are reused
+    machine: str  # boot id and pid namespace
+    job: str  # SLURM's job number and restart count, or empty
     started: str
 
     @classmethod
@@ -61,7 +61,7 @@ class Holder:
 
     @property
     def alive(self) -> bool | None:
-        """Whether its process runs; None on another machine, where that is unknown."""
+        """True if the process runs, None if unknown because it is on another machine."""
         return _is_running(self) if self.machine == _machine_id() else None
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Holder:
 
 
 def read_holder(run_dir: Path) -> Holder | None:
-    """Returns the holder of a run directory, alive or killed; None where there is none, or it cannot be read."""
+    """Returns the holder of a run directory's lock, alive or dead, or None without a readable lock."""
     try:
         return Holder(**json.loads((run_dir / LOCK).read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
@@ -78,10 +78,11 @@ def read_holder(run_dir: Path) -> Holder | None:
 
 
 class RunLock:
-    """`run.lock` in a run directory, taken by rank 0 for all.
+    """Lock `run.lock` of a run directory, acquired by rank 0 for all ranks.
 
-    A lock is stale, and is taken over with `event("lock_taken_over", ...)`, where its process is dead on this machine,
-    where this is its own SLURM job started anew, or where a job on another machine did not refresh it for 10 minutes.
+    A stale lock is taken over with `event("lock_taken_over", ...)`. A lock is stale if its process is dead on this
+    machine, if SLURM has restarted its job as this one, or if a job on another machine did not refresh it for 10
+    minutes.
     """
 
     def __init__(self, run_dir: Path, comm: Comm, event: Callable[..., None]) -> None:
@@ -93,19 +94,19 @@ class RunLock:
         self._lost = False
 
     def acquire(self) -> None:
-        """Makes the directory this job's until `release`. Raises Locked, on all ranks, which names the holder."""
+        """Locks the directory until `release`. Raises Locked on all ranks, naming the holder. Collective."""
         self._comm.run_on_main(self._acquire)
 
     def check(self) -> None:
-        """Raises Locked on rank 0 where another job took the lock over, as of a job that was frozen for long."""
+        """Raises Locked on rank 0 if another job took the lock over, for example after this job was suspended."""
         if self._lost:
             raise Locked(
-                f"{self.path} is no longer this job's: not refreshed for {_STALE_S / 60:.0f} minutes, it was taken "
-                "over by another, which goes on with the run; this one ends"
+                f"{self.path} was taken over by another job, because this job did not refresh it for "
+                f"{_STALE_S / 60:.0f} minutes: this job ends, the other one continues the run"
             )
 
     def release(self) -> None:
-        """Gives the directory back, if it is this job's. A second call does nothing."""
+        """Removes the lock if this job still holds it. A second call does nothing."""
         if self._thread is None:
             return
         self._stop.set()
@@ -114,7 +115,7 @@ class RunLock:
         with contextlib.suppress(OSError, Locked), self._guard() as guard:
             if read_holder(self.path.parent) == self._holder:
                 self.path.unlink()
-                guard.unlink()  # while it is locked: filelock drops a lock that it gets on a removed file, and retries
+                guard.unlink()  # safe while locked: filelock releases a lock on a removed file and retries
 
     def __enter__(self) -> RunLock:
         self.acquire()
@@ -127,7 +128,7 @@ class RunLock:
         ensure_folder(self.path.parent, f"run_dir={self.path.parent}", "give")
         with self._guard():
             new = self.path.with_name(f"run.lock.{self._holder.id}")
-            try:  # whole before it is seen, and dated by the file system
+            try:  # replaced atomically, and its time is the file system's
                 new.write_text(json.dumps(asdict(self._holder)) + "\n", encoding="utf-8")
                 if self.path.exists():
                     self._check_stale(read_holder(self.path.parent), new.stat().st_mtime - self.path.stat().st_mtime)
@@ -138,24 +139,24 @@ class RunLock:
         self._thread.start()
 
     def _check_stale(self, holder: Holder | None, age_s: float) -> None:
-        """Raises Locked where the lock that is there is alive."""
+        """Raises Locked if the existing lock is not stale."""
         if holder is not None and holder.is_process(self._holder):
-            return  # of an earlier trainer of this process
+            return  # an earlier trainer of this process
         if not _stale(holder, age_s, self._holder):
             raise Locked(
-                f"{self.path.parent} is in use by {holder or 'a job that cannot be read'}: wait for its end, or give "
-                f"this run another name=; if that job is dead for sure, delete {self.path}"
+                f"{self.path.parent} is in use by {holder or 'an unknown job'}: wait until it ends, or give this run "
+                f"another name=; if that job is certainly dead, delete {self.path}"
             )
-        log.warning("took over the run.lock of %s, which is gone", holder or "an unknown job")
+        log.warning("took over the stale run.lock of %s", holder or "an unknown job")
         self._event("lock_taken_over", of=asdict(holder) if holder else None, silent_s=round(age_s))
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[Path]:
-        """Keeps other jobs from reading and changing the lock meanwhile, for milliseconds: flock on a second file.
+        """Excludes other jobs from the lock for milliseconds, by flock on a second file. Raises Locked.
 
-        The kernel, or the file server, frees it when its process is killed. Where the file system has no flock, or one
-        for each host, two jobs that start within the same milliseconds may both get the lock: the heartbeat of the one
-        whose file was replaced finds that out, and ends it.
+        The kernel or the file server releases it when its process is killed. On a file system without flock, or with a
+        flock per host only, two jobs that start within the same milliseconds may both acquire the lock. The job whose
+        file was replaced then detects this at its next heartbeat and ends.
         """
         path = self.path.with_name(_GUARD)
         guard = FileLock(path, timeout=_GUARD_S, poll_interval=0.02, fallback_to_soft=False)
@@ -163,8 +164,8 @@ class RunLock:
             guard.acquire()
         except Timeout:
             raise Locked(
-                f"{path} is held for {_GUARD_S:g} s by a process that stopped while it looked at the lock: end it, or "
-                "give this run another name="
+                f"{path} is held for more than {_GUARD_S:g} s by a process that was suspended while changing the lock: "
+                "end that process, or give this run another name="
             ) from None
         except OSError as error:
             if error.errno not in _NO_FLOCK:
@@ -176,7 +177,7 @@ class RunLock:
 
     def _keep_alive(self) -> None:
         while not self._stop.wait(_HEARTBEAT_S):
-            with contextlib.suppress(OSError):  # a file system that is away for a while
+            with contextlib.suppress(OSError):  # a temporary failure of the file system
                 holder = read_holder(self.path.parent)
                 if holder is not None and holder.id != self._holder.id:
                     self._lost = True
@@ -188,28 +189,29 @@ def _stale(holder: Holder | None, age_s: float, me: Holder) -> bool:
     if holder is not None:
         number, _, restart = holder.job.partition(".")
         if number and number == me.job.partition(".")[0] and restart != me.job.partition(".")[2]:
-            return True  # SLURM starts a job anew when it has ended
+            return True  # SLURM restarts a job only after it has ended
         if holder.machine == me.machine:
             return not _is_running(holder)
     return age_s > _STALE_S
 
 
 def _is_running(holder: Holder) -> bool:
-    """Whether the process of a holder on this machine runs, and its number is not used again."""
+    """Returns whether the holder's process on this machine runs, rather than a later process with the same pid."""
     try:
         os.kill(holder.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # another user's
+        return True  # a process of another user
     state, born = _process_stat(holder.pid)
     return state != "Z" and born in (holder.born, "")
 
 
 def _process_stat(pid: int) -> tuple[str, str]:
-    """Returns a process's state and start time from /proc; ("", "") where there is none."""
+    """Returns a process's state and start time from /proc, or ("", "") if they are not there."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name before may hold anything
+        # The command name, in parentheses before these fields, may contain any character.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return "", ""
     return fields[0], fields[19]

@@ -1,4 +1,4 @@
-"""Graceful stop: a signal sets a flag, the ranks compare it after each step, save, and exit with a code of its own."""
+"""Graceful stop: a signal sets a flag, which the ranks exchange after each step. They save and exit with code 75."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from clipx.errors import Exit
 
 log = logging.getLogger(__name__)
 
-# Where several arrive, the last of this order holds: a handler that requeues the job sits on SIGUSR1 or SIGUSR2.
+# Of several signals the last in this order is used: a handler that requeues the job is on SIGUSR1 or SIGUSR2.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
-_DUPLICATE_S = 1.0  # a launcher and its manager may both deliver a signal: within this time it is the same one
+_DUPLICATE_S = 1.0  # repeats within this time are the same signal: a launcher and its manager may both deliver it
 
 
 class StopSignals:
-    """While this is entered, SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ask for the end of the run after its next step.
+    """Context in which SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 request the end of the run after its current step.
 
         with StopSignals(verbose=comm.is_main) as stop:
             for ...:
@@ -32,55 +32,61 @@ class StopSignals:
                     stop.call_previous_handler(comm)
                     raise Stopped(...)
 
-    Whoever sends one may kill the process later: torchrun after 30 s (--shutdown-timeout), SLURM after its KillWait. A
-    job that needs longer to save asks for an early signal, as by --signal=USR1@120.
+    The sender may kill the process later: torchrun after 30 s (--shutdown-timeout), SLURM after its KillWait. A job
+    that needs longer to save requests an earlier signal, for example with --signal=USR1@120.
 
-    What comes after the first is ignored, but for SIGINT, which ends the process at once with exit code 130. A signal
-    that was ignored before stays ignored. Outside the main thread Python can handle none: there all stays as it is.
+    Signals after the first are ignored, except SIGINT, which ends the process at once with exit code 130. A signal that
+    was ignored before stays ignored. Outside the main thread Python cannot handle signals, and nothing changes.
     """
 
     def __init__(self, verbose: bool = True) -> None:
-        """`verbose`: whether this process writes what it received to stderr."""
+        """Sets up the state. `verbose`: write received signals to stderr."""
         self._verbose, self._repeat_logged = verbose, False
-        self._received = 0  # what this process received, as its place in SIGNALS from 1
-        self._received_by_any = 0  # the highest of all ranks
+        self._received = 0  # signal of this process: its position in SIGNALS, from 1; 0: none
+        self._received_by_any = 0  # the highest position of all ranks
         self._first_at = 0.0
         self._previous: dict[signal.Signals, object] = {}
         self._pid = os.getpid()
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is not threading.main_thread():
-            log.warning("signals do not stop this run at a step: it is not in the program's main thread")
+            log.warning("signals do not stop this run after a step: it does not run in the main thread of the program")
             return self
         for number in SIGNALS:
             previous = signal.getsignal(number)
-            if previous not in (signal.SIG_IGN, None):  # None: not Python's, and could not be put back
+            if previous not in (signal.SIG_IGN, None):  # None: not a Python handler, cannot be restored
                 self._previous[number] = previous
                 signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, previous in self._previous.items():
-            signal.signal(number, previous)  # type: ignore[arg-type]  # what getsignal gave
+            signal.signal(number, previous)  # type: ignore[arg-type]  # from getsignal
         self._previous.clear()
 
     @property
     def received(self) -> str | None:
-        """The signal that this process received."""
+        """Name of the signal that this process received, or None."""
         return SIGNALS[self._received - 1].name if self._received else None
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the first signal of this process; 0 where it received none."""
+        """Seconds since the first signal of this process, or 0 if it received none."""
         return time.monotonic() - self._first_at if self._received else 0.0
 
     def received_by_any(self, comm: Comm) -> str | None:
-        """The signal that any rank received, the same on all ranks. One small collective: call it once a step."""
+        """Returns the signal that any rank received, the same on all ranks, or None.
+
+        One small collective: call it once per step.
+        """
         (self._received_by_any,) = comm.max(self._received)
         return SIGNALS[self._received_by_any - 1].name if self._received_by_any else None
 
     def call_previous_handler(self, comm: Comm) -> None:
-        """Calls rank 0's earlier handler of the signal, as submitit's, which requeues the job. May end the process."""
+        """Calls rank 0's previous handler of the signal, such as submitit's, which requeues the job.
+
+        May end the process.
+        """
         if comm.is_main and self._received_by_any:
             number = SIGNALS[self._received_by_any - 1]
             previous = self._previous.get(number)
@@ -88,16 +94,16 @@ class StopSignals:
                 previous(number, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Runs between any two instructions of the main thread: no collective, no file, no lock."""
+        """Records the signal. Runs between any two instructions of the main thread: no collectives, files or locks."""
         if os.getpid() != self._pid:
-            return  # a loader process that inherited this: its trainer tells it when to end
+            return  # a loader process that inherited the handler: the trainer stops it
         name = signal.Signals(number).name
         if not self._received:
             self._first_at = time.monotonic()
-            self._write(f"{name}: stopping after this step; SIGINT, once more, aborts")
+            self._write(f"{name}: stopping after this step; another SIGINT aborts")
         elif number == signal.SIGINT and self.elapsed_s > _DUPLICATE_S:
-            self._write("SIGINT: aborted; the last whole checkpoint is as it was")
-            os._exit(Exit.ABORTED)  # the usual way waits for threads, and may be what hangs
+            self._write("SIGINT: aborted; the last complete checkpoint is intact")
+            os._exit(Exit.ABORTED)  # a normal exit waits for threads and may hang
         elif not self._repeat_logged and self.elapsed_s > _DUPLICATE_S:
             self._repeat_logged = True
             self._write(f"{name}: already stopping")
@@ -106,4 +112,4 @@ class StopSignals:
     def _write(self, line: str) -> None:
         if self._verbose:
             with contextlib.suppress(OSError):
-                os.write(2, f"{line}\n".encode())  # print may be what was interrupted
+                os.write(2, f"{line}\n".encode())  # not print, which the signal may have interrupted

@@ -1,4 +1,4 @@
-"""Kills a stalled run and dumps its stack traces: a hanging job costs as much as one that trains."""
+"""Kills a stalled run and dumps its stack traces. A hanging job costs as much as a training job."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from clipx.errors import Exit
 
-_WRITE_S = 10.0  # for the stacks and the event: the file system may be what hangs
+_WRITE_S = 10.0  # time limit for writing the stacks and the event: the file system may hang
 
 
 class Watchdog:
-    """Ends this process with exit code 70 where no `beat` comes for `timeout_s` seconds; 0 s: never.
+    """Ends this process with exit code 70 after `timeout_s` seconds without a `beat`. 0 disables it.
 
-    Before, the stacks of all threads go to stderr and are added to `run_dir/stacks.rank<rank>.txt`, and
-    `event("watchdog", ...)` is called. It needs no help from the main thread, which may wait for a collective or a
-    file. Code that never gives up Python's lock stops this thread too: then faulthandler's timer, which is C, writes
-    the stacks to stderr and ends the process a little later, with exit code 1.
+    Before that, it writes the stacks of all threads to stderr, appends them to `run_dir/stacks.rank<rank>.txt`, and
+    calls `event("watchdog", ...)`. It runs in a separate thread, because the main thread may wait for a collective or a
+    file. Code that never releases Python's GIL stops this thread too: then faulthandler's timer, which runs in C,
+    writes the stacks to stderr and ends the process a little later with exit code 1.
     """
 
     def __init__(self, timeout_s: float, run_dir: Path, rank: int, event: Callable[..., None]) -> None:
@@ -44,7 +44,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def beat(self, step: int) -> None:
-        """Reports progress: a step, a batch of an evaluation, a part of a checkpoint. Costs well under 1 µs."""
+        """Reports progress: a step, a batch of an evaluation, or a part of a checkpoint. Takes well under 1 µs."""
         self._step, self._last_beat = step, time.monotonic()
 
     def _watch(self) -> None:
@@ -56,8 +56,8 @@ class Watchdog:
 
     def _kill(self, stalled_s: float) -> None:
         line = (
-            f"rank {self._rank} did not come on for {stalled_s:.0f} s after step {self._step}, more than "
-            f"distributed.watchdog_s={self._timeout_s:g}: {self._stacks} says where it stood"
+            f"rank {self._rank} made no progress for {stalled_s:.0f} s after step {self._step}, more than "
+            f"distributed.watchdog_s={self._timeout_s:g}: see the stack traces in {self._stacks}"
         )
         with contextlib.suppress(OSError):
             os.write(2, f"error: {line}\n".encode())

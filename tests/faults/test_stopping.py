@@ -106,7 +106,7 @@ def test_a_signal_ends_one_process_after_its_step_with_the_code_that_asks_for_mo
         saved = (one.folder / "saved.0").read_text()
         assert saved == (one.folder / "step.0").read_text()
         assert one.stderr() == (
-            f"{number.name}: stopping after this step; SIGINT, once more, aborts\n"
+            f"{number.name}: stopping after this step; another SIGINT aborts\n"
             f"stopped: {number.name} at step {saved}; saved: go on with resume=auto\n"
         )
         assert not (one.folder / "run.lock").exists()
@@ -193,7 +193,7 @@ def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
         time.sleep(1.2)
         one.processes[0].send_signal(signal.SIGINT)
         assert one.exit_code(within=1.5) == Exit.ABORTED == 130
-        assert one.stderr().endswith("SIGINT: aborted; the last whole checkpoint is as it was\n")
+        assert one.stderr().endswith("SIGINT: aborted; the last complete checkpoint is intact\n")
         assert not (one.folder / "saved.0").exists()
 
 

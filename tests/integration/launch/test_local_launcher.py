@@ -37,7 +37,7 @@ def test_points_run_side_by_side_each_with_devices_of_its_own_and_one_fails_alon
     other = launch(*options, "objective.rank=null", "seed=3", check=False)
     assert other.returncode == 2
     assert (
-        f"{sweep}/0 already holds a run: continue it with resume=auto, or give this one another name=" in other.stderr
+        f"{sweep}/0 already holds a run: continue it with resume=auto, or give this run another name=" in other.stderr
     )
 
 
@@ -49,8 +49,8 @@ def test_an_interrupted_sweep_saves_starts_no_more_and_goes_on_by_the_same_comma
         _, errors = sweep.communicate(timeout=60)
     assert sweep.returncode == 75
     assert errors == (
-        "stopped: SIGINT: 0 of 2 points are finished; the same command with "
-        f"hydra.sweep.dir={tmp_path} goes on\n"
+        "stopped: SIGINT: 0 of 2 points are finished; run the same command "
+        f"with hydra.sweep.dir={tmp_path} to continue\n"
     )  # fmt: skip
     assert launch_json(tmp_path / "0", "result")["state"] == "stopped"
     assert not (tmp_path / "1/metrics.jsonl").exists()
@@ -63,7 +63,7 @@ def test_more_gpus_than_there_are_is_one_line(tmp_path: Path) -> None:
     done = launch(*options, check=False, CUDA_VISIBLE_DEVICES="0,1")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: hydra.launcher.parallelism=3 x hydra.launcher.tasks=1 is more than the 2 GPUs that are visible: lower "
+        "error: hydra.launcher.parallelism=3 x hydra.launcher.tasks=1 is more than the 2 visible GPUs: lower "
         "one of them, or use distributed=cpu\n",
     )
 
@@ -127,7 +127,7 @@ def test_a_sweeper_that_needs_values_has_to_wait_for_jobs(tmp_path: Path) -> Non
     done = sweep_with(tmp_path, *SLURM, *QUICK, check=False)
     assert done.returncode == 2
     assert (
-        "error: hydra.launcher.wait=false gives no results, which Best needs: add hydra.launcher.wait=true"
+        "error: hydra.launcher.wait=false returns no results, which Best needs: set hydra.launcher.wait=true"
         in done.stderr
     )
 

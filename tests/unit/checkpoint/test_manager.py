@@ -268,7 +268,7 @@ def test_a_loader_that_hangs_is_ended_by_the_watchdog_with_the_stacks(tmp_path: 
         os.kill(worker, signal.SIGKILL)  # it has its end of the pipes
     _, said = process.communicate()
     assert process.returncode == Exit.WATCHDOG == 70
-    assert "rank 0 did not come on for" in said
+    assert "rank 0 made no progress for" in said
     assert "in _loop" in (run_dir / "stacks.rank0.txt").read_text()
     assert "watchdog" in [event["event"] for event in events(run_dir)]
 

@@ -67,7 +67,7 @@ def test_a_step_that_is_not_there_is_named_with_those_that_are(done: Path) -> No
 
 
 def test_latest_does_not_begin_anew(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"resume=latest: .*/run holds no run: check the name, or resume=none"):
+    with pytest.raises(CheckpointError, match=r"resume=latest: .*/run holds no run: check the name, or use resume=none"):
         Trainer(small(tmp_path / "run", "resume=latest"))
 
 

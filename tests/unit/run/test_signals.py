@@ -34,7 +34,7 @@ def test_a_signal_is_kept_until_it_is_asked_for(number: signal.Signals, capfd: p
         os.kill(os.getpid(), number)
         assert stop.received == stop.received_by_any(COMM) == number.name
         assert stop.elapsed_s > 0
-    assert capfd.readouterr().err == f"{number.name}: stopping after this step; SIGINT, once more, aborts\n"
+    assert capfd.readouterr().err == f"{number.name}: stopping after this step; another SIGINT aborts\n"
 
 
 def test_a_process_that_shall_not_tell_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +92,7 @@ def test_in_another_thread_it_says_that_it_does_nothing(
     thread.start()
     thread.join()
     assert found == [None]
-    assert caplog.messages == ["signals do not stop this run at a step: it is not in the program's main thread"]
+    assert caplog.messages == ["signals do not stop this run after a step: it does not run in the main thread of the program"]
 
 
 def test_a_forked_process_does_not_take_part(capfd: pytest.CaptureFixture[str]) -> None:
