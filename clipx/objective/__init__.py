@@ -1,4 +1,4 @@
-"""Objectives: what scores the local batch of embeddings against the global one. One file and one YAML each."""
+"""Objectives: losses of the local batch of embeddings against the global batch. Each has one file and one YAML."""
 
 from clipx.objective.spec import ObjectiveSpec
 

@@ -1,4 +1,4 @@
-"""What an objective is: a module that owns everything after the embeddings."""
+"""The base class of objectives: modules that compute everything after the embeddings."""
 
 from __future__ import annotations
 
@@ -17,81 +17,87 @@ if TYPE_CHECKING:
     from clipx.data.spec import Classes
 
 Metrics = dict[str, Tensor]
-"""0-dim tensors on the device, by name; read together when logging."""
+"""0-dim tensors on the device by name. The trainer reads them together when it logs."""
 
 
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""`torch.compile` with the options of a run."""
+"""`torch.compile` with the options of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What an objective sees of one step: this rank's share of the global batch, one row a sample."""
+    """Inputs of an objective for one step: this rank's share of the global batch, one row per sample."""
 
     image: Tensor  # [b, D], unit norm, float32 or float64
     text: Tensor  # [b, D], unit norm; [b, 0] for an objective that does not read texts
-    index: Tensor  # [b] int64 on the host: numbers of the samples in the data set, in [0, samples)
-    outputs: tuple[Tensor, ...] = ()  # further outputs of the model, as a captioner's losses; differentiated
-    targets: tuple[Tensor, ...] = ()  # of the batch, without gradient: labels, a teacher's embeddings
+    index: Tensor  # [b] int64 on the host: positions of the samples in the data set, in [0, samples)
+    outputs: tuple[Tensor, ...] = ()  # further outputs of the model with gradient, e.g. the losses of a captioner
+    targets: tuple[Tensor, ...] = ()  # targets of the batch without gradient: labels, embeddings of a teacher
 
 
 class Objective(nn.Module):
-    """Scores the local batch against the global one. b local batch, B global batch, D embedding; unit norm, float32.
+    """Scores the local batch against the global batch. b local batch, B global batch, D embedding; unit norm, float32.
 
-    Owns temperature, bias, per-sample state and the gathers. On each rank the loss has the global value, and its
-    gradient is that of the global loss with respect to this rank's embeddings; with respect to the objective's own
-    parameters it is this rank's share, to be summed over the ranks.
+    Holds the temperature, the bias and the per-sample state, and gathers the embeddings. On each rank the loss has the
+    global value, and its gradient with respect to this rank's embeddings is that of the global loss. The gradient with
+    respect to the objective's parameters is this rank's share: sum it over the ranks.
     """
 
     constant_lr: float | None = None
-    """Learning rate of the objective's own parameters, without warm-up or schedule. None: the model's."""
+    """Learning rate of the objective's parameters, without warm-up or schedule. None: that of the model."""
 
     def prepare(self, classes: Classes | None, width: int) -> None:
-        """Makes what depends on the data's classes and on D. Called once, before anything else. Raises ConfigError."""
+        """Creates what depends on the classes of the data and on D. Called once, before any other method.
+
+        Raises ConfigError.
+        """
 
     def adopt_scale(self, log_scale: float | None, bias: float | None) -> list[str]:
-        """Goes on from the log α and the β that the first weights were trained with, as far as it learns the like; None
-        for what they have not. Returns what the log should say."""
+        """Starts from the log α and the β of the initial weights, where the objective learns them.
+
+        None: the weights have no such value. Returns lines for the log.
+        """
         learned = [child for child in self.children() if isinstance(child, GlobalTemperature)]
-        told = [] if log_scale is None else [temperature.adopt_scale(log_scale) for temperature in learned]
+        lines = [] if log_scale is None else [temperature.adopt_scale(log_scale) for temperature in learned]
         if log_scale is not None and not learned:
-            told.append(
-                f"the weights' temperature {math.exp(-log_scale):.4g} is left: this objective learns none for all"
+            lines.append(
+                f"ignored the temperature {math.exp(-log_scale):.4g} of the weights: this objective learns no global "
+                "temperature"
             )
         if bias is not None and not self.adopt_bias(bias):
-            told.append(f"the weights' bias {bias:.4g} is left: this objective has none")
-        return told
+            lines.append(f"ignored the bias {bias:.4g} of the weights: this objective has no bias")
+        return lines
 
     def adopt_bias(self, bias: float) -> bool:
-        """Begins with this β. Whether it has one."""
+        """Starts from this β. Returns whether the objective has a bias."""
         return False
 
     def initialize(self, embed: Callable[[Sequence[str]], Tensor]) -> None:
-        """Called once, when a new run has its first weights; `embed` gives their [N, D] of N texts. Collective."""
+        """Initializes parameters from the embeddings of texts. Called once in a new run, after its initial weights are
+        loaded. `embed` returns [N, D] for N texts. Collective."""
 
     @property
     def target_source(self) -> Labels | None:
-        """Reads the targets of each sample in the loader; None where it needs none."""
+        """Reads the targets of each sample in the loader. None: the objective needs no targets."""
         return None
 
     def compile_tiles(self, compiler: Compiler) -> None:
-        """Compiles the functions that the loss calls on each tile: `compile.objective=true`. Raises ConfigError."""
+        """Compiles the functions that the loss calls on each tile, for `compile.objective=true`. Raises ConfigError."""
         raise ConfigError(
-            f"compile.objective=true has no effect on {type(self).__name__}, which has no tiles to compile: "
-            "leave it out"
+            f"compile.objective=true has no effect on {type(self).__name__}, which has no tiles to compile: remove it"
         )
 
     def score(self, image_ND: Tensor, labels: Sequence[int | str | None]) -> dict[str, float]:
-        """What its own weights say of held-out images, by name; of an objective without any nothing."""
+        """Returns metrics of the objective's head on held-out images by name; empty for an objective without a head."""
         return {}
 
     def before_step(self, samples_seen: int) -> None:
-        """Schedules what depends on progress. Called before each step's forward, also the first after a resume."""
+        """Updates what depends on progress. Called before each forward pass, also before the first after a resume."""
 
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
         """Returns the loss of the global batch, 0-dim, and metrics. Collective."""
         raise NotImplementedError
 
     def after_step(self, samples_seen: int) -> None:
-        """Clamps own parameters and commits per-sample state. Called once after each optimizer step, and not at all
-        where the step was skipped."""
+        """Clamps the objective's parameters and commits per-sample state. Called once after each optimizer step; not
+        called for a skipped step."""

@@ -1,4 +1,4 @@
-"""Fine-tuning of the image tower to classes, by a head that begins as the zero-shot classifier (arXiv:2109.01903)."""
+"""Fine-tuning of the image tower on classes, with a head initialized as the zero-shot classifier (arXiv:2109.01903)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 
 class Head(StrEnum):
-    """What the head begins as."""
+    """Initialization of the classification head."""
 
-    zeroshot = "zeroshot"  # the text embeddings of the class names, over the templates
+    zeroshot = "zeroshot"
+    """The zero-shot classifier: text embeddings of the class names, averaged over the templates."""
+
     random = "random"
+    """A normal distribution, with rows of about unit norm."""
 
 
 @option("objective")
@@ -28,16 +31,35 @@ class Head(StrEnum):
 class ClassificationSpec(ObjectiveSpec):
     """Cross-entropy of a linear head [C, D] on the image embeddings, times a learned scale. Mean over B.
 
-    The text tower has no part in it, and is not computed: it is what zero-shot classification is still measured by.
+    The text tower is neither trained nor computed in a step; the evaluation of zero-shot classification still uses it.
     """
 
     kind: str = "classification"
+    """Type of the objective; set by objective=classification."""
+
     head: Head = Head.zeroshot
-    classnames: str | None = None  # as evaluator.zeroshot's; null: the data's own
-    templates: str | None = None  # as evaluator.zeroshot's; null: the data's own
+    """Initialization of the head. zeroshot: the text embeddings of the class names, averaged over the templates, that
+    is, the zero-shot classifier of the initial weights. random: a normal distribution, with rows of about unit norm."""
+
+    classnames: str | None = None
+    """Class names in the order of the labels: a text file with one name per line, or imagenet for the 1,000 names of
+    ImageNet. null: the class names of the data. The same format as evaluator.zeroshot.classnames."""
+
+    templates: str | None = None
+    """Prompt templates of head=zeroshot: a text file with one template per line, where {} or {c} is the class name, or
+    openai_imagenet (80 templates) or simple (7). null: the templates of the data, or "a photo of a {}." where it has
+    none. Must be null with head=random. The same format as evaluator.zeroshot.templates."""
+
     init_temperature: float = 0.01
-    max_scale: float = 100.0  # largest inverse temperature
-    label_smoothing: float = 0.0  # share of the target that all classes have alike (arXiv:1512.00567)
+    """Initial temperature τ, whose inverse multiplies the logits and is learned. In [1/max_scale, 1]."""
+
+    max_scale: float = 100.0
+    """Largest inverse temperature 1/τ; clamped after each step. Above 1. The reference is 100."""
+
+    label_smoothing: float = 0.0
+    """Share of the target distribution that is spread evenly over all classes, in [0, 1) (arXiv:1512.00567).
+    0: no smoothing; 0.1 is usual."""
+
     has_head: ClassVar[bool] = True
     reads_text: ClassVar[bool] = False
 
@@ -45,20 +67,20 @@ class ClassificationSpec(ObjectiveSpec):
         require(self.max_scale > 1, f"objective.max_scale={self.max_scale} must be above 1: the reference is 100")
         require(
             1 / self.max_scale <= self.init_temperature <= 1,
-            f"objective.init_temperature={self.init_temperature} must lie in [1/max_scale, 1] = "
+            f"objective.init_temperature={self.init_temperature} must be in [1/max_scale, 1] = "
             f"[{1 / self.max_scale:g}, 1]: 0.01 is usual",
         )
         require(
             0 <= self.label_smoothing < 1,
-            f"objective.label_smoothing={self.label_smoothing} must lie in [0, 1): 0.1 is usual",
+            f"objective.label_smoothing={self.label_smoothing} must be in [0, 1): 0.1 is usual",
         )
         require(
             self.templates is None or self.head is Head.zeroshot,
-            f"objective.templates={self.templates} has no effect on objective.head=random: leave it out",
+            f"objective.templates={self.templates} has no effect on objective.head=random: remove it",
         )
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        """Without its head, which `prepare` makes when the classes are known."""
+        """Returns the objective without its head; `prepare` creates the head when the classes are known."""
         from clipx.objective.losses.classification import Classification, HeadOptions
         from clipx.objective.losses.temperature import GlobalTemperature
 

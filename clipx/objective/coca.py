@@ -1,4 +1,4 @@
-"""CoCa: the contrastive loss of the embeddings, and how well each caption is foretold from its image."""
+"""CoCa: the contrastive loss of the embeddings, and the next-token loss of each caption given its image."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 @option("objective")
 @dataclass(kw_only=True, slots=True)
 class CoCaObjectiveSpec(LearnedTemperatureSpec):
-    """contrastive_weight · InfoNCE + caption_weight · mean of -log p over the tokens of the global batch's captions
+    """contrastive_weight · InfoNCE + caption_weight · mean of -log p over the caption tokens of the global batch
     (arXiv:2205.01917, equation 4)."""
 
     kind: str = "coca"
+    """Type of the objective; set by objective=coca. It needs a model with a decoder, e.g. model=coca_vit_b32."""
+
     contrastive_weight: float = 1.0
+    """Weight of the contrastive loss (InfoNCE). At least 0. The reference is 1."""
+
     caption_weight: float = 2.0
+    """Weight of the caption loss, the mean of -log p over all tokens of the global batch. Above 0: otherwise the
+    decoder learns nothing. The reference is 2."""
+
     captions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -34,8 +41,8 @@ class CoCaObjectiveSpec(LearnedTemperatureSpec):
         )
         require(
             self.caption_weight > 0,
-            f"objective.caption_weight={self.caption_weight} must be above 0, or the decoder learns nothing: the "
-            "reference is 2; train without captions with model.kind=clip",
+            f"objective.caption_weight={self.caption_weight} must be above 0, otherwise the decoder learns nothing: "
+            "the reference is 2; to train without captions, choose model.kind=clip",
         )
 
     def build(self, comm: Comm, length: Length) -> Objective:

@@ -1,4 +1,4 @@
-"""Decoupled contrastive learning: InfoNCE without the right pair in the normaliser."""
+"""Decoupled contrastive learning: InfoNCE without the positive pair in the normaliser."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 @option("objective")
 @dataclass(kw_only=True, slots=True)
 class DCLSpec(LearnedTemperatureSpec):
-    """½mean over B of (ℓr - pos) + (ℓc - pos): the pull of a pair does not fade as it wins (arXiv:2110.06848)."""
+    """½mean over B of (ℓr - pos) + (ℓc - pos) (arXiv:2110.06848). ℓ is the log-sum-exp over the negatives of a row.
+
+    The gradient of a positive pair does not vanish as its softmax probability approaches 1.
+    """
 
     kind: str = "dcl"
+    """Type of the objective; set by objective=dcl."""
+
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
 
     def build(self, comm: Comm, length: Length) -> Objective:

@@ -1,4 +1,4 @@
-"""InfoNCE, and a teacher's softmax over the batch as what the student's is to be."""
+"""InfoNCE and distillation of a teacher's softmax over the batch into the student's."""
 
 from __future__ import annotations
 
@@ -19,19 +19,26 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class DistillationSpec(LearnedTemperatureSpec):
     """contrastive_weight · InfoNCE + distill_weight · cross-entropy of the student's softmax under the teacher's
-    (arXiv:1503.02531). Mean over B and both directions. The teacher is the part `teacher` of the run."""
+    (arXiv:1503.02531). Mean over B and both directions. The group `teacher` names the teacher."""
 
     kind: str = "distillation"
-    contrastive_weight: float = 1.0  # 0: from the teacher alone
+    """Type of the objective; set by objective=distillation. It needs teacher.weights=… or teacher.embeddings=…"""
+
+    contrastive_weight: float = 1.0
+    """Weight of the contrastive loss (InfoNCE). At least 0. 0: learn from the teacher alone."""
+
     distill_weight: float = 1.0
+    """Weight of the distillation loss, the cross-entropy between the softmaxes of teacher and student over the batch.
+    Above 0."""
+
     taught: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         LearnedTemperatureSpec.__post_init__(self)
         require(
             self.contrastive_weight >= 0,
-            f"objective.contrastive_weight={self.contrastive_weight} is negative: give 0, for the teacher alone, or "
-            "more",
+            f"objective.contrastive_weight={self.contrastive_weight} must be at least 0: 0 learns from the teacher "
+            "alone",
         )
         require(
             self.distill_weight > 0,

@@ -22,8 +22,14 @@ class FastCLIPv0Spec(FCCOSpec):
     """½mean[log(ε+g1) + log(ε+g2)] over the data set; log 1/τ learned at the model's rate (arXiv:2407.01445)."""
 
     kind: str = "fastclip_v0"
+    """Type of the objective; set by objective=fastclip_v0."""
+
     init_temperature: float = 0.07
-    max_scale: float = 100.0  # largest inverse temperature
+    """Initial temperature τ of all pairs; log 1/τ is learned at the model's learning rate. In [1/max_scale, 1]."""
+
+    max_scale: float = 100.0
+    """Largest inverse temperature 1/τ; clamped after each step. Above 1. The reference is 100."""
+
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2)
 
     def __post_init__(self) -> None:

@@ -14,3 +14,4 @@ class FastCLIPv1Spec(ConstantTemperatureSpec):
     """τ ½mean[log(ε+g1) + log(ε+g2)] over the data set (arXiv:2407.01445)."""
 
     kind: str = "fastclip_v1"
+    """Type of the objective; set by objective=fastclip_v1."""

@@ -14,3 +14,4 @@ class FastCLIPv2Spec(SampleTemperatureSpec):
     """½mean[τ1_i (log(ε+g1_i) + ρ) + τ2_i (log(ε+g2_i) + ρ)] over the data set (arXiv:2407.01445)."""
 
     kind: str = "fastclip_v2"
+    """Type of the objective; set by objective=fastclip_v2."""

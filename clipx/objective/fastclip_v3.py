@@ -19,22 +19,41 @@ if TYPE_CHECKING:
 @option("objective")
 @dataclass(kw_only=True, slots=True)
 class FastCLIPv3Spec(FCCOSpec):
-    """τ (½mean[log(ε+g1) + log(ε+g2)] + ρ) over the data set, τ learned and at least min_temperature
-    (arXiv:2407.01445). τ settles where a row's softmax over its negatives is ρ away from uniform, in mean KL."""
+    """τ (½mean[log(ε+g1) + log(ε+g2)] + ρ) over the data set; τ is learned and at least min_temperature
+    (arXiv:2407.01445). τ converges to where the mean KL of a row's softmax over its negatives from uniform is ρ."""
 
     kind: str = "fastclip_v3"
+    """Type of the objective; set by objective=fastclip_v3."""
+
     init_temperature: float = 0.07
+    """Initial temperature τ of all pairs; learned. In [min_temperature, 1]."""
+
     min_temperature: float = 0.01
-    temperature_lr: float = 2e-4  # of log 1/τ: constant, without warm-up; a third of it while τ ≤ 0.03
-    rho: float = 6.5  # ρ, below log(samples - 1): larger for larger data
+    """Smallest temperature τ; clamped after each step. In [0.001, 1]."""
+
+    temperature_lr: float = 2e-4
+    """Learning rate of log 1/τ: constant, without warm-up or schedule; a third of it while τ ≤ 0.03. Above 0."""
+
+    rho: float = 6.5
+    """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
+    Must be below log(samples - 1); larger for larger data: 6.5 for 3 million samples, 8.5 for 12 million, 16 for 315
+    million."""
+
     tau_gradient: TauGradient = TauGradient.exact
+    """Gradient of the temperature. exact: that of the loss as defined. official: that of FastCLIP's published code,
+    with which its published settings were tuned: twice the gradient through the pairs, and no ε in the gradient of the
+    factor τ."""
+
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2)
 
     def __post_init__(self) -> None:
         FCCOSpec.__post_init__(self)
         check_temperature("min_temperature", self.min_temperature, 1e-3)
         check_temperature("init_temperature", self.init_temperature, self.min_temperature)
-        require(self.temperature_lr > 0, f"objective.temperature_lr={self.temperature_lr} must be above 0")
+        require(
+            self.temperature_lr > 0,
+            f"objective.temperature_lr={self.temperature_lr} must be above 0: the default is 2e-4",
+        )
 
     def check(self, batch: int, samples: int | None) -> None:
         if samples is not None:
@@ -48,7 +67,7 @@ class FastCLIPv3Spec(FCCOSpec):
         temperature = GlobalTemperature(self.init_temperature, 1 / self.min_temperature, slow=True)
         official = self.tau_gradient is TauGradient.official
         combine = robust_official(self.rho) if official else robust(self.rho)
-        # The official code lets α's gradient through both of the factors of each pair's term: twice what it is.
+        # The official code propagates α's gradient through both factors of each pair's term: twice the exact gradient.
         objective = GlobalFCCO(*self.parts(comm, length), temperature, combine, kappa=2.0 if official else 1.0)
         objective.constant_lr = self.temperature_lr
         return objective

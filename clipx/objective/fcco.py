@@ -1,6 +1,6 @@
-"""Options of the objectives that keep a moving average of each sample's normaliser (FCCO): γ and ε.
+"""Options of the objectives with a moving average of each sample's normaliser (FCCO): γ and ε.
 
-This module imports no torch: it is read at composition. What computes is in `losses/fcco.py`.
+This module imports no torch, since composition imports it. The losses are in `losses/fcco.py`.
 """
 
 from __future__ import annotations
@@ -23,50 +23,76 @@ if TYPE_CHECKING:
 
 
 class GammaSchedule(StrEnum):
-    constant = "constant"  # minimum after the first epoch
-    cosine = "cosine"  # from 1 down to minimum at decay
-    fitted = "fitted"  # cosine over the whole run, to min(1, 4.177 · epochs^-0.7265): FastCLIP's successor
+    """Schedules of γ."""
+
+    constant = "constant"
+    """1 in the first epoch, `minimum` after it."""
+
+    cosine = "cosine"
+    """A cosine from 1 to `minimum`, reached at `decay` and held from there."""
+
+    fitted = "fitted"
+    """A cosine over the whole run from 1 to min(1, 4.177 · epochs^-0.7265): the rule of FastCLIP's successor."""
 
 
 class TauGradient(StrEnum):
-    exact = "exact"  # of the loss as it is defined
-    official = "official"  # as FastCLIP's published code has it, which its published settings were tuned with
+    """Variants of a gradient of the objectives that learn a temperature."""
+
+    exact = "exact"
+    """Gradient of the loss as defined."""
+
+    official = "official"
+    """Gradient of FastCLIP's published code, with which its published settings were tuned."""
 
 
 @dataclass(kw_only=True, slots=True)
 class GammaSpec:
-    """γ, the weight of the new estimate in a sample's moving average: 1 in the first epoch, in every schedule."""
+    """γ, the weight of the new estimate in a sample's moving average. 1 in the first epoch, unless by_step=true."""
 
     schedule: GammaSchedule = GammaSchedule.cosine
-    minimum: float | None = None  # in (0, 1]
-    decay: str | None = None  # when the minimum is reached: 18ep, or 50% of the run
-    by_step: bool = False  # γ moves with every step; else at the start of each epoch, as FastCLIP's does
+    """Course of γ. constant: 1 in the first epoch, minimum after it. cosine: from 1 to minimum at decay, constant from
+    there. fitted: a cosine over the whole run from 1 to min(1, 4.177 · epochs^-0.7265), the rule of FastCLIP's
+    successor."""
+
+    minimum: float | None = None
+    """Final γ, in (0, 1]; 0.2 to 0.8 is usual. Required by schedule=constant and cosine; must be null with fitted."""
+
+    decay: str | None = None
+    """Duration after which schedule=cosine reaches minimum: 18ep (epochs), 10000st (steps), 1e9sa (samples) or 50% (of
+    the run). Above zero. Required by cosine; must be null with the other schedules."""
+
+    by_step: bool = False
+    """true: update γ at each step. false: at the start of each epoch, as FastCLIP does. Must be false with
+    schedule=constant."""
 
     def __post_init__(self) -> None:
         if self.schedule is GammaSchedule.fitted:
-            require(self.minimum is None, f"objective.gamma.minimum={self.minimum} has no effect with schedule=fitted")
+            require(
+                self.minimum is None,
+                f"objective.gamma.minimum={self.minimum} has no effect with schedule=fitted: remove it",
+            )
         elif self.minimum is None:
             raise ConfigError(f"objective.gamma.minimum has no value: schedule={self.schedule} needs one, e.g. 0.2")
         else:
             require(
-                0 < self.minimum <= 1, f"objective.gamma.minimum={self.minimum} must lie in (0, 1]: 0.2 to 0.8 is usual"
+                0 < self.minimum <= 1, f"objective.gamma.minimum={self.minimum} must be in (0, 1]: 0.2 to 0.8 is usual"
             )
         if self.schedule is GammaSchedule.cosine:
             require(self.decay is not None, "objective.gamma.decay has no value: cosine needs one, e.g. 18ep or 50%")
             length = Duration.parse(str(self.decay), "objective.gamma.decay", share=True)
-            require(length.value > 0, f"objective.gamma.decay={self.decay} must be above zero")
+            require(length.value > 0, f"objective.gamma.decay={self.decay} must be above zero, e.g. 18ep or 50%")
         else:
             require(
                 self.decay is None,
-                f"objective.gamma.decay={self.decay} has no effect with schedule={self.schedule}: leave it null",
+                f"objective.gamma.decay={self.decay} has no effect with schedule={self.schedule}: remove it",
             )
         require(
             not (self.by_step and self.schedule is GammaSchedule.constant),
-            "objective.gamma.by_step=true has no effect with schedule=constant: leave it false",
+            "objective.gamma.by_step=true has no effect with schedule=constant: remove it",
         )
 
     def build(self, length: Length) -> Gamma:
-        """γ over a run of `length`."""
+        """Returns γ as a function of the samples seen, for a run of `length`."""
         minimum, decay = self.minimum, float(length.total)
         if minimum is None:
             minimum = min(1.0, 4.177 * (length.total / length.epoch) ** -0.7265)
@@ -84,16 +110,26 @@ class GammaSpec:
 
 @dataclass(kw_only=True, slots=True)
 class FCCOSpec(TiledSpec):
+    """Options of the objectives with a moving average of each sample's normaliser (FCCO)."""
+
     gamma: GammaSpec = MISSING
-    eps: float = 1e-14  # ε, added to a normaliser before its logarithm
+    """Schedule of γ, the weight of the new estimate in a sample's moving average, e.g.
+    {schedule: cosine, minimum: 0.2, decay: 50%}."""
+
+    eps: float = 1e-14
+    """ε, added to a normaliser before its logarithm. At least 0; 1e-14 is usual, 1e-6 for large data."""
+
     indexed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         TiledSpec.__post_init__(self)
-        require(self.eps >= 0, f"objective.eps={self.eps} is negative: 1e-14, or 1e-6 for large data, is usual")
+        require(self.eps >= 0, f"objective.eps={self.eps} must be at least 0: 1e-14 is usual, 1e-6 for large data")
 
     def parts(self, comm: Comm, length: Length, more_columns: int = 0) -> tuple[Comm, SampleTable, Gamma, float, int]:
-        """What every one of these objectives is built of; the table has log u of both sides, and more."""
+        """Returns the arguments that all FCCO objectives share: communicator, table, γ, ε and tile size.
+
+        The table has two columns for log u of image and text, and `more_columns`.
+        """
         from clipx.objective.losses.sample_state import SampleTable
 
         table = SampleTable(comm, length.epoch, 2 + more_columns)
@@ -104,7 +140,9 @@ class FCCOSpec(TiledSpec):
 class ConstantTemperatureSpec(FCCOSpec):
     """The global contrastive loss, τ ½mean[log(ε+g1) + log(ε+g2)] over the data set, at a constant temperature."""
 
-    temperature: float = 0.07  # constant τ
+    temperature: float = 0.07
+    """Constant temperature τ, in [0.01, 1]; 0.07 is usual."""
+
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2, parameters=0)
 
     def __post_init__(self) -> None:
@@ -123,32 +161,61 @@ class ConstantTemperatureSpec(FCCOSpec):
 
 @dataclass(kw_only=True, slots=True)
 class SampleTemperatureSpec(FCCOSpec):
-    """A temperature for each sample and side, kept and moved by an Adam of its own beside the sample's u."""
+    """The robust global contrastive loss with a temperature for each image and each text of the data set.
+
+    A separate Adam updates the temperatures; its state is stored next to u in the per-sample table.
+    """
 
     init_temperature: float = 0.07
+    """Initial temperature τ of each image and each text; learned. In [min_temperature, 1]."""
+
     min_temperature: float = 0.01
+    """Smallest temperature τ; clamped at each update. In [0.001, 1]."""
+
     temperature_lr: float = 0.0133
+    """Learning rate of the temperatures' Adam: constant, without warm-up or schedule. Above 0."""
+
     temperature_betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Decay rates of the first and second moment in the temperatures' Adam: two numbers in [0, 1). Both are 0 in the
+    first epoch."""
+
     temperature_eps: float = 1e-8
-    rho: float = 7.0  # ρ, below log(samples - 1): larger for larger data
-    tau_gradient: TauGradient = TauGradient.exact  # official: the step is divided by the second moment, not its root
-    feature_gradient: TauGradient = TauGradient.exact  # official: without the factor τ_i that the loss has
+    """Term added to the denominator in the temperatures' Adam. Above 0."""
+
+    rho: float = 7.0
+    """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
+    Must be below log(samples - 1); larger for larger data."""
+
+    tau_gradient: TauGradient = TauGradient.exact
+    """Update of the temperatures. exact: Adam. official: that of FastCLIP's published code, with which its published
+    settings were tuned: the step is divided by the second moment, not by its square root."""
+
+    feature_gradient: TauGradient = TauGradient.exact
+    """Gradient of the embeddings. exact: that of the loss as defined. official: that of FastCLIP's published code, with
+    which its published settings were tuned: without the factor τ_i of the loss."""
+
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=5, read=8, written=10, parameters=0)
 
     def __post_init__(self) -> None:
         FCCOSpec.__post_init__(self)
         check_temperature("min_temperature", self.min_temperature, 1e-3)
         check_temperature("init_temperature", self.init_temperature, self.min_temperature)
-        require(self.temperature_lr > 0, f"objective.temperature_lr={self.temperature_lr} must be above 0")
+        require(
+            self.temperature_lr > 0,
+            f"objective.temperature_lr={self.temperature_lr} must be above 0: the default is 0.0133",
+        )
         require(
             len(self.temperature_betas) == 2 and all(0 <= b < 1 for b in self.temperature_betas),
             f"objective.temperature_betas={self.temperature_betas} must be two numbers in [0, 1), e.g. [0.9,0.999]",
         )
-        require(self.temperature_eps > 0, f"objective.temperature_eps={self.temperature_eps} must be above 0")
+        require(
+            self.temperature_eps > 0,
+            f"objective.temperature_eps={self.temperature_eps} must be above 0: the default is 1e-8",
+        )
 
     def fixed_temperature(self) -> tuple[float, str]:
         tau = self.init_temperature
-        return tau, f"objective={self.kind} has a temperature for each sample, which began at {tau:g}"
+        return tau, f"the initial temperature {tau:g} of objective={self.kind}, which learns one temperature per sample"
 
     def check(self, batch: int, samples: int | None) -> None:
         if samples is not None:
@@ -172,18 +239,22 @@ class SampleTemperatureSpec(FCCOSpec):
 
 
 def check_temperature(key: str, value: float, minimum: float) -> None:
+    """Raises ConfigError unless the temperature `value` of the option `key` is in [minimum, 1]."""
     require(
         minimum <= value <= 1,
-        f"objective.{key}={value} must lie in [{minimum:g}, 1]: 0.07 is usual",
+        f"objective.{key}={value} must be in [{minimum:g}, 1]: 0.07 is usual",
     )
 
 
 def check_rho(rho: float, samples: int, batch: int) -> None:
-    """The temperature is stationary where the mean KL of a row's softmax over its negatives from uniform is ρ."""
+    """Raises ConfigError where no temperature is stationary.
+
+    The temperature is stationary where the mean KL of a row's softmax over its negatives from uniform is ρ.
+    """
     limit, seen = (math.log(max(n - 1, 1)) for n in (samples, batch))
     require(
         rho < limit,
         f"objective.rho={rho} must be below log(samples - 1) = {limit:.4g} for {samples:,} samples: it is the KL from "
-        "uniform at which the temperature settles, and no temperature reaches that one; take less, e.g. "
-        f"{limit / 2:.2g} (a batch of {batch:,} by itself shows at most log(batch - 1) = {seen:.4g})",
+        f"uniform at which the temperature converges, and no temperature reaches {rho}; reduce it, e.g. to "
+        f"{limit / 2:.2g} (one batch of {batch:,} shows at most log(batch - 1) = {seen:.4g})",
     )

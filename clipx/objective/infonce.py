@@ -1,4 +1,4 @@
-"""InfoNCE over the global batch, both directions, as CLIP and OpenCLIP train."""
+"""InfoNCE over the global batch in both directions: the loss of CLIP and OpenCLIP."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 @option("objective")
 @dataclass(kw_only=True, slots=True)
 class InfoNCESpec(LearnedTemperatureSpec):
-    """Symmetric cross-entropy of the right pair among all B (arXiv:2103.00020). Mean over B and both directions."""
+    """Symmetric cross-entropy of the positive pair among all B (arXiv:2103.00020). Mean over B and both directions."""
 
     kind: str = "infonce"
+    """Type of the objective; set by objective=infonce or objective=openclip."""
+
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
     open_clip_loss: ClassVar[str | None] = "ClipLoss"
 

@@ -14,3 +14,4 @@ class ISogCLRSpec(SampleTemperatureSpec):
     """½mean[τ1_i (log(ε+g1_i) + ρ) + τ2_i (log(ε+g2_i) + ρ)] over the data set (arXiv:2305.11965)."""
 
     kind: str = "isogclr"
+    """Type of the objective; set by objective=isogclr."""

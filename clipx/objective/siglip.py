@@ -1,4 +1,4 @@
-"""SigLIP: each pair by itself is right or wrong, without a softmax over the batch."""
+"""SigLIP: binary classification of each pair as positive or negative, without a softmax over the batch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ if TYPE_CHECKING:
 @option("objective")
 @dataclass(kw_only=True, slots=True)
 class SigLIPSpec(LearnedTemperatureSpec):
-    """-Σ_ij log σ(l_ij (α s_ij + β)) / B over all pairs, l = 1 for right ones and -1 for others (arXiv:2303.15343)."""
+    """-Σ_ij log σ(l_ij (α s_ij + β)) / B over all pairs, l = 1 for positives, -1 for negatives (arXiv:2303.15343)."""
 
     kind: str = "siglip"
+    """Type of the objective; set by objective=siglip."""
+
     init_temperature: float = 0.1
-    init_bias: float = -10.0  # β: starts near the log odds of a right pair
+    """Initial temperature τ of all pairs; log 1/τ is learned. In [1/max_scale, 1]."""
+
+    init_bias: float = -10.0
+    """Initial bias β of all logits; learned. The default is near the log odds of a positive pair."""
+
     compiles_tiles: ClassVar[bool] = False  # its tiles are one fused expression
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=0, parameters=2)
     open_clip_loss: ClassVar[str | None] = "SigLipLoss"

@@ -14,3 +14,4 @@ class SogCLRSpec(ConstantTemperatureSpec):
     """τ ½mean[log(ε+g1) + log(ε+g2)] over the data set (arXiv:2202.12387)."""
 
     kind: str = "sogclr"
+    """Type of the objective; set by objective=sogclr."""

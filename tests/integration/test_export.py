@@ -117,7 +117,7 @@ def objective(run_dir: Path) -> Mapping[str, Tensor]:
     ("objective", "scale", "said"),
     [
         ("sogclr", 1 / 0.05, "logit_scale is 20: the constant temperature 0.05 of objective=sogclr"),
-        ("isogclr", 1 / 0.03, "logit_scale is 33.33: objective=isogclr has a temperature for each sample, which began at 0.03"),
+        ("isogclr", 1 / 0.03, "logit_scale is 33.33: the initial temperature 0.03 of objective=isogclr, which learns one temperature per sample"),
     ],
 )  # fmt: skip
 def test_a_temperature_that_is_not_learned_for_all_is_said(

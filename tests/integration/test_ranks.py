@@ -146,7 +146,7 @@ def test_micro_batches_that_the_ranks_cannot_share_are_refused_with_the_nearest_
 
 
 def test_a_sample_number_out_of_range_on_one_rank_ends_the_run(failures: tuple[list[dict[str, object]], str]) -> None:
-    assert re.search(r"sample number \d+ is out of .*\b256\b", failures[1])
+    assert re.search(r"the sample index \d+ is out of .*\b256\b", failures[1])
 
 
 @pytest.fixture(scope="module")

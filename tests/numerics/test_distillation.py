@@ -260,8 +260,8 @@ def test_any_number_of_ranks_and_micro_batches_gives_what_one_process_does(tmp_p
     ("override", "rule"),
     [
         ("objective.distill_weight=0.0", "must be above 0: to train without a teacher, choose objective=infonce"),
-        ("objective.contrastive_weight=-1.0", "is negative: give 0, for the teacher alone, or more"),
-        ("objective.init_temperature=2.0", "must lie in [1/max_scale, 1]"),
+        ("objective.contrastive_weight=-1.0", "must be at least 0: 0 learns from the teacher alone"),
+        ("objective.init_temperature=2.0", "must be in [1/max_scale, 1]"),
     ],
 )
 def test_options_out_of_range_are_named(override: str, rule: str) -> None:

@@ -1,1 +1,1 @@
-"""The mathematics of the objectives: kernels over tiles of pairs, temperatures, state of each sample."""
+"""Losses of the objectives: kernels over tiles of pairs, temperatures and per-sample state."""

@@ -1,4 +1,4 @@
-"""A contrastive loss and the captions' loss, weighed against each other."""
+"""Weighted sum of a contrastive loss and a caption loss."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from clipx.objective.losses.temperature import Temperature
 
 
 class Captioning(Contrastive):
-    """The captions' loss is the mean over all tokens of the global batch: exact for any ranks and micro-batches.
+    """Weighted sum of a contrastive loss and the mean caption loss over all tokens of the global batch.
 
-    open_clip averages the means of the ranks, where a token weighs more the fewer its rank has.
+    The mean is exact for any number of ranks and micro-batches. open_clip averages the means of the ranks instead,
+    which gives the tokens of a rank with fewer tokens a larger weight.
     """
 
     def __init__(
@@ -29,8 +30,8 @@ class Captioning(Contrastive):
         self.contrastive_weight, self.caption_weight = contrastive_weight, caption_weight
 
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
-        """Takes one more output of the model, caption_b2: -log p of each caption, summed over its tokens, and their
-        number."""
+        """Returns the loss and metrics. Reads one further output of the model, caption_b2: -log p of each caption,
+        summed over its tokens, and the number of its tokens."""
         (caption_b2,) = inputs.outputs
         contrastive, metrics = super().forward(inputs)
         caption = token_mean(caption_b2, self.comm)
@@ -39,7 +40,8 @@ class Captioning(Contrastive):
 
 
 def token_mean(caption_b2: Tensor, comm: Comm) -> Tensor:
-    """Σ of column 0 over Σ of column 1, of all ranks; its gradient is that of this rank's rows. 0-dim."""
+    """Returns Σ of column 0 / Σ of column 1 over all ranks, 0-dim. Its gradient is that of this rank's rows.
+    Collective."""
     own, total_2 = caption_b2[:, 0].sum(), comm.sum(caption_b2.detach().sum(0))
     share = own / total_2[1]
     return share + (total_2[0] / total_2[1] - share).detach()

@@ -1,4 +1,4 @@
-"""A linear classifier over image embeddings. b local batch, B global batch, C classes, D embedding."""
+"""A linear classifier of image embeddings. b local batch, B global batch, C classes, D embedding."""
 
 from __future__ import annotations
 
@@ -21,16 +21,23 @@ from clipx.objective.losses.temperature import Temperature
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """How the head begins, and the targets that it learns."""
+    """Initialization of the head, and its targets."""
 
-    zeroshot: bool  # with the text embeddings of the class names, else at random
-    classnames: str | None  # a file; None: the data's own names
-    templates: str | None  # a file; None: the data's own templates
+    zeroshot: bool
+    """True: initialize from the text embeddings of the class names. False: at random."""
+
+    classnames: str | None
+    """File or name of a list of class names. None: those of the data."""
+
+    templates: str | None
+    """File or name of a list of templates. None: those of the data."""
+
     label_smoothing: float
+    """Share of the target that is spread evenly over all classes."""
 
 
 class Classification(Objective):
-    """Scores images alone. Targets: label_b."""
+    """Cross-entropy of a linear head on the image embeddings; texts are not read. Targets: label_b."""
 
     def __init__(self, comm: Comm, temperature: Temperature, head: HeadOptions) -> None:
         super().__init__()
@@ -38,7 +45,7 @@ class Classification(Objective):
         self.classes = Classes((), ())
 
     def prepare(self, classes: Classes | None, width: int) -> None:
-        """Makes the head, drawn at random with rows of about unit norm."""
+        """Creates the head from a normal distribution, with rows of about unit norm. Raises ConfigError."""
         self.classes = _classes(self.options, classes)
         self.head_CD = nn.Parameter(torch.empty(len(self.classes.names), width))
         nn.init.normal_(self.head_CD, std=width**-0.5)
@@ -49,12 +56,13 @@ class Classification(Objective):
 
     @torch.no_grad()
     def initialize(self, embed: Callable[[Sequence[str]], Tensor]) -> None:
-        """The head becomes the zero-shot classifier: of each class the mean over the templates, renormalised."""
+        """Sets the head to the zero-shot classifier: the renormalised mean over the templates of each class.
+        Collective."""
         if not self.options.zeroshot:
             return
         names, templates = self.classes.names, self.classes.templates
         class_CD = class_embeddings(embed, names, templates)
-        self.head_CD.copy_(self.comm.gather(class_CD)[: len(names)])  # rank 0's
+        self.head_CD.copy_(self.comm.gather(class_CD)[: len(names)])  # the embeddings of rank 0
 
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
         (label_b,) = inputs.targets
@@ -64,7 +72,7 @@ class Classification(Objective):
         own = F.cross_entropy(logits_bC, label_b, reduction="sum", label_smoothing=self.options.label_smoothing) / batch
         hits = (logits_bC.argmax(1) == label_b).sum().to(own.dtype) / batch
         loss, top1 = self.comm.sum(torch.stack([own.detach(), hits])).unbind()
-        # The value is global; the gradient is that of this rank's samples.
+        # The value is that of the global batch, the gradient that of this rank's samples.
         return own + (loss - own.detach()), {"top1": top1, "temperature": 1 / scale.detach()}
 
     def after_step(self, samples_seen: int) -> None:
@@ -72,7 +80,7 @@ class Classification(Objective):
 
     @torch.no_grad()
     def score(self, image_ND: Tensor, labels: Sequence[int | str | None]) -> dict[str, float]:
-        """The head's own accuracy, in [0, 1]. Raises DataError for a label that no class has."""
+        """Returns the accuracy of the head and of chance, in [0, 1]. Raises DataError for a label of no class."""
         try:
             label_N = torch.tensor([self.target_source.number(label) for label in labels], device=image_ND.device)
         except BadSample as error:
@@ -82,18 +90,19 @@ class Classification(Objective):
 
 
 def _classes(options: HeadOptions, own: Classes | None) -> Classes:
-    """The names and templates that the options say, or the data's own. Raises ConfigError."""
+    """Returns the names and templates of the options, or else those of the data. Raises ConfigError."""
     names = own.names if own else ()
     if options.classnames is not None:
         names = read_names(options.classnames, "objective.classnames")
         require(
             own is None or len(names) == len(own.names),
-            f"objective.classnames={options.classnames} has {len(names)} names where the data has "
-            f"{len(own.names) if own else 0} classes: give one for each, or leave the data its own names",
+            f"objective.classnames={options.classnames} has {len(names)} names, but the data has "
+            f"{len(own.names) if own else 0} classes: give one name per class, or remove objective.classnames to use "
+            "the names of the data",
         )
     if not names:
         raise ConfigError(
-            "objective.classnames has no value and the data names no classes: give a file with one name a line"
+            "objective.classnames has no value and the data names no classes: give a file with one name per line"
         )
     templates = (own.templates if own else ()) or ("a photo of a {}.",)
     if options.templates is not None:

@@ -1,15 +1,15 @@
-"""The contrastive kernel: exact loss and gradients over all pairs of the global batch, tile by tile.
+"""The contrastive kernel: exact loss and gradients over all pairs of the global batch, computed tile by tile.
 
 Notation: b local batch, B global batch, D embedding, t tile; image i, text j, s_ij = x_i·y_j, inverse temperature α,
 z_ij = α s_ij, pos_i = z_ii, ℓr_i = log Σ_{j≠i} exp z_ij (image i against the texts), ℓc_j = log Σ_{i≠j} exp z_ij.
-A normaliser turns (ℓ, pos) into a log-normaliser a, which is all that the gradient of the loss needs:
+A normaliser maps (ℓ, pos) to a log-normaliser a, from which the gradient of the loss follows:
 
     2B · dz_ij = exp(z_ij - ar_i) + exp(z_ij - ac_j)               i ≠ j
     2B · dz_ii = -exp(ℓr_i - ar_i) - exp(ℓc_i - ac_i)
 
-A rank scores the tiles of the [B, B] matrix that lie in the rows of its images or the columns of its texts. Two
-all_gathers move the features and then a few numbers a sample; nothing is reduced, and neither the matrix nor a
-gathered gradient is ever stored: a rank holds the gathered features, a few t x t tiles, and its own gradients.
+A rank scores the tiles of the [B, B] matrix in the rows of its images or the columns of its texts. One all_gather
+exchanges the features, a second one a few numbers per sample. Nothing is reduced, and neither the matrix nor a gathered
+gradient is ever stored: a rank holds the gathered features, a few t x t tiles, and the gradients of its samples.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from clipx.objective.base import Compiler, Metrics, Objective, StepInputs
 from clipx.objective.losses.temperature import Temperature
 
 Normaliser = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""(ℓ_b2, pos_b2, B) -> (a_b2, loss_b2); column 0 is the image's row, 1 the text's. The loss is a sample's own."""
+"""(ℓ_b2, pos_b2, B) -> (a_b2, loss_b2); column 0 is the image's row, 1 the text's. The loss is that of each sample."""
 
 
 def in_batch(lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """The softmax's own normaliser, over all pairs of the row (InfoNCE)."""
+    """Normaliser of the softmax over all pairs of the row (InfoNCE)."""
     a_b2 = torch.logaddexp(lse_b2, pos_b2)
     return a_b2, a_b2 - pos_b2
 
 
 def negatives_only(lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """The right pair is left out of the normaliser (decoupled contrastive learning, arXiv:2110.06848)."""
+    """Normaliser without the positive pair (decoupled contrastive learning, arXiv:2110.06848)."""
     return lse_b2, lse_b2 - pos_b2
 
 
 def tile_lse(s: Tensor, alpha: Tensor, side: int) -> Tensor:
-    """log Σ exp(α s) over each row of a tile (side 0) or each column (1); α 0-dim, or one for each."""
+    """Returns log Σ exp(α s) over each row of a tile (side 0) or each column (1). α: 0-dim, or one per row (column)."""
     z = s * (alpha if alpha.ndim == 0 else alpha.unsqueeze(1 - side))
     return torch.logsumexp(z, 1 - side)
 
 
 def tile_softmax(s: Tensor, alpha: Tensor, a_r: Tensor, a_c: Tensor) -> Tensor:
-    """exp(α s_ij - ar_i) + exp(α s_ij - ac_j) of a tile. Overwrites s."""
+    """Returns exp(α s_ij - ar_i) + exp(α s_ij - ac_j) of a tile. Overwrites s."""
     z = s.mul_(alpha)
     return (z - a_r[:, None]).exp_().add_(z.sub_(a_c).exp_())
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Edge of the square tiles, and the functions that compute on one."""
+    """Edge of the square tiles, and the functions that are computed on each tile."""
 
     size: int
     lse: Callable[[Tensor, Tensor, int], Tensor] = tile_lse
@@ -67,7 +67,7 @@ class Tiling:
 
 
 class TiledObjective(Objective):
-    """An objective over the tiles of this kernel, which it can compile."""
+    """Base class of objectives over the tiles of this kernel, whose functions it can compile."""
 
     def __init__(self, comm: Comm, tile: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class TiledObjective(Objective):
 
 
 class Contrastive(TiledObjective):
-    """A symmetric contrastive loss whose normaliser comes from the batch alone."""
+    """A symmetric contrastive loss whose normaliser depends on the batch alone."""
 
     def __init__(self, comm: Comm, temperature: Temperature, normaliser: Normaliser, tile: int) -> None:
         super().__init__(comm, tile)
@@ -93,11 +93,14 @@ class Contrastive(TiledObjective):
         self.temperature.after_step()
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # collectives and state: it runs as it is
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # collectives and state: runs in eager mode
 def contrastive_loss(
     image_bD: Tensor, text_bD: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tiling: Tiling
 ) -> Tensor:
-    """The global loss, 0-dim, at one temperature for all (`scale`: α, 0-dim). Gradients: see `Objective`."""
+    """Returns the global loss, 0-dim, at one temperature for all pairs (`scale`: α, 0-dim). Collective.
+
+    Gradients: see `Objective`.
+    """
     loss: Tensor = _ContrastiveLoss.apply(image_bD, text_bD, scale, normaliser, comm, tiling)
     return loss
 
@@ -112,18 +115,18 @@ def individual_loss(
     comm: Comm,
     tiling: Tiling,
 ) -> tuple[Tensor, Tensor]:
-    """As `contrastive_loss` with an α and a weight of the gradient for each row and column, both of them given.
+    """`contrastive_loss` with a constant α and a constant weight of the gradient for each row and column. Collective.
 
-    Returns the loss, and Σ_{j≠i} exp(z_ij - a_i)·(z_ij - pos_i) of each row and column, [b, 2]: what the gradient with
-    respect to a sample's own temperature is made of. It carries no gradient.
+    Returns the loss, and Σ_{j≠i} exp(z_ij - a_i)·(z_ij - pos_i) of each row and column, [b, 2], from which the gradient
+    with respect to a sample's temperature is computed. The second output has no gradient.
     """
     loss, tilt_b2 = _IndividualLoss.apply(image_bD, text_bD, scale_b2, weight_b2, normaliser, comm, tiling)
     return loss, tilt_b2
 
 
 class _ContrastiveLoss(torch.autograd.Function):
-    """Computes the gradients in forward: the loss is a scalar, so backward only scales them, and what was gathered is
-    freed before the towers' backward needs the memory."""
+    """Computes the gradients in forward. The loss is a scalar, so backward only scales them, and the gathered features
+    are freed before the towers' backward needs the memory."""
 
     @staticmethod
     def forward(
@@ -167,7 +170,7 @@ class _IndividualLoss(torch.autograd.Function):
             pos_b2 = alpha_b2 * pairs.own()[:, None]
             lse_b2 = pairs.lse(alpha_b2)
             a_b2, loss_b2 = normaliser(lse_b2, pos_b2, pairs.batch)
-            # A row's weight and α go into its exponent; what is gathered is then the same as with one temperature.
+            # Folds a row's weight and α into its exponent, so that the tiles need the same statistics as with one α.
             shifted_b2 = a_b2 - (weight_b2 * alpha_b2).log()
             stats_B5 = comm.gather(torch.cat([shifted_b2, alpha_b2, loss_b2.mean(1, keepdim=True)], 1))
             softmax = _IndividualSoftmax(stats_B5[:, 2:4], stats_B5[:, :2], pairs)
@@ -187,7 +190,7 @@ class _IndividualLoss(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A block of the [B, B] matrix: images `rows`, texts `cols`. `own_*`: whether they are this rank's."""
+    """A block of the [B, B] matrix: images `rows`, texts `cols`. `own_*`: whether they belong to this rank."""
 
     rows: slice
     cols: slice
@@ -198,7 +201,7 @@ class Tile:
         return self.cols if side else self.rows
 
     def own_sides(self) -> list[int]:
-        """0: the rows are this rank's; 1: the columns."""
+        """Returns the sides that belong to this rank. 0: the rows; 1: the columns."""
         return [side for side, own in enumerate((self.own_rows, self.own_cols)) if own]
 
 
@@ -206,21 +209,21 @@ class Tile:
 class Pairs:
     """The pairs that this rank scores: its images with all texts, and its texts with all images.
 
-    Its images with its texts are scored once for both. float32, or float64 where the features are.
+    The block of its images with its texts is scored once for both. float32, or float64 for float64 features.
     """
 
     x_bD: Tensor
     y_bD: Tensor
     x_BD: Tensor
     y_BD: Tensor
-    first: int  # number of this rank's first sample in the global batch
+    first: int  # position of this rank's first sample in the global batch
     tiling: Tiling
 
     @classmethod
     def gather(cls, image_bD: Tensor, text_bD: Tensor, comm: Comm, tiling: Tiling) -> Pairs:
-        """The one collective over features. Raises ClipxError where there is nothing to contrast with."""
+        """Gathers the features of all ranks in one collective. Raises ConfigError for a global batch of one sample."""
         batch = comm.world * len(image_bD)
-        require(batch >= 2, f"a global batch of {batch} has no negatives: data.batch_size must be at least 2")
+        require(batch >= 2, f"a global batch of {batch} has no negatives: give data.batch_size of at least 2")
         dtype = torch.promote_types(image_bD.dtype, torch.float32)
         x_bD, y_bD = image_bD.detach().to(dtype), text_bD.detach().to(dtype)
         x_BD, y_BD = comm.gather_coalesced(x_bD, y_bD)
@@ -235,15 +238,15 @@ class Pairs:
         return self.x_bD.dtype
 
     def own(self) -> Tensor:
-        """s_ii of this rank's samples [b]."""
+        """Returns s_ii of this rank's samples, [b]."""
         return (self.x_bD * self.y_bD).sum(1)
 
     def dot(self, dx_bD: Tensor) -> Tensor:
-        """Σ_i x_i·dx_i over this rank's images, 0-dim."""
+        """Returns Σ_i x_i·dx_i over this rank's images, 0-dim."""
         return torch.dot(self.x_bD.flatten(), dx_bD.flatten())
 
     def tiles(self) -> Iterator[Tile]:
-        """All that lie in this rank's rows or columns, each once."""
+        """Yields the tiles in this rank's rows or columns, each once."""
         first, end = self.first, self.first + len(self.x_bD)
         own = _cut(first, end, self.tiling.size)
         others = _cut(0, first, self.tiling.size) + _cut(end, self.batch, self.tiling.size)
@@ -252,19 +255,19 @@ class Pairs:
         yield from (Tile(rows, cols, False, True) for rows in others for cols in own)
 
     def local(self, part: slice) -> slice:
-        """Where a slice of the global batch that is this rank's lies in the local one."""
+        """Returns the position in the local batch of a slice of the global batch that belongs to this rank."""
         return slice(part.start - self.first, part.stop - self.first)
 
     def similarities(self, tile: Tile) -> Tensor:
-        """s of a tile."""
+        """Returns s of a tile."""
         return self.x_BD[tile.rows] @ self.y_BD[tile.cols].T
 
     def lse(self, scale: Tensor) -> Tensor:
-        """ℓ_b2 of this rank's rows and columns. `scale`: α, 0-dim, or [b, 2] for each."""
+        """Returns ℓ_b2 of this rank's rows and columns. `scale`: α, 0-dim, or [b, 2] with one per row and column."""
         lse_b2 = self.x_bD.new_full((len(self.x_bD), 2), -torch.inf)
         for tile in self.tiles():
             s = self.similarities(tile)
-            diagonal(s, tile).fill_(-torch.inf)  # masked before the maximum is taken
+            diagonal(s, tile).fill_(-torch.inf)  # masked before logsumexp takes the maximum
             for side in tile.own_sides():
                 mine = self.local(tile.part(side))
                 alpha = scale if scale.ndim == 0 else scale[mine, side]
@@ -272,9 +275,9 @@ class Pairs:
         return lse_b2
 
     def gradients(self, weights: Callable[[Tensor, Tile], Tensor], diagonal_b: Tensor) -> tuple[Tensor, Tensor]:
-        """(Σ_j g_ij y_j, Σ_i g_ij x_i) of this rank's images and texts, [b, D] each.
+        """Returns (Σ_j g_ij y_j, Σ_i g_ij x_i) of this rank's images and texts, [b, D] each.
 
-        g is `weights(s, tile)` but on the diagonal, where it is `diagonal_b`. `weights` may overwrite s.
+        g is `weights(s, tile)`, except on the diagonal, where it is `diagonal_b`. `weights` may overwrite s.
         """
         dx_bD, dy_bD = torch.zeros_like(self.x_bD), torch.zeros_like(self.y_bD)
         for tile in self.tiles():
@@ -291,7 +294,7 @@ class Pairs:
 
 
 class _Softmax:
-    """exp(z_ij - ar_i) + exp(z_ij - ac_j) at one temperature."""
+    """Weights exp(z_ij - ar_i) + exp(z_ij - ac_j) of a tile, at one temperature for all pairs."""
 
     def __init__(self, alpha: Tensor, a_B2: Tensor, tiling: Tiling) -> None:
         self.alpha, self.a_rB, self.a_cB = alpha, *a_B2.unbind(1)
@@ -302,7 +305,10 @@ class _Softmax:
 
 
 class _IndividualSoftmax:
-    """exp(αr_i s_ij - ar_i) + exp(αc_j s_ij - ac_j); keeps Σ_j exp(z_ij - a_i) z_ij, i ≠ j, of own rows and columns."""
+    """Weights exp(αr_i s_ij - ar_i) + exp(αc_j s_ij - ac_j) of a tile.
+
+    Accumulates Σ_j exp(z_ij - a_i) z_ij, i ≠ j, of this rank's rows and columns in `expected_b2`.
+    """
 
     def __init__(self, alpha_B2: Tensor, a_B2: Tensor, pairs: Pairs) -> None:
         self.alpha_B2, self.a_B2, self.pairs = alpha_B2, a_B2, pairs
@@ -327,7 +333,7 @@ def _cut(start: int, stop: int, tile: int) -> list[slice]:
 
 
 def diagonal(tile_rc: Tensor, tile: Tile) -> Tensor:
-    """The part of the matrix's diagonal that lies in a tile, a view; empty for most."""
+    """Returns a view of the matrix's diagonal within a tile; empty for most tiles."""
     offset = tile.rows.start - tile.cols.start
     if not -tile_rc.shape[0] < offset < tile_rc.shape[1]:
         return tile_rc.new_empty(0)
@@ -336,7 +342,7 @@ def diagonal(tile_rc: Tensor, tile: Tile) -> Tensor:
 
 @contextlib.contextmanager
 def full_precision(device_type: str) -> Iterator[None]:
-    """No autocast and no TF32: with logits near 100, bfloat16 rounds to multiples of 0.5 and TF32 to 0.06."""
+    """Disables autocast and TF32: for logits near 100, bfloat16 rounds to multiples of 0.5 and TF32 to 0.06."""
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:

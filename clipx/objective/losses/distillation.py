@@ -1,12 +1,13 @@
 """InfoNCE and distillation from a teacher's softmaxes, on the tiles of the contrastive kernel.
 
-Notation of `contrastive`; w_ij are the teacher's logits, p its softmax over a row or a column. Of a row, with q_i the
-share that the teacher gives to wrong pairs,
+Notation of `contrastive`; w_ij are the teacher's logits, p its softmax over a row or a column. For a row, with q_i the
+probability that the teacher assigns to negatives,
 
     -Σ_j p_ij log softmax(z_i)_j = a_i - Σ_j p_ij z_ij = (a_i - z_ii) + q_i z_ii - Σ_{j≠i} p_ij z_ij
 
-and its gradient with respect to z_ij is softmax(z_i)_j - p_ij: beside each tile of the student's pairs one of the
-teacher's is scored. Three all_gathers, of both ones' features and of four numbers a sample, and one sum of the losses.
+and its gradient with respect to z_ij is softmax(z_i)_j - p_ij, so that a tile of the teacher's pairs is scored with
+each tile of the student's. Communication: three all_gathers (the features of the student, those of the teacher, and
+four numbers per sample) and one sum of the losses.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from clipx.objective.losses.contrastive import Pairs, Tile, TiledObjective, Tili
 from clipx.objective.losses.temperature import Temperature
 
 Weights = tuple[float, float]
-"""Of the contrastive loss, and of distillation."""
+"""Weights of the contrastive loss and of the distillation loss."""
 
 
 class Distillation(TiledObjective):
-    """Learns one temperature. Targets: the teacher's image_bT and text_bT, whose products are its logits."""
+    """InfoNCE and distillation with one learned temperature.
+
+    Targets: the teacher's image_bT and text_bT, whose products are its logits.
+    """
 
     def __init__(self, comm: Comm, temperature: Temperature, weights: Weights, tile: int) -> None:
         super().__init__(comm, tile)
@@ -38,8 +42,8 @@ class Distillation(TiledObjective):
         loss, contrastive_loss, distill_loss = distillation_loss(
             inputs.image, inputs.text, scale, teacher_image_bT, teacher_text_bT, self.weights, self.comm, self.tiling
         )
-        told = {"contrastive_loss": contrastive_loss, "distill_loss": distill_loss}
-        return loss, {**told, "temperature": 1 / scale.detach()}
+        parts = {"contrastive_loss": contrastive_loss, "distill_loss": distill_loss}
+        return loss, {**parts, "temperature": 1 / scale.detach()}
 
     def after_step(self, samples_seen: int) -> None:
         self.temperature.after_step()
@@ -56,9 +60,9 @@ def distillation_loss(
     comm: Comm,
     tiling: Tiling,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The global loss, its contrastive and its distilled part without their weights; 0-dim, the parts without gradient.
+    """Returns the global loss, and its unweighted contrastive and distillation parts without gradient; 0-dim each.
 
-    `scale`: α, 0-dim. Gradients: see `Objective`; the teacher has none.
+    `scale`: α, 0-dim. Gradients: see `Objective`; the teacher gets none. Collective.
     """
     loss, parts_2 = _DistillationLoss.apply(
         image_bD, text_bD, scale, teacher_image_bT, teacher_text_bT, weights, comm, tiling
@@ -87,7 +91,7 @@ class _DistillationLoss(torch.autograd.Function):
             taught_lse_b2, _, taught_a_b2 = _normalisers(taught, torch.ones_like(alpha))
             q_b2 = (taught_lse_b2 - taught_a_b2).exp()
             softmaxes = _Softmaxes(alpha, weights, comm.gather(torch.cat([a_b2, taught_a_b2], 1)), pairs, taught)
-            # Of both softmaxes what lies off the diagonal, not 1 - p, which is 0 for a pair that is well learned.
+            # The off-diagonal mass of both softmaxes, not 1 - p, which rounds to 0 for a pair that is well learned.
             wrong_b2 = (by_contrast + by_teacher) * (lse_b2 - a_b2).exp() - by_teacher * q_b2
             dx, dy = pairs.gradients(softmaxes, -wrong_b2.sum(1))
             w = alpha / (2 * pairs.batch)
@@ -106,15 +110,16 @@ class _DistillationLoss(torch.autograd.Function):
 
 
 def _normalisers(pairs: Pairs, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(ℓ, pos, a) of this rank's rows and columns, [b, 2] each."""
+    """Returns (ℓ, pos, a) of this rank's rows and columns, [b, 2] each."""
     lse_b2, pos_b2 = pairs.lse(scale), scale * pairs.own()[:, None].expand(-1, 2)
     return lse_b2, pos_b2, in_batch(lse_b2, pos_b2, pairs.batch)[0]
 
 
 class _Softmaxes:
-    """Of a tile Σ over its rows and columns of (c + d)·softmax(z) - d·p, by the weights c and d of the two losses.
+    """Weights of a tile: (c + d)·softmax(z) - d·p, the sum of that over rows and that over columns.
 
-    Keeps Σ_j p_ij z_ij, i ≠ j, of own rows and columns.
+    c and d are the weights of the two losses. Accumulates Σ_j p_ij z_ij, i ≠ j, of this rank's rows and columns in
+    `expected_b2`.
     """
 
     def __init__(self, alpha: Tensor, weights: Weights, a_B4: Tensor, pairs: Pairs, taught: Pairs) -> None:

@@ -1,8 +1,8 @@
-"""Objectives whose normaliser is a moving average over a sample's own past (FCCO, arXiv:2407.01445 and 2202.12387).
+"""Objectives with a moving average of each sample's normaliser (FCCO, arXiv:2407.01445 and 2202.12387).
 
-With g_i = 1/(B-1) Σ_{j≠i} exp(z_ij - pos_i), which one batch estimates, u_i ← (1-γ) u_i + γ g_i, and ε + u_i stands in
-for g_i's expectation over the data set: the loss is of log(ε + u), the gradient that of log(ε + g) with ε + u below.
-All in logarithms: at τ = 0.01, u spans e^±200.
+One batch estimates g_i = 1/(B-1) Σ_{j≠i} exp(z_ij - pos_i). The moving average u_i ← (1-γ) u_i + γ g_i estimates the
+expectation of g_i over the data set: the loss is that of log(ε + u), the gradient that of log(ε + g) with ε + u in the
+denominator. All values are stored as logarithms: at τ = 0.01, u ranges from e^-200 to e^200.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from clipx.objective.losses.sample_state import SampleTable, repeated_later
 from clipx.objective.losses.temperature import SampleTemperature, Temperature
 
 Gamma = Callable[[int], float]
-"""Samples seen before a step -> γ of that step."""
+"""Samples seen before a step -> γ of the step."""
 
 Combine = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(½mean log(ε+u), α, ½mean log u) -> the loss; all 0-dim, α with this rank's share of the gradient."""
 
 
 class MovingAverage:
-    """The normaliser of one step, from log u of this rank's samples before it [b, 2]; NaN where never seen."""
+    """The normaliser of one step, from log u of this rank's samples before the step, [b, 2]; NaN for unseen samples."""
 
     def __init__(self, log_u_b2: Tensor, gamma: float, eps: float) -> None:
         self.log_u_b2, self.gamma = log_u_b2, gamma
@@ -41,18 +41,18 @@ class MovingAverage:
         return pos_b2 + math.log(batch - 1) + loss_b2, loss_b2
 
     def loss(self, log_u: Tensor) -> Tensor:
-        """log(ε + u)."""
+        """Returns log(ε + u)."""
         return torch.logaddexp(log_u, self.log_eps)
 
 
 class FCCO(TiledObjective):
-    """What all of them share: the table of per-sample state, γ, and when state is committed."""
+    """Base class of the FCCO objectives: the table of per-sample state, γ, and the commit of state after a step."""
 
     def __init__(self, comm: Comm, table: SampleTable, gamma: Gamma, eps: float, tile: int) -> None:
         super().__init__(comm, tile)
         self.table, self.schedule, self.eps = table, gamma, eps
         self.gamma = gamma(0)
-        self._pending: tuple[Tensor, Tensor] | None = None  # the batch's numbers and new rows, until the step is made
+        self._pending: tuple[Tensor, Tensor] | None = None  # indices and new rows of the batch, until after_step
 
     def before_step(self, samples_seen: int) -> None:
         self.gamma = self.schedule(samples_seen)
@@ -63,7 +63,8 @@ class FCCO(TiledObjective):
             self._pending = None
 
     def _metrics(self, index_B: Tensor, log_u_B2: Tensor, average: MovingAverage, temperature: Tensor) -> Metrics:
-        """Of the global batch. `repeated`: samples that come again later in it, whose rows the later ones overwrite."""
+        """Returns metrics of the global batch. `repeated`: samples that occur again later in the batch, whose rows the
+        later occurrence overwrites."""
         return {
             "temperature": temperature,
             "log_u": average.loss(log_u_B2).mean(),
@@ -73,7 +74,10 @@ class FCCO(TiledObjective):
 
 
 class GlobalFCCO(FCCO):
-    """One temperature for all pairs. `combine` makes the loss; κ multiplies its gradient through the pairs' own α."""
+    """FCCO with one temperature for all pairs.
+
+    `combine` computes the loss. κ (`kappa`) multiplies its gradient with respect to α through the pairs.
+    """
 
     def __init__(
         self,
@@ -110,22 +114,22 @@ class GlobalFCCO(FCCO):
 
 
 def contrast_alone(contrast: Tensor, alpha: Tensor, log_u: Tensor) -> Tensor:
-    """½mean log(ε+u): FastCLIP v0."""
+    """Returns ½mean log(ε+u): FastCLIP v0."""
     return contrast
 
 
 def times_tau(contrast: Tensor, alpha: Tensor, log_u: Tensor) -> Tensor:
-    """The global contrastive loss, τ ½mean log(ε+u): SogCLR, FastCLIP v1."""
+    """Returns the global contrastive loss, τ ½mean log(ε+u): SogCLR, FastCLIP v1."""
     return contrast / alpha
 
 
 def robust(rho: float) -> Combine:
-    """The robust global contrastive loss at one temperature, τ (½mean log(ε+u) + ρ): FastCLIP v3."""
+    """Robust global contrastive loss at one temperature, τ (½mean log(ε+u) + ρ): FastCLIP v3."""
     return lambda contrast, alpha, log_u: (contrast + rho) / alpha
 
 
 def robust_official(rho: float) -> Combine:
-    """As `robust`; the gradient through the factor τ is of log u, without ε, as FastCLIP's code has it."""
+    """`robust` with FastCLIP's published gradient: that through the factor τ is of log u, without ε."""
 
     def combine(contrast: Tensor, alpha: Tensor, log_u: Tensor) -> Tensor:
         factor = (log_u + rho) / alpha
@@ -135,8 +139,8 @@ def robust_official(rho: float) -> Combine:
 
 
 class IndividualFCCO(FCCO):
-    """A temperature for each sample and side, learned beside its u: the robust global contrastive loss,
-    ½mean over both sides of τ_i (log(ε+u_i) + ρ) (iSogCLR, arXiv:2305.11965; FastCLIP v2)."""
+    """FCCO with a learned temperature for each sample and side, stored next to its u: the robust global contrastive
+    loss, ½mean over both sides of τ_i (log(ε+u_i) + ρ) (iSogCLR, arXiv:2305.11965; FastCLIP v2)."""
 
     def __init__(
         self,
@@ -149,7 +153,7 @@ class IndividualFCCO(FCCO):
         rho: float,
         weighted: bool,
     ) -> None:
-        """`weighted`: the embeddings' gradient carries the factor τ_i that the loss has."""
+        """Creates the objective. `weighted`: the gradient of the embeddings includes the factor τ_i of the loss."""
         super().__init__(comm, table, gamma, eps, tile)
         self.temperature, self.rho, self.weighted = temperature, rho, weighted
         self.epoch = 0
@@ -180,7 +184,7 @@ class IndividualFCCO(FCCO):
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
-    """x, whose gradient is multiplied."""
+    """Returns x; multiplies its gradient by `factor`."""
     return x.detach() + (x - x.detach()) * factor
 
 

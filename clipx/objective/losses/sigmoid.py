@@ -1,4 +1,4 @@
-"""The sigmoid loss of all pairs (arXiv:2303.15343), on the tiles of the contrastive kernel; one pass, one all_gather.
+"""The sigmoid loss over all pairs (arXiv:2303.15343), on the tiles of the contrastive kernel: one pass, one all_gather.
 
 With z_ij = α s_ij + β, B·loss = -Σ_{i≠j} log σ(-z_ij) - Σ_i log σ(z_ii); B·dz_ij = σ(z_ij) and B·dz_ii = -σ(-z_ii).
 """
@@ -18,7 +18,7 @@ from clipx.objective.losses.temperature import Temperature
 
 
 class Sigmoid(Objective):
-    """Learns one temperature and one bias."""
+    """The sigmoid loss with one learned temperature and one learned bias."""
 
     def __init__(self, comm: Comm, temperature: Temperature, init_bias: float, tile: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Sigmoid(Objective):
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def sigmoid_loss(image_bD: Tensor, text_bD: Tensor, scale: Tensor, bias: Tensor, comm: Comm, tiling: Tiling) -> Tensor:
-    """The global loss, 0-dim; `scale` α and `bias` β, 0-dim. Gradients: see `Objective`."""
+    """Returns the global loss, 0-dim; `scale` α and `bias` β, 0-dim. Gradients: see `Objective`. Collective."""
     loss: Tensor = _SigmoidLoss.apply(image_bD, text_bD, scale, bias, comm, tiling)
     return loss
 
@@ -57,9 +57,9 @@ class _SigmoidLoss(torch.autograd.Function):
             alpha, beta = scale.to(pairs.dtype), bias.to(pairs.dtype)
             own_z_b = alpha * pairs.own() + beta
             weights = _Weights(alpha, beta)
-            diagonal_b = -torch.sigmoid(-own_z_b)  # not σ - 1, which is 0 for a pair that is well learned
+            diagonal_b = -torch.sigmoid(-own_z_b)  # not σ - 1, which rounds to 0 for a pair that is well learned
             dx, dy = pairs.gradients(weights, diagonal_b)
-            # Each rank counts the pairs of its own images.
+            # Each rank sums over the pairs of its images.
             loss = comm.sum(weights.loss - F.logsigmoid(own_z_b).sum()) / pairs.batch
             dx, dy = dx.mul_(alpha / pairs.batch), dy.mul_(alpha / pairs.batch)
             dbias = (weights.sigmoid + diagonal_b.sum()) / pairs.batch
@@ -74,7 +74,7 @@ class _SigmoidLoss(torch.autograd.Function):
 
 
 class _Weights:
-    """σ(z) of a tile; keeps the sums of σ(z) and of -log σ(-z) over the wrong pairs of this rank's images."""
+    """Weights σ(z) of a tile. Accumulates the sums of σ(z) and -log σ(-z) over the negatives of this rank's images."""
 
     def __init__(self, alpha: Tensor, beta: Tensor) -> None:
         self.alpha, self.beta = alpha, beta

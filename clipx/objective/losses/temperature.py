@@ -1,4 +1,4 @@
-"""Temperatures, as the inverse α = 1/τ that multiplies the similarities."""
+"""Temperatures τ, represented by the inverse α = 1/τ that multiplies the similarities."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 SLOW_BELOW = 0.03
-"""τ under which FastCLIP v3 takes a third of its step (arXiv:2407.01445, section 5)."""
+"""Largest τ at which FastCLIP v3 takes a third of its step (arXiv:2407.01445, section 5)."""
 
 
 class Temperature(nn.Module):
-    """One α for all pairs. `before_step` and `after_step` are called as the objective's own are."""
+    """One α for all pairs. The objective calls `before_step` and `after_step` from its methods of the same name."""
 
     def forward(self) -> Tensor:
-        """α, 0-dim."""
+        """Returns α, 0-dim."""
         raise NotImplementedError
 
     def before_step(self) -> None:
@@ -27,11 +27,13 @@ class Temperature(nn.Module):
 
 
 class ConstantTemperature(Temperature):
+    """A constant α."""
+
     def __init__(self, value: float) -> None:
-        """`value` is τ, e.g. 0.07."""
+        """Stores α = 1 / `value`. `value` is τ, e.g. 0.07."""
         super().__init__()
         self.scale: Tensor
-        # Of the configuration, not of the state: a resumed run takes what its configuration says.
+        # Not persistent: a resumed run uses the temperature of its configuration.
         self.register_buffer("scale", torch.tensor(1 / value), persistent=False)
 
     def forward(self) -> Tensor:
@@ -39,14 +41,14 @@ class ConstantTemperature(Temperature):
 
 
 class GlobalTemperature(Temperature):
-    """One learned log α (arXiv:2103.00020). 0-dim; kept in [0, log max_scale] after each step.
+    """One learned log α (arXiv:2103.00020), 0-dim, clamped to [0, log max_scale] after each step.
 
-    `slow`: while τ ≤ 0.03 only a third of the optimizer's step is taken, which is what a third of the learning rate
-    does under every optimizer here, and needs no look at the value from the host.
+    `slow`: while τ ≤ 0.03, takes only a third of the optimizer's step. That is equivalent to a third of the learning
+    rate with every optimizer here, and does not read the value on the host.
     """
 
     def __init__(self, init: float, max_scale: float, slow: bool = False) -> None:
-        """`init` is τ, e.g. 0.07; `max_scale` the largest α, e.g. 100."""
+        """Creates log α. `init` is τ, e.g. 0.07; `max_scale` is the largest α, e.g. 100."""
         super().__init__()
         self.max_log_scale = math.log(max_scale)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(init)))
@@ -57,7 +59,7 @@ class GlobalTemperature(Temperature):
         return self.log_scale.exp()
 
     def at_limit(self) -> Tensor:
-        """Whether it lies at either end of its range, where the optimizer's steps are cut off; 0-dim."""
+        """Returns whether log α is at either end of its range, where steps are clamped; 0-dim."""
         return (self.log_scale <= 0) | (self.log_scale >= self.max_log_scale)
 
     def before_step(self) -> None:
@@ -65,13 +67,13 @@ class GlobalTemperature(Temperature):
 
     @torch.no_grad()
     def adopt_scale(self, log_scale: float) -> str:
-        """Goes on from the log α that weights were trained with, in its own range. Returns what the log should say."""
-        kept = min(max(log_scale, 0.0), self.max_log_scale)
-        self.log_scale.fill_(kept)
-        told = f"the temperature begins at {math.exp(-kept):.4g}"
-        if abs(kept - log_scale) < 1e-4:  # ln 100 in 32 bits, or rounded
-            return f"{told}, as the weights have it"
-        return f"{told}: the weights' {math.exp(-log_scale):.4g} is out of its range"
+        """Starts from the log α of weights, clamped to the range. Returns a line for the log."""
+        clamped = min(max(log_scale, 0.0), self.max_log_scale)
+        self.log_scale.fill_(clamped)
+        line = f"initial temperature {math.exp(-clamped):.4g}"
+        if abs(clamped - log_scale) < 1e-4:  # ln 100 in 32 bits, or rounded
+            return f"{line}, from the weights"
+        return f"{line}: the temperature {math.exp(-log_scale):.4g} of the weights is out of range"
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -82,10 +84,10 @@ class GlobalTemperature(Temperature):
 
 
 class SampleTemperature:
-    """A τ for each sample and side, moved by an Adam of its own (arXiv:2305.11965, as FastCLIP's code has it).
+    """One τ per sample and side, updated by a separate Adam (arXiv:2305.11965, as implemented in FastCLIP's code).
 
-    Its state is six columns of the sample table: τ, first and second moment, each for image and text; NaN until the
-    sample is seen. The moments start in epoch 0 (β = 0 there), so the bias correction counts epochs.
+    The state is six columns of the sample table: τ, first and second moment, each for image and text; NaN until the
+    sample is seen. The moments start in epoch 0 (where β = 0), so the bias correction counts epochs.
     """
 
     columns = 6
@@ -94,17 +96,18 @@ class SampleTemperature:
     def __init__(
         self, init: float, minimum: float, lr: float, betas: Sequence[float], eps: float, rooted: bool = True
     ) -> None:
-        """`rooted`: the step is divided by the root of the second moment (Adam), not by the moment itself, which is
-        what the published code does."""
+        """Stores the settings of Adam. `init` and `minimum` are τ. `rooted`: divide the step by the square root of the
+        second moment (Adam), not by the second moment, as the published code does."""
         self.init, self.minimum, self.lr, self.betas, self.eps, self.rooted = init, minimum, lr, betas, eps, rooted
 
     def tau(self, state_b6: Tensor) -> Tensor:
-        """τ [b, 2]."""
+        """Returns τ, [b, 2]."""
         return torch.where(state_b6[:, :2].isnan(), self.init, state_b6[:, :2])
 
     @torch.no_grad()
     def step(self, state_b6: Tensor, grad_b2: Tensor, epoch: int) -> Tensor:
-        """The state after a step along a gradient with respect to τ, per sample and not divided by their number."""
+        """Returns the state after a step, [b, 6]. `grad_b2`: gradient with respect to τ of each sample's loss, not
+        divided by the number of samples."""
         grad_b2 = grad_b2.clamp(-self.max_gradient, self.max_gradient)
         first_b2, second_b2 = state_b6[:, 2:].nan_to_num(0.0).split(2, 1)
         beta1, beta2 = self.betas if epoch > 0 else (0.0, 0.0)

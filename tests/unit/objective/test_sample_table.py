@@ -64,7 +64,7 @@ def test_a_rank_writes_its_own_rows_alone() -> None:
 
 @pytest.mark.parametrize("number", [-1, 5])
 def test_a_number_out_of_range_is_named_with_the_range(number: int) -> None:
-    with pytest.raises(ClipxError, match=rf"sample number {number} is out of the data set's range \[0, 5\)"):
+    with pytest.raises(ClipxError, match=rf"the sample index {number} is out of the data set's range \[0, 5\)"):
         SampleTable(rank(0, 1), 5, 1).read(torch.tensor([0, number]))
 
 

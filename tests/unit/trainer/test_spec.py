@@ -144,7 +144,7 @@ def test_the_edge_of_a_range_is_inside() -> None:
         ),
         (
             ("objective.max_scale=10", "objective.init_temperature=0.07"),
-            "objective.init_temperature=0.07 must lie in [1/max_scale, 1] = [0.1, 1]: the reference is 0.07",
+            "objective.init_temperature=0.07 must be in [1/max_scale, 1] = [0.1, 1]: the reference is 0.07",
         ),
     ],
 )

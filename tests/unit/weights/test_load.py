@@ -96,17 +96,17 @@ def test_a_learned_temperature_goes_on_from_the_weights(name: str) -> None:
     made = objective(f"objective={name}")
     told = made.adopt_scale(math.log(1 / 0.02), None)
     assert made.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(50))
-    assert told == ["the temperature begins at 0.02, as the weights have it"]
+    assert told == ["initial temperature 0.02, from the weights"]
 
 
 def test_a_temperature_out_of_range_is_brought_into_it_and_said() -> None:
     made = objective("objective=infonce", "objective.max_scale=50")
     assert made.adopt_scale(math.log(100), None) == [
-        "the temperature begins at 0.02: the weights' 0.01 is out of its range"
+        "initial temperature 0.02: the temperature 0.01 of the weights is out of range"
     ]
     assert made.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(50))
     at_limit = objective("objective=infonce")
-    assert at_limit.adopt_scale(4.605170249938965, None) == ["the temperature begins at 0.01, as the weights have it"]
+    assert at_limit.adopt_scale(4.605170249938965, None) == ["initial temperature 0.01, from the weights"]
 
 
 def test_a_sigmoid_loss_goes_on_from_the_bias_and_others_say_that_it_is_left() -> None:
@@ -114,7 +114,7 @@ def test_a_sigmoid_loss_goes_on_from_the_bias_and_others_say_that_it_is_left() -
     assert len(sigmoid.adopt_scale(4.0, -12.5)) == 1
     assert sigmoid.get_parameter("bias").item() == -12.5
     assert objective("objective=infonce").adopt_scale(None, -12.5) == [
-        "the weights' bias -12.5 is left: this objective has none"
+        "ignored the bias -12.5 of the weights: this objective has no bias"
     ]
     assert objective("objective=infonce").adopt_scale(None, None) == []
 
@@ -122,7 +122,7 @@ def test_a_sigmoid_loss_goes_on_from_the_bias_and_others_say_that_it_is_left() -
 @pytest.mark.parametrize("name", ["sogclr", "fastclip_v2"])
 def test_an_objective_without_one_temperature_for_all_says_that_the_weights_is_left(name: str) -> None:
     told = objective(f"objective={name}").adopt_scale(math.log(1 / 0.02), None)
-    assert told == ["the weights' temperature 0.02 is left: this objective learns none for all"]
+    assert told == ["ignored the temperature 0.02 of the weights: this objective learns no global temperature"]
 
 
 # ----------------------------------------------------------------------------------------------------- a run
@@ -149,4 +149,4 @@ def test_a_run_begins_with_open_clips_weights_and_says_so(tmp_path: Path) -> Non
     trainer.close()
     assert str(folder) in begun
     assert "image.trunk.pos_embed was interpolated from 4x4 places to 6x6" in begun
-    assert "the temperature begins at 0.05, as the weights have it" in begun
+    assert "initial temperature 0.05, from the weights" in begun
