@@ -1,1 +1,1 @@
-"""`python -m clipx.data.prepare`: images and captions -> WebDataset shards."""
+"""`python -m clipx.data.prepare`: converts images and captions into WebDataset shards."""

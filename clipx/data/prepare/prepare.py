@@ -1,7 +1,8 @@
-"""`python -m clipx.data.prepare source=… out=…`: images and captions as one has them -> WebDataset shards.
+"""Converts images and captions into WebDataset shards: `python -m clipx.data.prepare source=… out=…`.
 
-The layout is img2dataset's: 00000.tar with 000000000.jpg, .json, .txt, and 00000_stats.json beside it. A shard is
-written under another name and renamed when it is whole, its stats after it; so a kill leaves whole shards only.
+The layout is img2dataset's: 00000.tar with 000000000.jpg, .json, .txt, and 00000_stats.json next to it. A shard is
+written under a temporary name and renamed when it is complete, its stats file after it. A kill therefore leaves
+complete shards only.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ _FIX = "make room, or give another folder with out=…"
 
 
 def _write_shard(spec: PrepareSpec, out: Path, job: tuple[int, Sequence[SampleRange]]) -> None:
-    """Sample i of the source has the key i, whatever was dropped before it."""
+    """Writes a shard and its stats file. Sample i of the source has the key i, even if samples before it were dropped.
+
+    Args:
+        job: (number of the shard, sample ranges of the shard).
+    """
     number, ranges = job
     dropped: list[tuple[str, str]] = []
     count = 0
@@ -85,11 +90,15 @@ def _stats(tar: Path) -> Path:
     return tar.with_name(f"{tar.stem}_stats.json")
 
 
-# ----------------------------------------------------------------------------------------------------- the whole
+# ----------------------------------------------------------------------------------------------------- command
 
 
 def prepare(spec: PrepareSpec) -> None:
-    """Raises ConfigError where `out` holds shards of another source or of other options."""
+    """Writes the missing shards to `spec.out`, then the reports of all shards.
+
+    Raises ConfigError if `out` holds shards of another source or with other options, and DataError if every sample is
+    dropped.
+    """
     from clipx.report.console import stdout_console
 
     raw = open_raw(spec.source, ReadOptions(spec.columns, spec.separator, spec.retry_s))
@@ -99,31 +108,32 @@ def prepare(spec: PrepareSpec) -> None:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / ".lock").open("w")
     except OSError as error:
-        raise ConfigError(f"out={out} cannot be made ({error.strerror}): give a folder that you can write") from None
+        raise ConfigError(f"out={out} cannot be created ({error.strerror}): give a writable folder") from None
     with lock:
         acquire_lock(lock, f"out={out}")
         _check_plan(spec, out, {"source": raw.fingerprint, "shards": len(shards), **_content_options(spec)})
-        for partial_file in out.glob(".[0-9]*.*"):  # of a killed run
+        for partial_file in out.glob(".[0-9]*.*"):  # temporary files of a killed run
             partial_file.unlink()
         jobs = [(k, ranges) for k, ranges in enumerate(shards) if not _stats(_tar(out, k)).is_file()]
         done = len(shards) - len(jobs)
         console = stdout_console()
         if done:
-            console.print(f"{done:,} of {len(shards):,} shards are there from an earlier run")
-        from clipx.data import transform  # noqa: F401  # once, before processes are made
+            console.print(f"{done:,} of {len(shards):,} shards exist from an earlier run")
+        from clipx.data import transform  # noqa: F401  # imported once, before the worker processes start
 
         run_in_pool(partial(_write_shard, spec, out), jobs, f"writing {out}", processes=spec.processes)
         _report(spec, out, len(shards), raw.bad)
 
 
 def _content_options(spec: PrepareSpec) -> dict[str, Any]:
-    """What the shards' contents depend on."""
+    """Returns the options that the content of the shards depends on."""
     names = ("image_column", "caption_column", "label_column", "samples_per_shard", "resize", "max_pixels")
     resizing = () if spec.resize is Resize.no else ("size", "only_shrink", "quality")
     return {name: getattr(spec, name) for name in (*names, *resizing)}
 
 
 def _check_plan(spec: PrepareSpec, out: Path, plan: dict[str, Any]) -> None:
+    """Compares `plan` with that of an earlier run in prepare.json, or writes it. Raises ConfigError if they differ."""
     path = out / "prepare.json"
     if path.is_file():
         before = json.loads(path.read_text())
@@ -131,16 +141,20 @@ def _check_plan(spec: PrepareSpec, out: Path, plan: dict[str, Any]) -> None:
         differences = ", ".join(f"{key} was {before.get(key)}, is {plan.get(key)}" for key in changed)
         require(
             not changed,
-            f"out={out} holds shards made otherwise ({differences}): give another folder, or delete that one",
+            f"out={out} holds shards with other options ({differences}): give another folder, or delete this one",
         )
         return
     others = sorted(out.glob("*.tar"))
-    require(not others, f"out={out} holds shards that are not of this command, e.g. {others[:1]}: give another folder")
+    require(not others, f"out={out} holds shards that prepare did not write, e.g. {others[:1]}: give another folder")
     write_atomically(path, lambda other: Path(other).write_text(json.dumps(plan, indent=1) + "\n"), _FIX)
 
 
 def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRecord]) -> None:
-    """What was dropped and why, sizes.json as open_clip reads it, the index and its manifest."""
+    """Writes and prints the reports of all shards.
+
+    Writes dropped.jsonl (dropped samples with reasons), sizes.json (which open_clip reads), the indices and
+    manifest.json. Raises DataError if every sample was dropped.
+    """
     from rich.table import Table as RichTable
 
     from clipx.data.index import IndexSpec, summary_table, write_manifest
@@ -161,7 +175,7 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
     console = stdout_console()
     total = sum(sizes.values())
     reasons = Counter(without_numbers(reason) for _, reason in dropped)
-    table = RichTable(title=f"dropped: {len(dropped):,} of {total + len(dropped):,}; named in {out}/dropped.jsonl")
+    table = RichTable(title=f"dropped: {len(dropped):,} of {total + len(dropped):,}; listed in {out}/dropped.jsonl")
     table.add_column("reason")
     table.add_column("samples", justify="right")
     for reason, count in reasons.most_common():
@@ -169,14 +183,14 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
     if dropped:
         console.print(table)
     if not total:
-        reason = f", the first because {dropped[0][1]}: {dropped[0][0]}" if dropped else ""
+        reason = f"; the first: {dropped[0][0]}: {dropped[0][1]}" if dropped else ""
         raise DataError(f"source={spec.source}: all {len(dropped):,} samples were dropped{reason}")
     pattern = f"{out}/{tars[0].name}" if shards == 1 else f"'{out}/{{{tars[0].stem}..{tars[-1].stem}}}.tar'"
     about, urls = IndexSpec(shards=pattern, held_out_share=0.0), [str(tar) for tar in tars]
     indices = index_shards(urls, TXT)
     console.print(summary_table(about, indices))
     write_manifest(about, out / "manifest.json", urls, indices)
-    console.print(f"train on it with: python -m clipx.train data=webdataset data.shards={pattern}", markup=False)
+    console.print(f"train on the shards: python -m clipx.train data=webdataset data.shards={pattern}", markup=False)
 
 
 main = cli(prepare, "prepare")

@@ -1,7 +1,7 @@
-"""What `prepare` reads: tables of image paths, Parquet files with images inside, and folders of images and captions.
+"""Sources of `prepare`: tables of image paths, Parquet files with embedded images, folders of images and captions.
 
-A source is a list of sample ranges, one for each file, in order. A range is small and goes to another process, which
-opens the file: so memory does not grow with the number of files.
+A source is a list of sample ranges, one for each file, in order. A range is small and is sent to a worker process,
+which opens the file. Therefore memory does not grow with the number of files.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ReadSample = Callable[[], Sample]
 
 TABLES = (".csv", ".tsv", ".parquet")
 _PARQUET = b"PAR1"
-_FOOTER = 1 << 16  # bytes that Parquet's own reader asks for at the end of a file
+_FOOTER = 1 << 16  # bytes at the end of a file that pyarrow's Parquet reader requests first
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of `prepare` that say how files are read."""
+    """Options of `prepare` for reading files. See PrepareSpec."""
 
     columns: Columns
     separator: str | None
@@ -53,16 +53,17 @@ class SampleRange:
         raise NotImplementedError
 
     def part(self, start: int, stop: int) -> SampleRange:
+        """Returns the samples from `start` to before `stop`, relative to this range."""
         raise NotImplementedError
 
     def samples(self) -> Iterator[tuple[str, ReadSample]]:
-        """(where it comes from, how it is read) of each sample."""
+        """Yields (origin, function that reads the sample) of each sample. The origin is a path, or path:row."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class _RowRange(SampleRange):
-    """Rows of a table from `start` to before `stop`."""
+    """Rows of a table, from `start` to before `stop`."""
 
     start: int
     stop: int
@@ -76,14 +77,14 @@ class _RowRange(SampleRange):
 
 @dataclass(frozen=True, slots=True)
 class RawSource:
-    """A source: its sample ranges, the rows that are no samples, and what tells it from others."""
+    """A source: its sample ranges, the unusable rows, and a fingerprint of its content."""
 
     ranges: Sequence[SampleRange]
     bad: Sequence[BadRecord]
     fingerprint: str
 
     def shards(self, size: int) -> list[list[SampleRange]]:
-        """The samples of all ranges, cut every `size` of them."""
+        """Splits the samples of all ranges into shards of `size` samples; the last one may have fewer."""
         shards: list[list[SampleRange]] = []
         room = 0
         for samples in self.ranges:
@@ -100,14 +101,14 @@ class RawSource:
 
 
 def open_raw(source: str, options: ReadOptions) -> RawSource:
-    """`source` is a path, pattern, @list or URL, of tables or folders; several are joined by ::.
+    """Opens a source: a path, pattern, @list or URL of tables or folders; several are joined by `::`.
 
-    Raises ConfigError and DataError for what cannot be read in any of them, before a sample of one is.
+    Inspects all files before it reads a sample. Raises ConfigError and DataError if one of them cannot be read.
     """
     files = [file for path in expand(source, "source", "file") for file in _list_files(path)]
-    with ThreadPoolExecutor(REQUESTS) as pool:  # a remote file answers after some 50 ms
+    with ThreadPoolExecutor(REQUESTS) as pool:  # a remote request takes about 50 ms
         inspected = list(pool.map(partial(_inspect, options=options), files))
-    # Tables of paths one by one, for each is read whole.
+    # Opens tables of paths one after the other, because each is read as a whole.
     opened = [one or _open_table(str(file), options) for file, one in zip(files, inspected, strict=True)]
     digest = hashlib.sha256("\n".join(one.fingerprint for one in opened).encode()).hexdigest()[:16]
     bad = [record for one in opened for record in one.bad]
@@ -115,20 +116,22 @@ def open_raw(source: str, options: ReadOptions) -> RawSource:
 
 
 def _list_files(path: str) -> Sequence[str | CaptionedImages]:
-    """The images of a folder, or else its tables; what is no folder, as it is."""
+    """Returns the images of a folder, or its tables if it has no images. Any other path is returned unchanged."""
     if not is_local(path) or not Path(local_path(path)).is_dir():
         return [path]
     files = [str(file) for file in Path(local_path(path)).rglob("*") if file.is_file()]
     images, tables = (sorted(f for f in files if f.lower().endswith(endings)) for endings in (IMAGES, TABLES))
-    require(bool(images or tables), f"source={path} holds no {', '.join(IMAGES + TABLES)}: give a folder that does")
+    require(
+        bool(images or tables), f"source={path} holds no {', '.join(IMAGES + TABLES)} file: give a folder that does"
+    )
     if images and tables:
-        warning = f"{path} holds images: its {len(tables):,} tables are not read; to read them instead, name them"
+        warning = f"{path} holds images: its {len(tables):,} tables are skipped; to read the tables, name their files"
         print(warning, file=sys.stderr)
     return [CaptionedImages(images)] if images else tables
 
 
 def _inspect(file: str | CaptionedImages, options: ReadOptions) -> RawSource | None:
-    """None of what has to be read to be counted."""
+    """Opens a file without reading its samples. Returns None for a table of paths, which must be read as a whole."""
     if isinstance(file, str):
         return _open_parquet(file, options)
     names = "\n".join(file.images).encode("utf-8", "surrogateescape")
@@ -140,10 +143,13 @@ def _inspect(file: str | CaptionedImages, options: ReadOptions) -> RawSource | N
 
 @lru_cache(maxsize=1)
 def _table(path: str, options: ReadOptions, mtime: int) -> CaptionTable:
-    """A process keeps the last one. Of a single table that is the parent's, whose memory forked processes share."""
+    """Opens a table. Caches the last one; a single table is opened in the parent, and forked processes share it.
+
+    Raises DataError if the modification time of the file is not `mtime`.
+    """
     table = CaptionTable.open(path, "source", options.separator, options.columns)
     if _mtime(path) != mtime:
-        raise DataError(f"source={path} changes while it is read: start again when it is whole")
+        raise DataError(f"source={path} changed while it was read: run the command again when the file is complete")
     return table
 
 
@@ -159,7 +165,7 @@ def _open_table(url: str, options: ReadOptions) -> RawSource:
 
 @dataclass(frozen=True, slots=True)
 class TableRows(_RowRange):
-    """Images of a table of paths; rows that name the same image are its captions."""
+    """Images of a table of paths. Rows that name the same image become captions of one sample."""
 
     path: str
     options: ReadOptions
@@ -175,7 +181,7 @@ class TableRows(_RowRange):
 
 @dataclass(frozen=True, slots=True)
 class CaptionedImages(SampleRange):
-    """Images with their captions in text files of the same name; a line of the text is a caption."""
+    """Images with their captions in text files of the same name, one caption per line."""
 
     images: Sequence[str]
 
@@ -197,12 +203,12 @@ def _read_captioned(image: str) -> Sample:
     return Sample(read_bounded(image), [line.strip() for line in lines if line.strip()])
 
 
-# ------------------------------------------------------------------------------------ Parquet with images inside
+# --------------------------------------------------------------------------------- Parquet with embedded images
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetRows(_RowRange):
-    """Rows of a Parquet file with images inside; `size` is the file's, in bytes."""
+    """Rows of a Parquet file with embedded images. `size`: size of the file in bytes."""
 
     url: str
     size: int
@@ -213,7 +219,7 @@ class ParquetRows(_RowRange):
         return ((f"{self.url}:{number}", partial(self._sample, cells)) for number, cells in rows)
 
     def _read_rows(self) -> Iterator[dict[str, Any]]:
-        """Only the row groups that hold the rows are read, a few rows at a time."""
+        """Yields the rows. Reads only the row groups that contain them, 64 rows at a time."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -222,7 +228,7 @@ class ParquetRows(_RowRange):
                 yield from self._rows(pq.ParquetFile(file))
         except (pa.ArrowException, OSError) as error:
             raise DataError(
-                f"{self.url} cannot be read ({error_text(error)}): check the file, and start again"
+                f"{self.url} cannot be read ({error_text(error)}): check the file, and run the command again"
             ) from None
 
     def _rows(self, parquet: ParquetFile) -> Iterator[dict[str, Any]]:
@@ -252,7 +258,7 @@ class ParquetRows(_RowRange):
 
 
 def _open_parquet(url: str, options: ReadOptions) -> RawSource | None:
-    """A Parquet file that has images inside; None of other tables, which have to be local."""
+    """Opens a Parquet file with embedded images. Returns None for other tables, which must be local."""
     require(
         not is_local(url) or Path(local_path(url)).is_file(),
         f"source={url} is neither a file nor a folder: check the path",
@@ -263,13 +269,13 @@ def _open_parquet(url: str, options: ReadOptions) -> RawSource | None:
         check_columns(url, footer.schema.names, options.columns, group="")
         if footer.has_images(options.columns[0]):
             return RawSource([ParquetRows(0, footer.rows, url, footer.size, options)], [], footer.fingerprint)
-    require(is_local(url), f"source={url} is a table of paths: copy it to where its images are")
+    require(is_local(url), f"source={url} is a table of paths: copy it to the machine that has its images")
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Footer:
-    """The footer of a Parquet file: its schema, and a digest of all it says of each column of each row group."""
+    """Footer of a Parquet file: its schema, and a digest of its bytes, which describe each column of each row group."""
 
     size: int
     rows: int
@@ -284,7 +290,7 @@ class _Footer:
 
 
 def _read_footer(url: str) -> _Footer | None:
-    """None of a file that is no Parquet."""
+    """Reads the footer. Returns None if the file is not Parquet."""
     import pyarrow.parquet as pq
 
     fs, path = file_system(url)
@@ -292,7 +298,7 @@ def _read_footer(url: str) -> _Footer | None:
         if file.read(len(_PARQUET)) != _PARQUET:
             return None
         parquet = pq.ParquetFile(file)
-        size = file.seek(-8, os.SEEK_END) + 8  # 4 bytes of the footer's length, and PAR1
+        size = file.seek(-8, os.SEEK_END) + 8  # the last 8 bytes: 4 with the length of the footer, then PAR1
         length = int.from_bytes(file.read(4), "little")
         file.seek(size - 8 - length)
         digest = hashlib.sha256(file.read(length)).hexdigest()

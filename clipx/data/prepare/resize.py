@@ -1,4 +1,4 @@
-"""The image of a shard's sample: as it is, or resized as img2dataset's Resizer does."""
+"""Images of shards: unchanged, or resized with the semantics of img2dataset's Resizer."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ if TYPE_CHECKING:
 Size = tuple[int, int]
 """(width, height)"""
 
-# libjpeg-turbo halves a JPEG while it decodes it, and LANCZOS does the rest. While that still halves it, the result is
-# as near to that of the whole image as no one sees: 44 to 54 dB on photographs, 10 dB or more above what JPEG of
-# quality 95 then costs. At less than a half it is 32 to 42 dB.
+# Minimum factor that is left to the LANCZOS filter after libjpeg-turbo has shrunk a JPEG while decoding it. With a
+# factor of 2 or more, the result differs invisibly from that of the fully decoded image: 44 to 54 dB on photographs,
+# at least 10 dB above the loss of the JPEG encoding at quality 95. With less than 2, it is 32 to 42 dB.
 _LEFT_TO_FILTER = 2
-_FACTORS = (8, 4, 2)  # 3/8 and the like have no SIMD, and do not keep the centre of pixels
+_FACTORS = (8, 4, 2)  # factors such as 3/8 have no SIMD code, and shift the centres of pixels
 
 
 @dataclass(frozen=True, slots=True)
 class ShardImage:
-    """`size` is that of `encoded`, `original` that of the image it was made of."""
+    """An encoded image of a shard."""
 
     encoded: bytes
     size: Size
+    """Size of `encoded`."""
+
     original: Size
+    """Size of the source image."""
 
 
 def shard_image(encoded: bytes, spec: PrepareSpec) -> ShardImage:
-    """Raises BadSample for what cannot be decoded, also where it is kept as it is."""
+    """Returns the image of a sample, resized if `spec` requires it.
+
+    Raises BadSample if the image cannot be decoded, even if it would be stored unchanged.
+    """
     from clipx.data.transform import decode, plain_jpeg
 
     original = plain_jpeg(encoded, spec.max_pixels)
@@ -50,7 +56,7 @@ def shard_image(encoded: bytes, spec: PrepareSpec) -> ShardImage:
 
 
 def fitted(original: Size, spec: PrepareSpec) -> Size | None:
-    """What an image is scaled to, before a border or a crop; None where it stays as it is."""
+    """Returns the size that an image is scaled to, before a border or a crop; None if it stays unchanged."""
     longest = spec.resize in (Resize.border, Resize.keep_ratio_largest)
     side = (max if longest else min)(original)
     if spec.resize is Resize.no or (spec.only_shrink and side <= spec.size):
@@ -60,7 +66,7 @@ def fitted(original: Size, spec: PrepareSpec) -> Size | None:
 
 
 def _factor(original: Size, spec: PrepareSpec) -> int:
-    """By which a JPEG may be shrunk while it is decoded; 1 where the whole is needed."""
+    """Returns the factor by which a JPEG can be shrunk while it is decoded; 1 if the full size is needed."""
     if (target := fitted(original, spec)) is None:
         return 1
     room = min(side / (_LEFT_TO_FILTER * new) for side, new in zip(original, target, strict=True))
@@ -68,7 +74,7 @@ def _factor(original: Size, spec: PrepareSpec) -> int:
 
 
 def _shrunk(encoded: bytes, original: Size, factor: int) -> Image | None:
-    """None where Pillow has to say whether the damage can be forgiven."""
+    """Decodes a JPEG, shrunk by `factor`. Returns None if it is damaged; Pillow then decides if it can be decoded."""
     import simplejpeg
     from PIL import Image as Pillow
 
@@ -81,7 +87,11 @@ def _shrunk(encoded: bytes, original: Size, factor: int) -> Image | None:
 
 
 def resize(image: Image, spec: PrepareSpec, original: Size, factor: int = 1) -> Image | None:
-    """`image` is that of the size `original`, shrunk by `factor`; None where it stays as it is."""
+    """Returns the resized image, or None if it stays unchanged.
+
+    Args:
+        image: an image of the size `original`, shrunk by `factor`.
+    """
     from PIL import Image as Pillow
 
     if (target := fitted(original, spec)) is None:
