@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one line that names the value, the rule and the fix."""
+"""Errors that a user can correct. Each message is one line with the value, the rule and the fix."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of the commands, for the shell, SLURM and whatever restarts runs."""
+    """Exit codes of the commands, for the shell, SLURM and tools that restart runs."""
 
     FINISHED = 0
-    FAILED = 1  # an error: starting it again changes nothing before it is put right
+    FAILED = 1  # an error: a restart fails again until it is corrected
     CONFIGURATION = 2
-    IN_USE = 3  # another job works in the run directory
-    WATCHDOG = 70  # no step for distributed.watchdog_s; stacks.rank*.txt in the run directory say where it stood
-    NOT_SYNCED = 74  # finished, but what it uploads is not all there
-    REQUEUE = 75  # stopped by a signal and saved: start it again with resume=auto
-    ABORTED = 130  # by a second SIGINT, or before training began; the last checkpoint is whole
+    IN_USE = 3  # another job uses the run directory
+    WATCHDOG = 70  # no step for distributed.watchdog_s; stack traces in stacks.rank*.txt of the run directory
+    NOT_SYNCED = 74  # finished, but its uploads are incomplete
+    REQUEUE = 75  # stopped by a signal, after saving: restart it with resume=auto
+    ABORTED = 130  # by a second SIGINT, or before training began; the last checkpoint is complete
 
 
 class ClipxError(Exception):
-    """Something the user can put right. The entry points print it as one line and exit with `exit_code`."""
+    """Error that the user can correct. The commands print it as one line and exit with `exit_code`."""
 
     exit_code = Exit.FAILED
 
@@ -37,7 +37,7 @@ class DataError(ClipxError):
 
 
 class StorageError(DataError):
-    """A storage failed for as long as it was tried: what it holds is unknown, and may be there another time."""
+    """A storage failed for the whole retry time. Its content is unknown and may be available later."""
 
 
 class CheckpointError(ClipxError):
@@ -45,23 +45,23 @@ class CheckpointError(ClipxError):
 
 
 class Locked(ClipxError):
-    """Another job works in the run directory."""
+    """Another job uses the run directory."""
 
     exit_code = Exit.IN_USE
 
 
 class PeerLost(ClipxError):
-    """Another rank is gone, or does not answer."""
+    """Another rank has ended or does not answer."""
 
 
 class NotSynced(ClipxError):
-    """The run is finished, but what it uploads is not all there."""
+    """The run has finished, but its uploads are incomplete."""
 
     exit_code = Exit.NOT_SYNCED
 
 
 class Stopped(ClipxError):
-    """No error: a signal stopped the run before its end, and it has saved. Raised on all ranks together."""
+    """Signal, not an error: the run stopped before its end, after saving. Raised on all ranks together."""
 
     exit_code = Exit.REQUEUE
 
@@ -73,9 +73,9 @@ def require(ok: bool, message: str) -> None:
 
 
 def with_location(error: ClipxError, location: str, keys: Iterable[str]) -> ClipxError:
-    """Returns an error of the data at the key `location`, with its `keys` named there: a spec knows its group only.
+    """Returns a copy of an error of a data option that is at the key `location`, with the full names of its `keys`.
 
-    So `data.path` becomes `data.sources.NAME.path` for a source of a mixture, `evaluator.EVALUATOR.sets.NAME.path` for
-    a set of an evaluator.
+    A spec knows only its group: `data.path` becomes `data.sources.NAME.path` for a source of a mixture,
+    `evaluator.EVALUATOR.sets.NAME.path` for a data set of an evaluator.
     """
     return type(error)(re.sub(rf"\bdata\.(?=({'|'.join(map(re.escape, keys))})\b)", f"{location}.", str(error)))

@@ -1,4 +1,4 @@
-"""Where numbers go: always metrics.jsonl in the run directory; TensorBoard and Weights & Biases beside it by option."""
+"""Metric loggers: metrics.jsonl in the run directory in every run; TensorBoard and Weights & Biases as options."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Row = dict[str, float]
-"""`step`, `samples`, `epoch`, `seconds`, and the metrics by name."""
+"""Row of a log: `step`, `samples`, `epoch`, `seconds`, and the metrics by name."""
 
 
 class Sink(Protocol):
+    """Receiver of metrics."""
+
     def log(self, row: Row) -> None: ...
 
     def close(self) -> None: ...
@@ -32,10 +34,13 @@ class Sink(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class LoggerSpec:
+    """Base of the loggers. metrics.jsonl is written in every run and is not an option."""
+
     kind: str = MISSING
+    """Name of the logger. Set by the option: logger=[tensorboard,wandb]; [] for metrics.jsonl alone."""
 
     def build(self, run_dir: Path, name: str, config: dict[str, Any], step: int) -> Sink:
-        """Opens the sink for a run that starts, or goes on, after `step` steps."""
+        """Opens the sink for a run that starts or resumes after `step` steps."""
         raise NotImplementedError
 
 
@@ -43,19 +48,19 @@ _COUNTERS = ("step", "samples", "epoch", "seconds")
 
 
 class Jsonl:
-    """One JSON object a line. A run that goes on from a checkpoint first drops what it will do again."""
+    """Writes one JSON object per line. A resumed run first drops the rows of the steps that it will repeat."""
 
     def __init__(self, path: Path, step: int) -> None:
-        kept = [row for row in read_rows(path) if row["step"] <= step]
-        if kept or path.exists():
+        earlier = [row for row in read_rows(path) if row["step"] <= step]
+        if earlier or path.exists():
             temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in earlier), encoding="utf-8")
             temporary.replace(path)
         self._file = path.open("ab", buffering=0)
         self._unwritten = b""
 
     def log(self, row: Row) -> None:
-        """Raises OSError where the disk is full; what could not be written is, with the next row."""
+        """Writes a row. Raises OSError if the disk is full; the unwritten part is written with the next row."""
         self._unwritten += (json.dumps(row) + "\n").encode()
         self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
@@ -66,7 +71,7 @@ class Jsonl:
 
 
 class Sinks:
-    """Several sinks as one. None of them may end a run: its failure is told once for as long as it lasts."""
+    """Sink that forwards to several sinks. A failing sink does not end the run: it is reported once per failure."""
 
     def __init__(self, sinks: Sequence[Sink], event: Callable[..., None]) -> None:
         self._sinks, self._event = sinks, event
@@ -85,18 +90,18 @@ class Sinks:
         try:
             call()
             self._failing.discard(name)
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library raises different errors
             if name in self._failing:
                 return
             self._failing.add(name)
-            message = f"{name} takes no numbers ({type(error).__name__}: {error}): the run goes on without it"
+            message = f"{name} failed to log metrics ({type(error).__name__}: {error}): the run continues without it"
             log.warning(message)
-            with contextlib.suppress(OSError):  # the same disk, perhaps
+            with contextlib.suppress(OSError):  # events.jsonl may be on the same disk
                 self._event("logger_failed", logger=name, message=message)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl. A last line that was cut short is left out."""
+    """Returns the rows of a metrics.jsonl, up to the first incomplete line. Empty if there is no file."""
     rows: list[Row] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
@@ -109,9 +114,10 @@ def read_rows(path: Path) -> list[Row]:
 @option("logger")
 @dataclass(kw_only=True, slots=True)
 class TensorBoardSpec(LoggerSpec):
-    """Scalars by step under <run>/tensorboard: `tensorboard --logdir outputs`."""
+    """Writes scalars by step to <run>/tensorboard. View them by `tensorboard --logdir outputs`."""
 
     kind: str = "tensorboard"
+    """Name of this logger, selected by logger=[tensorboard]. The key itself cannot be set."""
 
     def build(self, run_dir: Path, name: str, config: dict[str, Any], step: int) -> Sink:
         from torch.utils.tensorboard import SummaryWriter
@@ -136,18 +142,28 @@ class _TensorBoard:
 @option("logger")
 @dataclass(kw_only=True, slots=True)
 class WandbSpec(LoggerSpec):
-    """Weights & Biases. A run that goes on is the same run there."""
+    """Logs to Weights & Biases. A resumed run continues the same run there."""
 
     kind: str = "wandb"
+    """Name of this logger, selected by logger=[wandb]. The key itself cannot be set."""
+
     project: str = "clipx"
+    """Project on Weights & Biases."""
+
     entity: str | None = None
-    mode: str = "online"  # online, or offline (files under <run>/wandb, sent later by `wandb sync`)
+    """User or team of the project on Weights & Biases. null: the default entity of the account."""
+
+    mode: str = "online"
+    """`online`: sends metrics during the run; needs `wandb login` or WANDB_API_KEY. `offline`: writes files under
+    <run>/wandb, to be sent later by `wandb sync`."""
+
     tags: list[str] = field(default_factory=list)
+    """Tags of the run on Weights & Biases."""
 
     def __post_init__(self) -> None:
         require(
             self.mode in ("online", "offline"),
-            f"logger.wandb.mode={self.mode} is not a mode: choose from online, offline; leave wandb out with logger=[]",
+            f"logger.wandb.mode={self.mode} is not a mode: choose online or offline, or drop wandb by logger=[]",
         )
 
     def build(self, run_dir: Path, name: str, config: dict[str, Any], step: int) -> Sink:

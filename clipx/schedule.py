@@ -1,6 +1,6 @@
-"""Durations with units, cadences, and learning-rate schedules over samples seen.
+"""Learning-rate schedules over samples seen.
 
-One unit of progress, samples seen, so that nothing moves when the batch or the world size does.
+Progress is counted in samples, so that the batch size and the world size do not shift a schedule.
 """
 
 from __future__ import annotations
@@ -14,30 +14,34 @@ from clipx.config.registry import MISSING, option
 from clipx.errors import ConfigError, require
 
 LearningRate = Callable[[int], float]
-"""Samples seen before a step -> the learning rate of that step."""
+"""Function from the samples seen before a step to the learning rate of that step."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ScheduleSpec:
-    """The base of all schedules' options: each begins with a linear warm-up."""
+    """Base of the learning-rate schedules. Each begins with a linear warm-up."""
 
     kind: str = MISSING
-    warmup: str = "10000st"  # a duration, or a share of the run (5%): linear, from lr/warmup steps up to lr
+    """Name of the schedule. Set by the option: schedule=cosine, schedule=constant, …"""
+
+    warmup: str = "10000st"
+    """Length of the linear warm-up from lr / (warm-up steps) to lr: a duration (10000st, 1ep, 1e6sa) or a share of the
+    run (5%). 0st: none. Warm-up and cool-down together are at most as long as the run."""
 
     def __post_init__(self) -> None:
         Duration.parse(self.warmup, "schedule.warmup", share=True)
 
     def check(self, lr: float) -> None:
-        """Raises ConfigError where the optimizer's `lr` does not go with this schedule."""
+        """Raises ConfigError if the optimizer's `lr` is incompatible with this schedule."""
 
     def parts(self) -> dict[str, str]:
-        """By key, the durations that follow each other within the run."""
+        """Returns the durations of the schedule's phases, by key; together they fit into the run."""
         return {"schedule.warmup": self.warmup}
 
     def check_fits(self, duration: str, length: Length) -> None:
-        """Raises ConfigError where the parts together are longer than the run of `duration`.
+        """Raises ConfigError if the parts together are longer than the run of `duration`.
 
-        At composition `length` has no epoch yet, and a part in another unit than the run passes.
+        At composition `length.epoch` is unknown; a part that needs it is then not counted.
         """
         whole = Duration.parse(duration, "duration")
         parts = {key: Duration.parse(text, key, share=True) for key, text in self.parts().items()}
@@ -52,21 +56,22 @@ class ScheduleSpec:
         raise ConfigError(f"{named} {rule} {limit}: shorten {what} or train longer")
 
     def build(self, lr: float, length: Length) -> LearningRate:
-        """The learning rate over `length.total` samples."""
+        """Returns the learning rate as a function of samples seen, for a run of `length.total` samples."""
         warmup = Duration.parse(self.warmup, "schedule.warmup", share=True).samples(length)
         after = self.after(warmup, lr, length)
         return lambda seen: lr * min(1.0, (seen + length.batch) / warmup) if seen < warmup else after(seen)
 
     def after(self, warmup: int, lr: float, length: Length) -> LearningRate:
-        """The learning rate from sample `warmup` on."""
+        """Returns the learning rate as a function of samples seen, from sample `warmup` on."""
         raise NotImplementedError
 
 
 @dataclass(kw_only=True, slots=True)
 class DecayingSpec(ScheduleSpec):
-    """A schedule that ends at a rate of its own."""
+    """Base of the schedules that decay to a final learning rate."""
 
-    min_lr: float = 0.0  # at the end of the run
+    min_lr: float = 0.0
+    """Learning rate at the end of the run, in [0, optimizer.lr]."""
 
     def __post_init__(self) -> None:
         ScheduleSpec.__post_init__(self)
@@ -79,9 +84,10 @@ class DecayingSpec(ScheduleSpec):
 @option("schedule")
 @dataclass(kw_only=True, slots=True)
 class CosineSpec(DecayingSpec):
-    """Half a cosine from lr to min_lr after the warm-up (arXiv:1608.03983, no restarts)."""
+    """Half a cosine from lr to min_lr after the warm-up (arXiv:1608.03983, without restarts)."""
 
     kind: str = "cosine"
+    """Name of this schedule, selected by schedule=cosine. The key itself cannot be set."""
 
     def after(self, warmup: int, lr: float, length: Length) -> LearningRate:
         span = max(1, length.total - warmup)
@@ -95,9 +101,10 @@ class CosineSpec(DecayingSpec):
 @option("schedule")
 @dataclass(kw_only=True, slots=True)
 class ConstantScheduleSpec(ScheduleSpec):
-    """lr after the warm-up."""
+    """Constant learning rate after the warm-up."""
 
     kind: str = "constant"
+    """Name of this schedule, selected by schedule=constant. The key itself cannot be set."""
 
     def after(self, warmup: int, lr: float, length: Length) -> LearningRate:
         return lambda seen: lr
@@ -106,12 +113,22 @@ class ConstantScheduleSpec(ScheduleSpec):
 @option("schedule")
 @dataclass(kw_only=True, slots=True)
 class ConstantCooldownSpec(DecayingSpec):
-    """lr after the warm-up, and at the end (1 - e/E)^power · (lr - min_lr) + min_lr, e of E samples into the cool-down
-    (open_clip's const-cooldown; arXiv:2405.18392)."""
+    """Constant learning rate after the warm-up, then a cool-down (open_clip's const-cooldown; arXiv:2405.18392).
+
+    After e of the E samples of the cool-down the learning rate is (1 - e/E)^power · (lr - min_lr) + min_lr.
+    """
 
     kind: str = "constant_cooldown"
-    cooldown: str = "20%"  # a duration, or a share of the run
-    power: float = 1.0  # 1: linear; above it falls faster at first, below at last
+    """Name of this schedule, selected by schedule=constant_cooldown. The key itself cannot be set."""
+
+    cooldown: str = "20%"
+    """Length of the cool-down at the end of the run: a duration (10000st, 1ep, 1e6sa) or a share of the run. 20% is the
+    length that arXiv:2405.18392 finds to match a cosine. Warm-up and cool-down together are at most as long as the
+    run."""
+
+    power: float = 1.0
+    """Exponent of the cool-down, above 0. 1: linear. Above 1 the learning rate falls faster at first, below 1 at the
+    end."""
 
     def __post_init__(self) -> None:
         DecayingSpec.__post_init__(self)

@@ -1,3 +1,3 @@
-"""The version of clipx, which the package's metadata reads from here."""
+"""Version of clipx. The package's metadata reads it from here."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""Number formats that the towers compute in."""
+"""Number formats of the towers."""

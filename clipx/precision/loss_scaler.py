@@ -1,4 +1,4 @@
-"""The scale of the loss under float16, whose gradients would vanish without."""
+"""Loss scaling for float16, whose gradients would underflow without it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clipx.errors import require
 
 @dataclass(frozen=True, slots=True)
 class LossScaling:
-    """torch.amp.GradScaler's own numbers."""
+    """Settings of torch.amp.GradScaler: the first scale, and the steps without an overflow until it doubles."""
 
     initial: float
     growth_steps: int
@@ -25,10 +25,10 @@ class LossScaling:
 
 
 class LossScale:
-    """Multiplies the loss, so that gradients do not vanish in float16, and divides them again (arXiv:1710.03740).
+    """Scales the loss so that float16 gradients do not underflow, and unscales the gradients (arXiv:1710.03740).
 
-    torch.amp.GradScaler's rule: doubled after so many steps without an overflow, halved by each. `skipped` counts the
-    steps that overflowed. Without `scaling` it does nothing.
+    As in torch.amp.GradScaler, the scale doubles after `growth_steps` steps without an overflow, and each overflow
+    halves it. `skipped` counts the steps that overflowed. Does nothing if `scaling` is None.
     """
 
     def __init__(self, scaling: LossScaling | None, device_type: str) -> None:
@@ -40,21 +40,25 @@ class LossScale:
         self.skipped = 0
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Returns the loss times the scale."""
         out: torch.Tensor = self._scaler.scale(loss)
         return out
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Once for each backward pass; then `step` or `reduce`."""
+        """Divides the gradients by the scale. Call it once per backward pass, then `step` or `reduce`."""
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer's, on gradients that are finite."""
+        """Steps the optimizer on finite gradients and updates the scale."""
         self._scaler.step(optimizer)
         self._scaler.update()
 
     def reduce(self) -> bool:
-        """Halves the scale after gradients that are not finite. False where the scale was not to blame: at 1 or less
-        there is nothing left to take away."""
+        """Halves the scale after non-finite gradients.
+
+        Returns False if the scale is not the cause: scaling is off, the scale was already 1 or less, or it did not
+        shrink.
+        """
         if not self.on:
             return False
         before = self._scaler.get_scale()
@@ -68,15 +72,15 @@ class LossScale:
         return {"train/loss_scale": self._scaler.get_scale(), "train/skipped_steps": self.skipped} if self.on else {}
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps. Waits for the device."""
+        """Returns the state for a checkpoint. Synchronizes with the device."""
         if not self.on:
             return {}
         state = self._scaler.state_dict()
         return {"scale": state["scale"], "steps": state["_growth_tracker"], "skipped": self.skipped}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """The inverse. A run that had no scale before begins with its own."""
+        """Restores the result of `state`. If it is empty, from a run without scaling, the initial scale stays."""
         if self.on and state:
-            own = self._scaler.state_dict()
-            self._scaler.load_state_dict({**own, "scale": state["scale"], "_growth_tracker": int(state["steps"])})
+            current = self._scaler.state_dict()
+            self._scaler.load_state_dict({**current, "scale": state["scale"], "_growth_tracker": int(state["steps"])})
             self.skipped = int(state["skipped"])

@@ -1,6 +1,6 @@
-"""In which number format the towers compute. Embeddings, temperature and loss are float32 or wider in all of them.
+"""Options for the number format of the towers. Embeddings, temperature and loss are float32 or wider in all of them.
 
-docs/precision.md has what each format needs, costs and rounds.
+docs/precision.md describes the requirements, the cost and the rounding of each format.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ log = logging.getLogger(__name__)
 
 Capability = tuple[int, int]
 VOLTA, AMPERE, ADA = (7, 0), (8, 0), (8, 9)
-"""NVIDIA's compute capabilities with matrix products in float16; in bfloat16 and int8; in float8."""
+"""First NVIDIA compute capabilities with matrix products in float16; in bfloat16 and int8; in float8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """`dtype`: of the weights that compute. `autocast_dtype`: of the towers' products, None for the weights' own."""
+    """Number format of a run on a device.
+
+    `dtype`: of the weights in forward and backward. `autocast_dtype`: of the towers' matrix products under autocast;
+    None: no autocast, the products have the dtype of the weights.
+    """
 
     dtype: torch.dtype
     autocast_dtype: torch.dtype | None
@@ -40,15 +44,16 @@ class Precision:
 
     @property
     def wide(self) -> torch.dtype:
-        """Of the objective's parameters, and of master weights."""
+        """dtype of the objective's parameters and of master weights: at least float32."""
         return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def stored(self) -> torch.dtype:
-        """Of the weights that the optimizer steps and a checkpoint holds."""
+        """dtype of the weights that the optimizer steps and checkpoints store."""
         return self.wide if self.master_weights else self.dtype
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Returns the autocast context for the towers, or a null context."""
         if self.autocast_dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device_type, dtype=self.autocast_dtype)
@@ -59,30 +64,39 @@ class Precision:
 
 @dataclass(kw_only=True, slots=True)
 class PrecisionSpec:
+    """Base of the number formats."""
+
     kind: str = MISSING
+    """Name of the number format. Set by the option: precision=fp32, precision=amp_bf16, …"""
 
     @property
     def product_format(self) -> str | None:
-        """Column of a device's data sheet that its matrix products are in: half, tf32, fp32 or fp64; None: unknown."""
+        """Data sheet column with the peak rate of its matrix products: half, tf32, fp32 or fp64; None: unknown."""
         return None
 
     def build(self, device: torch.device) -> Precision:
-        """Raises ConfigError where `device` lacks what the format needs."""
+        """Returns the number format on `device`. Raises ConfigError if `device` does not support it."""
         raise NotImplementedError
 
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
-        """Raises ConfigError for other groups' options that do not go with the format."""
+        """Raises ConfigError for options of other groups that are incompatible with the format."""
 
     def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
-        """Replaces linear layers inside the towers' blocks in place, their parameters as they are. Their names."""
+        """Replaces linear layers inside the towers' blocks in place, keeping their parameters. Returns their names."""
         return []
 
 
 @option("precision")
 @dataclass(kw_only=True, slots=True)
 class Fp32Spec(PrecisionSpec):
+    """float32 weights and matrix products, or TF32 products. Runs on any device."""
+
     kind: str = "fp32"
-    tf32: bool = False  # matrix products of the towers in TF32 on NVIDIA devices: faster, 10 bits of mantissa
+    """Name of this number format, selected by precision=fp32. The key itself cannot be set."""
+
+    tf32: bool = False
+    """Whether the towers' matrix products are in TF32: faster, with 10 bits of mantissa. Needs an NVIDIA device of
+    compute capability 8.0."""
 
     @property
     def product_format(self) -> str:
@@ -102,25 +116,30 @@ class Fp32Spec(PrecisionSpec):
 @option("precision")
 @dataclass(kw_only=True, slots=True)
 class Fp64Spec(PrecisionSpec):
-    """Everything in float64: for checking numerics, not for training at any size."""
+    """float64 throughout: for checking numerics, not for training. Runs on any device but mps."""
 
     kind: str = "fp64"
+    """Name of this number format, selected by precision=fp64. The key itself cannot be set."""
 
     @property
     def product_format(self) -> str:
         return "fp64"
 
     def build(self, device: torch.device) -> Precision:
-        require(device.type != "mps", "precision=fp64 needs a device with float64, which mps has not: use fp32")
+        require(device.type != "mps", "precision=fp64 needs float64, which mps does not have: use fp32")
         return Precision(torch.float64, None, device.type, "float64 weights; on any device but mps")
 
 
 @option("precision")
 @dataclass(kw_only=True, slots=True)
 class AmpBf16Spec(PrecisionSpec):
-    """float32 weights, bfloat16 products. Needs no loss scaling: bfloat16 has float32's range."""
+    """float32 weights, bfloat16 products. Needs no loss scaling: bfloat16 has the range of float32.
+
+    Needs a device with bfloat16 (NVIDIA: compute capability 8.0).
+    """
 
     kind: str = "amp_bf16"
+    """Name of this number format, selected by precision=amp_bf16. The key itself cannot be set."""
 
     @property
     def product_format(self) -> str:
@@ -134,10 +153,15 @@ class AmpBf16Spec(PrecisionSpec):
 
 @dataclass(kw_only=True, slots=True)
 class _ScaledSpec(PrecisionSpec):
-    """A format with float16 gradients."""
+    """Base of the number formats with float16 gradients."""
 
-    loss_scale: float = 65536.0  # the first factor of the loss: halved by each overflow, and the batch tried again
-    loss_scale_growth: int = 2000  # doubled after so many steps without an overflow
+    loss_scale: float = 65536.0
+    """Initial factor of the loss, at least 1. Each overflow halves the factor and repeats the step on the same batch.
+    precision=fp16 has it with precision.master_weights=true only."""
+
+    loss_scale_growth: int = 2000
+    """Number of steps without an overflow after which the factor of the loss doubles. At least 1. precision=fp16 has it
+    with precision.master_weights=true only."""
 
     @property
     def product_format(self) -> str:
@@ -150,14 +174,18 @@ class _ScaledSpec(PrecisionSpec):
 @option("precision")
 @dataclass(kw_only=True, slots=True)
 class AmpFp16Spec(_ScaledSpec):
-    """float32 weights, float16 products, a scaled loss: for devices without bfloat16."""
+    """float32 weights, float16 products and loss scaling, for devices without bfloat16.
+
+    Needs a device with float16 (NVIDIA: compute capability 7.0).
+    """
 
     kind: str = "amp_fp16"
+    """Name of this number format, selected by precision=amp_fp16. The key itself cannot be set."""
 
     def build(self, device: torch.device) -> Precision:
         _require_capability(device, VOLTA, "precision=amp_fp16", "fp32")
         description = (
-            f"float32 weights, float16 products, the loss scaled by {self.loss_scale:,.0f} at first; needs float16 "
+            f"float32 weights, float16 products, initial loss scale {self.loss_scale:,.0f}; needs float16 "
             "(NVIDIA: compute capability 7.0)"
         )
         scale = LossScaling(self.loss_scale, self.loss_scale_growth)
@@ -169,11 +197,17 @@ class AmpFp16Spec(_ScaledSpec):
 class Bf16Spec(PrecisionSpec):
     """bfloat16 weights: half the memory of weights and gradients.
 
-    Without master weights an update of less than 1/256 of a weight is lost.
+    Without master weights an update of less than 1/256 of a weight is lost. Needs a device with bfloat16 (NVIDIA:
+    compute capability 8.0).
     """
 
     kind: str = "bf16"
-    master_weights: bool = True  # the optimizer steps float32 copies of the weights, which checkpoints hold
+    """Name of this number format, selected by precision=bf16. The key itself cannot be set."""
+
+    master_weights: bool = True
+    """Whether the optimizer steps float32 copies of the weights, which checkpoints then store. false: an update of less
+    than 1/256 of a weight is lost, and optimizer.ema_decay is an error. true is an error with distributed=fsdp, which
+    stores float32 weights itself: use precision=fp32 distributed.param_dtype=bfloat16 there."""
 
     @property
     def product_format(self) -> str:
@@ -193,21 +227,27 @@ class Bf16Spec(PrecisionSpec):
 @option("precision")
 @dataclass(kw_only=True, slots=True)
 class Fp16Spec(_ScaledSpec):
-    """float16 weights; with master weights the loss is scaled too.
+    """float16 weights; with master weights also loss scaling.
 
-    Without them it is not, as torch has no scaling of float16 gradients: what is under 6e-8 vanishes, Adam's second
-    moments among it.
+    Without master weights there is no loss scaling, because torch does not unscale float16 gradients: values below
+    6e-8 become 0, including Adam's second moments. Needs a device with float16 (NVIDIA: compute capability 7.0).
     """
 
     kind: str = "fp16"
-    master_weights: bool = True  # the optimizer steps float32 copies of the weights, which checkpoints hold
+    """Name of this number format, selected by precision=fp16. The key itself cannot be set."""
+
+    master_weights: bool = True
+    """Whether the optimizer steps float32 copies of the weights, which checkpoints then store. false: no loss scaling,
+    gradients and moments below 6e-8 become 0, an update of less than 1/2048 of a weight is lost, and
+    optimizer.ema_decay is an error. true is an error with distributed=fsdp, which stores float32 weights itself: use
+    precision=fp32 distributed.param_dtype=bfloat16 there."""
 
     def __post_init__(self) -> None:
         _ScaledSpec.__post_init__(self)
         require(
             self.master_weights or (self.loss_scale, self.loss_scale_growth) == (65536.0, 2000),
-            "precision.loss_scale and loss_scale_growth have no effect with precision.master_weights=false: leave them "
-            "out",
+            "precision.loss_scale and loss_scale_growth have no effect with precision.master_weights=false: remove "
+            "them",
         )
 
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
@@ -218,7 +258,7 @@ class Fp16Spec(_ScaledSpec):
         scale = LossScaling(self.loss_scale, self.loss_scale_growth) if self.master_weights else None
         if scale is None:
             log.warning(
-                "precision=fp16 with precision.master_weights=false: gradients and moments under 6e-8 vanish, and "
+                "precision=fp16 with precision.master_weights=false: gradients and moments below 6e-8 become 0, and "
                 "training may diverge; precision.master_weights=true or precision=bf16 avoids it"
             )
         description = f"float16 weights{_masters(self.master_weights)}; needs float16 (NVIDIA: compute capability 7.0)"
@@ -227,13 +267,15 @@ class Fp16Spec(_ScaledSpec):
 
 @dataclass(kw_only=True, slots=True)
 class _QuantizedSpec(PrecisionSpec):
-    """A format of the linear layers inside the towers' blocks, by torchao. Everything else is in bfloat16."""
+    """Base of the formats that quantize linear layers inside the towers' blocks by torchao. The rest is in bfloat16."""
 
-    emulate: bool = False  # on any device, slowly: for checking numerics
+    emulate: bool = False
+    """Whether the products are emulated, which works on any device and is slow: for checking numerics. false: needs an
+    NVIDIA device of compute capability 8.9 (float8) or 8.0 (int8)."""
 
     @property
     def product_format(self) -> str:
-        return "half"  # the linear layers of blocks alone compute in fewer bits
+        return "half"  # only linear layers of blocks compute in fewer bits
 
     def _check_device(self, device: torch.device, least: Capability) -> None:
         if importlib.util.find_spec("torchao") is None:
@@ -254,12 +296,14 @@ class _QuantizedSpec(PrecisionSpec):
 @option("precision")
 @dataclass(kw_only=True, slots=True)
 class Float8Spec(_QuantizedSpec):
-    """float32 weights, bfloat16 products, and float8 ones in the linear layers of blocks (arXiv:2209.05433).
+    """float32 weights, bfloat16 products, and float8 products in the linear layers of blocks (arXiv:2209.05433).
 
-    Inputs and weights are rounded to e4m3, gradients to e5m2, each tensor with a scale of its own, drawn anew.
+    Inputs and weights are rounded to e4m3, gradients to e5m2, with one scale per tensor, recomputed at each product.
+    Needs torchao.
     """
 
     kind: str = "float8"
+    """Name of this number format, selected by precision=float8. The key itself cannot be set."""
 
     def build(self, device: torch.device) -> Precision:
         self._check_device(device, ADA)
@@ -269,7 +313,7 @@ class Float8Spec(_QuantizedSpec):
     def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        # Tokens are as many as a batch has: products over them are padded to the 16 that the hardware takes.
+        # The number of tokens varies: products over tokens are padded to a multiple of 16, as the hardware requires.
         config = Float8LinearConfig(pad_inner_dim=True, emulate=self.emulate)
         names = _linears(blocks)
         for name, block in blocks.items():
@@ -284,11 +328,12 @@ class Float8Spec(_QuantizedSpec):
 class Int8Spec(_QuantizedSpec):
     """bfloat16 weights with float32 master weights, and int8 products in the linear layers of blocks.
 
-    Each row of the one factor and each column of the other has a scale of its own, drawn anew; forward and backward
-    (torchao's int8 mixed-precision training).
+    Each row of one factor and each column of the other has a scale, recomputed at each product, in forward and backward
+    (torchao's int8 mixed-precision training). Needs torchao.
     """
 
     kind: str = "int8"
+    """Name of this number format, selected by precision=int8. The key itself cannot be set."""
 
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
         _check_16_bit(self.kind, True, ema_decay, shards_parameters)
@@ -309,7 +354,7 @@ class Int8Spec(_QuantizedSpec):
 
 
 def _linears(blocks: Mapping[str, nn.Module]) -> list[str]:
-    """Linear layers whose sides the hardware takes: multiples of 16. Raises ConfigError where there is none."""
+    """Returns the linear layers with sides that are multiples of 16, as the hardware requires. Raises ConfigError."""
     names = [
         f"{name}.{layer}"
         for name, block in blocks.items()
@@ -328,12 +373,12 @@ def _check_16_bit(kind: str, masters: bool, ema_decay: float | None, shards_para
     require(
         masters or ema_decay is None,
         f"optimizer.ema_decay={ema_decay} is lost in the rounding of precision={kind} without master weights: set "
-        "precision.master_weights=true, or leave it out",
+        "precision.master_weights=true, or remove it",
     )
     require(
         not (masters and shards_parameters),
-        f"precision={kind} with master weights does not go with distributed=fsdp, which keeps float32 weights itself: "
-        "use precision=fp32 with distributed.param_dtype=bfloat16, or distributed=ddp",
+        f"precision={kind} with master weights is incompatible with distributed=fsdp, which stores float32 weights "
+        "itself: use precision=fp32 with distributed.param_dtype=bfloat16, or distributed=ddp",
     )
 
 
@@ -345,7 +390,7 @@ def _require_bf16(device: torch.device, kind: str, instead: str) -> None:
 
 
 def _require_capability(device: torch.device, least: Capability, option: str, instead: str) -> None:
-    """Of NVIDIA devices; of others the formats' products are left to torch."""
+    """Raises ConfigError for NVIDIA devices below a compute capability. On other devices torch decides."""
     if device.type != "cuda" or torch.version.hip is not None:
         return
     found = torch.cuda.get_device_capability(device)
@@ -369,7 +414,7 @@ def _needs(emulate: bool, least: Capability) -> str:
 
 
 def describe(precision: Precision, converted: list[str]) -> str:
-    """The format and what of the model is converted, for the start of a run."""
+    """Returns the number format and the converted layers by kind, for the log at the start of a run."""
     if not converted:
         return precision.description
     kinds: dict[str, int] = {}

@@ -83,7 +83,7 @@ def test_a_sink_that_fails_keeps_no_number_from_the_others(tmp_path: Path) -> No
         sinks.log(row(step))
     sinks.close()
     assert read_rows(tmp_path / "m.jsonl") == [row(1), row(2)]
-    assert reported == ["down takes no numbers (ConnectionError: the service is down): the run goes on without it"]
+    assert reported == ["down failed to log metrics (ConnectionError: the service is down): the run continues without it"]
 
 
 @pytest.fixture(scope="module")
@@ -143,5 +143,5 @@ def test_wandb_online_without_a_key_is_refused_with_the_fix(tmp_path: Path, monk
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="logger.wandb.mode=shared is not a mode: choose from online, offline"):
+    with pytest.raises(ConfigError, match="logger.wandb.mode=shared is not a mode: choose online or offline"):
         compose("logger=[wandb]", "logger.wandb.mode=shared")

@@ -331,17 +331,17 @@ def test_batch_norm_stays_in_float32_and_its_averages_are_one_state(tmp_path: Pa
         (
             ("precision=bf16", "precision.master_weights=false", "optimizer.ema_decay=0.999"),
             "optimizer.ema_decay=0.999 is lost in the rounding of precision=bf16 without master weights: set "
-            "precision.master_weights=true, or leave it out",
+            "precision.master_weights=true, or remove it",
         ),
         (
             ("precision=int8", "distributed=fsdp"),
-            "precision=int8 with master weights does not go with distributed=fsdp, which keeps float32 weights itself: "
-            "use precision=fp32 with distributed.param_dtype=bfloat16, or distributed=ddp",
+            "precision=int8 with master weights is incompatible with distributed=fsdp, which stores float32 weights "
+            "itself: use precision=fp32 with distributed.param_dtype=bfloat16, or distributed=ddp",
         ),
         (
             ("precision=fp16", "precision.master_weights=false", "precision.loss_scale=8"),
-            "precision.loss_scale and loss_scale_growth have no effect with precision.master_weights=false: leave them "
-            "out",
+            "precision.loss_scale and loss_scale_growth have no effect with precision.master_weights=false: remove "
+            "them",
         ),
         (("precision=amp_fp16", "precision.loss_scale=0"), "precision.loss_scale=0 must be at least 1: 65536 is usual"),
         (
@@ -360,7 +360,7 @@ def test_float16_without_master_weights_warns(caplog: pytest.LogCaptureFixture) 
     Fp16Spec().build(CPU)
     assert caplog.messages == []
     Fp16Spec(master_weights=False).build(CPU)
-    assert "gradients and moments under 6e-8 vanish" in caplog.messages[0]
+    assert "gradients and moments below 6e-8 become 0" in caplog.messages[0]
 
 
 # ------------------------------------------------------------------------------------------- float8 and int8 layers
