@@ -10,13 +10,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hydra import compose
 from hydra import main as hydra_main
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from clipx.config.compose import checked, command_line, prepare, quote_pattern, task_overrides, with_run_dir
+from clipx.config.compose import (
+    checked,
+    command_line,
+    isolated_hydra,
+    prepare,
+    quote_pattern,
+    task_overrides,
+    with_run_dir,
+)
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
+from clipx.config.reference import help_text
 from clipx.config.registry import CONF_DIR
 from clipx.distributed.launch_env import rank_or_none
 from clipx.errors import ClipxError, ConfigError, Exit, PeerLost, Stopped, require
@@ -81,6 +91,10 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
         # Hydra's parser has no public name, and options must be registered before Hydra composes.
         arguments = get_args_parser().parse_args()
         folders = [Path(arguments.config_dir)] if arguments.config_dir else []
+        keys = [word for word in arguments.overrides if arguments.help and not re.match(r"~|[^=]+=", word)]
+        if keys:
+            print(_help(config_name, keys, [word for word in arguments.overrides if word not in keys], folders))
+            return []
         prepare([] if arguments.shell_completion else arguments.overrides, folders)
         hydra_main(config_path=str(CONF_DIR), config_name=config_name, version_base="1.3")(job)()
     except ClipxError as error:
@@ -92,6 +106,15 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
             raise
         failed.append(_worded(error, str(error)))  # Hydra's, of flags that do not go together
     return failed
+
+
+def _help(config_name: str, keys: Sequence[str], overrides: Sequence[str], folders: Sequence[Path]) -> str:
+    """Returns what `--help KEY…` prints for the configuration that the overrides select. Raises ConfigError."""
+    prepare(overrides, folders)
+    searchpath = f"hydra.searchpath={[str(folder.absolute()) for folder in folders]}"
+    with isolated_hydra():
+        cfg = compose(config_name, [*overrides, searchpath], return_hydra_config=True)
+    return help_text(cfg, keys, folders)
 
 
 def _worded(error: Exception, message: str) -> ConfigError:
