@@ -1,4 +1,4 @@
-"""clipx trains CLIP models: Hydra groups compose into one typed run spec, a plain PyTorch trainer consumes it.
+"""clipx trains CLIP models: Hydra groups compose into one typed run spec, which a plain PyTorch trainer runs.
 
 from clipx import Trainer, compose
 spec = compose("data=digits", "duration=5ep")
@@ -21,7 +21,7 @@ _MODULES = {"Trainer": "clipx.trainer.trainer", "compose": "clipx.trainer.spec"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on first use: torch is loaded only for the trainer."""
+    """Imports an attribute on first use, so that only the trainer loads torch."""
     if name not in _MODULES:
         raise AttributeError(f"module 'clipx' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

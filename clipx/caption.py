@@ -1,4 +1,4 @@
-"""`python -m clipx.caption run=outputs/… images=…`: what a captioner says of pictures, a JSON line each."""
+"""`python -m clipx.caption run=outputs/… images=…`: captions images, one JSON line each."""
 
 from __future__ import annotations
 
@@ -28,36 +28,85 @@ Number = TypeVar("Number", int, float)
 
 
 class DecodingMethod(StrEnum):
-    """How the words are chosen."""
+    """Method that selects the tokens of a caption."""
 
-    beam = "beam"  # the best of the captions that a beam search finds
-    greedy = "greedy"  # the likeliest at each step
-    sample = "sample"  # at random, as likely as the model has them
+    beam = "beam"
+    """Best caption of a beam search."""
+
+    greedy = "greedy"
+    """Most likely token at each step."""
+
+    sample = "sample"
+    """Tokens sampled with the model's probabilities."""
 
 
 @option("")
 @dataclass(kw_only=True, slots=True)
 class CaptionSpec:
-    """Images are seen as by evaluation: the shorter side resized, the centre cut out."""
+    """Options of clipx.caption.
+
+    Images are preprocessed as in evaluation: resized by the shorter side and cropped to the centre.
+    """
 
     kind: str = "caption"
-    run: str = MISSING  # a captioner, as model.weights; of a run the moving average where one was kept
-    images: str = MISSING  # a folder, of which all JPEG, PNG and WebP files at any depth; or a pattern; or a file
-    out: str | None = None  # a file for the lines, besides the screen
+    """Name of this command's options. The key itself cannot be set."""
+
+    run: str = MISSING
+    """Captioning model, e.g. of model=coca_vit_b32: any value of model.weights. Required. Of a run, the moving average
+    of its weights if it has one."""
+
+    images: str = MISSING
+    """Images to caption. Required. A folder (its JPEG, PNG and WebP files at any depth), a glob pattern, or a file."""
+
+    out: str | None = None
+    """Output file for the JSON lines, in addition to standard output. It must not exist. null: no file."""
+
     method: DecodingMethod = DecodingMethod.beam
-    beams: int | None = None  # of beam: beginnings that go on; null: 6
-    length_penalty: float | None = None  # of beam: the best has the largest log p / tokens^this; null: 1
-    temperature: float | None = None  # of sample: scores are divided by it; null: 1
-    top_k: int | None = None  # of sample: out of so many of the likeliest tokens; null: out of all
-    top_p: float | None = None  # of sample: out of the fewest likeliest that are so probable together; null: out of all
-    seed: int | None = None  # of sample; null: 0
-    min_length: int = 0  # tokens, without start and end
-    max_length: int | None = None  # as min_length; null: what the model's context has room for
-    batch_size: int = 32  # images at a time; captions do not depend on it
-    max_bad_share: float = 0.1  # an error where a larger share of the images cannot be used
-    max_pixels: int = 89_000_000  # larger images are bad: a few bytes can unpack to gigabytes
+    """Selection of the tokens. `beam`: the best caption of a beam search. `greedy`: the most likely token at each step.
+    `sample`: at random with the model's probabilities."""
+
+    beams: int | None = None
+    """Number of partial captions that beam search continues. At least 1; null: 6. Only for method=beam."""
+
+    length_penalty: float | None = None
+    """Exponent of the length: the best caption has the largest log-probability / tokens^length_penalty. At least 0;
+    null: 1. Only for method=beam."""
+
+    temperature: float | None = None
+    """Divisor of the scores of tokens, above 0; null: 1. Only for method=sample."""
+
+    top_k: int | None = None
+    """Number of most likely tokens to sample from. At least 1; null: all tokens. Only for method=sample."""
+
+    top_p: float | None = None
+    """Total probability of the tokens to sample from, in (0, 1]: the fewest most likely tokens that reach it. null: all
+    tokens. Only for method=sample."""
+
+    seed: int | None = None
+    """Seed of the sampling. At least 0; null: 0. Only for method=sample."""
+
+    min_length: int = 0
+    """Minimum length of a caption in tokens, without start and end. At least 0."""
+
+    max_length: int | None = None
+    """Maximum length of a caption in tokens, without start and end. At least min_length. null: all that the model's
+    context has room for, its length - 2."""
+
+    batch_size: int = 32
+    """Number of images that a rank captions at a time. At least 1. Captions do not depend on it."""
+
+    max_bad_share: float = 0.1
+    """Largest share of bad images, in [0, 1]. The command fails if more than this share, or all, cannot be used."""
+
+    max_pixels: int = 89_000_000
+    """Largest width x height of an image, in pixels. At least 1. Larger images are bad images and are not decoded: a
+    few bytes can decompress to gigabytes."""
+
     precision: PrecisionSpec = MISSING
+    """Number format of the model."""
+
     distributed: DistributedSpec = MISSING
+    """Processes and devices. The ranks share the images."""
 
     def __post_init__(self) -> None:
         beam = {"beams": self.beams, "length_penalty": self.length_penalty}
@@ -66,7 +115,7 @@ class CaptionSpec:
             for key, value in given.items():
                 require(
                     value is None or self.method is method,
-                    f"{key}={value} has no effect on method={self.method}: add method={method}, or leave it out",
+                    f"{key}={value} has no effect on method={self.method}: add method={method}, or remove it",
                 )
         for key, number, least in (
             *(("beams", self.beams, 1), ("top_k", self.top_k, 1), ("length_penalty", self.length_penalty, 0)),
@@ -74,8 +123,8 @@ class CaptionSpec:
         ):
             require(number is None or number >= least, f"{key}={number} must be at least {least}")
         require(self.temperature is None or self.temperature > 0, f"temperature={self.temperature} must be above 0")
-        require(self.top_p is None or 0 < self.top_p <= 1, f"top_p={self.top_p} must lie in (0, 1]: 0.9 is usual")
-        require(0 <= self.max_bad_share <= 1, f"max_bad_share={self.max_bad_share} must lie in [0, 1]")
+        require(self.top_p is None or 0 < self.top_p <= 1, f"top_p={self.top_p} must be in (0, 1]: 0.9 is usual")
+        require(0 <= self.max_bad_share <= 1, f"max_bad_share={self.max_bad_share} must be in [0, 1]")
         require(self.min_length >= 0, f"min_length={self.min_length} must be at least 0")
         require(
             self.max_length is None or self.max_length >= self.min_length,
@@ -83,7 +132,7 @@ class CaptionSpec:
         )
 
     def files(self) -> list[str]:
-        """In the order of their names. Raises ConfigError where there are none."""
+        """Returns the image files, sorted by name. Raises ConfigError if there are none."""
         place = Path(self.images)
         if place.is_dir():
             found = [str(path) for path in place.rglob("*") if path.suffix.lower() in _PICTURES and path.is_file()]
@@ -92,26 +141,24 @@ class CaptionSpec:
         else:
             matched = glob.glob(self.images, recursive=True)  # noqa: PTH207  # pathlib's refuses an absolute pattern
             found = [path for path in matched if Path(path).is_file()]
-        require(
-            bool(found), f"images={self.images} is no picture, nor are any there: give a folder, a pattern or a file"
-        )
+        require(bool(found), f"images={self.images} matches no images: give a folder, a pattern or a file")
         return sorted(found)
 
     def bounds(self, context: int) -> LengthBounds:
-        """Raises ConfigError where the model's context has no room."""
+        """Returns the bounds of a caption's length. Raises ConfigError if they exceed the model's context."""
         from clipx.model.generate import LengthBounds
 
         room = context - 2
         for key, tokens in (("min_length", self.min_length), ("max_length", self.max_length or 0)):
             require(
                 tokens <= room,
-                f"{key}={tokens} is more than the {room} tokens that a context of {context} has room for between start "
-                f"and end: give at most {room}",
+                f"{key}={tokens} is more than the {room} tokens that fit between start and end in a context of "
+                f"{context}: give at most {room}",
             )
         return LengthBounds(self.min_length, room if self.max_length is None else self.max_length)
 
     def build(self) -> Method:
-        """How the words are chosen."""
+        """Returns the decoding method with its options."""
         from clipx.model.generate import BeamSearch, Sampling, greedy
 
         if self.method is DecodingMethod.greedy:
@@ -126,10 +173,10 @@ def _or(value: Number | None, null: Number) -> Number:
 
 
 def caption(spec: CaptionSpec) -> None:
-    """On any number of ranks, which share the images. Raises DataError where too many images are bad."""
-    files = spec.files()  # before torch is loaded: a mistyped path is answered at once
+    """Captions the images. Raises DataError if too many images are bad. Collective."""
+    files = spec.files()  # before torch is loaded, so that a mistyped path fails immediately
     out = spec.out
-    require(out is None or not Path(out).exists(), f"out={out} is there already: give another file, or remove it")
+    require(out is None or not Path(out).exists(), f"out={out} exists already: give another file, or remove it")
     from clipx.evaluator.captioner import Captioner
     from clipx.weights.load import load_model
 
@@ -139,8 +186,8 @@ def caption(spec: CaptionSpec) -> None:
         _, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
         require(
             model_spec.captions,
-            f"run={spec.run} does not caption (its model is {model_spec.name}): give one of model=coca_vit_b32 or its "
-            "like",
+            f"run={spec.run} cannot caption (its model is {model_spec.name}): give a captioning model, e.g. of "
+            "model=coca_vit_b32",
         )
         text = model_spec.text
         captioner = Captioner(
@@ -169,7 +216,7 @@ def caption(spec: CaptionSpec) -> None:
 
 
 def _write(lines: Iterator[Line], to: Sequence[TextIO]) -> int:
-    """Good ones to `to`, bad ones to stderr. Returns how many are bad."""
+    """Writes captions to `to` and bad images to stderr. Returns the number of bad images."""
     bad = 0
     for line in lines:
         if "bad" in line:

@@ -1,6 +1,6 @@
-"""`python -m clipx.embed run=… out=…`: the embeddings of a data source's images and of all their captions, in shards.
+"""`python -m clipx.embed run=… out=…`: embeds the images of a data source and all their captions, and writes shards.
 
-On any number of ranks, which share the shards; a run that was killed continues when it is started again.
+Runs on any number of ranks, which share the shards. A killed run continues when it is started again.
 """
 
 from __future__ import annotations
@@ -23,39 +23,85 @@ from clipx.trainer.saved_run import load_run
 
 
 class EmbedSplit(StrEnum):
+    """Samples of a data source."""
+
     train = "train"
+    """Training samples."""
+
     held_out = "held_out"
+    """Held-out samples."""
 
 
 class EmbeddingFormat(StrEnum):
-    npy = "npy"  # which teacher.embeddings reads
+    """File format of stored embeddings."""
+
+    npy = "npy"
+    """NumPy arrays, as teacher.embeddings reads them."""
+
     parquet = "parquet"
+    """Parquet tables."""
 
 
 class EmbeddingDtype(StrEnum):
+    """Number format of stored embeddings."""
+
     float16 = "float16"
+    """2 bytes per number."""
+
     float32 = "float32"
+    """4 bytes per number."""
+
     float64 = "float64"
+    """8 bytes per number."""
 
 
 @option("")
 @dataclass(kw_only=True, slots=True)
 class EmbedSpec:
-    """Images are seen as by evaluation: as a rule the shorter side resized, the centre cut out."""
+    """Options of clipx.embed.
+
+    Images are preprocessed as in evaluation: usually resized by the shorter side and cropped to the centre.
+    """
 
     kind: str = "embed"
-    run: str = MISSING  # a model, as model.weights; of a run the moving average where one was kept
-    out: str = MISSING  # a folder, or a URL of one
+    """Name of this command's options. The key itself cannot be set."""
+
+    run: str = MISSING
+    """Model that embeds: any value of model.weights. Required. Of a run, the moving average of its weights if it has
+    one."""
+
+    out: str = MISSING
+    """Output folder, or its URL. Required."""
+
     split: EmbedSplit = EmbedSplit.train
+    """Samples to embed: `train` or `held_out`."""
+
     format: EmbeddingFormat = EmbeddingFormat.npy
-    dtype: EmbeddingDtype = EmbeddingDtype.float32  # in which they are stored
-    samples_per_shard: int = 50_000  # held in memory until the shard is written
-    batch_size: int = 256  # images or captions embedded at a time
-    retry_s: float = RETRY_S  # as data.retry_s, of a URL that is written to
-    data: DataSpec | None = None  # null: the run's own
+    """File format: `npy`, which teacher.embeddings reads, or `parquet`."""
+
+    dtype: EmbeddingDtype = EmbeddingDtype.float32
+    """Number format of the stored embeddings: `float16`, `float32` or `float64`."""
+
+    samples_per_shard: int = 50_000
+    """Number of samples per output shard, at least 1. A shard is held in memory until it is written."""
+
+    batch_size: int = 256
+    """Number of images or captions embedded at a time. At least 1."""
+
+    retry_s: float = RETRY_S
+    """Seconds for which a failed request to the URL `out` is retried before the run ends. 0: a single attempt."""
+
+    data: DataSpec | None = None
+    """Data to embed. null: the data of the run."""
+
     precision: PrecisionSpec = MISSING
+    """Number format of the towers."""
+
     distributed: DistributedSpec = MISSING
-    evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)  # come with data; typing one is an error
+    """Processes and devices."""
+
+    evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
+    """Unused: options of the group data select evaluators. Setting it is an error."""
 
     def __post_init__(self) -> None:
         require(bool(self.out), "out= is empty: give a folder, or a URL of one")
@@ -63,17 +109,20 @@ class EmbedSpec:
             check_folder_url("out", self.out)
         for key, number in (("samples_per_shard", self.samples_per_shard), ("batch_size", self.batch_size)):
             require(number >= 1, f"{key}={number} must be at least 1")
-        require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0, to try once, or more seconds")
+        require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
 
 
 def embed(spec: EmbedSpec) -> None:
-    """Raises ConfigError where `out` holds embeddings of another model, of other data or of other options."""
+    """Writes the embeddings. Collective.
+
+    Raises ConfigError if `out` contains embeddings of another model, other data or other options.
+    """
     data = spec.data
     if data is None:
         run_dir = Path(spec.run)
         require(
             RunDir(run_dir).config.is_file(),
-            f"run={spec.run} is no run directory, whose data could be taken: give data=…",
+            f"run={spec.run} is not a run directory and has no data: give data=…",
         )
         data = load_run(run_dir).data
     from clipx.teacher.embedding_writer import write_embeddings

@@ -1,4 +1,4 @@
-"""`python -m clipx.evaluate run=outputs/…`: evaluates checkpoints of runs, or anyone's weights, by any evaluators."""
+"""`python -m clipx.evaluate run=outputs/…`: evaluates checkpoints of runs, or other weights, by any evaluators."""
 
 from __future__ import annotations
 
@@ -24,37 +24,55 @@ from clipx.weights.spec import ALL_STEPS, WeightsChoice
 @option("")
 @dataclass(kw_only=True, slots=True)
 class EvaluateSpec:
-    """What to evaluate. Where a group is left out, the run's own is taken."""
+    """Options of clipx.evaluate. A group that is not given is that of the run."""
 
     kind: str = "evaluate"
-    run: str = (
-        MISSING  # a run directory, a folder of them, or weights as model.weights takes them, or a folder of files
-    )
-    step: str | None = None  # of the checkpoint of a run; all: of each; null: the newest
-    weights: WeightsChoice = WeightsChoice.auto  # of a run
-    out: str | None = None  # a folder for the JSON and the picture; null: the run's, or that of the runs; of others
-    # outputs/evaluations/NAME
-    precision: PrecisionSpec | None = None  # null: the run's; of other weights fp32
+    """Name of this command's options. The key itself cannot be set."""
+
+    run: str = MISSING
+    """Model to evaluate. Required. A run directory, one of its checkpoints, a folder of run directories, any other
+    value of model.weights, or a folder of weight files."""
+
+    step: str | None = None
+    """Checkpoint of the run, by its number of steps, or `all`. null: the newest one. Only for runs."""
+
+    weights: WeightsChoice = WeightsChoice.auto
+    """Weights of the checkpoint: `auto` (the moving average if the run has one, as in the run's evaluations), `trained`
+    or `average` (the moving average). Only for runs."""
+
+    out: str | None = None
+    """Output folder for the JSON file and the plot. null: the run directory or the folder of the runs, and
+    outputs/evaluations/NAME for other weights."""
+
+    precision: PrecisionSpec | None = None
+    """Number format. null: that of the run; fp32 for other weights."""
+
     data: DataSpec | None = None
+    """Data whose held-out samples are evaluated. null: the data of the run."""
+
     distributed: DistributedSpec = MISSING
+    """Processes and devices."""
+
     evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
+    """Evaluators by name, selected by evaluator=[zeroshot,retrieval]. Empty: those of the run. Required for other
+    weights."""
 
     def __post_init__(self) -> None:
         require(
             self.step is None or self.step == ALL_STEPS or self.step.isdecimal(),
-            f"step={self.step} is no step: give the number of a checkpoint, or all",
+            f"step={self.step} is not a step: give the number of a checkpoint, or all",
         )
         if self.data is not None:
             check_set("data", self.data, any(e.learns for e in self.evaluator.values()))
             require(
                 not self.evaluator or any(e.held_out for e in self.evaluator.values()),
-                f"data={self.data.kind} has no effect on evaluators of their sets alone: leave out held_out=false",
+                f"data={self.data.kind} has no effect, as all evaluators have held_out=false: remove held_out=false",
             )
 
 
 def evaluate(spec: EvaluateSpec) -> None:
-    """Prints tables; writes JSON, and a plot where there is something to compare. Collective."""
-    runs, steps = find_runs(spec)  # before torch is loaded: a mistyped path is answered at once
+    """Evaluates models, prints tables, and writes JSON and, for several results, a plot. Collective."""
+    runs, steps = find_runs(spec)  # before torch is loaded, so that a mistyped path fails immediately
     from clipx.evaluator.results import report_results
     from clipx.report.console import Screen
     from clipx.weights.candidates import evaluate_runs, evaluate_weights, model_name
@@ -80,13 +98,13 @@ def evaluate(spec: EvaluateSpec) -> None:
 
 
 def find_runs(spec: EvaluateSpec) -> tuple[dict[Path, RunSpec], str | None]:
-    """The runs at `spec.run` by their directories, none where it is not a run; and which steps of them.
+    """Returns the runs at `spec.run` by directory, empty if it is not a run, and the steps to evaluate.
 
-    Raises ConfigError for what has no effect there, CheckpointError where there is nothing.
+    Raises ConfigError for options without effect, CheckpointError if nothing is there.
     """
     path, steps = Path(spec.run), spec.step
     if is_checkpoint(path.name) and path.parent.name == CHECKPOINTS:
-        require(steps is None, f"step={steps} has no effect on run={path}, which is one: leave it out")
+        require(steps is None, f"step={steps} has no effect on run={path}, which is a checkpoint: remove it")
         path, steps = path.parent.parent, str(step_of(path))
     elif path.name == CHECKPOINTS and RunDir(path.parent).config.is_file():
         path, steps = path.parent, steps or ALL_STEPS
@@ -103,11 +121,11 @@ def _check_effect(spec: EvaluateSpec, runs: Mapping[Path, RunSpec]) -> None:
     if runs:
         return
     for key, value, default in (("step", spec.step, None), ("weights", spec.weights, WeightsChoice.auto)):
-        require(value == default, f"{key}={value} has no effect on run={spec.run}, which is no run: leave it out")
+        require(value == default, f"{key}={value} has no effect on run={spec.run}, which is not a run: remove it")
     require(
         bool(spec.evaluator),
-        f"run={spec.run} is no run, whose evaluators and data would be taken: give evaluator=[…], and data=… or sets "
-        "by +data@evaluator.EVALUATOR.sets.NAME=OPTION",
+        f"run={spec.run} is not a run and has no evaluators and data: give evaluator=[…], and data=… or data sets by "
+        "+data@evaluator.EVALUATOR.sets.NAME=OPTION",
     )
 
 

@@ -1,4 +1,4 @@
-"""`python -m clipx.export run=outputs/… format=open_clip out=…`: a checkpoint of a run as other libraries read it."""
+"""`python -m clipx.export run=outputs/… format=open_clip out=…`: exports a checkpoint of a run for other libraries."""
 
 from __future__ import annotations
 
@@ -17,24 +17,40 @@ from clipx.weights.spec import ExportFormat, WeightsChoice
 @option("")
 @dataclass(kw_only=True, slots=True)
 class ExportSpec:
-    """What to write of which run, and where to."""
+    """Options of clipx.export."""
 
     kind: str = "export"
-    run: str = MISSING  # a run directory
-    step: int | None = None  # of the checkpoint; null: the newest
-    weights: WeightsChoice = WeightsChoice.auto  # open_clip_checkpoint: trained, to which its moments belong
+    """Name of this command's options. The key itself cannot be set."""
+
+    run: str = MISSING
+    """Run directory. Required."""
+
+    step: int | None = None
+    """Checkpoint of the run, by its number of steps. null: the newest one."""
+
+    weights: WeightsChoice = WeightsChoice.auto
+    """Weights of the checkpoint: `auto` (the moving average if the run has one), `trained` or `average` (the moving
+    average). format=open_clip_checkpoint exports the trained weights, to which the optimizer's moments belong."""
+
     format: ExportFormat = MISSING
-    out: str = MISSING  # a folder, or a file .safetensors or .pt; must not be there yet, or be an empty folder
+    """Format of the output. Required. `open_clip`: a folder for
+    open_clip.create_model_and_transforms("local-dir:FOLDER"). `hf`: a folder for transformers'
+    CLIPModel.from_pretrained. `safetensors`: a file with clipx's parameter names and the model's configuration.
+    `open_clip_checkpoint`: a .pt file from which open_clip's trainer resumes."""
+
+    out: str = MISSING
+    """Path of the output. Required. A folder, or a file: *.safetensors for format=safetensors, *.pt for
+    format=open_clip_checkpoint. It must not exist, or be an empty folder."""
 
     def __post_init__(self) -> None:
         suffix = ExportFormat(self.format).suffix
         require(
             self.out.endswith(suffix),
-            f"out={self.out} is to be one file with format={self.format}: let its name end in {suffix}",
+            f"out={self.out} must be a file name with format={self.format}: give one that ends in {suffix}",
         )
         require(
             self.format is not ExportFormat.open_clip_checkpoint or self.weights is not WeightsChoice.average,
-            "weights=average has no optimizer's moments, which format=open_clip_checkpoint is for: choose trained",
+            "weights=average has no optimizer moments, which format=open_clip_checkpoint needs: choose weights=trained",
         )
 
 
@@ -43,7 +59,7 @@ def export(spec: ExportSpec) -> None:
     run = load_run(Path(spec.run))  # before torch is loaded
     out = Path(spec.out)
     if out.exists() and (spec.format.suffix or not out.is_dir() or any(out.iterdir())):
-        raise CheckpointError(f"out={out} is there already: give another name, or remove it")
+        raise CheckpointError(f"out={out} exists already: give another name, or remove it")
     from clipx.report.console import Screen
     from clipx.weights.export import write_export
     from clipx.weights.load import weights_part

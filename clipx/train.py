@@ -1,4 +1,4 @@
-"""`python -m clipx.train`: compose, check, train."""
+"""`python -m clipx.train`: composes, checks and trains a run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from clipx.trainer.spec import RunSpec
 
 
 def train(spec: RunSpec) -> float | None:
-    """Returns the held-out score that a sweeper maximises, where there is one."""
+    """Trains a run. Returns its first headline metric for a sweeper to maximize; None if there is none."""
     from clipx.report.console import is_headline
-    from clipx.trainer.trainer import Trainer  # torch is loaded when the configuration is known to be good
+    from clipx.trainer.trainer import Trainer  # loads torch, after the configuration is checked
 
     trainer = Trainer(spec)
     try:
         final = trainer.fit()
-    except (Stopped, NotSynced):  # all ranks are here; after another error they may be waiting, and closing would wait
+    except (Stopped, NotSynced):  # on all ranks; after other errors a rank may be blocked, and closing would block
         trainer.comm.close()
         raise
     trainer.comm.close()

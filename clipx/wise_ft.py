@@ -1,4 +1,7 @@
-"""`python -m clipx.wise_ft base=… finetuned=…`: models between one and its fine-tuned self (WiSE-FT)."""
+"""`python -m clipx.wise_ft base=… finetuned=…`: interpolates between a model and its fine-tuned version.
+
+WiSE-FT, arXiv:2109.01903.
+"""
 
 from __future__ import annotations
 
@@ -23,48 +26,72 @@ if TYPE_CHECKING:
 @option("")
 @dataclass(kw_only=True, slots=True)
 class WiseFtSpec:
-    """Two models of one architecture, and two sets to try each mixture of them on."""
+    """Options of clipx.wise_ft: two models of one architecture, and two data sets to evaluate their mixtures."""
 
     kind: str = "wise_ft"
-    base: str = MISSING  # the weights that fine-tuning began with: what model.weights takes
-    finetuned: str = MISSING  # the fine-tuned ones
-    alphas: list[float] = field(default_factory=lambda: [i / 10 for i in range(11)])  # shares of the fine-tuned weights
-    data: DataSpec = MISSING  # what was fine-tuned for
-    reference: DataSpec = MISSING  # what should not be lost
-    metric: str = "zeroshot/top1"  # of the evaluators, by which models are compared: more is better
-    select: str = "best"  # which is written: best, by the mean of the metric over both sets; or one of the alphas
-    out: str | None = None  # a folder for model.safetensors, wise_ft.json and wise_ft.png; null: nothing is written
+    """Name of this command's options. The key itself cannot be set."""
+
+    base: str = MISSING
+    """Weights with which fine-tuning began: any value of model.weights. Required."""
+
+    finetuned: str = MISSING
+    """Fine-tuned weights: any value of model.weights. Required."""
+
+    alphas: list[float] = field(default_factory=lambda: [i / 10 for i in range(11)])
+    """Shares of the fine-tuned weights in the mixtures, different numbers in [0, 1]. 0: base, 1: finetuned."""
+
+    data: DataSpec = MISSING
+    """Data set that the model was fine-tuned for."""
+
+    reference: DataSpec = MISSING
+    """Data set on which the fine-tuned model should not become worse."""
+
+    metric: str = "zeroshot/top1"
+    """Metric by which mixtures are compared, as EVALUATOR/METRIC of the group evaluator. Larger is better."""
+
+    select: str = "best"
+    """Mixture that is written to `out`: `best`, which has the largest mean of the metric over both data sets (of equals
+    the smallest alpha), or one of the alphas. An alpha needs `out`."""
+
+    out: str | None = None
+    """Output folder for model.safetensors, wise_ft.json and wise_ft.png. It must not exist. null: no output."""
+
     evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
+    """Evaluators by name, selected by evaluator=[zeroshot,retrieval]."""
+
     precision: PrecisionSpec = MISSING
+    """Number format of the towers."""
+
     distributed: DistributedSpec = MISSING
+    """Processes and devices."""
 
     def __post_init__(self) -> None:
         require(
             len(self.alphas) > 0 and all(0 <= alpha <= 1 for alpha in self.alphas),
-            f"alphas={self.alphas} must be numbers in [0, 1], the shares of the fine-tuned weights: [0,0.5,1]",
+            f"alphas={self.alphas} must be numbers in [0, 1], the shares of the fine-tuned weights: e.g. [0,0.5,1]",
         )
-        require(len(set(self.alphas)) == len(self.alphas), f"alphas={self.alphas} has one twice: leave it out")
+        require(len(set(self.alphas)) == len(self.alphas), f"alphas={self.alphas} has duplicates: remove them")
         require(
             self.select == "best" or self.select in [f"{alpha:g}" for alpha in self.alphas],
             f"select={self.select} is neither best nor one of alphas={self.alphas}: give one of them",
         )
         require(
             self.select == "best" or self.out is not None,
-            f"select={self.select} has no effect without out=FOLDER: give one, or leave it out",
+            f"select={self.select} has no effect without out=FOLDER: add it, or remove select",
         )
-        name, _, of = self.metric.partition("/")
+        name, _, metric = self.metric.partition("/")
         require(
-            bool(of) and name in self.evaluator,
-            f"metric={self.metric} is no number of evaluator=[{','.join(self.evaluator)}]: give EVALUATOR/NUMBER, as "
-            "zeroshot/top1",
+            bool(metric) and name in self.evaluator,
+            f"metric={self.metric} is not a metric of evaluator=[{','.join(self.evaluator)}]: give EVALUATOR/METRIC, "
+            "e.g. zeroshot/top1",
         )
 
 
 def wise_ft(spec: WiseFtSpec) -> None:
-    """Prints a table, and writes the chosen model, JSON and a plot where `out` says so. Collective."""
+    """Evaluates the mixtures, prints a table, and writes the selected model, JSON and a plot to `out`. Collective."""
     out = None if spec.out is None else Path(spec.out)
     if out is not None and out.exists():
-        raise CheckpointError(f"out={out} is there already: give another name, or remove it")
+        raise CheckpointError(f"out={out} exists already: give another name, or remove it")
     from clipx.weights.interpolation import check_mixable, choose_mixture, interpolate, score_mixtures, write_mixture
     from clipx.weights.load import load_with_spec
 
@@ -86,7 +113,7 @@ def wise_ft(spec: WiseFtSpec) -> None:
 
 
 def _show(screen: Screen, spec: WiseFtSpec, mixtures: Sequence[ScoredMixture], chosen: ScoredMixture) -> None:
-    screen.print(f"{spec.metric}: {spec.data.name} is what was fine-tuned for, {spec.reference.name} the reference")
+    screen.print(f"{spec.metric}: {spec.data.name} is the fine-tuning data, {spec.reference.name} the reference")
     width = max(len(spec.data.name), len(spec.reference.name), 7)
     screen.print(f"alpha  {spec.data.name:>{width}}  {spec.reference.name:>{width}}  {'mean':>{width}}")
     for mixture in mixtures:

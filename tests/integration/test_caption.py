@@ -132,7 +132,7 @@ def test_a_folder_is_captioned_a_line_each_and_bad_pictures_are_named(
     assert f"6 of 7 images captioned, written to {out}" in done.stderr
     again = caption(trained, pictures, f"out={out}", check=False)
     assert again.returncode == 2
-    assert f"out={out} is there already" in again.stderr
+    assert f"out={out} exists already" in again.stderr
 
 
 @pytest.mark.parametrize("method", [("method=sample", "seed=3", "top_p=0.9"), ("beams=2",)])
@@ -166,10 +166,20 @@ def test_what_cannot_be_captioned_is_said_in_one_line(tmp_path: Path, trained: P
     other = tmp_path / "clip"
     Trainer(small(other, *VIT, "duration=1st", "schedule.warmup=0st")).fit()
     for run_dir, images, overrides, message in (
-        (other, pictures, (), f"run={other} does not caption (its model is tiny): give one of model=coca_vit_b32"),
+        (
+            other,
+            pictures,
+            (),
+            f"run={other} cannot caption (its model is tiny): give a captioning model, e.g. of model=coca_vit_b32",
+        ),
         (tmp_path / "none", pictures, (), f"{tmp_path}/none"),
-        (trained, tmp_path / "none", (), f"images={tmp_path}/none is no picture, nor are any there"),
-        (trained, pictures, ("max_length=19",), "max_length=19 is more than the 18 tokens that a context of 20 has"),
+        (trained, tmp_path / "none", (), f"images={tmp_path}/none matches no images"),
+        (
+            trained,
+            pictures,
+            ("max_length=19",),
+            "max_length=19 is more than the 18 tokens that fit between start and end in a context of 20",
+        ),
     ):
         done = caption(run_dir, images, *overrides, check=False)
         assert done.returncode in (1, 2)
@@ -180,15 +190,15 @@ def test_what_cannot_be_captioned_is_said_in_one_line(tmp_path: Path, trained: P
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("beams=3", "method=greedy"), "beams=3 has no effect on method=greedy: add method=beam, or leave it out"),
-        (("top_k=3",), "top_k=3 has no effect on method=beam: add method=sample, or leave it out"),
+        (("beams=3", "method=greedy"), "beams=3 has no effect on method=greedy: add method=beam, or remove it"),
+        (("top_k=3",), "top_k=3 has no effect on method=beam: add method=sample, or remove it"),
         (("method=sample", "length_penalty=1"), "length_penalty=1.0 has no effect on method=sample"),
         (("beams=0",), "beams=0 must be at least 1"),
         (("method=sample", "temperature=0"), "temperature=0.0 must be above 0"),
-        (("method=sample", "top_p=1.5"), "top_p=1.5 must lie in (0, 1]"),
+        (("method=sample", "top_p=1.5"), "top_p=1.5 must be in (0, 1]"),
         (("min_length=5", "max_length=4"), "max_length=4 is less than min_length=5"),
         (("batch_size=0",), "batch_size=0 must be at least 1"),
-        (("max_bad_share=2",), "max_bad_share=2.0 must lie in [0, 1]"),
+        (("max_bad_share=2",), "max_bad_share=2.0 must be in [0, 1]"),
         (("method=best",), "method=best: Invalid value 'best', expected one of [beam, greedy, sample]"),
     ],
 )

@@ -110,7 +110,7 @@ def test_two_ranks_go_on_where_one_was_killed_and_write_the_same_bytes(
     options = (f"run={trained}", f"out={tmp_path}", "samples_per_shard=24", "batch_size=10")
     assert run(sys.executable, KILLED, "7", *options, check=False).returncode == -signal.SIGKILL
     done = torchrun(2, "-m", "clipx.embed", *options)
-    assert "1 of 3 shards are there from an earlier run" in done.stdout
+    assert "1 of 3 shards exist from an earlier run" in done.stdout
     assert contents(tmp_path) == contents(whole)
 
 
@@ -166,9 +166,7 @@ def test_bad_samples_have_no_captions_and_too_many_of_them_are_an_error(trained:
         rows.append(f'{index}.jpg,"{sample.captions[0]}"')
     (tmp_path / "pairs.csv").write_text("\n".join(rows))
     data = ("data=csv", f"data.path={tmp_path}/pairs.csv", "data.held_out_share=0", "data.workers=0")
-    with pytest.raises(
-        DataError, match=r"2 of 8 samples are bad, more than data\.max_bad_share=0\.1, the first because"
-    ):
+    with pytest.raises(DataError, match=r"2 of 8 samples are bad, more than data\.max_bad_share=0\.1; the first: "):
         written(trained, tmp_path / "out", *data)
     assert not (tmp_path / "out" / "manifest.json").exists()
     written(trained, tmp_path / "out", *data, "data.max_bad_share=0.5")
@@ -186,7 +184,7 @@ def test_bad_samples_have_no_captions_and_too_many_of_them_are_an_error(trained:
         (("dtype=float16",), ConfigError, "holds other embeddings (dtype was float32, is float16): give another folder"),
         (("samples_per_shard=32",), ConfigError, "holds other embeddings (samples_per_shard was 24, is 32)"),
         (("data=digits", "data.workers=0"), ConfigError, "holds other embeddings (data was "),
-        (("run=/nowhere",), ClipxError, "run=/nowhere is no run directory, whose data could be taken: give data=…"),
+        (("run=/nowhere",), ClipxError, "run=/nowhere is not a run directory and has no data: give data=…"),
         (("run=/nowhere", "data=digits"), CheckpointError, "/nowhere"),
         (("samples_per_shard=0",), ConfigError, "samples_per_shard=0 must be at least 1"),
         (("batch_size=0",), ConfigError, "batch_size=0 must be at least 1"),
@@ -226,5 +224,5 @@ def test_evaluators_which_data_brings_along_have_no_effect_when_typed(
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == Exit.CONFIGURATION
-    assert capsys.readouterr().err == "error: evaluator=[zeroshot] has no effect on clipx-embed: leave it out\n"
+    assert capsys.readouterr().err == "error: evaluator=[zeroshot] has no effect on clipx-embed: remove it\n"
     assert not (tmp_path / "out").exists()

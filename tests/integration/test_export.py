@@ -214,11 +214,11 @@ def test_clipx_reads_its_own_file_back(runs: dict[str, Path], tmp_path: Path) ->
     [
         ("tiny", ["format=hf"], "format=hf is for ViTs in CLIP's form with CLIP's tokenizer, and the image tower of model tiny is timm's test_resnet: choose format=open_clip"),
         ("tiny", ["format=open_clip", "weights=average"], "weights=average: run={run} kept none (optimizer.ema_decay=null): choose trained"),
-        ("vit", ["format=open_clip_checkpoint", "out={tmp}/e.pt", "weights=average"], "weights=average has no optimizer's moments, which format=open_clip_checkpoint is for: choose trained"),
-        ("vit", ["format=safetensors"], "out={tmp}/out is to be one file with format=safetensors: let its name end in .safetensors"),
+        ("vit", ["format=open_clip_checkpoint", "out={tmp}/e.pt", "weights=average"], "weights=average has no optimizer moments, which format=open_clip_checkpoint needs: choose weights=trained"),
+        ("vit", ["format=safetensors"], "out={tmp}/out must be a file name with format=safetensors: give one that ends in .safetensors"),
         ("vit", ["format=onnx"], "format=onnx: Invalid value 'onnx', expected one of [open_clip, hf, safetensors, open_clip_checkpoint]"),
-        ("vit", ["format=open_clip", "out={run}"], "out={run} is there already: give another name, or remove it"),
-        ("vit", ["format=open_clip", "step=3"], "step-00000003 cannot be used: it is not there; there are 4, 2"),
+        ("vit", ["format=open_clip", "out={run}"], "out={run} exists already: give another name, or remove it"),
+        ("vit", ["format=open_clip", "step=3"], "step-00000003 cannot be used: it does not exist; available steps: 4, 2"),
         ("vit", ["format=open_clip", "out={run}/config.yaml/out"], "out={run}/config.yaml/out cannot be written (File exists): give another"),
     ],
 )  # fmt: skip

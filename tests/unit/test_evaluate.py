@@ -76,8 +76,8 @@ def test_other_data_can_be_chosen(trained: Path) -> None:
     [
         ((), "run has no value: it is required"),
         (("run=/nowhere",), "run=/nowhere holds no run (no config.yaml): check the path"),
-        (("step=3",), "step-00000003 cannot be used: it is not there; there are 4, 2"),
-        (("step=last",), "step=last is no step: give the number of a checkpoint, or all"),
+        (("step=3",), "step-00000003 cannot be used: it does not exist; available steps: 4, 2"),
+        (("step=last",), "step=last is not a step: give the number of a checkpoint, or all"),
         (("data=csv", "data.path=x.csv", "data.held_out_share=0.5"), "data.held_out_share=0.5 has no effect on a set, which is evaluated whole"),
         (("data=csv", "data.path=/nowhere.csv"), "data.path=/nowhere.csv cannot be read"),
         (("evaluator=[zeroshot]", "evaluator.zeroshot.held_out=false"), "evaluator.zeroshot.held_out=false leaves nothing to evaluate"),
@@ -179,7 +179,7 @@ def test_exported_models_are_evaluated_as_their_run(trained: Path, sets: tuple[s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "is no run, whose evaluators and data would be taken: give evaluator=[…], and data=… or sets"),
+        ((), "is not a run and has no evaluators and data: give evaluator=[…], and data=… or data sets"),
         (("evaluator=[zeroshot]", "step=4"), "step=4 has no effect on run="),
         (("evaluator=[zeroshot]", "weights=average"), "weights=average has no effect on run="),
         (("evaluator=[zeroshot]", "data=digits", "data.workers=0"), "holds no weights: give a run directory"),

@@ -83,7 +83,9 @@ def test_a_sink_that_fails_keeps_no_number_from_the_others(tmp_path: Path) -> No
         sinks.log(row(step))
     sinks.close()
     assert read_rows(tmp_path / "m.jsonl") == [row(1), row(2)]
-    assert reported == ["down failed to log metrics (ConnectionError: the service is down): the run continues without it"]
+    assert reported == [
+        "down failed to log metrics (ConnectionError: the service is down): the run continues without it"
+    ]
 
 
 @pytest.fixture(scope="module")

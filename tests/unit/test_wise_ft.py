@@ -140,10 +140,10 @@ def test_two_architectures_are_refused_by_name(models: tuple[LoadedWeights, Load
     ("overrides", "message"),
     [
         (("alphas=[0,1.5]",), "alphas=[0.0, 1.5] must be numbers in [0, 1]"),
-        (("alphas=[0,0]",), "alphas=[0.0, 0.0] has one twice"),
+        (("alphas=[0,0]",), "alphas=[0.0, 0.0] has duplicates"),
         (("select=0.3", "alphas=[0,1]", "out=x"), "select=0.3 is neither best nor one of alphas=[0.0, 1.0]"),
         (("select=0.5",), "select=0.5 has no effect without out=FOLDER"),
-        (("metric=retrieval/recall",), "metric=retrieval/recall is no number of evaluator=[zeroshot]"),
+        (("metric=retrieval/recall",), "metric=retrieval/recall is not a metric of evaluator=[zeroshot]"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
@@ -154,4 +154,4 @@ def test_what_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     done = run(*WISE, "base=a", "finetuned=b", f"out={tmp_path}", check=False)
-    assert done.returncode != 0 and f"out={tmp_path} is there already" in done.stderr
+    assert done.returncode != 0 and f"out={tmp_path} exists already" in done.stderr
