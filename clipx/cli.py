@@ -1,4 +1,4 @@
-"""The command line of a command: compose, check, run; what the user has to put right is one line and an exit code."""
+"""Command line of a command: composes, checks and runs. An error of the user is one line and an exit code."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 
 def cli(task: Callable[[Any], Any], config_name: str, unused: Sequence[str] = ()) -> Callable[[], None]:
-    """The entry point of a command: compose, check, run; every user's error is one line and a non-zero exit code.
+    """Returns the entry point of a command: compose, check, run. An error of the user is one line and an exit code.
 
-    `unused`: groups that others bring along, and that the command has no use for: typing one is an error.
+    `unused`: groups that other options select and the command does not use. An override of one is an error.
     """
 
     def main() -> None:
         full_error = os.environ.get("HYDRA_FULL_ERROR")
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises; the words are chosen here
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, which are formatted here
         try:
             errors = _run(task, config_name, unused)
         except KeyboardInterrupt:
@@ -63,7 +63,7 @@ def cli(task: Callable[[Any], Any], config_name: str, unused: Sequence[str] = ()
 
 
 def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) -> list[ClipxError]:
-    """Runs a command, or each point of a sweep. Returns what the user has to put right; other exceptions pass."""
+    """Runs a command, or each point of a sweep. Returns the errors that the user can correct; raises others."""
     failed: list[ClipxError] = []
     started = False
 
@@ -77,9 +77,9 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
             require(sweep or launcher == "basic", f"hydra/launcher={launcher} has no effect without -m: add -m")
             for text in task_overrides(hydra):
                 group = re.split(r"[.=@]", text.lstrip("+~"))[0]
-                require(group not in unused, f"{text} has no effect on {hydra.job.name}: leave it out")
+                require(group not in unused, f"{text} has no effect on {hydra.job.name}: remove it")
             return task(checked(with_run_dir(cfg, hydra) if sweep else cfg))
-        except ClipxError as error:  # past Hydra, which would print a line of its own
+        except ClipxError as error:  # not raised through Hydra, which would print another line
             if not sweep:
                 failed.append(error)
                 return None
@@ -104,7 +104,7 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
     except ValueError as error:
         if started:
             raise
-        failed.append(_worded(error, str(error)))  # Hydra's, of flags that do not go together
+        failed.append(_worded(error, str(error)))  # Hydra's error for incompatible flags
     return failed
 
 
@@ -125,19 +125,19 @@ def _worded(error: Exception, message: str) -> ConfigError:
 
 def exit_with(error: ClipxError) -> NoReturn:
     """Ends the process with the error's exit code."""
-    if isinstance(error, PeerLost):  # on the usual way the threads of a broken process group may abort, or wait
+    if isinstance(error, PeerLost):  # in a normal exit the threads of a broken process group may abort or block
         sys.stdout.flush()
         os._exit(error.exit_code)
     sys.exit(error.exit_code)
 
 
 def print_error(error: ClipxError, full: bool) -> None:
-    """Says on stderr what went wrong, in one line; with `full` the traceback before it."""
+    """Prints an error on stderr in one line; with `full` the traceback before it."""
     if full:
         print(redacted("".join(traceback.format_exception(error))), file=sys.stderr)
     rank = rank_or_none()
     if not isinstance(error, Stopped):
         place = "" if rank is None else f" (rank {rank})"
         print(f"error{place}: {redacted(str(error))}", file=sys.stderr, flush=True)
-    elif not rank:  # all ranks stop together: one says so
+    elif not rank:  # all ranks stop together: rank 0 reports it
         print(f"stopped: {error}", file=sys.stderr, flush=True)
