@@ -1,9 +1,9 @@
-"""A mixture of sources of any kind: each takes its weight's share of every stretch of the stream.
+"""Mixture of sources of any kind: each gets a share of the stream, at every scale, in proportion to its weight.
 
     data=mixture +data@data.sources.cc=cc3m data.sources.cc.weight=2 +data@data.sources.own=csv data.sources.own.path=…
 
-Which source a position belongs to, and which sample of that source, is a pure function of (seed, position). Within a
-source the order is its own: each of its samples exactly once in each pass over it.
+The source of a position, and the sample of that source, are a pure function of (seed, position). Each source keeps the
+order of its options: each of its samples exactly once per pass over it.
 """
 
 from __future__ import annotations
@@ -28,37 +28,45 @@ from clipx.errors import ClipxError, ConfigError, require, with_location
 if TYPE_CHECKING:
     from clipx.data.order import SampleOrder, SourceCount
 
-# Keys of DataSpec that say how a source is read, and that the sources of a mixture therefore have each for itself.
+# Keys of DataSpec that define how a source is read: set for each source of a mixture.
 _SOURCE_KEYS = ("shuffle_window", "replacement", "weight", "min_caption_chars", "min_side")
-# Those that say what becomes of the stream, which is the mixture's.
+# Keys of DataSpec that define how the stream is consumed: set for the mixture.
 _MIXTURE_KEYS = tuple(f.name for f in dataclasses.fields(DataSpec) if f.name not in ("kind", "name", *_SOURCE_KEYS))
 
 
 @option("data")
 @dataclass(kw_only=True, slots=True)
 class MixtureSpec(DataSpec):
-    """A source has its own weight, shuffle_window, replacement, min_caption_chars, min_side, and what its kind has;
-    batch_size and the others are the mixture's, and an error in a source."""
+    """A mixture of sources of any kind; each gets a share of every batch in proportion to its weight.
+
+    weight, shuffle_window, replacement, min_caption_chars, min_side and the options of its kind are set for each
+    source; batch_size and the other options are set for the mixture, and are an error in a source.
+    """
 
     kind: str = "mixture"
-    sources: dict[str, DataSpec] = field(default_factory=dict)  # +data@data.sources.NAME=OPTION adds one
-    held_out: str | None = None  # the source whose held-out samples are evaluated on; null: those of all of them
+    """Kind of data: a mixture of sources of any kind."""
+
+    sources: dict[str, DataSpec] = field(default_factory=dict)
+    """Data options of the sources, by name. +data@data.sources.NAME=OPTION adds one. At least one is required."""
+
+    held_out: str | None = None
+    """Name of the source whose held-out samples are evaluated on. null: those of all sources."""
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
         for key, value in non_default_values(self, _SOURCE_KEYS):
             raise ConfigError(
-                f"data.{key}={value} has no effect on a mixture: each source has its own, data.sources.NAME.{key}"
+                f"data.{key}={value} has no effect on a mixture: set it for a source, data.sources.NAME.{key}"
             )
         for name, source in self.sources.items():
             for key, value in non_default_values(source, _MIXTURE_KEYS):
                 raise ConfigError(
-                    f"data.sources.{name}.{key}={value} has no effect on a source of a mixture: leave it out, and "
-                    f"give {key} to data itself"
+                    f"data.sources.{name}.{key}={value} has no effect on a source of a mixture: remove it, and "
+                    f"set {key} on data itself"
                 )
             require(
                 0 < source.weight < math.inf,
-                f"data.sources.{name}.weight={source.weight:g} must be above 0: to draw nothing from it, leave it out",
+                f"data.sources.{name}.weight={source.weight:g} must be above 0: to draw nothing from it, remove it",
             )
         if self.held_out is not None and self.sources:
             names = sorted(self.sources)
@@ -83,8 +91,8 @@ class MixtureSpec(DataSpec):
         if self.held_out is not None:
             require(
                 self.held_out in held_out,
-                f"data.held_out={self.held_out} holds out nothing: raise data.sources.{self.held_out}.held_out_share, "
-                "name another source, or null for all",
+                f"data.held_out={self.held_out} has no held-out samples: raise "
+                f"data.sources.{self.held_out}.held_out_share, choose another source, or null for all",
             )
             held_out = {self.held_out: held_out[self.held_out]}
         return Dataset(
@@ -101,16 +109,16 @@ class MixtureSpec(DataSpec):
             source.order(samples, seed, (*stream, k))
             for k, (source, samples) in enumerate(zip(sources, train.sources, strict=True), start=1)
         ]
-        weights = [Fraction(repr(source.weight)) for source in sources]  # as written: 0.1 is a tenth
+        weights = [Fraction(repr(source.weight)) for source in sources]  # the decimal value: 0.1 is exactly 1/10
         return MixedOrder(train.names, orders, weights, random.Random(f"{seed}/mixture/{stream}"))
 
     def _sorted(self) -> list[tuple[str, DataSpec]]:
-        """By name, so that nothing depends on the order in which they are typed."""
+        """Returns the sources sorted by name, so that nothing depends on the order of the overrides."""
         return sorted(self.sources.items())
 
 
 def _open(name: str, source: DataSpec) -> Dataset:
-    """An error names the keys where they are in a mixture."""
+    """Opens a source. Its errors name the keys with their path in the mixture."""
     try:
         return open_data(source)
     except ClipxError as error:
@@ -118,14 +126,14 @@ def _open(name: str, source: DataSpec) -> Dataset:
 
 
 def _common_classes(by_source: Sequence[Classes | None]) -> Classes | None:
-    """Those of the held-out sources, where they are the same in all of them: else a label means several things."""
+    """Returns the classes of the held-out sources if all are equal, else None: labels would be ambiguous."""
     first = by_source[0] if by_source else None
     return first if all(classes == first for classes in by_source) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Sources laid end to end: an index is a sample's own over all of them."""
+    """Concatenation of sources: an index identifies a sample among all sources."""
 
     names: Sequence[str]
     sources: Sequence[Source]
@@ -150,7 +158,7 @@ class Mixture:
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """(source, index in it) of a sample."""
+        """Returns (source, index in the source) of a sample."""
         k = bisect_right(self._ends, index)
         return k, index - (self._ends[k - 1] if k else 0)
 
@@ -175,12 +183,13 @@ class Mixture:
 
 
 class MixedOrder:
-    """The endless stream of a mixture's sample indices. `orders` are the sources' own, in the order of their indices.
+    """Endless stream of a mixture's sample indices. `orders` are the orders of the sources, in the order of `names`.
 
-    A tree of sources: of the first n positions of a node, floor(n·w + phase) are its left branch's, w being that
-    branch's share of the node's weight, exact in integers. So a source's share is exact in the long run, its count
-    after any n positions is within log2 of the number of sources (rounded up) of n times its share, and both sides of
-    the question, whose is position n and which of theirs is it, take a few integer operations anywhere.
+    The sources are the leaves of a binary tree. Of the first n positions of a node, floor(n·w + phase) belong to its
+    left branch, w being the share of that branch in the node's weight, computed exactly in integers. So the share of a
+    source is exact in the limit, its count after any n positions differs from n times its share by at most log2 of the
+    number of sources (rounded up), and both the source of position n and the position within that source take a few
+    integer operations at any n.
     """
 
     def __init__(
@@ -197,12 +206,12 @@ class MixedOrder:
         return self._starts[k] + self.orders[k](local)
 
     def substitute(self, position: int, rng: random.Random) -> int:
-        """From the same source, so that bad samples do not shift the shares."""
+        """Draws a substitute from the same source, so that bad samples do not change the shares."""
         k, local = _locate(self._tree, position)
         return self._starts[k] + self.orders[k].substitute(local, rng)
 
     def source_counts(self, position: int) -> Mapping[str, SourceCount]:
-        """A source that is a mixture itself counts as a whole and in its parts, `a` and `a.b`."""
+        """Returns the counts by source. A nested mixture is counted as a whole and by its sources, `a` and `a.b`."""
         from clipx.data.order import SourceCount
 
         found: dict[str, SourceCount] = {}
@@ -214,16 +223,16 @@ class MixedOrder:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """Of the first n positions, (n · numerator + phase) // denominator are those of `left`, the rest of `right`."""
+    """Inner node: `left` gets (n · numerator + phase) // denominator of its first n positions, `right` the rest."""
 
-    left: _Node | int  # an int is a source
+    left: _Node | int  # an int is the index of a source
     right: _Node | int
     numerator: int
     denominator: int
     phase: int
 
     def count_left(self, position: int) -> int:
-        """How many of the positions before this one are those of `left`."""
+        """Returns the number of positions before this one that belong to `left`."""
         return (position * self.numerator + self.phase) // self.denominator
 
 
@@ -238,7 +247,7 @@ def _tree(sources: Sequence[int], weights: Sequence[Fraction], rng: random.Rando
 
 
 def _locate(tree: _Node | int, position: int) -> tuple[int, int]:
-    """(source, position in its own stream) of a position."""
+    """Returns (source, position in the stream of that source) of a position."""
     while not isinstance(tree, int):
         before = tree.count_left(position)
         if tree.count_left(position + 1) > before:
@@ -249,7 +258,7 @@ def _locate(tree: _Node | int, position: int) -> tuple[int, int]:
 
 
 def _counts(tree: _Node | int, position: int) -> Iterator[tuple[int, int]]:
-    """(source, how many of the positions before this one are that source's)."""
+    """Yields (source, number of positions before this one that belong to it)."""
     if isinstance(tree, int):
         yield tree, position
     else:

@@ -1,8 +1,8 @@
-"""The embedded default: drawn scenes with captions, combinations of attributes held out for zero-shot.
+"""Embedded default data: drawn scenes with captions, with combinations of attributes held out for zero-shot.
 
-A scene is shape, colour, texture, size, position, count and background. Images and captions are a pure function of
+A scene has a shape, colour, texture, size, position, count and background. Images and captions are a pure function of
 (version, seed, split, index, style). One in six combinations of colour, texture and shape never occurs in training:
-telling those apart asks that the attributes be understood one by one.
+classifying these requires that the attributes be learned independently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from clipx.errors import require
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
 
-_VERSION = 1  # part of the folder's name: other drawings, another folder
+_VERSION = 1  # part of the folder name: increase it when the drawings change
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
 COLOURS = {
@@ -49,15 +49,21 @@ TEMPLATES = ("a {}", "a picture of a {}", "an image with a {}", "a drawing of a 
 
 
 class Style(StrEnum):
-    """How scenes are drawn. Captions and classes are the same in each: a shift of the images alone."""
+    """Rendering of the scenes. Captions and classes do not depend on it: only the image distribution changes."""
 
     painted = "painted"
-    night = "night"  # dark and noisy
+    """Full brightness, no noise."""
+
+    night = "night"
+    """Half the brightness, and Gaussian noise with a standard deviation of 4 of 255."""
 
 
 @functools.cache
 def held_out_labels() -> tuple[int, ...]:
-    """One combination in six: each shape once for every (colour, texture), so every attribute is seen in training."""
+    """Returns the held-out labels: one combination in six, one shape for each (colour, texture).
+
+    So every attribute occurs in training.
+    """
     colours, textures = list(COLOURS), list(TEXTURES)
     return tuple(
         label
@@ -84,12 +90,28 @@ class Scene:
 @option("data")
 @dataclass(kw_only=True, slots=True)
 class ShapesSpec(DataSpec):
+    """Drawn scenes with captions, written once as WebDataset shards.
+
+    One in six combinations of colour, texture and shape is held out for zero-shot evaluation.
+    """
+
     kind: str = "shapes"
-    samples: int = 12_000  # training images
-    held_out_samples: int = 960  # images of held-out combinations
-    pixels: int = 48  # of the written images, square
-    seed: int = 0  # of the scenes; independent of the run's seed
+    """Kind of data: drawn scenes with captions."""
+
+    samples: int = 12_000
+    """Number of training images. At least 2."""
+
+    held_out_samples: int = 960
+    """Number of evaluation images, all of held-out combinations. At least 1."""
+
+    pixels: int = 48
+    """Width and height of the images in pixels, in [16, 512]."""
+
+    seed: int = 0
+    """Seed of the scenes, independent of the seed of the run."""
+
     style: Style = Style.painted
+    """Rendering of the scenes: painted, or night (half the brightness, with noise). Captions and classes are equal."""
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
@@ -98,7 +120,7 @@ class ShapesSpec(DataSpec):
         require(16 <= self.pixels <= 512, f"data.pixels={self.pixels} must be in [16, 512]")
 
     def open(self) -> Dataset:
-        """Writes the shards first where they are not in the cache."""
+        """Opens the shards, written first if they are not in the cache."""
         from clipx.data.webdataset import Shards
 
         def shards(name: str, samples: int, held_out: bool) -> Shards:
@@ -119,7 +141,7 @@ class ShapesSpec(DataSpec):
 
 
 def make_sample(index: int, *, seed: int, held_out: bool, pixels: int, style: Style = Style.painted) -> Sample:
-    """Sample `index` of a split: the image as JPEG, captions, and the label of its combination."""
+    """Returns sample `index` of a split: the image as JPEG, captions, and the label of its combination."""
     rng = random.Random(f"{_VERSION}/{seed}/{held_out}/{index}")
     scene = random_scene(rng, held_out, index)
     captions = [full_caption(scene)] if held_out else [full_caption(scene), *(caption(scene, rng) for _ in range(4))]
@@ -151,7 +173,7 @@ def _labels(held_out: bool) -> tuple[int, ...]:
 
 
 def _noun(scene: Scene, size: bool = False) -> str:
-    """`one large red striped star`, `two stars`: number, adjectives, noun."""
+    """Returns adjectives and noun, in the plural for several: `large red striped star`, `blue solid rings`."""
     words = [scene.size] if size else []
     words += [scene.colour, scene.texture, _plural(scene.shape) if scene.count != "one" else scene.shape]
     return " ".join(words)
@@ -166,12 +188,12 @@ def _place(scene: Scene) -> str:
 
 
 def full_caption(scene: Scene) -> str:
-    """Names every attribute."""
+    """Returns a caption that names every attribute."""
     return f"{scene.count} {_noun(scene, size=True)} {_place(scene)} on a {scene.background} background"
 
 
 def caption(scene: Scene, rng: random.Random) -> str:
-    """One of several ways to say it, some of which leave attributes out, as people do."""
+    """Returns a random caption. Most forms omit some attributes, as human captions do."""
     article = "a" if scene.count == "one" else scene.count
     return rng.choice(
         (
@@ -191,7 +213,7 @@ _OVERSAMPLE = 3  # drawn larger and scaled down: smooth edges
 
 
 def draw(scene: Scene, rng: random.Random, pixels: int, style: Style = Style.painted) -> Image.Image:
-    """The scene as RGB; position and lightness vary a little by `rng`, and so does the noise of the night."""
+    """Draws the scene as RGB. `rng` varies position and brightness slightly, and draws the noise of the night style."""
     from PIL import Image, ImageDraw
 
     side = pixels * _OVERSAMPLE
@@ -209,7 +231,7 @@ def draw(scene: Scene, rng: random.Random, pixels: int, style: Style = Style.pai
 
 
 def _at_night(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Half the light, and noise with a deviation of 4 of 255."""
+    """Halves the brightness and adds Gaussian noise with a standard deviation of 4 of 255."""
     from PIL import Image
 
     noise = (rng.gauss(0, 4) for _ in range(3 * image.width * image.height))
@@ -226,7 +248,7 @@ def _jitter(rgb: tuple[int, int, int], rng: random.Random) -> tuple[int, int, in
 
 
 def _centres(scene: Scene, rng: random.Random, count: int, side: int) -> list[tuple[float, float]]:
-    """A row of shapes; at the left and right a column."""
+    """Returns the centres of the shapes: in a row, or in a column at the left and right position."""
     dx, dy = POSITIONS[scene.position]
     x = side * (0.5 + 0.24 * dx + rng.uniform(-0.03, 0.03))
     y = side * (0.5 + 0.24 * dy + rng.uniform(-0.03, 0.03))
@@ -235,7 +257,7 @@ def _centres(scene: Scene, rng: random.Random, count: int, side: int) -> list[tu
 
 
 def _outline(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, r: float) -> None:
-    """Draws a filled shape of about the same area for each kind."""
+    """Draws a filled shape. All shapes have about the same area."""
     box = (x - r, y - r, x + r, y + r)
     if shape == "circle":
         pen.ellipse(box, fill=255)
@@ -256,13 +278,13 @@ def _outline(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, r: float)
 
 
 def _polygon(x: float, y: float, radii: list[float]) -> list[tuple[float, float]]:
-    """Corners at the given distances from the centre, the first one upwards."""
+    """Returns corners at the given distances from the centre, starting at the top."""
     angles = [2 * math.pi * i / len(radii) for i in range(len(radii))]
     return [(x + r * math.sin(a), y - r * math.cos(a)) for r, a in zip(radii, angles, strict=True)]
 
 
 def _textured(mask: Image.Image, texture: str, side: int) -> Image.Image:
-    """The part of the mask that is coloured."""
+    """Returns the part of the mask that is coloured by the texture."""
     from PIL import Image, ImageChops, ImageDraw
 
     if texture == "solid":

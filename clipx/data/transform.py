@@ -1,8 +1,8 @@
-"""Encoded image -> square uint8 RGB. Normalisation happens on the device, in the model.
+"""Image transforms: encoded image to square uint8 RGB. The model normalises on the device.
 
-Training takes the shortest way to the same picture: libjpeg-turbo without Pillow around it, which shrinks a JPEG that
-is at least twice too large while it decodes it, and torch's bicubic filter, which is Pillow's in SIMD. What is no plain
-upright JPEG goes through Pillow, as all of evaluation does.
+Training uses the fastest path to the same picture: libjpeg-turbo without Pillow, which shrinks a JPEG at least twice
+too large while decoding it, and torch's bicubic filter, which is Pillow's in SIMD. Images that are not plain upright
+JPEGs are read with Pillow, as are all evaluation images.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Box = tuple[int, int, int, int]
 """(left, top, right, bottom) in whole pixels."""
 
 _RATIO = (3 / 4, 4 / 3)
-_SEGMENT = struct.Struct(">BBH")  # of a JPEG: 0xFF, its kind, and its length without these two bytes
+_SEGMENT = struct.Struct(">BBH")  # header of a JPEG segment: 0xFF, its kind, and its length without these two bytes
 _APP1, _SCAN = 0xE1, 0xDA
-_UPRIGHT = {  # what undoes each orientation that a camera notes
+_UPRIGHT = {  # EXIF orientation -> transposition to upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -44,9 +44,9 @@ _UPRIGHT = {  # what undoes each orientation that a camera notes
 
 
 def decode(encoded: bytes, max_pixels: int) -> Image.Image:
-    """JPEG, PNG or WebP to RGB, upright: the first frame, 16 bits as their upper 8, what is transparent on white.
+    """Decodes JPEG, PNG or WebP to upright RGB: the first frame, the upper 8 of 16 bits, transparency on white.
 
-    Raises BadSample with the reason. The size is checked before anything is unpacked.
+    The size is checked before decoding. Raises BadSample with the reason.
     """
     if not encoded:
         raise BadSample("image is empty")
@@ -63,12 +63,12 @@ def decode(encoded: bytes, max_pixels: int) -> Image.Image:
         raise
     except UnidentifiedImageError:
         raise BadSample("image is not JPEG, PNG or WebP, or its header is damaged") from None
-    except Exception as error:  # decoders keep to no list of what they raise on damaged input
+    except Exception as error:  # decoders raise undocumented exceptions on damaged input
         raise BadSample(f"image cannot be decoded: {' '.join(str(error).split())[:120]}") from None
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would clip at 255
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow clips at 255
         return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
@@ -79,21 +79,21 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF's, 1 being upright. After decoding: PNG may carry it behind the pixels."""
+    """Returns the EXIF orientation, 1 for upright. Call it after decoding: PNG may store it behind the pixels."""
     orientation = 1
-    with suppress(Exception):  # a damaged tag is no reason to lose the image
+    with suppress(Exception):  # an image with a damaged tag is still usable
         orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
     return orientation
 
 
 class _Scratch(threading.local):
-    """A thread's memory for a decoded JPEG: new memory for each would cost a twentieth of the time."""
+    """Buffer of a thread for decoded JPEGs: allocating memory for each image takes 5 % of the time."""
 
     def __init__(self) -> None:
         self.memory = np.empty(0, np.uint8)
 
     def of(self, size: int) -> NDArray[np.uint8]:
-        """At least `size` bytes, of which only those that are ever written take room."""
+        """Returns at least `size` bytes. Only pages that have been written to occupy memory."""
         if self.memory.size < size:
             self.memory = np.empty(size, np.uint8)
         return self.memory
@@ -105,11 +105,11 @@ _scratch = _Scratch()
 def train_transform(
     encoded: bytes, scale: Sequence[float], max_pixels: int, rng: random.Random, *outs_SS3: torch.Tensor
 ) -> None:
-    """A random crop of the given share of the area, aspect ratio 3/4 to 4/3, resized into `outs_SS3` (arXiv:1409.4842).
+    """Resizes a random crop, with area share `scale` and aspect ratio 3/4 to 4/3, into `outs_SS3` (arXiv:1409.4842).
 
-    One crop for all of them, each with a size of its own; decoded once, as the largest wants it. They are contiguous
-    uint8: places in a batch, so that nothing has to be copied there. Raises BadSample as `decode`; `rng` is drawn from
-    the same for every kind of file.
+    All outputs get the same crop, each at its size; the image is decoded once, for the largest. The outputs are
+    contiguous uint8 views of a batch, which saves a copy. Raises BadSample as `decode` does. The draws from `rng` do
+    not depend on the file format.
     """
     wh = plain_jpeg(encoded, max_pixels)
     if wh is None:
@@ -123,10 +123,10 @@ def train_transform(
 
 
 def _decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, size: int) -> tuple[Pixels, Box]:
-    """A JPEG of wh pixels, shrunk while it is decoded, and the box in it, which stays no smaller than `size`."""
+    """Decodes a JPEG of wh pixels, shrunk while the box stays at least `size`, and returns it with the scaled box."""
     left, top, right, bottom = box
-    # The size at which the box is still no smaller than what is asked for; simplejpeg finds the DCT scale for it. Only
-    # halves and less: libjpeg-turbo has no SIMD for 5/8 and the like, so that they take as long as the whole.
+    # The smallest image size at which the box has at least `size` pixels; simplejpeg selects the DCT scale for it. Only
+    # scales of 1/2 and less: libjpeg-turbo has no SIMD for 5/8 and the like, which take as long as the full size.
     least = (math.ceil(w * size / side) for w, side in zip(wh, (right - left, bottom - top), strict=True))
     width, height = least
     memory = _scratch.of(wh[0] * wh[1] * 3)
@@ -139,7 +139,7 @@ def _decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, size: int) -> 
 
 
 def plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
-    """(width, height) of a JPEG that needs no more than decoding; None for what Pillow has to look at."""
+    """Returns (width, height) of a JPEG that only needs decoding; None for an image that needs Pillow."""
     if not encoded.startswith(b"\xff\xd8\xff") or not _upright(encoded):
         return None
     try:
@@ -150,7 +150,7 @@ def plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
 
 
 def _upright(encoded: bytes) -> bool:
-    """Whether a JPEG's header has no place for a camera's note of the orientation; False if it is out of order, too."""
+    """Returns whether a JPEG header has no segment that can store an orientation; False for a malformed header."""
     at = 2
     while at + _SEGMENT.size <= len(encoded):
         mark, kind, length = _SEGMENT.unpack_from(encoded, at)
@@ -166,12 +166,12 @@ def _upright(encoded: bytes) -> bool:
 
 
 def _resize(pixels: Pixels, box: Box, out_SS3: torch.Tensor) -> None:
-    """The box of an image, resized: bicubic over all pixels that a new one covers, as Pillow's, in whole numbers.
+    """Resizes the box of an image into `out_SS3`: bicubic with antialiasing, in integers, as in Pillow.
 
-    What `F.interpolate(…, mode="bicubic", antialias=True)` computes; that one takes no memory to write to.
+    Computes `F.interpolate(…, mode="bicubic", antialias=True)`, which has no `out` argument.
     """
     left, top, right, bottom = box
-    cut_1hw3 = torch.from_numpy(pixels)[None, top:bottom, left:right]  # its strides say channels last to the filter
+    cut_1hw3 = torch.from_numpy(pixels)[None, top:bottom, left:right]  # the filter sees channels-last strides
     torch.ops.aten._upsample_bicubic2d_aa.out(
         cut_1hw3.permute(0, 3, 1, 2), out_SS3.shape[:2], False, out=out_SS3[None].permute(0, 3, 1, 2)
     )
@@ -196,7 +196,7 @@ def random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random) 
 
 
 def eval_transform(image: Image.Image, size: int, stretch: bool = False) -> Pixels:
-    """The shorter side resized to `size`, bicubic, and the centre cut out; or `stretch`: both sides, with all of it."""
+    """Resizes the shorter side to `size`, bicubic, and crops the centre. `stretch`: resizes both sides, no crop."""
     if stretch:
         return _pixels(image.resize((size, size), Image.Resampling.BICUBIC))
     image = _shortened(image)
@@ -210,10 +210,11 @@ def eval_transform(image: Image.Image, size: int, stretch: bool = False) -> Pixe
 
 
 def _shortened(image: Image.Image) -> Image.Image:
-    """The middle of an image longer than 8:1: all of 1 x 65,535 pixels, resized to a width of 224, would take 10 GB."""
+    """Crops an image longer than 8:1 to its middle: 1 x 65,535 pixels resized to a width of 224 would take 10 GB."""
     width, height = image.size
     most = 8 * min(width, height)
-    w, h = (side if side <= most else most + (side - most) % 2 for side in image.size)  # even rests: the same middle
+    # An even number of pixels is cut off, so the centre stays the same.
+    w, h = (side if side <= most else most + (side - most) % 2 for side in image.size)
     left, top = (width - w) // 2, (height - h) // 2
     return image if (w, h) == image.size else image.crop((left, top, left + w, top + h))
 

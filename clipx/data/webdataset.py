@@ -1,7 +1,7 @@
-"""WebDataset shards, as img2dataset writes them: jpg (or jpeg, png, webp) + txt + json, read at random by an index.
+"""WebDataset shards, as written by img2dataset: jpg (or jpeg, png, webp) + txt + json, with random access by an index.
 
-Opening a data set that was opened before only looks at the shards' sizes and times. Only members on an allow-list are
-ever read, and none of them can execute anything.
+Reopening a data set only checks the sizes and modification times of its shards. Only members on an allow-list are read,
+and none of them can execute code.
 """
 
 from __future__ import annotations
@@ -39,24 +39,48 @@ from clipx.errors import ConfigError, DataError, require
 from clipx.storage.remote import is_local
 
 _DEFAULT_ACCESS = Access()
-_GAP = 1 << 16  # bytes between a sample's members that are cheaper to read than a second request
+_GAP = 1 << 16  # bytes between the members of a sample up to which one request is cheaper than two
 
 
 @option("data")
 @dataclass(kw_only=True, slots=True)
 class WebDatasetSpec(DataSpec):
+    """WebDataset shards, as written by img2dataset: tar files of jpg (or jpeg, png, webp) + txt and/or json."""
+
     kind: str = "webdataset"
-    shards: str | None = None  # path, brace pattern, glob, @list.txt or URL (s3://…); several joined by ::
-    held_out_shards: str | None = None  # likewise, to evaluate on
-    held_out_share: float = 0.05  # share of the samples held out where held_out_shards is not given; 0 for none
-    # The member txt, or a key of the json member: json.caption (text or list of texts). Or several of these, each with
-    # its weight: {txt: 0.3, json.recaption: 0.7} draws among those that a sample has. OmegaConf has no type for either.
-    caption_key: Any = "txt"
-    label_key: str | None = None  # the class of an image, for zero-shot: the member cls, or a key of json: json.label
-    samples: int | None = None  # the published size, to compare with what is found
-    retry_s: float = 120.0  # seconds that a read of a remote shard is tried again before the run ends
-    cache_gb: float = 0.0  # limit of the local cache of whole remote shards, in GB; 0: samples are read by ranges
-    cache_dir: str | None = None  # its folder, best on a local disk; null: shards in clipx's cache folder
+    """Kind of data: WebDataset shards."""
+
+    shards: str | None = None
+    """Shards to train on: path, brace pattern, glob, @list.txt or URL (s3://…); several joined by ::. Required."""
+
+    held_out_shards: str | None = None
+    """Shards to evaluate on, in the same notation as shards. null: held_out_share of the samples is held out."""
+
+    held_out_share: float = 0.05
+    """Share of the samples held out for evaluation, evenly spread, in [0, 0.5]. 0: none. Has no effect with
+    held_out_shards."""
+
+    caption_key: Any = "txt"  # OmegaConf has no type for a string or a dictionary
+    """Location of the captions: txt (the member), or json.KEY (a key of the json member, a text or a list of texts).
+    Several with weights, {txt:0.3,json.recaption:0.7}: one is drawn among those that a sample has."""
+
+    label_key: str | None = None
+    """Location of the class of an image, for zero-shot evaluation: cls (the member), or json.KEY (a key of the json
+    member). null: no labels."""
+
+    samples: int | None = None
+    """Published number of samples, reported next to the number found, and used before the data is opened. null:
+    unknown."""
+
+    retry_s: float = 120.0
+    """Seconds for which a failed read of a remote shard is repeated before the run ends. At least 0; 0 tries once."""
+
+    cache_gb: float = 0.0
+    """Size limit of the local cache of whole remote shards, in GB. Must hold the shards of one shuffle window. 0: no
+    cache, samples are read by range requests."""
+
+    cache_dir: str | None = None
+    """Folder of the cache of remote shards, best on a local disk. null: shards in clipx's cache folder."""
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
@@ -92,7 +116,7 @@ class WebDatasetSpec(DataSpec):
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """A source over tar files. `tables` are the paths of the shards' indices."""
+    """Source over tar files. `tables` are the paths of the shard indices."""
 
     urls: Sequence[str]
     tables: Sequence[str]
@@ -103,16 +127,16 @@ class Shards:
     label_key: str | None
     lengths: Sequence[int] = field(repr=False)  # bytes of each shard
     access: Access
-    remote: bool  # whether a shard is elsewhere than on a local disk
+    remote: bool  # whether any shard is not on a local file system
     _ends: Sequence[int] = field(repr=False)
 
     @classmethod
     def open(
         cls, urls: Sequence[str], caption_key: Any, label_key: str | None, access: Access = _DEFAULT_ACCESS
     ) -> Shards:
-        """Indexes what is not indexed yet, with progress. Raises DataError where there is no sample at all.
+        """Opens the shards, indexing new ones with a progress bar. Raises DataError if they have no sample.
 
-        Without a `caption_key` a sample is an image with a label in the member cls, and has no captions.
+        With `caption_key` None a sample is an image with a label in the member cls, without captions.
         """
         captions = {} if caption_key is None else caption_weights("data.caption_key", caption_key)
         indices = index_shards(urls, *(caption_columns(captions) or [CLS]), retry_s=access.retry_s)
@@ -121,7 +145,7 @@ class Shards:
         if not sum(sizes):
             reasons = f"; {bad[0].key}: {bad[0].reason}" if bad else ""
             wanted = f"caption (data.caption_key={' or '.join(captions)})" if captions else "label (the member cls)"
-            raise DataError(f"{len(urls)} shards, from {urls[0]}, hold no sample with an image and a {wanted}{reasons}")
+            raise DataError(f"{len(urls)} shards, from {urls[0]}, have no sample with an image and a {wanted}{reasons}")
         return cls(
             urls=urls,
             remote=not all(map(is_local, urls)),
@@ -137,7 +161,7 @@ class Shards:
         )
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """(shard, row) of a sample."""
+        """Returns (shard, row) of a sample."""
         shard = bisect_right(self._ends, index)
         return shard, index - self._ends[shard] + self.sizes[shard]
 
@@ -167,7 +191,7 @@ class Shards:
             prefetch_spans(self.fingerprint, spans)
 
     def _member_spans(self, index: int) -> tuple[ShardFile, dict[int, Span]]:
-        """The file of a sample, and the span of each of its members that is needed, by column."""
+        """Returns the shard file of a sample and the spans of the members needed, by column."""
         shard, row = self._locate(index)
         members: list[Span] = [tuple(span) for span in load_table(self.tables[shard])[row].tolist()]
         return self._file(shard), {c: members[c] for c in self._columns() if members[c][1] > 0}
@@ -181,7 +205,7 @@ class Shards:
 
 
 def _check_cache(shards: Shards, cache_gb: float, window: int) -> None:
-    """A cache that cannot hold the shards of a window would fetch each of them again and again."""
+    """Raises ConfigError if the cache is smaller than the shards of a window, which would be fetched repeatedly."""
     remote = [
         (size, samples)
         for url, size, samples in zip(shards.urls, shards.lengths, shards.sizes, strict=True)
@@ -189,18 +213,18 @@ def _check_cache(shards: Shards, cache_gb: float, window: int) -> None:
     ]
     if not cache_gb or not remote:
         return
-    _ = shards.access.folder  # raises ConfigError where it cannot be created
+    _ = shards.access.folder  # raises ConfigError if it cannot be created
     size, samples = sum(size for size, _ in remote), sum(samples for _, samples in remote)
-    together = min(len(remote), window * len(remote) // max(1, samples) + 2)  # a window begins and ends inside shards
+    together = min(len(remote), window * len(remote) // max(1, samples) + 2)  # a window starts and ends inside shards
     needed = together * size / len(remote) / 1e9
     require(
         cache_gb >= needed,
-        f"data.cache_gb={cache_gb:g} holds less than the {together} shards that data.shuffle_window={window:,} samples "
+        f"data.cache_gb={cache_gb:g} is less than the {together} shards that data.shuffle_window={window:,} samples "
         f"are drawn from: give {math.ceil(needed * 10) / 10:g}, a smaller window, or 0 for no cache",
     )
 
 
-@lru_cache(maxsize=1)  # a sample's captions and label may all be in its one
+@lru_cache(maxsize=1)  # captions and label of a sample may share one json member
 def _json(encoded: bytes) -> dict[str, Any]:
     try:
         meta = json.loads(encoded)
@@ -212,7 +236,7 @@ def _json(encoded: bytes) -> dict[str, Any]:
 
 
 def _captions_by_key(found: dict[int, bytes], weights: dict[str, float]) -> list[tuple[float, Sequence[str]]]:
-    """(weight, captions) of each key that has one. Raises BadSample where none has."""
+    """Returns (weight, captions) of each key with a caption. Raises BadSample if there is none."""
     captions_by_key, faults = list[tuple[float, Sequence[str]]](), []
     for key, weight in weights.items():
         try:
@@ -225,12 +249,12 @@ def _captions_by_key(found: dict[int, bytes], weights: dict[str, float]) -> list
 
 
 def _captions(found: dict[int, bytes], caption_key: str) -> Sequence[str]:
-    """Those of a key that can be used. Raises BadSample where there is none."""
+    """Returns the usable captions of a key. Raises BadSample if there is none."""
     if caption_key == "txt":
         return [caption_text(found.get(TXT, b""))]
     value = _json(found.get(JSON, b"")).get(caption_key.removeprefix("json."))
     texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
-    captions, fault = [], f"caption is missing: {caption_key} holds no text"
+    captions, fault = [], f"caption is missing: {caption_key} contains no text"
     for text in texts:
         try:
             captions.append(caption_text(text))
@@ -248,7 +272,7 @@ def _label(found: dict[int, bytes], label_key: str) -> int | str:
     if isinstance(value, int):
         return int(value)
     if not isinstance(value, str):
-        raise BadSample(f"label is missing: {label_key} holds none")
+        raise BadSample(f"label is missing: {label_key} is neither an index nor a name")
     return parse_label(value)
 
 
@@ -256,7 +280,7 @@ def _label(found: dict[int, bytes], label_key: str) -> int | str:
 
 
 def _groups(spans: Sequence[Span]) -> list[Span]:
-    """The requests for a sample: one for all members where they are neighbours, else one for each."""
+    """Returns the ranges to request for a sample: one range if its members are close together, else one per member."""
     start, end = min(offset for offset, _ in spans), max(offset + size for offset, size in spans)
     if end - start > sum(size for _, size in spans) + _GAP:
         return list(spans)
@@ -264,7 +288,7 @@ def _groups(spans: Sequence[Span]) -> list[Span]:
 
 
 def _read(file: ShardFile, spans: Sequence[Span]) -> list[bytes]:
-    """The bytes of each span."""
+    """Returns the bytes of each span."""
     groups = _groups(spans)
     contents = [fetch(file, *group) for group in groups]
     if len(groups) > 1 or len(spans) == 1:

@@ -167,7 +167,7 @@ def test_a_sample_counts_where_one_of_the_keys_has_a_caption(tmp_path: Path) -> 
     source = opened(shard, {"txt": 1, "json.recaption": 1})
     assert source.sizes == [6]
     assert [list(source.read(i).captions) for i in range(5)] == [["json", "txt"], ["txt"], ["json"], ["json"], ["txt"]]
-    with pytest.raises(BadSample, match=r"^caption is missing: json\.recaption holds no text; caption is not UTF-8$"):
+    with pytest.raises(BadSample, match=r"^caption is missing: json\.recaption contains no text; caption is not UTF-8$"):
         source.read(5)
     assert {Path(bad.key).name: bad.reason for bad in source.bad} == {
         "a.tar:none": "caption is missing or empty",

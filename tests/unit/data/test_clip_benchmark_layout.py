@@ -140,7 +140,7 @@ def test_images_without_names_have_no_captions_and_cannot_be_trained_on(tmp_path
         ("", {"test/nshards.txt": "0"}, DataError, "test/nshards.txt contains '0'"),
         ("test/1.tar", {}, DataError, "shard .*/test/1.tar does not exist"),
         ("", {"dataset_type.txt": "multilabel"}, DataError, "dataset_type.txt contains 'multilabel': it must be classification or retrieval"),
-        ("", {"dataset_type.txt": "retrieval"}, DataError, "hold no sample with an image and a caption"),
+        ("", {"dataset_type.txt": "retrieval"}, DataError, "have no sample with an image and a caption"),
         ("", {"zeroshot_classification_templates.txt": "a photo"}, ConfigError, "'a photo' has no {} for the class name"),
     ],
 )  # fmt: skip

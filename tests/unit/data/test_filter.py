@@ -123,5 +123,5 @@ def test_a_source_of_a_mixture_has_limits_of_its_own(tmp_path: Path) -> None:
     assert isinstance(train.read(0), Sample)
     with pytest.raises(BadSample, match="below data.min_side=99"):
         train.read(64)
-    with pytest.raises(ConfigError, match="data.min_side=99 has no effect on a mixture: each source has its own"):
+    with pytest.raises(ConfigError, match="data.min_side=99 has no effect on a mixture: set it for a source"):
         compose("data=mixture", f"{add}a=shapes", "data.min_side=99")

@@ -203,10 +203,10 @@ REFUSED = [
         ["data.sources.big.kind=csv"],
         "data.sources.big.kind=csv cannot be set: choose an option of the group, data@data.sources.big=…",
     ),
-    (["data.sources.big.weight=0"], "data.sources.big.weight=0 must be above 0: to draw nothing from it, leave it out"),
+    (["data.sources.big.weight=0"], "data.sources.big.weight=0 must be above 0: to draw nothing from it, remove it"),
     (
         ["data.sources.big.weight=-1.5"],
-        "data.sources.big.weight=-1.5 must be above 0: to draw nothing from it, leave it out",
+        "data.sources.big.weight=-1.5 must be above 0: to draw nothing from it, remove it",
     ),
     (["data.sources.big.weight=much"], "data.sources.big.weight=much: Value 'much' of type 'str' could not be converted to Float"),
     (
@@ -223,16 +223,16 @@ REFUSED = [
     ),
     (
         ["data.shuffle_window=9"],
-        "data.shuffle_window=9 has no effect on a mixture: each source has its own, data.sources.NAME.shuffle_window",
+        "data.shuffle_window=9 has no effect on a mixture: set it for a source, data.sources.NAME.shuffle_window",
     ),
     (
         ["data.weight=3"],
-        "data.weight=3.0 has no effect on a mixture: each source has its own, data.sources.NAME.weight",
+        "data.weight=3.0 has no effect on a mixture: set it for a source, data.sources.NAME.weight",
     ),
     *(
         (
             [f"data.sources.big.{key}={value}"],
-            f"data.sources.big.{key}={value} has no effect on a source of a mixture: leave it out, and give {key} to "
+            f"data.sources.big.{key}={value} has no effect on a source of a mixture: remove it, and set {key} on "
             "data itself",
         )
         for key, value in {
@@ -255,12 +255,12 @@ REFUSED = [
     ),
     (
         [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.weight=0"],
-        "data.sources.inner.sources.x.weight=0 must be above 0: to draw nothing from it, leave it out",
+        "data.sources.inner.sources.x.weight=0 must be above 0: to draw nothing from it, remove it",
     ),
     (
         [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.workers=9"],
-        "data.sources.inner.sources.x.workers=9 has no effect on a source of a mixture: leave it out, and give workers "
-        "to data itself",
+        "data.sources.inner.sources.x.workers=9 has no effect on a source of a mixture: remove it, and set workers "
+        "on data itself",
     ),
 ]  # fmt: skip
 
@@ -346,7 +346,7 @@ def test_each_sources_held_out_samples_together_or_by_name(table: Path) -> None:
     scenes = small(table, "data.held_out=scenes").data.open()
     assert scenes.held_out is not None and sum(scenes.held_out.sizes) == 24
     assert scenes.classes is not None, "zero-shot is possible on a source that has classes"
-    with pytest.raises(ConfigError, match=r"^data\.held_out=pictures holds out nothing: raise .*held_out_share"):
+    with pytest.raises(ConfigError, match=r"^data\.held_out=pictures has no held-out samples: raise .*held_out_share"):
         small(table, "data.sources.pictures.held_out_share=0", "data.held_out=pictures").data.open()
 
 

@@ -517,7 +517,7 @@ def test_a_cache_that_cannot_be_written_costs_speed_only(
 
 def test_a_cache_smaller_than_a_windows_shards_is_refused(bucket: str, tmp_path: Path) -> None:
     message = (
-        r"^data.cache_gb=1e-05 holds less than the 3 shards that data.shuffle_window=200,000 samples are drawn from: "
+        r"^data.cache_gb=1e-05 is less than the 3 shards that data.shuffle_window=200,000 samples are drawn from: "
         r"give 0.1, a smaller window, or 0 for no cache"
     )
     with pytest.raises(ConfigError, match=message):

@@ -79,9 +79,9 @@ def test_captions_may_come_from_json(tmp_path: Path, meta: dict[str, Any], key: 
 @pytest.mark.parametrize(
     ("meta", "reason"),
     [
-        (b"{}", "caption is missing: json.caption holds no text"),
-        (b'{"caption": null}', "caption is missing: json.caption holds no text"),
-        (b'{"caption": []}', "caption is missing: json.caption holds no text"),
+        (b"{}", "caption is missing: json.caption contains no text"),
+        (b'{"caption": null}', "caption is missing: json.caption contains no text"),
+        (b'{"caption": []}', "caption is missing: json.caption contains no text"),
         (b'{"caption": " "}', "caption is empty"),
         (b'{"caption": "\\ud83d"}', "caption is not UTF-8"),
         (b'{"caption": "', "json cannot be read"),
@@ -117,8 +117,8 @@ def test_labels_come_from_cls_or_json(tmp_path: Path, member: tuple[str, bytes],
     [
         (("x.other", b""), "cls", "label is missing"),
         (("x.cls", b" "), "cls", "label is missing"),
-        (("x.json", b'{"label": null}'), "json.label", "label is missing: json.label holds none"),
-        (("x.json", b'{"label": [1]}'), "json.label", "label is missing: json.label holds none"),
+        (("x.json", b'{"label": null}'), "json.label", "label is missing: json.label is neither an index nor a name"),
+        (("x.json", b'{"label": [1]}'), "json.label", "label is missing: json.label is neither an index nor a name"),
         (("x.other", b""), "json.label", "json cannot be read"),
     ],
 )
@@ -427,7 +427,7 @@ def test_what_is_no_tar_is_told_and_the_other_shards_are_used(tmp_path: Path, co
     assert captions(source) == [f"caption {i}" for i in range(5)]
     assert list(reasons(source)) == ["b.tar"]
     assert reason in reasons(source)["b.tar"]
-    with pytest.raises(DataError, match="1 shards, from .*b.tar, hold no sample with an image and a caption"):
+    with pytest.raises(DataError, match="1 shards, from .*b.tar, have no sample with an image and a caption"):
         opened(tmp_path / "b.tar")
 
 
@@ -441,7 +441,7 @@ def test_a_compressed_bomb_is_not_unpacked(tmp_path: Path) -> None:
 def test_a_tar_without_samples_is_empty(tmp_path: Path) -> None:
     write_tar(tmp_path / "empty.tar", [])
     write_tar(tmp_path / "other.tar", [("readme.txt", b"hello"), ("data.npy", b"x")])
-    with pytest.raises(DataError, match=r"2 shards, from .*empty.tar, hold no sample .*\(data.caption_key=txt\)"):
+    with pytest.raises(DataError, match=r"2 shards, from .*empty.tar, have no sample .*\(data.caption_key=txt\)"):
         opened(f"{tmp_path}/*.tar")
 
 
