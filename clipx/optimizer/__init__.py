@@ -1,4 +1,4 @@
-"""Optimizers, one file each, over the parameter groups of `groups`."""
+"""Optimizers over the parameter groups of `groups`. Each has one file."""
 
 from clipx.optimizer.spec import OptimizerSpec
 

@@ -14,11 +14,18 @@ from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
 @option("optimizer")
 @dataclass(kw_only=True, slots=True)
 class AdamWSpec(OptimizerSpec):
-    """Adam with decoupled weight decay (arXiv:1711.05101); fused on the devices that have it."""
+    """Adam with decoupled weight decay (arXiv:1711.05101), with torch's fused kernel."""
 
     kind: str = "adamw"
+    """Type of the optimizer; set by optimizer=adamw, adamw_convnet or adamw_tiny."""
+
     betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
+    """Decay rates of the running means of the gradient and of its square: two numbers in [0, 1). The defaults are the
+    reference for ViTs; [0.9,0.999] for ConvNets (optimizer=adamw_convnet)."""
+
     eps: float = 1e-6
+    """Term added to the denominator. Above 0; 1e-6 for ViTs, 1e-8 for ConvNets."""
+
     shardable: ClassVar[bool] = True
     fused: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Parameter groups: learning-rate scales and weight decay by tower, layer and pattern."""
+"""Parameter groups: learning-rate scale and weight decay by tower, layer and name pattern."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def parameter_groups(model: CLIP, objective: Objective, spec: OptimizerSpec) -> list[Group]:
-    """As few groups as there are ways to treat a parameter: fused and foreach kernels are launched for each.
+    """Returns one group for each distinct treatment of parameters: fused and foreach kernels are launched per group.
 
     A group has `params` (pairs of name and parameter), `weight_decay` and `lr_scale`, a multiple of the scheduled rate.
-    The objective's own parameters are one group without decay, with `constant_lr`: their rate, or None for the model's.
-    Raises ConfigError.
+    The objective's parameters are one group without decay and with `constant_lr`: their learning rate, or None for the
+    model's. Raises ConfigError.
     """
     decay, keep = decayed(model, spec.decay_rule, spec.no_decay)
     scales = _lr_scales([*decay, *keep], model, spec)
@@ -39,14 +39,17 @@ def parameter_groups(model: CLIP, objective: Objective, spec: OptimizerSpec) -> 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Gives each group its multiple of the scheduled rate `lr`, or its own constant one where it has one."""
+    """Sets the learning rate of each group: its multiple of the scheduled rate `lr`, or its constant rate if any."""
     for group in optimizer.param_groups:
         constant = group.get("constant_lr")
         group["lr"] = lr * group["lr_scale"] if constant is None else constant
 
 
 def decayed(model: CLIP, rule: DecayRule, no_decay: Sequence[str] = ()) -> tuple[Named, Named]:
-    """(parameters that decay, parameters that do not), by name in the model. ConfigError for an idle pattern."""
+    """Returns (parameters with weight decay, parameters without), by name in the model.
+
+    Raises ConfigError for a pattern that matches no parameter.
+    """
     exempt = model.class_tokens() | _matched(no_decay, [name for name, _ in model.named_parameters()])
     if rule is DecayRule.current:
         exempt |= model.positional_embeddings()
@@ -59,22 +62,22 @@ def decayed(model: CLIP, rule: DecayRule, no_decay: Sequence[str] = ()) -> tuple
 
 
 def _matched(patterns: Sequence[str], names: Sequence[str]) -> set[str]:
-    """The names that one of the patterns fits."""
+    """Returns the names that match at least one pattern. Raises ConfigError for a pattern without a match."""
     matched: set[str] = set()
     for pattern in patterns:
         found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         if not found:
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
             raise ConfigError(
-                f"optimizer.no_decay=[{pattern}] matches no parameter of the model: correct it, or leave it out; "
-                f"near it are {', '.join(near)}"
+                f"optimizer.no_decay=[{pattern}] matches no parameter of the model: correct or remove it; similar "
+                f"names: {', '.join(near)}"
             )
         matched.update(found)
     return matched
 
 
 def _lr_scales(names: Iterable[str], model: CLIP, spec: OptimizerSpec) -> dict[str, float]:
-    """The share of the scheduled rate at which each parameter learns."""
+    """Returns each parameter's learning rate as a multiple of the scheduled rate."""
     scales = {
         name: spec.image_lr_scale
         if name.startswith("image.")
@@ -90,7 +93,7 @@ def _lr_scales(names: Iterable[str], model: CLIP, spec: OptimizerSpec) -> dict[s
     above = blocks_above(model, f"optimizer.layer_decay={spec.layer_decay}")
     require(
         any(above[name] for name in scales),
-        f"optimizer.layer_decay={spec.layer_decay} has no effect where only a tower's highest block learns: leave it "
-        "out, or lock less",
+        f"optimizer.layer_decay={spec.layer_decay} has no effect if only the last block of a tower is trained: remove "
+        "it, or lock fewer blocks",
     )
     return {name: scale * spec.layer_decay ** above[name] for name, scale in scales.items()}

@@ -1,4 +1,4 @@
-"""Where in its tower a parameter sits: what layer-wise decay and Muon go by."""
+"""Positions of parameters within the towers, for layer-wise learning-rate decay and Muon."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from clipx.model.layers import parameter_layers
 
 
 def blocks_above(model: CLIP, asked_by: str) -> dict[str, int]:
-    """For each parameter, how many blocks of its tower lie above it: none for heads and projections, all for stems
-    and embeddings. A norm between two blocks counts to one of them.
+    """Returns the number of blocks above each parameter in its tower: none for heads and projections, all for stems
+    and embeddings. A norm between two blocks belongs to one of them.
 
-    Raises ConfigError naming `asked_by` for an image tower whose blocks timm does not know.
+    Raises ConfigError, which names the option `asked_by`, for an image tower whose blocks timm does not list.
     """
     return {name: max(0, top - 1 - layer) for name, (layer, top) in parameter_layers(model, asked_by).items()}
 
 
 def hidden_matrices(model: CLIP, asked_by: str) -> set[str]:
-    """Weights of linear layers, and of convolutions over all channels, inside the towers' blocks.
+    """Returns the names of the weights of linear layers and ungrouped convolutions inside the towers' blocks.
 
-    Raises ConfigError as `blocks_above`.
+    Raises ConfigError like `blocks_above`.
     """
     within = {name for name, (layer, top) in parameter_layers(model, asked_by).items() if 0 < layer < top}
     return within & {

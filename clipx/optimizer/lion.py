@@ -17,14 +17,25 @@ if TYPE_CHECKING:
 class LionSpec(OptimizerSpec):
     """The sign of a running mean of the gradient, with decoupled weight decay (arXiv:2302.06675, algorithm 2).
 
-    Every weight moves by lr, whatever its gradient: rates are 3 to 10 times smaller than AdamW's, and the decay that
-    much larger.
+    Each weight changes by lr, independent of the size of its gradient: use a learning rate 3 to 10 times smaller than
+    AdamW's, and a weight decay larger by the same factor.
     """
 
     kind: str = "lion"
+    """Type of the optimizer; set by optimizer=lion."""
+
     lr: float = 1e-4
+    """Peak learning rate; the schedule scales it. Above 0. The default is a fifth of AdamW's (arXiv:2302.06675,
+    section 5)."""
+
     weight_decay: float = 1.0
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.99])  # of the step; of the mean that is kept
+    """Weight decay of the weights that decay_rule selects. At least 0. The default is five times AdamW's
+    (arXiv:2302.06675, section 5)."""
+
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
+    """Two decay rates in [0, 1): the first interpolates gradient and running mean for the step, the second updates the
+    running mean. The defaults are the paper's."""
+
     shardable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -11,9 +11,11 @@ from clipx.model.clip import CLIP
 
 
 class MasterWeights:
-    """`master` is what the optimizer steps and a checkpoint holds; `model`, its copy in `dtype`, is what computes.
+    """A float32 `master`, which the optimizer updates and a checkpoint stores, and `model`, its copy in `dtype` that
+    computes forward and backward.
 
-    Gradients go from the model to the master, weights back. BatchNorm's averages are the same tensors in both.
+    Gradients are copied from the model to the master, weights from the master to the model. Both share BatchNorm's
+    running averages.
     """
 
     def __init__(self, master: CLIP, dtype: torch.dtype) -> None:
@@ -25,7 +27,7 @@ class MasterWeights:
                     setattr(own, name, buffer)
 
     def copy_gradients_from_model(self) -> None:
-        """Moves the model's gradients to the master, in its own format."""
+        """Moves the model's gradients to the master, converted to its format."""
         for own, master in self._pairs:
             if own.grad is not None:
                 master.grad = own.grad.to(master.dtype)
@@ -33,5 +35,5 @@ class MasterWeights:
 
     @torch.no_grad()
     def copy_weights_to_model(self) -> None:
-        """Rounds the master's weights into the model."""
+        """Copies the master's weights to the model, rounded to its format."""
         torch._foreach_copy_([own for own, _ in self._pairs], [master for _, master in self._pairs])

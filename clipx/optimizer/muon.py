@@ -1,4 +1,4 @@
-"""Muon with AdamW for what is no hidden matrix, from timm: one optimizer, one state, one schedule."""
+"""Muon for hidden matrices and AdamW for all other parameters, from timm: one optimizer, one state, one schedule."""
 
 from __future__ import annotations
 
@@ -19,31 +19,42 @@ if TYPE_CHECKING:
 @option("optimizer")
 @dataclass(kw_only=True, slots=True)
 class MuonSpec(OptimizerSpec):
-    """The running mean of a hidden matrix's gradient, made orthogonal by five Newton-Schulz steps in bfloat16
-    (https://kellerjordan.github.io/posts/muon/). Times 0.2·√max(rows, columns) it is of the size of AdamW's step, so
-    lr and weight_decay are AdamW's, for all parameters (arXiv:2502.16982).
+    """The running mean of a hidden matrix's gradient, orthogonalized by five Newton-Schulz steps in bfloat16
+    (https://kellerjordan.github.io/posts/muon/). The factor 0.2·√max(rows, columns) scales it to the size of AdamW's
+    step, so that lr and weight_decay of AdamW apply to all parameters (arXiv:2502.16982).
 
     Hidden matrices are the weights of linear layers and convolutions inside the towers' blocks: a fused qkv as one
     matrix, a kernel as out × (in·height·width). AdamW trains the rest: embeddings (of patches, tokens, positions),
-    stems, depthwise and grouped kernels, pooling heads, projections, norms, biases and the objective's own.
+    stems, depthwise and grouped kernels, pooling heads, projections, norms, biases and the objective's parameters.
     """
 
     kind: str = "muon"
+    """Type of the optimizer; set by optimizer=muon."""
+
     momentum: float = 0.95
+    """Decay rate of the running mean of a hidden matrix's gradient, in (0, 1); 0.95 is usual."""
+
     nesterov: bool = True
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])  # AdamW's
-    eps: float = 1e-6  # AdamW's
+    """Nesterov momentum for the hidden matrices. The default is that of Muon's author."""
+
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
+    """AdamW's decay rates of the running means of the gradient and of its square, for all parameters other than hidden
+    matrices: two numbers in [0, 1)."""
+
+    eps: float = 1e-6
+    """Term added to the denominator of AdamW, for all parameters other than hidden matrices. Above 0; 1e-6 for ViTs,
+    1e-8 for ConvNets."""
 
     def __post_init__(self) -> None:
         OptimizerSpec.__post_init__(self)
-        require(0 < self.momentum < 1, f"optimizer.momentum={self.momentum} must lie in (0, 1): 0.95 is usual")
+        require(0 < self.momentum < 1, f"optimizer.momentum={self.momentum} must be in (0, 1): 0.95 is usual")
         check_betas(self.betas, "[0.9,0.98]")
         require(self.eps > 0, f"optimizer.eps={self.eps} must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets")
 
     def special(self, model: CLIP, decay: Collection[str]) -> tuple[Collection[str], Group]:
         from clipx.optimizer.layers import hidden_matrices
 
-        # eps is the least norm that Newton-Schulz divides by, and AdamW's in the other groups.
+        # Here eps is the smallest norm that Newton-Schulz divides by; in the other groups it is AdamW's.
         options: Group = {"use_muon": True, "nesterov": self.nesterov, "eps": 1e-7}
         return hidden_matrices(model, "optimizer=muon"), options
 
@@ -51,10 +62,10 @@ class MuonSpec(OptimizerSpec):
         from timm.optim import Muon
 
         optimizer: torch.optim.Optimizer = Muon(
-            [{"use_muon": False, **group} for group in groups],  # else timm goes by the shape
+            [{"use_muon": False, **group} for group in groups],  # without it timm selects matrices by their shape
             lr=self.lr,
             momentum=self.momentum,
-            nesterov=False,  # with it timm has NAdamW in AdamW's place
+            nesterov=False,  # True would make timm use NAdamW instead of AdamW
             ns_coefficients="original",
             adjust_lr_fn="match_rms_adamw",
             betas=(self.betas[0], self.betas[1]),

@@ -1,4 +1,5 @@
-"""Optimizers: which parameters decay, at which share of the rate each learns, and the update rule. One file each."""
+"""Base class of the optimizers' options: weight decay, learning-rate scales, clipping, non-finite steps and the average
+of the weights. Each optimizer has one file."""
 
 from __future__ import annotations
 
@@ -19,73 +20,120 @@ Named = dict[str, "torch.nn.Parameter"]
 
 
 class DecayRule(StrEnum):
-    """Which weights decay. Norms, biases, class tokens and the temperature never do."""
+    """Rules that select the weights with weight decay. Norms, biases, class tokens and the temperature never decay."""
 
-    published = "published"  # the positional embeddings do: how the published checkpoints were trained
-    current = "current"  # the positional embeddings do not: open_clip's rule today
+    published = "published"
+    """Positional embeddings decay, as in the training of the published checkpoints."""
+
+    current = "current"
+    """Positional embeddings do not decay: open_clip's current rule."""
 
 
 class NonFinite(StrEnum):
-    """What follows a loss or a gradient that is infinite or NaN, on any rank. The step is never made."""
+    """Reactions to a loss or a gradient that is infinite or NaN on any rank. The optimizer step is always skipped."""
 
-    stop = "stop"  # the run ends; the last checkpoint is from before
-    skip = "skip"  # the batch is left out
-    rollback = "rollback"  # the weights of the last checkpoint, and the data after this batch (arXiv:2204.02311, 5.1)
+    stop = "stop"
+    """Stop the run; the last checkpoint is older than the step."""
+
+    skip = "skip"
+    """Skip the batch."""
+
+    rollback = "rollback"
+    """Restore the weights of the last checkpoint; continue with the data after this batch (arXiv:2204.02311, 5.1)."""
 
 
 @dataclass(kw_only=True, slots=True)
 class OptimizerSpec:
-    """The base of all optimizers' options: what each of them heeds."""
+    """Base class of the options of all optimizers: the options that every optimizer has."""
 
     kind: str = MISSING
-    lr: float = 5e-4  # the peak; the schedule scales it
+    """Type of the optimizer; set by the choice of an option, e.g. optimizer=adamw."""
+
+    lr: float = 5e-4
+    """Peak learning rate; the schedule scales it. Above 0. The reference for AdamW is 5e-4."""
+
     weight_decay: float = 0.2
+    """Weight decay of the weights that decay_rule selects. At least 0."""
+
     decay_rule: DecayRule = DecayRule.current
-    no_decay: list[str] = field(default_factory=list)  # more that does not decay: patterns as text.token_embedding.*
-    image_lr_scale: float = 1.0  # the image tower's learning rate, as a multiple of lr
-    text_lr_scale: float = 1.0  # the text tower's
-    layer_decay: float = 1.0  # each block's rate as a share of that of the block above it (arXiv:2106.08254)
-    clip_norm: float | None = None  # largest global gradient norm; null: no clipping
+    """Selection of the weights with weight decay. published: all but norms, biases, class tokens and the temperature,
+    as in the training of the published checkpoints. current: also without positional embeddings, open_clip's current
+    rule."""
+
+    no_decay: list[str] = field(default_factory=list)
+    """Further parameters without weight decay: patterns of parameter names, e.g. [text.token_embedding.*]. Each pattern
+    must match a parameter of the model."""
+
+    image_lr_scale: float = 1.0
+    """Learning rate of the image tower as a multiple of lr. Above 0."""
+
+    text_lr_scale: float = 1.0
+    """Learning rate of the text tower as a multiple of lr. Above 0."""
+
+    layer_decay: float = 1.0
+    """Learning rate of each block as a multiple of that of the block above it, in (0, 1] (arXiv:2106.08254). 1: all
+    blocks have the same learning rate."""
+
+    clip_norm: float | None = None
+    """Largest global gradient norm; larger gradients are scaled down to it. Above 0. null: no clipping."""
+
     non_finite: NonFinite = NonFinite.stop
-    non_finite_limit: int = 10  # so many steps in a row that are not finite end the run even so
-    ema_decay: float | None = None  # of a moving average of the weights, which is then evaluated; null: none is kept
+    """Reaction to a loss or a gradient that is infinite or NaN on any rank; the step is always skipped. stop: stop the
+    run. skip: skip the batch. rollback: restore the weights of the last checkpoint and continue with the data after
+    this batch (arXiv:2204.02311, 5.1)."""
+
+    non_finite_limit: int = 10
+    """Largest number of consecutive non-finite steps with non_finite=skip or rollback; one more stops the run. At least
+    1. Without effect on non_finite=stop, where another value than the default is an error."""
+
+    ema_decay: float | None = None
+    """Decay rate of an exponential moving average of the weights, in (0, 1), e.g. 0.9999. Evaluators then use the
+    average. null: no average."""
+
     shardable: ClassVar[bool] = False
-    """Whether its step is right where each rank has a part of every parameter, as under distributed=fsdp."""
+    """Whether the step is correct if each rank has a shard of every parameter, as with distributed=fsdp."""
+
     fused: ClassVar[bool] = False
-    """Whether its step is one fused kernel, which leaves nothing to compile."""
+    """Whether the step is one fused kernel, so that there is nothing to compile."""
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"optimizer.lr={self.lr} must be above 0: the reference is 5e-4")
-        require(self.weight_decay >= 0, f"optimizer.weight_decay={self.weight_decay} must be at least 0")
+        require(self.lr > 0, f"optimizer.lr={self.lr} must be above 0: the reference of AdamW is 5e-4")
+        require(
+            self.weight_decay >= 0,
+            f"optimizer.weight_decay={self.weight_decay} must be at least 0: 0 disables weight decay",
+        )
         for name, scale in (("image_lr_scale", self.image_lr_scale), ("text_lr_scale", self.text_lr_scale)):
             require(scale > 0, f"optimizer.{name}={scale} must be above 0: 1.0 trains the tower at optimizer.lr")
         require(
             0 < self.layer_decay <= 1,
-            f"optimizer.layer_decay={self.layer_decay} must lie in (0, 1]: 1.0 trains all blocks at one rate",
+            f"optimizer.layer_decay={self.layer_decay} must be in (0, 1]: 1.0 trains all blocks at the same rate",
         )
         require(
             self.clip_norm is None or self.clip_norm > 0,
-            f"optimizer.clip_norm={self.clip_norm} must be above 0; null switches clipping off",
+            f"optimizer.clip_norm={self.clip_norm} must be above 0; null disables clipping",
         )
-        require(self.non_finite_limit >= 1, f"optimizer.non_finite_limit={self.non_finite_limit} must be at least 1")
+        require(
+            self.non_finite_limit >= 1,
+            f"optimizer.non_finite_limit={self.non_finite_limit} must be at least 1: the default is 10",
+        )
         require(
             self.non_finite is not NonFinite.stop or self.non_finite_limit == 10,
             f"optimizer.non_finite_limit={self.non_finite_limit} has no effect on optimizer.non_finite=stop: choose "
-            "skip or rollback, or leave it out",
+            "skip or rollback, or remove it",
         )
         require(
             self.ema_decay is None or 0 < self.ema_decay < 1,
-            f"optimizer.ema_decay={self.ema_decay} must lie between 0 and 1, e.g. 0.9999; null keeps no average",
+            f"optimizer.ema_decay={self.ema_decay} must be in (0, 1), e.g. 0.9999; null disables the average",
         )
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
-        """The optimizer over the groups of `parameter_groups`."""
+        """Returns the optimizer over the groups of `parameter_groups`."""
         raise NotImplementedError
 
     def special(self, model: CLIP, decay: Collection[str]) -> tuple[Collection[str], Group]:
-        """Parameters that this optimizer treats apart, by name in the model, and what their groups say of it.
+        """Returns the names of the parameters with special group options of this optimizer, and these options.
 
-        `decay` are the names of those that weight decay is for. Raises ConfigError.
+        `decay`: names of the parameters with weight decay. Raises ConfigError.
         """
         return (), {}
 

@@ -184,7 +184,7 @@ def test_a_point_that_fails_is_named_and_the_others_are_trained(tmp_path: Path) 
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 2
     assert errors[0].startswith("error: point 0 (optimizer.lr=-1 ")
-    assert errors[0].endswith("): optimizer.lr=-1.0 must be above 0: the reference is 5e-4")
+    assert errors[0].endswith("): optimizer.lr=-1.0 must be above 0: the reference of AdamW is 5e-4")
     assert errors[1].startswith("error: point 2 (optimizer.lr=inf ")
     assert errors[1].endswith("): optimizer.lr=inf is not a finite number: give one")
     assert "Traceback" not in done.stderr

@@ -179,7 +179,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_what_is_near(pattern: st
     with pytest.raises(ConfigError) as caught:
         Optimizing(f"optimizer.no_decay=[text.norm.*,{pattern}]")
     assert str(caught.value).startswith(
-        f"optimizer.no_decay=[{pattern}] matches no parameter of the model: correct it, or leave it out; near it are "
+        f"optimizer.no_decay=[{pattern}] matches no parameter of the model: correct or remove it; similar names: "
     )
     assert "text.token_embedding.weight" in str(caught.value)
 
@@ -304,8 +304,8 @@ def test_a_tower_whose_blocks_timm_does_not_know_is_refused_only_where_it_matter
     with pytest.raises(ConfigError) as caught:
         parameter_groups(model, Objective(), compose(*tower, asked).optimizer)
     assert str(caught.value) == (
-        f"{asked} goes by the image tower's blocks, which timm does not tell of a MetaFormer: leave it out, or choose "
-        "another model.image.timm"
+        f"{asked} needs the blocks of the image tower, which timm does not define for MetaFormer: remove it, or "
+        "choose another model.image.timm"
     )
 
 
@@ -360,28 +360,28 @@ def test_the_reference_recipes_are_the_options() -> None:
 BETAS = "must be two numbers in [0, 1)"
 REFUSED = [
     # (option, value, rule and fix)
-    ("adamw", "lr=0.0", "must be above 0: the reference is 5e-4"),
-    ("adamw", "weight_decay=-0.1", "must be at least 0"),
-    ("adamw", "clip_norm=0.0", "must be above 0; null switches clipping off"),
+    ("adamw", "lr=0.0", "must be above 0: the reference of AdamW is 5e-4"),
+    ("adamw", "weight_decay=-0.1", "must be at least 0: 0 disables weight decay"),
+    ("adamw", "clip_norm=0.0", "must be above 0; null disables clipping"),
     ("adamw", "image_lr_scale=0.0", "must be above 0: 1.0 trains the tower at optimizer.lr"),
     ("adamw", "text_lr_scale=-1.0", "must be above 0: 1.0 trains the tower at optimizer.lr"),
-    ("adamw", "layer_decay=0.0", "must lie in (0, 1]: 1.0 trains all blocks at one rate"),
-    ("adamw", "layer_decay=1.01", "must lie in (0, 1]: 1.0 trains all blocks at one rate"),
+    ("adamw", "layer_decay=0.0", "must be in (0, 1]: 1.0 trains all blocks at the same rate"),
+    ("adamw", "layer_decay=1.01", "must be in (0, 1]: 1.0 trains all blocks at the same rate"),
     ("adamw", "betas=[0.9]", f"{BETAS}, e.g. [0.9,0.98]"),
     ("adamw", "betas=[0.9, 1.0]", f"{BETAS}, e.g. [0.9,0.98]"),
     ("adamw", "eps=0.0", "must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets"),
-    ("lamb", "lr=-1.0", "must be above 0: the reference is 5e-4"),
+    ("lamb", "lr=-1.0", "must be above 0: the reference of AdamW is 5e-4"),
     ("lamb", "betas=[-0.1, 0.9]", f"{BETAS}, e.g. [0.9,0.999]"),
     ("lamb", "eps=0.0", "must be above 0: 1e-6 is usual"),
-    ("lion", "weight_decay=-1.0", "must be at least 0"),
+    ("lion", "weight_decay=-1.0", "must be at least 0: 0 disables weight decay"),
     ("lion", "betas=[1.0, 0.99]", f"{BETAS}, e.g. [0.9,0.99]"),
-    ("sgd", "layer_decay=2.0", "must lie in (0, 1]: 1.0 trains all blocks at one rate"),
-    ("sgd", "momentum=1.0", "must lie in [0, 1): 0.9 is usual"),
-    ("sgd", "momentum=-0.1", "must lie in [0, 1): 0.9 is usual"),
-    ("sgd", "momentum=0.0", "leaves optimizer.nesterov=true without effect: give momentum above 0, or nesterov=false"),
-    ("muon", "clip_norm=-1.0", "must be above 0; null switches clipping off"),
-    ("muon", "momentum=0.0", "must lie in (0, 1): 0.95 is usual"),
-    ("muon", "momentum=1.0", "must lie in (0, 1): 0.95 is usual"),
+    ("sgd", "layer_decay=2.0", "must be in (0, 1]: 1.0 trains all blocks at the same rate"),
+    ("sgd", "momentum=1.0", "must be in [0, 1): 0.9 is usual"),
+    ("sgd", "momentum=-0.1", "must be in [0, 1): 0.9 is usual"),
+    ("sgd", "momentum=0.0", "disables optimizer.nesterov=true: give momentum above 0, or nesterov=false"),
+    ("muon", "clip_norm=-1.0", "must be above 0; null disables clipping"),
+    ("muon", "momentum=0.0", "must be in (0, 1): 0.95 is usual"),
+    ("muon", "momentum=1.0", "must be in (0, 1): 0.95 is usual"),
     ("muon", "betas=[0.9, 2.0]", f"{BETAS}, e.g. [0.9,0.98]"),
     ("muon", "eps=0.0", "must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets"),
 ]

@@ -96,7 +96,7 @@ def test_switching_it_on_or_off_on_the_way_is_told(
 
 @pytest.mark.parametrize("decay", ["0", "1", "-0.1"])
 def test_a_decay_out_of_range_is_refused(tmp_path: Path, decay: str) -> None:
-    with pytest.raises(ConfigError, match="optimizer.ema_decay=.* must lie between 0 and 1, e.g. 0.9999"):
+    with pytest.raises(ConfigError, match="optimizer.ema_decay=.* must be in \\(0, 1\\), e.g. 0.9999"):
         small(tmp_path, f"optimizer.ema_decay={decay}")
 
 
