@@ -1,4 +1,4 @@
-"""Activation checkpointing: what a forward pass does not keep, the backward pass computes again (arXiv:1604.06174)."""
+"""Activation checkpointing: the backward pass recomputes activations that were not stored (arXiv:1604.06174)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _PRODUCTS = [
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 ]
-"""What takes nearly all of the time: their outputs are kept where recomputing is selective."""
+"""Operators that take nearly all of the time. Selective checkpointing stores their outputs."""
 
 Contexts = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]
 
 
 def checkpoint_tower(tower: nn.Module, blocks: Sequence[nn.Module], policy: str, key: str) -> None:
-    """Lets `tower` keep less, as `policy` says: see `checkpointing` in the tower's options, which is at `key`.
+    """Applies activation checkpointing to `tower` or its `blocks`.
 
-    Raises ConfigError where it would have no effect.
+    `policy`: the value of the tower's option `checkpointing`. `key`: the name of that option, for errors. Raises
+    ConfigError for a policy without effect.
     """
     if policy == "none":
         return
@@ -39,8 +40,8 @@ def checkpoint_tower(tower: nn.Module, blocks: Sequence[nn.Module], policy: str,
         return
     require(
         bool(blocks),
-        f"{key}={policy} goes by blocks, which timm does not tell of this architecture: use {key}=tower, which goes "
-        "with any",
+        f"{key}={policy} needs the blocks of the architecture, which timm does not define: use {key}=tower, which "
+        "needs none",
     )
     if policy == "selective":
         chosen = blocks
@@ -56,14 +57,14 @@ def checkpoint_tower(tower: nn.Module, blocks: Sequence[nn.Module], policy: str,
 
 
 def recompute(module: nn.Module, selective: bool) -> None:
-    """From now on `module` keeps only its inputs for the backward pass; `selective`: and its matrix products."""
+    """Makes `module` store only its inputs for the backward pass, and with `selective` also its matrix products."""
     module.forward = _Recomputed(module, selective)
 
 
 class _Recomputed:
-    """A module's forward. An object, not a closure: it goes along where the module is copied.
+    """Checkpointed forward of a module. An object, not a closure, so that copying the module copies it too.
 
-    The second pass draws the random numbers of the first one, under the same autocast.
+    The second pass draws the same random numbers as the first, under the same autocast.
     """
 
     def __init__(self, module: nn.Module, selective: bool) -> None:
@@ -79,7 +80,7 @@ class _Recomputed:
         return checkpoint(type(self.module).forward, self.module, *args, use_reentrant=False, **options)
 
     def contexts(self) -> Contexts:
-        """Around the first pass and around the second, which BatchNorm does not count."""
+        """Returns the contexts of the first pass and of the second, in which BatchNorm's statistics stay unchanged."""
         first, second = _selective() if self.selective else (contextlib.nullcontext(), contextlib.nullcontext())
         return first, self.again(second)
 
@@ -95,11 +96,11 @@ def _selective() -> Contexts:
 
 
 def check_compiles(name: str, block: nn.Module) -> None:
-    """Raises ConfigError for a block that torch.compile cannot take."""
+    """Raises ConfigError for a block that torch.compile does not support."""
     for module in block.modules():
         forward = module.forward
         require(
             not (isinstance(forward, _Recomputed) and forward.has_statistics),
-            f"compile.towers=true does not go with checkpointing of {name}, which has BatchNorm: use "
-            "model.image.checkpointing=tower, or leave one of them out",
+            f"compile.towers=true cannot be combined with checkpointing of {name}, which has BatchNorm: use "
+            "model.image.checkpointing=tower, or remove one of them",
         )

@@ -1,4 +1,4 @@
-"""BatchNorm, whose running averages are state that a forward pass changes."""
+"""BatchNorm helpers: its running statistics are state that a forward pass changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 BATCH_NORM = _BatchNorm
-"""Of any number of dimensions, synchronised ones too."""
+"""Base class of BatchNorm in any number of dimensions, SyncBatchNorm included."""
 
 M = TypeVar("M", bound=nn.Module)
 
 
 @contextlib.contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm normalises by the batch as ever, but its running statistics stay: this is not the batch's only pass."""
+    """Preserves BatchNorm's running statistics during a further pass over the same batch.
+
+    BatchNorm still normalizes by the statistics of the batch.
+    """
     norms = [m for m in model.modules() if isinstance(m, BATCH_NORM) and m.track_running_stats]
     saved = [(m.momentum, m.num_batches_tracked) for m in norms]
     for m in norms:
@@ -31,7 +34,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def to_dtype(model: M, dtype: torch.dtype) -> M:
-    """The model in `dtype`, but BatchNorm not in less than float32: its averages move by too little for 16 bits."""
+    """Casts the model to `dtype`, but BatchNorm to at least float32: its averages change by too little for 16 bits."""
     model.to(dtype)
     for module in model.modules():
         if isinstance(module, BATCH_NORM):

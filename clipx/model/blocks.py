@@ -1,4 +1,4 @@
-"""The towers' blocks: what is recomputed, compiled or converted one by one."""
+"""Blocks of the towers, the units of activation checkpointing, compilation and precision conversion."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 def named_blocks(model: CLIP) -> dict[str, nn.Module]:
-    """The blocks of both towers by name, lowest first, then a decoder's; of an image tower whose blocks timm does not
-    tell none."""
+    """Returns the blocks of both towers by name, lowest first, then those of a decoder.
+
+    An image tower whose blocks timm does not define contributes none.
+    """
     image = {f"image.trunk.{name}": block for name, block in image_blocks(model.image.trunk).items()}
     others = {
         f"{name}.blocks": tower.get_submodule("blocks") for name, tower in model.named_children() if name != "image"
@@ -22,10 +24,13 @@ def named_blocks(model: CLIP) -> dict[str, nn.Module]:
 
 
 def image_blocks(trunk: Any) -> dict[str, nn.Module]:
-    """What timm counts as a block: a ViT's, a ResNet's bottlenecks, a ConvNeXt's blocks without what lies between."""
+    """Returns the blocks of a trunk by name, as timm groups them.
+
+    Blocks of a ViT, bottlenecks of a ResNet, blocks of a ConvNeXt without the layers between its stages.
+    """
     if not hasattr(trunk, "group_matcher"):
         return {}
-    matcher = trunk.group_matcher(coarse=False)  # of CaiT and its like a function, which names no blocks
+    matcher = trunk.group_matcher(coarse=False)  # for some architectures, such as CaiT, a function: names no blocks
     groups = matcher.get("blocks") or () if isinstance(matcher, dict) else ()
     patterns = [groups] if isinstance(groups, str) else [pattern for pattern, order in groups if order is None]
     return {

@@ -1,4 +1,4 @@
-"""CLIP: an image tower and a text tower into one embedding space (arXiv:2103.00020).
+"""CLIP: an image tower and a text tower with one embedding space (arXiv:2103.00020).
 
 Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, L length of a text, D embedding.
 """
@@ -19,7 +19,7 @@ from clipx.model.vision import ImageTower
 
 
 class CLIP(nn.Module):
-    """Images and texts -> unit embeddings in float32, or in float64 where the weights are. The objective has the rest.
+    """Images and texts -> unit embeddings in float32, or float64 for float64 weights. The objective does the rest.
 
     Weights are drawn in float32 on `device` and then cast: one torch.manual_seed gives the same model in any dtype.
     """
@@ -32,28 +32,28 @@ class CLIP(nn.Module):
         self.spec = spec
         self.embed_dim = spec.embed_dim
         self.image_sizes = (spec.image.size, *varying.sizes)
-        self._frozen_batchnorms: list[str] = []  # by name, for sync_batchnorm may put others in their place
+        self._frozen_batchnorms: list[str] = []  # by name, because sync_batchnorm may replace the modules
         with torch.device(device):
             self.build_towers(spec, varying)
         to_dtype(self, dtype)
-        self.image.to(memory_format=torch.channels_last)  # as images arrive; convolutions are 1.4 to 2 times as fast
-        # In float32 even for 16-bit weights; not in the state_dict, for they follow from the configuration.
+        self.image.to(memory_format=torch.channels_last)  # as input images; convolutions are 1.4 to 2 times as fast
+        # In float32 even for 16-bit weights; not in the state_dict, because they follow from the configuration.
         for name, values in (("mean_C11", spec.image.mean), ("std_C11", spec.image.std)):
             constant = torch.tensor(values, dtype=_at_least_float32(dtype), device=device).view(3, 1, 1)
             self.register_buffer(name, constant, persistent=False)
 
     def build_towers(self, spec: Any, varying: Varying) -> None:
-        """On the current default device. `spec`: of the model's own kind."""
+        """Builds the modules on the current default device. `spec`: the spec of this kind of model."""
         self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
         self.text = TextTower(spec.text, spec.embed_dim, spec.quick_gelu)
 
     def forward(self, image_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, ...]:
-        """-> (image_BD, text_BD): see encode_image and encode_text. Of tokens [B, 0] no text is computed: [B, 0]."""
+        """Returns (image_BD, text_BD), see encode_image and encode_text. Tokens [B, 0] skip the text tower: [B, 0]."""
         image_BD = self.encode_image(image_BCSS)
         return image_BD, self.encode_text(tokens_BL) if tokens_BL.shape[1] else image_BD.new_empty(len(image_BD), 0)
 
     def freeze_batchnorms(self, batch_norms: Iterable[str]) -> None:
-        """Lets these BatchNorms normalise by their running averages from now on, in training too."""
+        """Makes these BatchNorm modules normalize by their running averages from now on, in training too."""
         self._frozen_batchnorms += batch_norms
         self.train(self.training)
 
@@ -64,14 +64,14 @@ class CLIP(nn.Module):
         return self
 
     def encode_image(self, image_BCSS: Tensor) -> Tensor:
-        """[B, 3, S, S], RGB, uint8 or floating point in [0, 1] -> [B, D] of unit norm. ValueError for another shape.
+        """[B, 3, S, S], RGB, uint8 or floating point in [0, 1] -> [B, D] of unit norm.
 
-        S is model.image.size, or a size of `varying`.
+        S is model.image.size, or a size of `varying`. Raises ValueError for another shape or dtype.
         """
         return unit(self.image(self._normalise(image_BCSS)))
 
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
-        """[B, L] token ids as the Tokenizer gives them -> [B, D] of unit norm. ValueError for another length."""
+        """[B, L] token ids from the Tokenizer -> [B, D] of unit norm. Raises ValueError for another length."""
         self._check_tokens(tokens_BL)
         return unit(self.text(tokens_BL))
 
@@ -79,24 +79,24 @@ class CLIP(nn.Module):
         length = self.text.context_length
         if tokens_BL.ndim != 2 or tokens_BL.shape[1] != length:
             raise ValueError(
-                f"tokens have shape {list(tokens_BL.shape)}, the text tower takes [B, {length}]: "
+                f"tokens have shape {list(tokens_BL.shape)}, must be [B, {length}]: "
                 f"tokenize with context_length={length}, or set model.text.context_length"
             )
 
     def positional_embeddings(self) -> set[str]:
-        """Names of the positional embeddings among named_parameters(), the attention pool's included."""
+        """Returns the names of positional embeddings among named_parameters(), the attention pool's included."""
         return {"text.positional_embedding"} | {f"image.{name}" for name in self.image.positional_embeddings()}
 
     def class_tokens(self) -> set[str]:
-        """Names of the class token and its like among named_parameters()."""
+        """Returns the names of class tokens and similar learned tokens among named_parameters()."""
         return {f"image.{name}" for name in self.image.class_tokens()}
 
     def _normalise(self, image_BCSS: Tensor) -> Tensor:
-        """(pixels - mean) / std on the images' device, in the weights' dtype."""
+        """Returns (pixels - mean) / std on the device of the images, in the dtype of the weights."""
         if image_BCSS.ndim != 4 or tuple(image_BCSS.shape[1:]) not in [(3, size, size) for size in self.image_sizes]:
-            taken = " or ".join(f"[B, 3, {size}, {size}]" for size in self.image_sizes)
+            accepted = " or ".join(f"[B, 3, {size}, {size}]" for size in self.image_sizes)
             raise ValueError(
-                f"images have shape {list(image_BCSS.shape)}, the image tower takes {taken}: "
+                f"images have shape {list(image_BCSS.shape)}, must be {accepted}: "
                 f"resize the images, or set model.image.size"
             )
         if image_BCSS.dtype != torch.uint8 and not image_BCSS.is_floating_point():
@@ -108,12 +108,12 @@ class CLIP(nn.Module):
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Numbers in a module's parameters, each shared one once; buffers not included."""
+    """Returns the number of scalars in a module's parameters. Shared parameters count once, buffers not at all."""
     return sum(p.numel() for p in module.parameters())
 
 
 def unit(features_BD: Tensor) -> Tensor:
-    """In float32 or wider."""
+    """Normalizes features to unit norm, in float32 or wider."""
     return F.normalize(features_BD.to(_at_least_float32(features_BD.dtype)), dim=-1)
 
 

@@ -1,7 +1,7 @@
-"""CoCa: CLIP that captions as well (arXiv:2205.01917), in the form of open_clip's coca_ViT-*.
+"""CoCa: CLIP with a caption decoder (arXiv:2205.01917), in the form of open_clip's coca_ViT-*.
 
-The image's tokens are pooled by attention: the first query gives the embedding, the others what the decoder reads. The
-text tower ends in a class token, which gives the text's embedding, while its other tokens go on into the decoder.
+Attention pools the tokens of an image: the first query gives the embedding, the decoder reads the others. The text
+tower appends a class token, which gives the text embedding; the decoder reads its other tokens.
 
 Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, L length of a text, T tokens of all
 texts, N tokens of an image, W width, D embedding; W = D.
@@ -26,7 +26,7 @@ from clipx.model.vision import ImageTower
 
 
 class CoCa(CLIP):
-    """Images and texts -> unit embeddings, and how well the text is foretold from the image."""
+    """Images and texts -> unit embeddings, and the loss of the text as caption of the image."""
 
     image: PooledImageTower
     text: ClassTextTower
@@ -37,10 +37,10 @@ class CoCa(CLIP):
         self.decoder = CaptionDecoder(spec.decoder, spec.text.width, spec.quick_gelu)
 
     def forward(self, image_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """-> (image_BD, text_BD, caption_B2).
+        """Returns (image_BD, text_BD, caption_B2).
 
-        caption_B2: -log p of the caption given the image, summed over its tokens; and how many those are: all after the
-        start, the end token included.
+        caption_B2: -log p of the caption given the image, summed over its tokens, and their number. The tokens are all
+        after the start, the end token included.
         """
         self._check_tokens(tokens_BL)
         packing = with_class_position(tokens_BL, self.text.packed)
@@ -58,7 +58,7 @@ class CoCa(CLIP):
         return unit(self.text(tokens_BL)[0])
 
     def image_tokens(self, image_BCSS: Tensor) -> Tensor:
-        """What the decoder reads of images, [B, N, W]; images as encode_image takes them."""
+        """Returns the image tokens that the decoder reads, [B, N, W]. Takes images as encode_image does."""
         image_BNW: Tensor = self.image(self._normalise(image_BCSS))[1]
         return image_BNW
 
@@ -67,9 +67,9 @@ class CoCa(CLIP):
 
 
 class PooledImageTower(ImageTower):
-    """Normalised images [B, 3, S, S] -> features [B, D] of any norm, and tokens [B, N, D] for the decoder.
+    """Normalized images [B, 3, S, S] -> features [B, D] of any norm, and tokens [B, N, D] for the decoder.
 
-    The trunk is a ViT of timm's, whose last norm is that of the pool's keys and values.
+    The trunk is a ViT from timm. Its last norm normalizes the keys and values of the pool.
     """
 
     def __init__(self, spec: CoCaSpec, varying: Varying) -> None:
@@ -77,8 +77,8 @@ class PooledImageTower(ImageTower):
         trunk = self.trunk
         require(
             isinstance(trunk, VisionTransformer) and trunk.global_pool == "token" and trunk.attn_pool is None,
-            f"model.image.timm={spec.image.timm} does not go with model.kind=coca, which pools the tokens of a ViT "
-            "itself: choose one that timm reads at its class token, as vit_base_patch32_clip_224",
+            f"model.image.timm={spec.image.timm} cannot be combined with model.kind=coca, which pools the tokens of a "
+            "ViT itself: choose a ViT that timm pools at its class token, such as vit_base_patch32_clip_224",
         )
         self.pool = AttentionPool(spec.embed_dim, spec.pool_heads, trunk.embed_dim, spec.queries)
         self.norm = nn.LayerNorm(spec.embed_dim)
@@ -94,12 +94,12 @@ class PooledImageTower(ImageTower):
 
 
 class ClassTextTower(TextTower):
-    """Token ids [B, L] -> features [B, D], read at each text's class token, and tokens [T, W] for the decoder.
+    """Token ids [B, L] -> features [B, D] of each text's class token, and tokens [T, W] for the decoder.
 
-    The class token stands after the text and its padding, at a position of its own. It sees the text and the first of
-    its padding, but itself only where there is none: what open_clip's mask comes to, and its weights are trained with.
-    That mask also hides what follows an id 0 inside a text ("!" before another mark in one word, as in "!~"), which
-    here is a token like any other.
+    The class token follows the text and its padding and has a separate positional embedding. It attends to the text and
+    to the first padding token, and to itself only in a text without padding: this is the effect of open_clip's mask,
+    with which open_clip's weights were trained. That mask also hides the tokens after an id 0 inside a text ("!" before
+    another mark in one word, as in "!~"). Here, id 0 is a token like any other.
     """
 
     def __init__(self, spec: TextTowerSpec, embed_dim: int, quick_gelu: bool) -> None:
@@ -122,9 +122,9 @@ class ClassTextTower(TextTower):
 
 
 def with_class_position(tokens_BL: Tensor, packed: bool) -> Packing:
-    """Each text, its first padding if any, and a place for the class token: that is its end. See ClassTextTower.
+    """Packs each text, its first padding token if any, and a position for the class token as its end.
 
-    Computed where the tokens are. What is not `packed`, or on the meta device, has all of its padding.
+    See ClassTextTower. Runs on the device of the tokens. Without `packed`, and on the meta device, all padding remains.
     """
     texts, length = tokens_BL.shape
     used_B = end_positions(tokens_BL) + 1

@@ -1,4 +1,4 @@
-"""CoCa's decoder: for each token of a text what comes next, from the text so far and from the image (arXiv:2205.01917).
+"""CoCa's decoder: predicts the next token of a text from the text so far and the image (arXiv:2205.01917).
 
 Shape suffixes: B batch, L length of the longest text, T tokens of all texts, W width, N tokens of an image, S their
 width, Q queries, H heads, K width of a head, V vocabulary.
@@ -19,8 +19,8 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import DecoderSpec
 
 SCORED_AT_ONCE = 8192
-"""Tokens whose scores of all words, 1.6 GB in float32, are held at a time; those of more are computed a second time in
-the backward pass."""
+"""Largest number of tokens whose scores of the whole vocabulary are in memory at a time, 1.6 GB in float32. For more
+tokens the backward pass recomputes the scores."""
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -36,23 +36,23 @@ def join_heads(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Captions:
-    """What the decoder reads of packed texts, T' of T tokens, and what it has to say after each: the token that follows
+    """Inputs and targets of the decoder: T' of the T tokens of packed texts, and the token that follows each.
 
-    Left out is each text's end token, after which nothing comes, and what follows it.
+    The end token of each text, which has no next token, and everything after it are skipped.
     """
 
-    source_T: Tensor  # the index in T of each
-    packing: Packing  # its tokens are the ones to be said, [T']
-    counted_T1: Tensor | None  # 0 for what was not left out though nothing is to be said there; None: all count
-    count_B: Tensor  # how many tokens are to be said of each text: all but its start
+    source_T: Tensor  # index in T of each input, [T']
+    packing: Packing  # its tokens are the targets, [T']
+    counted_T1: Tensor | None  # 0 for positions without a target that were not skipped, else 1; None: all have one
+    count_B: Tensor  # number of targets of each text: all tokens but its start
 
     @classmethod
     def of(cls, tokens_BL: Tensor, texts: Packing) -> Captions:
-        """`texts`: the same texts packed, the class token at each one's end. Computed where the tokens are."""
+        """Builds them on the device of `tokens_BL`. `texts`: the same texts packed, each ending in its class token."""
         end_B = end_positions(tokens_BL)
         count, length = texts.shape
         read = tokens_BL.shape[1] - 1
-        if len(texts.flat_index_T) == count * (read + 2):  # nothing was left out
+        if len(texts.flat_index_T) == count * (read + 2):  # nothing was skipped
             source_T = torch.arange(count * length, device=tokens_BL.device).view(count, length)[:, :read].flatten()
             flat_index_T = torch.arange(count * read, device=tokens_BL.device)
             counted_BL = torch.arange(read, device=tokens_BL.device) < end_B[:, None]
@@ -72,7 +72,7 @@ class Captions:
 
 
 class CaptionDecoder(nn.Module):
-    """Tokens as the text tower leaves them [T, W] and those of their images [B, N, W] -> -log p of each caption [B]."""
+    """Output tokens of the text tower [T, W] and tokens of their images [B, N, W] -> -log p of each caption [B]."""
 
     def __init__(self, spec: DecoderSpec, width: int, quick_gelu: bool) -> None:
         super().__init__()
@@ -86,14 +86,14 @@ class CaptionDecoder(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """As the text tower's."""
+        """Draws initial weights as the text tower does."""
         for block in self.blocks:
             assert isinstance(block, DecoderBlock)
             block.init_weights(depth=2 * len(self.blocks))
         nn.init.normal_(self.head.weight, std=self.head.in_features**-0.5)
 
     def forward(self, x_TW: Tensor, image_BNW: Tensor, captions: Captions) -> Tensor:
-        """Summed over each caption's tokens, in float32 or wider."""
+        """Returns -log p of each caption, summed over its tokens, [B] in float32 or wider."""
         packing = captions.packing
         x_TW = x_TW.index_select(0, captions.source_T)
         for block in self.blocks:
@@ -107,17 +107,17 @@ class CaptionDecoder(nn.Module):
         return packing.spread(loss_T1).sum((1, 2))
 
     def token_losses(self, x_TW: Tensor, next_T: Tensor) -> Tensor:
-        """-log p of the token that follows each, [T]."""
+        """Returns -log p of the token that follows each token, [T]."""
         return F.cross_entropy(self.scores(x_TW), next_T, reduction="none")
 
     def scores(self, x_TW: Tensor) -> Tensor:
-        """Of each word of the vocabulary to come next [T, V], in float32 or wider."""
+        """Returns the logits of the next token, [T, V] in float32 or wider."""
         scores_TV: Tensor = self.head(self.norm(x_TW))
         return scores_TV.to(torch.promote_types(scores_TV.dtype, torch.float32))
 
 
 class DecoderBlock(nn.Module):
-    """A block of the text, then one that looks at the image. [T, W] -> [T, W]."""
+    """Self-attention block over the text, then cross-attention block to the image. [T, W] -> [T, W]."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, quick_gelu: bool) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class DecoderBlock(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """Attention to the image, then MLP, each normalised at its input and added to its input. [T, W] -> [T, W]."""
+    """Cross-attention to the image, then MLP, both pre-norm with a residual connection. [T, W] -> [T, W]."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, quick_gelu: bool) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class CrossBlock(nn.Module):
         self.mlp = Mlp(width, int(width * mlp_ratio), quick_gelu)
 
     def init_weights(self, depth: int) -> None:
-        """As TextBlock's."""
+        """Draws initial weights as TextBlock does."""
         width = self.attn.proj.in_features
         nn.init.normal_(self.attn.weight, std=width**-0.5)
         nn.init.zeros_(self.attn.bias)
@@ -161,17 +161,17 @@ class CrossBlock(nn.Module):
         return out_TW
 
     def keys_values(self, image_BNW: Tensor) -> tuple[Tensor, Tensor]:
-        """Of an image's tokens, each [B, H, N, K]: the same for all of a caption."""
+        """Returns keys and values of the image tokens, each [B, H, N, K]: the same for all tokens of a caption."""
         return self.attn.keys_values(self.norm_image(image_BNW))
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of the text to the image, up to the last projection, which is the caller's."""
+    """Multi-head attention of the text to the image, without the output projection, which the caller applies."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        # In one tensor, as open_clip has them and with it the state of an optimizer: queries, keys, values.
+        # Queries, keys and values in one tensor, as in open_clip, so that optimizer states match too.
         self.weight = nn.Parameter(torch.empty(3 * width, width))
         self.bias = nn.Parameter(torch.empty(3 * width))
         self.proj = nn.Linear(width, width)
@@ -182,14 +182,14 @@ class CrossAttention(nn.Module):
         return join_heads(F.scaled_dot_product_attention(q_BHLK, keys_BHNK, values_BHNK))
 
     def keys_values(self, source_BNW: Tensor) -> tuple[Tensor, Tensor]:
-        """Each [B, H, N, K]."""
+        """Returns keys and values, each [B, H, N, K]."""
         width = source_BNW.shape[-1]
         keys_BNW, values_BNW = F.linear(source_BNW, self.weight[width:], self.bias[width:]).chunk(2, -1)
         return split_heads(keys_BNW, self.heads), split_heads(values_BNW, self.heads)
 
 
 class AttentionPool(nn.Module):
-    """An image's tokens [B, N, S], normalised -> [B, Q, W]: what each of Q learned queries finds in them."""
+    """Attention pool of Q learned queries over normalized image tokens. [B, N, S] -> [B, Q, W]."""
 
     def __init__(self, width: int, heads: int, source_width: int, queries: int) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class AttentionPool(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Queries as open_clip's, normal with deviation 1; matrices normal with deviation (inputs)^-.5."""
+        """Draws queries as open_clip does, normal with deviation 1, and matrices normal with deviation (inputs)^-.5."""
         nn.init.normal_(self.query)
         for weight in (self.q_weight, self.k_weight, self.v_weight, self.proj.weight):
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)

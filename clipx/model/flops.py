@@ -1,4 +1,4 @@
-"""Floating point operations: those of a model, counted, and those that a device has at most."""
+"""Floating point operations: count for a model, and peak rate of a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clipx.config.lazy_torch import torch
 from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
 
-# Dense TFLOP/s by the vendor's data sheets. The first name that is part of a device's own holds.
+# Dense TFLOP/s from the vendor's data sheets. The first name that is part of a device's name applies.
 _PEAKS = {
     "B200": {"half": 2250.0, "tf32": 1125.0, "fp32": 75.0, "fp64": 37.0},
     "H200": {"half": 989.0, "tf32": 494.0, "fp32": 67.0, "fp64": 67.0},
@@ -22,25 +22,26 @@ DEVICES = tuple(_PEAKS)
 
 
 def peak_tflops(device: str, precision: PrecisionSpec) -> float | None:
-    """What a device of this name does at most in matrix products of this precision; None where that is not known."""
+    """Returns the peak TFLOP/s of a device by name, in matrix products of this precision. None if unknown."""
     column = precision.product_format
     return next((peaks[column] for name, peaks in _PEAKS.items() if column and name in device), None)
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardFlops:
-    """Of one sample. A multiplication and an addition are two."""
+    """FLOPs of one sample in the forward pass. A multiplication and an addition count as two."""
 
     image: int
-    text: int  # all of the context, whatever the text's length; and of a captioner's decoder
+    text: int  # for the whole context, whatever the length of the text; includes the decoder of a captioning model
 
     @classmethod
     def of(cls, spec: ModelSpec) -> ForwardFlops:
-        """Counted on a model without memory. What is no matrix product or convolution, under 1 %, counts nothing."""
+        """Counts on the meta device. Operations other than matrix products and convolutions, under 1 %, count as 0."""
         from torch.utils.flop_counter import FlopCounterMode
 
         meta = torch.device("meta")
-        # Without gradients: the counter looks for the history of what an attention pool makes of its own weights.
+        # Without gradients: the counter looks for the autograd history of tensors that an attention pool derives from
+        # its weights.
         model = spec.build(meta, torch.float32).requires_grad_(False)
         side, length = spec.image.size, spec.text.context_length
         image_13SS = torch.empty((1, 3, side, side), dtype=torch.uint8, device=meta)
@@ -55,12 +56,14 @@ class ForwardFlops:
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """Model FLOPs utilisation (arXiv:2204.02311, appendix B): forward and backward as three forwards, without what is
-    computed a second time; of a text's FLOPs the share of its context that its tokens are. Of a tower that is locked
-    whole there is the forward alone."""
+    """Model FLOPs utilization (arXiv:2204.02311, appendix B).
+
+    Forward and backward count as three forward passes; recomputation does not count. A text counts in proportion to the
+    share of its context that its tokens fill. A fully locked tower counts its forward pass only.
+    """
 
     forward: ForwardFlops
-    image_passes: int  # in forwards
+    image_passes: int  # forward and backward of the image tower, in forward passes
     text_passes: int
     context_length: int
     peak: float  # FLOP/s of one device
@@ -69,7 +72,7 @@ class Utilisation:
     def build(
         cls, model: ModelSpec, precision: PrecisionSpec, device: torch.device, peak: float | None
     ) -> Utilisation | None:
-        """`peak` in TFLOP/s, or null for the device's own by its name. None where that is not known."""
+        """Returns None if the peak is unknown. `peak`: in TFLOP/s; None: looked up by the name of the device."""
         if peak is None and device.type == "cuda":
             peak = peak_tflops(torch.cuda.get_device_name(device), precision)
         if peak is None:
@@ -78,7 +81,7 @@ class Utilisation:
         return cls(ForwardFlops.of(model), image, text, model.text.context_length, 1e12 * peak)
 
     def of(self, samples_per_second: float, tokens_per_second: float, devices: int) -> float:
-        """Share of what all devices could do."""
+        """Returns the utilization as a share of the peak of all devices."""
         texts = tokens_per_second / self.context_length
         image = self.image_passes * self.forward.image * samples_per_second
         return (image + self.text_passes * self.forward.text * texts) / (self.peak * devices)

@@ -1,4 +1,4 @@
-"""Frozen weights: a tower, or its lower part, is not trained while the rest is (LiT, arXiv:2111.07991)."""
+"""Frozen weights: excludes a tower, or its lower part, from training (LiT, arXiv:2111.07991)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ NORMS = (BATCH_NORM, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d)
 
 
 def freeze(model: CLIP, spec: ModelSpec) -> None:
-    """Excludes from training what `lock` names: no gradient, optimizer state, decay or communication.
+    """Freezes the parameters that `lock` selects: no gradient, optimizer state, weight decay or communication.
 
-    autograd stores nothing for what lies below the lowest trained weight; a frozen tower makes no graph. A BatchNorm
-    whose norm is frozen stays in evaluation mode. Dropout remains as configured. Raises ConfigError.
+    autograd stores nothing below the lowest trained weight and builds no graph for a frozen tower. A BatchNorm whose
+    parameters are frozen stays in evaluation mode. Dropout remains as configured. Raises ConfigError for a lock that
+    does not fit the tower.
     """
     for side, tower in (("image", spec.image), ("text", spec.text)):
         if tower.lock != "none":
@@ -27,7 +28,7 @@ def freeze(model: CLIP, spec: ModelSpec) -> None:
 
 
 def frozen_count(model: nn.Module) -> int:
-    """Numbers in a module's parameters that are not trained."""
+    """Returns the number of scalars in a module's parameters that are not trained."""
     return sum(p.numel() for p in model.parameters() if not p.requires_grad)
 
 
@@ -40,7 +41,7 @@ def _freeze_tower(model: CLIP, side: str, spec: ImageTowerSpec | TextTowerSpec) 
         for name, module in model.named_modules()
         if isinstance(module, NORMS)
         and name.startswith(f"{side}.")
-        and (owned := {f"{name}.{own}" for own, _ in module.named_parameters(recurse=False)}) <= frozen
+        and (owned := {f"{name}.{leaf}" for leaf, _ in module.named_parameters(recurse=False)}) <= frozen
         and (owned or all_layers)
     }
     of_norms = set().union(*norms.values())
@@ -51,8 +52,8 @@ def _freeze_tower(model: CLIP, side: str, spec: ImageTowerSpec | TextTowerSpec) 
     else:
         require(
             bool(norms),
-            f"model.{side}.lock_norms=false has no effect: nothing that model.{side}.lock={spec.lock} locks is a norm; "
-            "leave it out",
+            f"model.{side}.lock_norms=false has no effect with model.{side}.lock={spec.lock}, which locks no norm: "
+            "remove it",
         )
         frozen -= of_norms
     for name in frozen:
@@ -60,12 +61,12 @@ def _freeze_tower(model: CLIP, side: str, spec: ImageTowerSpec | TextTowerSpec) 
 
 
 def _below(model: CLIP, side: str, trained: int) -> set[str]:
-    """The names of the parameters below the tower's `trained` highest blocks."""
+    """Returns the names of the parameters below the `trained` highest blocks of a tower."""
     key = f"model.{side}.lock={trained}"
     depths = {name: depth for name, depth in parameter_layers(model, key).items() if name.startswith(f"{side}.")}
     blocks = max(top for _, top in depths.values()) - 1
     require(
         trained <= blocks,
-        f"{key} keeps more blocks than the {blocks} of the tower from being locked: give at most {blocks}, or none",
+        f"{key} is more than the {blocks} blocks of the tower: give at most {blocks}, or none",
     )
     return {name for name, (layer, top) in depths.items() if top - layer > trained}

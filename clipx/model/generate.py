@@ -1,7 +1,7 @@
 """Generates captions token by token: greedily, by sampling, or by beam search.
 
-The keys and values of a text's tokens and of its image are cached. A caption depends on its image and its number alone,
-not on the others of its batch.
+The keys and values of text tokens and images are cached. A caption depends only on its image and its number, not on the
+other images of its batch.
 
 Shape suffixes: B images, R beams of an image, N unfinished texts, L tokens so far, W width, H heads, K width of a head,
 V vocabulary, P tokens of an image, M texts that continue.
@@ -26,7 +26,8 @@ from clipx.model.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """log_p: of all tokens and of the end, by the model's softmax over the whole vocabulary, for any method."""
+    """Generated caption. log_p: log probability of all tokens and the end, by the model's softmax over the whole
+    vocabulary, for any method."""
 
     tokens: list[int]  # without start and end
     log_p: float
@@ -34,14 +35,14 @@ class Caption:
 
 @dataclass(frozen=True, slots=True)
 class LengthBounds:
-    """Numbers of tokens of a caption, without start and end."""
+    """Bounds on the number of tokens of a caption, without start and end."""
 
     minimum: int
     maximum: int
 
 
 class Decoding(Protocol):
-    """N unfinished texts of the same length."""
+    """State of N unfinished texts of the same length."""
 
     start: int
     end: int
@@ -50,26 +51,26 @@ class Decoding(Protocol):
         """Appends a token to each text. Returns the scores of the next token, [N, V]."""
 
     def select(self, row_M: Tensor) -> None:
-        """Continues with these texts, any of them several times."""
+        """Continues with the texts of these indices, which may repeat."""
 
 
 KeysValues = tuple[Tensor, Tensor]
-"""Of an attention, each [N, H, L, K]."""
+"""Keys and values of an attention layer, each [N, H, L, K]."""
 
 Method = Callable[[Decoding, Sequence[int], LengthBounds], list[Caption]]
-"""(decoding of B texts, the number of each image, bounds) -> a caption of each."""
+"""Decoding method: (decoding of B texts, number of each image, bounds) -> one caption per image."""
 
 
 def generate_captions(
     model: CoCa, image_B3SS: Tensor, numbers: Sequence[int], method: Method, bounds: LengthBounds
 ) -> list[Caption]:
-    """Returns a caption of each image; images as encode_image takes them. `numbers`: of each among all images.
+    """Returns one caption per image. Takes images as encode_image does. `numbers`: index of each among all images.
 
-    Raises ValueError where `bounds` do not fit the model's context.
+    Raises ValueError if `bounds` do not fit the model's context.
     """
     room = model.text.context_length - 2
     if not 0 <= bounds.minimum <= bounds.maximum <= room:
-        raise ValueError(f"{bounds} must lie in [0, {room}]: the context's tokens without start and end")
+        raise ValueError(f"{bounds} must be in [0, {room}], the context without start and end: change the bounds")
     with torch.inference_mode():
         return method(CoCaDecoding(model, model.image_tokens(image_B3SS)), numbers, bounds)
 
@@ -78,14 +79,15 @@ def generate_captions(
 
 
 def greedy(decoding: Decoding, numbers: Sequence[int], bounds: LengthBounds) -> list[Caption]:
-    """The likeliest token at each step."""
+    """Selects the likeliest token at each step."""
     return _decode(decoding, len(numbers), bounds, lambda scores_MV, rows, length: scores_MV.argmax(1))
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Each token drawn by softmax(scores / temperature), out of the top_k likeliest, and of the fewest likeliest whose
-    probabilities reach top_p (arXiv:1904.09751). What is drawn follows from the seed and the image's number."""
+    """Draws each token from softmax(scores / temperature), restricted to the top_k likeliest tokens and to the smallest
+    set of likeliest tokens whose probabilities reach top_p (arXiv:1904.09751). The result is a function of the seed and
+    the number of the image."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -102,14 +104,14 @@ class Sampling:
         return _decode(decoding, len(numbers), bounds, choose)
 
     def draw(self, scores_MV: Tensor, u_M: Tensor) -> Tensor:
-        """One of V for each row, by numbers that are uniform in [0, 1)."""
+        """Draws one of V tokens for each row. u_M: random numbers, uniform in [0, 1)."""
         p_MV, token_MV = (scores_MV.double() / self.temperature).softmax(1).sort(dim=1, descending=True, stable=True)
         before_MV = p_MV.cumsum(1) - p_MV
         p_MV = p_MV.masked_fill(before_MV >= self.top_p, 0)
         if self.top_k is not None:
             p_MV[:, self.top_k :] = 0
         upto_MV = p_MV.cumsum(1)
-        last_M1 = (p_MV > 0).sum(1, keepdim=True) - 1  # where rounding leads beyond what may be drawn
+        last_M1 = (p_MV > 0).sum(1, keepdim=True) - 1  # limit for rounding errors
         place_M1 = torch.searchsorted(upto_MV, u_M[:, None] * upto_MV[:, -1:], right=True)
         return token_MV.gather(1, torch.minimum(place_M1, last_M1)).squeeze(1)
 
@@ -122,7 +124,7 @@ def _uniform(seed: str, count: int) -> list[float]:
 def _decode(
     decoding: Decoding, texts: int, bounds: LengthBounds, choose: Callable[[Tensor, Sequence[int], int], Tensor]
 ) -> list[Caption]:
-    """`choose`: (scores [M, V], which of the texts they are of, length so far) -> tokens [M]."""
+    """Decodes all texts. `choose`: (scores [M, V], index of the text of each row, length so far) -> tokens [M]."""
     tokens: list[list[int]] = [[] for _ in range(texts)]
     log_p = [0.0] * texts
     rows = list(range(texts))
@@ -150,7 +152,7 @@ def _decode(
 
 
 def _allowed(scores_NV: Tensor, decoding: Decoding, length: int, bounds: LengthBounds) -> Tensor:
-    """The scores with the start, and an end that is too early, masked."""
+    """Returns the scores with the start token masked, and the end token too below the minimum length."""
     scores_NV = scores_NV.clone()
     scores_NV[:, decoding.start] = -torch.inf
     if length < bounds.minimum:
@@ -163,8 +165,8 @@ def _allowed(scores_NV: Tensor, decoding: Decoding, length: int, bounds: LengthB
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """Of each image the `count` likeliest beginnings of a length continue. The best caption is the one with the largest
-    log p / length^penalty, the end counted in both; 0 goes by probability alone, which is highest for short ones."""
+    """Beam search with `count` beams per image. Selects the caption with the largest log p / length^length_penalty, the
+    end token counted in both. A length_penalty of 0 ranks by probability alone, which favors short captions."""
 
     count: int = 6
     length_penalty: float = 1.0
@@ -179,7 +181,7 @@ class BeamSearch:
         log_BR: Tensor | None = None
         for length in range(bounds.maximum + 1):
             step_BRV = decoding.feed(token_N).log_softmax(1).unflatten(0, (images, r))
-            if log_BR is None:  # all beams are the same: one of them continues
+            if log_BR is None:  # all beams are the same: continue only the first
                 log_BR = step_BRV.new_tensor([0.0] + [-torch.inf] * (r - 1)).expand(images, -1)
             log_BRV = log_BR[..., None] + step_BRV
             if length >= bounds.minimum:
@@ -191,9 +193,10 @@ class BeamSearch:
                 break
             log_BRV[..., [decoding.start, decoding.end]] = -torch.inf
             log_BR, flat_BR = log_BRV.flatten(1).topk(r)
-            # A beginning loses probability with each token, and gains most by length.
-            hoped = [self.score(log, bounds.maximum + 1) for log in log_BR[:, 0].tolist()]
-            if all(reached >= hope for reached, hope in zip(score, hoped, strict=True)):
+            # Upper bound of what a beam can reach: probability only falls with further tokens, and the length penalty
+            # is largest at the maximum length.
+            bound = [self.score(log, bounds.maximum + 1) for log in log_BR[:, 0].tolist()]
+            if all(reached >= limit for reached, limit in zip(score, bound, strict=True)):
                 break
             parent_BR = flat_BR // log_BRV.shape[2]
             token_BR = flat_BR % log_BRV.shape[2]
@@ -214,16 +217,15 @@ class BeamSearch:
 
 
 class CoCaDecoding:
-    """Texts that a CoCa decodes from image tokens; see Decoding.
+    """Decoding of texts by a CoCa from image tokens; see Decoding.
 
-    An image's keys and values are there once for all of its texts, as long as those of an image stand side by side and
-    are as many as the others'.
+    The texts of an image share its keys and values as long as they are contiguous and every image has the same number.
     """
 
     start, end = Tokenizer.start_id, Tokenizer.end_id
 
     def __init__(self, model: CoCa, image_BPW: Tensor) -> None:
-        """image_BPW: the images' tokens, as model.image_tokens gives them."""
+        """image_BPW: image tokens from model.image_tokens."""
         self.text, self.decoder, self.device = model.text, model.decoder, image_BPW.device
         self.text_blocks = cast("list[TextBlock]", list(model.text.blocks))
         self.decoder_blocks = cast("list[DecoderBlock]", list(model.decoder.blocks))
@@ -254,7 +256,7 @@ class CoCaDecoding:
             self.images = self.texts
 
     def _self_attention(self, block: TextBlock, x_NW: Tensor) -> Tensor:
-        """The block's output for one more token, whose keys and values are cached."""
+        """Returns the attention block's output for one further token and caches its keys and values."""
         parts = block.attn.qkv(block.norm1(x_NW))[:, None].chunk(3, -1)
         q_NH1K, keys, values = (split_heads(part, block.attn.heads) for part in parts)
         if block in self.text_keys_values:

@@ -1,4 +1,4 @@
-"""Text tokenizers that come with weights: a Hugging Face tokenizer.json, and what belongs to it."""
+"""Text tokenizers of pretrained weights: a Hugging Face tokenizer.json with its tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -18,45 +18,44 @@ from clipx.storage.hub import HUB, hub_files
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TOKENIZER, _BESIDE = "tokenizer.json", "tokenizer_config.json"
+_TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class FileTokenizer(Tokenizer):
-    """The tokenizer of a file, padded to the context. Picklable, and safe to use from workers.
+    """Tokenizer from a file, padded to the context. Picklable, and safe to use from workers.
 
-    What follows a text is the file's padding token, or the one that the tokenizer_config.json beside it names.
+    The padding token is that of the tokenizer_config.json next to the file, or else that of the file.
     """
 
     def __init__(self, place: str, context_length: int, vocabulary: int, clean: Clean) -> None:
-        """`place`: a tokenizer.json, or hf-hub:ORG/NAME; `vocabulary`: how many tokens the model knows.
+        """`place`: a tokenizer.json, its folder, or hf-hub:ORG/NAME. `vocabulary`: number of tokens of the model.
 
-        Raises ConfigError where it is no tokenizer, knows more tokens, or says of no token that it pads.
+        Raises ConfigError for an invalid tokenizer, one with more tokens, and one without a padding token.
         """
         self.place, self.context_length, self.vocab_size, self.clean = place, context_length, vocabulary, clean
         self._clean = _CLEAN[clean]
-        self._rust, beside = _read(place)
+        self._rust, config = _read(place)
         size = self._rust.get_vocab_size()
         require(
             size <= vocabulary,
             f"model.text.tokenizer={place} has {size} tokens, more than model.text.vocabulary={vocabulary}: give the "
-            "tokenizer that the model was trained with",
+            "tokenizer with which the model was trained",
         )
         padding = self._rust.padding or {}
-        token = _content(beside.get("pad_token")) or padding.get("pad_token")
+        token = _content(config.get("pad_token")) or padding.get("pad_token")
         pad_id = None if token is None else self._rust.token_to_id(token)
         if pad_id is None:
             raise ConfigError(
-                f"model.text.tokenizer={place} says of no token that it pads: lay the {_BESIDE} beside it that belongs "
-                "to it"
+                f"model.text.tokenizer={place} defines no padding token: put its {_CONFIG} in the same folder"
             )
         self.pad_id = pad_id
-        self._rust.enable_truncation(context_length, direction=beside.get("truncation_side", "right"))
-        side = beside.get("padding_side") or padding.get("direction", "right")
+        self._rust.enable_truncation(context_length, direction=config.get("truncation_side", "right"))
+        side = config.get("padding_side") or padding.get("direction", "right")
         self._rust.enable_padding(direction=side, pad_id=pad_id, pad_token=token, length=context_length)
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Encode ``B`` texts as int64 ``[B, context_length]``: tokens, with what the file adds to them, and padding."""
+        """Encodes B texts as int64 [B, context_length]: tokens, special tokens that the file adds, and padding."""
         import torch
 
         check_texts(texts)
@@ -65,7 +64,7 @@ class FileTokenizer(Tokenizer):
         return torch.tensor(ids, dtype=torch.int64).view(len(ids), self.context_length)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Give the text of one row of ids, without padding and what else the file calls special."""
+        """Returns the text of one row of ids, without padding and the file's other special tokens."""
         text: str = self._rust.decode([int(i) for i in ids], skip_special_tokens=True)
         return text
 
@@ -77,36 +76,36 @@ class FileTokenizer(Tokenizer):
 
 
 def tokenizer_files(place: str) -> dict[str, Path]:
-    """tokenizer.json and tokenizer_config.json, by these names, which may not be there; of a repository those it has.
+    """Returns the paths of tokenizer.json and tokenizer_config.json by name.
 
-    Raises DataError where the hub cannot be reached.
+    Local files may be missing. For a repository: those that it has. Raises DataError if the hub cannot be reached.
     """
     if place.startswith(HUB):
-        return {path.name: path for path in hub_files(place, _TOKENIZER, _BESIDE)}
+        return {path.name: path for path in hub_files(place, _TOKENIZER, _CONFIG)}
     given = Path(place).expanduser()
     path = given / _TOKENIZER if given.is_dir() else given
-    return {_TOKENIZER: path, _BESIDE: path.with_name(_BESIDE)}
+    return {_TOKENIZER: path, _CONFIG: path.with_name(_CONFIG)}
 
 
 def _read(place: str) -> tuple[Any, dict[str, Any]]:
-    """(the tokenizer, what its tokenizer_config.json says)"""
+    """Returns (the tokenizer, the values of its tokenizer_config.json)."""
     paths = tokenizer_files(place)
     try:
         rust = tokenizers.Tokenizer.from_str(paths[_TOKENIZER].read_text(encoding="utf-8"))
-        said = paths.get(_BESIDE)
-        beside = json.loads(said.read_text(encoding="utf-8")) if said is not None and said.is_file() else {}
+        path = paths.get(_CONFIG)
+        config = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}
     except KeyError:
         raise ConfigError(f"model.text.tokenizer={place} has no {_TOKENIZER}: give a repository that has one") from None
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exception
         raise ConfigError(
             f"model.text.tokenizer={place} cannot be read ({' '.join(str(error).split())[:120]}): give clip, or a "
             f"{_TOKENIZER} of the package tokenizers"
         ) from None
-    return rust, beside if isinstance(beside, dict) else {}
+    return rust, config if isinstance(config, dict) else {}
 
 
 def _content(token: Any) -> str | None:
-    """Of a token that is written as text, or as a table with its text."""
+    """Returns the text of a token that is given as a string or as a table with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 

@@ -1,8 +1,8 @@
 """The text tower: a causal transformer over byte pairs, in CLIP's shape (arXiv:2103.00020, section 2.4).
 
-CLIP's texts are read at their end token, and under causal attention nothing after it has an effect there. So what
-follows it is left out: the tokens of all texts lie one after the other, and only attention, a small part of the work,
-sees texts of one length.
+CLIP pools a text at its end token, and under causal attention later tokens have no effect on it. The padding after it
+is therefore skipped: the tokens of all texts are concatenated. Only attention, a small part of the work, pads the texts
+to one length.
 
 Shape suffixes: B batch, L length of the longest text, T tokens of all texts, W width, H heads, K width of a head,
 D embedding.
@@ -22,26 +22,26 @@ from clipx.model.tower_spec import Gelu, Pool, TextTowerSpec
 
 
 def end_positions(tokens_BL: Tensor) -> Tensor:
-    """Where each text's first end token stands, [B]."""
-    return (tokens_BL == Tokenizer.end_id).int().argmax(dim=1)  # argmax gives the first of equals
+    """Returns the position of each text's first end token, [B]."""
+    return (tokens_BL == Tokenizer.end_id).int().argmax(dim=1)  # argmax returns the first of equal values
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """B texts as T tokens, and where those would lie in [B, L]."""
+    """B texts packed as T tokens, with their positions in [B, L]."""
 
     tokens_T: Tensor
-    position_T: Tensor  # within a token's own text
-    flat_index_T: Tensor  # among all B * L places
-    end_B: Tensor  # the index in T of each text's end token, or where else it is read
+    position_T: Tensor  # position in the token's text
+    flat_index_T: Tensor  # index among all B * L positions
+    end_B: Tensor  # index in T of the token that each text is pooled at: its end token, or another
     shape: tuple[int, int]  # (B, L)
-    mask_B1LL: Tensor | None = None  # whether a place (row) sees another; None: itself and what stands before it
+    mask_B1LL: Tensor | None = None  # True where a position (row) attends to another; None: to itself and earlier ones
 
     @classmethod
     def of(cls, tokens_BL: Tensor, packed: bool, pool: Pool = Pool.end) -> Packing:
-        """Of each text what comes up to its end token, or else all of it. Computed where the tokens are.
+        """Packs each text up to its end token, or with all padding unless `packed`. Runs on the tokens' device.
 
-        All of it on the meta device too, where nobody knows where texts end.
+        On the meta device, where the ends of texts are unknown, all padding remains.
         """
         texts, length = tokens_BL.shape
         end_B = end_positions(tokens_BL) if pool is Pool.end else tokens_BL.new_full((texts,), length - 1)
@@ -64,7 +64,7 @@ class Packing:
         )
 
     def spread(self, x_TW: Tensor) -> Tensor:
-        """[T, W] -> [B, L, W], with zeros for what was left out."""
+        """[T, W] -> [B, L, W], with zeros for skipped positions."""
         if len(x_TW) < self.shape[0] * self.shape[1]:
             x_TW = x_TW.new_zeros(self.shape[0] * self.shape[1], x_TW.shape[1]).index_copy(0, self.flat_index_T, x_TW)
         return x_TW.view(*self.shape, -1)
@@ -76,12 +76,12 @@ class Packing:
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
-    pinned = x.pin_memory() if device.type == "cuda" and not x.is_cuda else x  # else the host waits for the copy
+    pinned = x.pin_memory() if device.type == "cuda" and not x.is_cuda else x  # without pinning, the host waits
     return pinned.to(device, non_blocking=True)
 
 
 class TextTower(nn.Module):
-    """Token ids [B, L] -> features [B, D], read at each text's end token; what follows it has no effect."""
+    """Token ids [B, L] -> features [B, D], pooled at each text's end token, or at the last position with pool=last."""
 
     def __init__(self, spec: TextTowerSpec, embed_dim: int, quick_gelu: bool) -> None:
         super().__init__()
@@ -96,8 +96,8 @@ class TextTower(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """CLIP's: normal with the deviations below; biases of attention and projection 0, the MLP's as PyTorch draws
-        them."""
+        """Draws initial weights as CLIP: normal with the deviations below. Biases of attention and projection are 0,
+        those of the MLP PyTorch's default."""
         nn.init.normal_(self.token_embedding.weight, std=0.02)
         nn.init.normal_(self.positional_embedding, std=0.01)
         for block in self.blocks:
@@ -108,10 +108,10 @@ class TextTower(nn.Module):
             nn.init.zeros_(self.projection.bias)
 
     def forward(self, tokens_BL: Tensor | Packing) -> Tensor:
-        """tokens_BL [B, context_length], each row with an end token where texts are read there (Tokenizer sees to it)
-        -> [B, D], any norm.
+        """[B, context_length] token ids -> [B, D] of any norm.
 
-        The tokens may be on the host, where packing them keeps no device waiting; or they are packed already.
+        With pool=end each row must contain an end token, as rows from Tokenizer do. The tokens may be on the host,
+        where packing does not block a device, or already packed.
         """
         packing = tokens_BL if isinstance(tokens_BL, Packing) else Packing.of(tokens_BL, self.packed, self.pool)
         packing = packing.to(self.positional_embedding.device)
@@ -127,7 +127,7 @@ def _block(spec: TextTowerSpec, quick_gelu: bool) -> TextBlock:
 
 
 class TextBlock(nn.Module):
-    """Attention, then MLP, each normalised at its input and added to its input. [T, W] -> [T, W]."""
+    """Attention, then MLP, both pre-norm with a residual connection. [T, W] -> [T, W]."""
 
     def __init__(
         self,
@@ -146,7 +146,8 @@ class TextBlock(nn.Module):
         self.mlp = Mlp(width, int(width * mlp_ratio), quick_gelu, gelu)
 
     def init_weights(self, depth: int) -> None:
-        """`depth`: blocks in the tower. Each adds two terms to the residual stream, so those are drawn smaller."""
+        """Draws initial weights. `depth`: number of blocks in the tower. Each block adds two terms to the residual
+        stream, so their weights are scaled down by (2 * depth)^-.5."""
         width = self.attn.proj.in_features
         nn.init.normal_(self.attn.qkv.weight, std=width**-0.5)
         nn.init.zeros_(self.attn.qkv.bias)
@@ -156,15 +157,15 @@ class TextBlock(nn.Module):
         nn.init.normal_(self.mlp.fc2.weight, std=width**-0.5 * (2 * depth) ** -0.5)
 
     def forward(self, x_TW: Tensor, packing: Packing) -> Tensor:
-        # Weights in float32 keep the sums in float32 under autocast: only the products are in the lower precision.
+        # With float32 weights, the sums stay in float32 under autocast: only products are in the lower precision.
         x_TW = x_TW + self.attn(self.norm1(x_TW), packing)
         out_TW: Tensor = x_TW + self.mlp(self.norm2(x_TW))
         return out_TW
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and what stands before it in its text, or all of it unless
-    `causal`; where the packing has a mask, what that says. [T, W] -> [T, W]."""
+    """Multi-head attention of a token to itself and the earlier tokens of its text, or without `causal` to all of them.
+    The mask of the packing, if any, takes precedence. [T, W] -> [T, W]."""
 
     def __init__(self, width: int, heads: int, causal: bool = True) -> None:
         super().__init__()
@@ -183,7 +184,7 @@ class CausalAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with a GELU between. [..., W] -> [..., W]."""
+    """Two linear layers with a GELU between them. [..., W] -> [..., W]."""
 
     def __init__(self, width: int, hidden: int, quick_gelu: bool, gelu: Gelu = Gelu.exact) -> None:
         super().__init__()
@@ -197,7 +198,7 @@ class Mlp(nn.Module):
 
 
 class QuickGELU(nn.Module):
-    """x·sigmoid(1.702x), the approximation of GELU (arXiv:1606.08415) with which OpenAI trained CLIP."""
+    """QuickGELU, x·sigmoid(1.702x): the approximation of GELU (arXiv:1606.08415) with which OpenAI trained CLIP."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)

@@ -1,7 +1,7 @@
-"""Byte-pair text tokenizer of CLIP: strings in, rows of token ids out.
+"""CLIP's byte-pair text tokenizer: strings -> rows of token ids.
 
 Source: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", arXiv:2103.00020.
-The merge table ``bpe_simple_vocab_16e6.txt.gz`` beside this file is the one OpenAI published with CLIP (MIT licence).
+The merge table bpe_simple_vocab_16e6.txt.gz next to this file is the one that OpenAI published with CLIP (MIT license).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Data workers are parallel already, and some versions of the Rust thread pool warn when a process forks after using it.
+# Data workers are parallel already, and some versions of the Rust thread pool warn if a process forks after using it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import ftfy
@@ -33,19 +33,20 @@ _WORD_END = "</w>"
 _START, _END, _PAD = 49_406, 49_407, 0
 _SPECIAL = {"<start_of_text>": (_START,), "<end_of_text>": (_END,)}
 
-# Words are split here and not in Rust: the two engines carry different Unicode versions (they disagree on some 17,000
-# code points), and with a table of seen words it is also faster. Measured on one core, captions of 10 words: 147,000
-# cleaned texts/s this way, 76,000 all in Rust with the classes spelled out; the whole call 139,000, open_clip's 22,000.
+# Words are split here and not in Rust: the two regex engines have different Unicode versions (they differ in about
+# 17,000 code points), and a table of seen words makes it faster too. Measured on one core with captions of 10 words:
+# 147,000 cleaned texts/s, against 76,000 all in Rust with the classes spelled out. The whole call: 139,000 texts/s,
+# open_clip's 22,000.
 _WORD = regex.compile(
     r"<start_of_text>|<end_of_text>|'(?:s|t|re|ve|m|ll|d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
     regex.IGNORECASE,
 )
-_MAX_SEEN = 1 << 16  # words remembered in a process, some 15 MB
-_MAX_SEEN_LENGTH = 64  # longer words are rare, and would make the table's size depend on the data
+_MAX_SEEN = 1 << 16  # words cached per process, about 15 MB
+_MAX_SEEN_LENGTH = 64  # characters; longer words are rare and would make the size of the table depend on the data
 
 
 class Tokenizer:
-    """CLIP byte-pair encoding of text (Radford et al., arXiv:2103.00020), in the ids of OpenAI's weights.
+    """CLIP's byte-pair encoding (Radford et al., arXiv:2103.00020), with the token ids of OpenAI's weights.
 
     Picklable, and safe to use from threads and from forked or spawned workers.
     """
@@ -56,19 +57,20 @@ class Tokenizer:
     pad_id: int = _PAD
 
     def __init__(self, context_length: int = 77) -> None:
-        """Make a tokenizer whose rows have ``context_length`` ids (at least 3: start, one token, end)."""
+        """`context_length`: number of ids in a row, at least 3 (start, one token, end). Raises ValueError."""
         if not isinstance(context_length, int) or context_length < 3:
             raise ValueError(
-                f"context_length is {context_length!r}, must be an integer of 3 or more (start, a token, end): "
+                f"context_length is {context_length!r}, must be an integer of at least 3 (start, a token, end): "
                 "use 77 as CLIP does"
             )
         self.context_length = context_length
-        _word_encoder()  # loaded before any fork, so that workers share its memory
+        _word_encoder()  # loaded before any fork: workers share its memory
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Encode ``B`` texts as int64 ``[B, context_length]``: start, tokens, end, then zeros.
+        """Encodes B texts as int64 [B, context_length]: start, tokens, end, zeros.
 
-        A text too long is cut so that the end id stands in the last place.
+        A longer text is truncated, with the end id at the last position. Raises TypeError for other than a sequence of
+        str.
         """
         import torch
 
@@ -76,7 +78,7 @@ class Tokenizer:
         length = self.context_length
         if not texts:
             return torch.empty((0, length), dtype=torch.int64)
-        # A word gives at least one token, so words beyond the room cannot reach the row.
+        # Each word has at least one token: no more than length - 2 words fit.
         split = [_WORD.findall(_clean(text))[: length - 2] for text in texts]
         ids_of = _word_encoder().encode(chain.from_iterable(split))
         ids = array("q", bytes(8 * len(split) * length))  # zeros, the padding
@@ -86,18 +88,20 @@ class Tokenizer:
         return torch.frombuffer(ids, dtype=torch.int64).view(len(split), length)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Give the text of one row of ids, as cleaned and with a space after each word or mark.
+        """Returns the text of one row of ids, cleaned, with a space after each word or punctuation mark.
 
-        Start and end ids and the padding are dropped; bytes that are not UTF-8 become U+FFFD.
+        Drops start ids, end ids and padding; bytes that are not UTF-8 become U+FFFD. Raises ValueError for other ids.
         """
         row = [int(i) for i in ids]
-        # Id 0 is also a real token ("!" inside a word), so only zeros at the end of the row are padding.
+        # Id 0 is also a real token ("!" inside a word): only zeros at the end of the row are padding.
         while row and row[-1] == self.pad_id:
             row.pop()
         pieces = _word_encoder().pieces
         for position, i in enumerate(row):
             if not 0 <= i < self.vocab_size:
-                raise ValueError(f"ids[{position}] is {i}, must be in [0, {self.vocab_size}): decode this vocabulary")
+                raise ValueError(
+                    f"ids[{position}] is {i}, must be in [0, {self.vocab_size}): decode ids of this vocabulary"
+                )
         return b"".join(pieces[i] for i in row if i < self.start_id).decode("utf-8", "replace").strip()
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[int]]:
@@ -107,7 +111,7 @@ class Tokenizer:
         return f"{type(self).__name__}(context_length={self.context_length})"
 
     def _row(self, words: Iterable[str], ids_of: Mapping[str, Sequence[int]]) -> array[int]:
-        """Join the words' ids into one row of at most ``context_length`` ids, without its padding."""
+        """Joins the ids of the words into one row of at most context_length ids, without padding."""
         row = [self.start_id]
         for word in words:
             row += ids_of[word]
@@ -117,7 +121,7 @@ class Tokenizer:
 
 
 class _WordEncoder:
-    """Byte-pair ids of single words, computed in Rust and remembered, and the bytes behind each id."""
+    """Cached byte-pair ids of single words, computed in Rust, and the bytes of each id."""
 
     def __init__(self) -> None:
         byte_of = _byte_alphabet()
@@ -134,8 +138,8 @@ class _WordEncoder:
         self.pieces = [_piece_bytes(token, byte_of) for token in tokens]
 
     def encode(self, words: Iterable[str]) -> Mapping[str, Sequence[int]]:
-        """Give the ids of each distinct word; the new ones go to Rust as one batch."""
-        # The answer is a table of its own: another thread may replace the shared one at any time.
+        """Returns the ids of each distinct word. Encodes new words in Rust as one batch."""
+        # A new table is returned, because another thread may replace the shared one at any time.
         seen = self._seen
         found = {word: seen.get(word, ()) for word in words}
         new = [word for word, ids in found.items() if not ids]
@@ -146,26 +150,26 @@ class _WordEncoder:
         return found
 
     def _remember(self, fresh: Mapping[str, Sequence[int]]) -> None:
-        kept = [(word, ids) for word, ids in fresh.items() if len(word) <= _MAX_SEEN_LENGTH]
-        if len(self._seen) + len(kept) > _MAX_SEEN:
+        short = [(word, ids) for word, ids in fresh.items() if len(word) <= _MAX_SEEN_LENGTH]
+        if len(self._seen) + len(short) > _MAX_SEEN:
             self._seen = dict(_SPECIAL)
-        self._seen.update(kept[: _MAX_SEEN - len(self._seen)])
+        self._seen.update(short[: _MAX_SEEN - len(self._seen)])
 
 
 def vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
-    """Give the entries by their ids, but for start and end, which are the next two, and the merges, best first."""
+    """Returns (entries in the order of their ids, merges by rank). Start and end, the next two ids, are excluded."""
     byte_of, merges = _byte_alphabet(), _read_merges()
     return [*byte_of, *(c + _WORD_END for c in byte_of), *(a + b for a, b in merges)], merges
 
 
 @lru_cache(maxsize=1)
 def _word_encoder() -> _WordEncoder:
-    """Load the merge table once in a process."""
+    """Returns the word encoder. Loads the merge table once per process."""
     return _WordEncoder()
 
 
 def _read_merges() -> list[tuple[str, str]]:
-    """Read the merges in use, best first; the file's first line is a header, and its tail was never used by CLIP."""
+    """Reads the merges by rank. The first line of the file is a header, and CLIP never used its tail."""
     with gzip.open(_MERGES_FILE, "rt", encoding="utf-8") as file:
         lines = file.read().split("\n")[1 : 1 + _N_MERGES]
     pairs = (line.split() for line in lines)
@@ -173,9 +177,9 @@ def _read_merges() -> list[tuple[str, str]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Map the 256 characters that stand for bytes to those bytes, in the order of their ids.
+    """Returns the byte of each of the 256 characters that represent bytes, in the order of their ids.
 
-    Bytes that are visible Latin-1 characters stand for themselves and come first; the others follow as U+0100 onwards.
+    Bytes that are visible Latin-1 characters come first, as these characters; the others follow as U+0100 onwards.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(256)) - set(visible))
@@ -183,27 +187,27 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _piece_bytes(token: str, byte_of: Mapping[str, int]) -> bytes:
-    """Give the UTF-8 bytes of a vocabulary entry, a space in place of the word-end mark."""
+    """Returns the UTF-8 bytes of a vocabulary entry, with a space in place of the end-of-word mark."""
     stem = token.removesuffix(_WORD_END)
     return bytes(byte_of[c] for c in stem) + (b" " if stem != token else b"")
 
 
 def repaired(text: str) -> str:
-    """Repair broken Unicode and undo HTML escapes."""
-    # Nothing to repair in printable ASCII without "&"; skipping it makes the whole call 3 times as fast.
+    """Repairs broken Unicode and decodes HTML escapes."""
+    # Printable ASCII without "&" needs no repair; skipping it makes the whole call 3 times as fast.
     if text.isascii() and text.isprintable() and "&" not in text:
         return text
-    # Twice, since text from the web is often escaped twice ("&amp;amp;").
+    # Twice, because text from the web is often escaped twice ("&amp;amp;").
     return html.unescape(html.unescape(ftfy.fix_text(text)))
 
 
 def _clean(text: str) -> str:
-    """Repair a text, make each run of white space one space, and lower the case."""
+    """Repairs a text, collapses white space to single spaces and converts to lower case."""
     return " ".join(repaired(text).split()).lower()
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Reject what is not a sequence of str."""
+    """Raises TypeError for other than a sequence of str."""
     if isinstance(texts, str):
         raise TypeError("texts is one str, must be a sequence of str: pass [text]")
     if not isinstance(texts, Sequence):

@@ -1,4 +1,4 @@
-"""The image tower: any architecture of timm, and a linear projection to the embedding.
+"""Image tower: any architecture of timm, and a projection to the embedding.
 
 Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, D embedding.
 """
@@ -24,11 +24,11 @@ from clipx.model.tower_spec import ImageTowerSpec, Projection
 
 
 class ImageTower(nn.Module):
-    """Normalised images [B, 3, S, S] -> features [B, D] of any norm.
+    """Normalized images [B, 3, S, S] -> features [B, D] of any norm.
 
-    Initial weights. The projection is normal with deviation (its inputs)^-.5. The trunk has timm's own, except that a
-    ViT in CLIP's form has OpenAI's where the two differ outside the blocks: class token and positional embedding
-    normal with deviation width^-.5. (Both leave the patch convolution as PyTorch draws it.)
+    Initial weights: the projection is normal with deviation (its inputs)^-.5. The trunk is initialized by timm, except
+    that a ViT in CLIP's form has OpenAI's initialization where the two differ outside the blocks: class token and
+    positional embedding normal with deviation width^-.5. (Both use PyTorch's default for the patch convolution.)
     """
 
     def __init__(self, spec: ImageTowerSpec, embed_dim: int, quick_gelu: bool, varying: Varying = FIXED) -> None:
@@ -47,25 +47,26 @@ class ImageTower(nn.Module):
         return features_BD
 
     def set_patch_dropout(self, share: float) -> None:
-        """The share of each image's patches that training leaves out from now on, where that is `varying`."""
+        """Sets the share of each image's patches that training drops. No effect unless patch dropout is `varying`."""
         if self.varying.patch_dropout:
             self.trunk.patch_drop.prob = share
 
     def positional_embeddings(self) -> set[str]:
-        """Names of the learned absolute positional embeddings, of the attention pool too: timm's pos_embed*."""
+        """Returns the names of learned absolute positional embeddings, the attention pool's included: timm's
+        pos_embed*."""
         return {name for name, _ in self.named_parameters() if _leaf(name).startswith("pos_embed")}
 
     def class_tokens(self) -> set[str]:
-        """Names of the learned tokens that join the image's own: class, register, and the query that pools."""
+        """Returns the names of learned tokens in addition to the image's: class and register tokens, pooling query."""
         tokens = ("cls_token", "dist_token", "reg_token", "latent")
         return {name for name, _ in self.named_parameters() if _leaf(name).startswith(tokens)}
 
 
 def _trunk(spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
-    """timm's model without a classifier: [B, 3, S, S] -> [B, features]. Raises ConfigError for what timm refuses."""
+    """Builds timm's model without classifier: [B, 3, S, S] -> [B, features]. Raises ConfigError for invalid options."""
     options = {**_size_option(spec), **spec.options}
     rehearsed = _rehearse(spec, options)
-    if quick_gelu and isinstance(rehearsed, VisionTransformer):  # the GELUs of others are not CLIP's to replace
+    if quick_gelu and isinstance(rehearsed, VisionTransformer):  # other architectures keep their GELU
         options = {"act_layer": "quick_gelu", **options}
     if varying.sizes:
         options = _with_sizes(spec, options, varying.sizes)
@@ -75,33 +76,35 @@ def _trunk(spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
 
 
 def _rehearse(spec: ImageTowerSpec, options: dict[str, Any]) -> Any:
-    """The trunk without memory. Raises ConfigError for anything that timm or torch say."""
+    """Builds the trunk on the meta device. Raises ConfigError for any error of timm or torch."""
     try:
         return _rehearsed(spec.timm, options, [spec.size])
     except Exception as error:
         raise ConfigError(
             f"model.image.size={spec.size} and model.image.options={spec.options} do not fit timm's {spec.timm} "
-            f"({_reason(error)}): give a size and arguments that this architecture takes"
+            f"({_reason(error)}): give a size and options that this architecture supports"
         ) from error
 
 
 def _rehearsed(name: str, options: dict[str, Any], sizes: Sequence[int]) -> Any:
-    """The trunk without memory, after an image of each size without memory: what does not fit shows at once, for under
-    0.5 s. Raises what timm or torch say about arguments they did not foresee."""
+    """Builds the trunk on the meta device and runs it on an image of each size, which detects misfits in under 0.5 s.
+
+    Raises any error of timm or torch.
+    """
     with torch.device("meta"), torch.no_grad():
         trunk = timm.create_model(name, pretrained=False, num_classes=0, **options).eval()
         for size in sizes:
             shape = list(trunk(torch.empty(1, 3, size, size)).shape)
-            require(shape == [1, trunk.head_hidden_size], f"it gives {shape} for an image instead of one vector")
+            require(shape == [1, trunk.head_hidden_size], f"it returns {shape} for an image instead of one vector")
         return trunk
 
 
 def _with_sizes(spec: ImageTowerSpec, options: dict[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
-    """The options with which a trunk takes images of other sizes too; timm interpolates a ViT's positional embedding.
+    """Returns the options with which the trunk accepts images of further sizes.
 
-    Raises ConfigError for a size that does not fit.
+    timm interpolates the positional embedding of a ViT. Raises ConfigError for a size that does not fit.
     """
-    with contextlib.suppress(TypeError):  # timm's, where an architecture knows no such option
+    with contextlib.suppress(TypeError):  # raised by timm for an architecture without this option
         _rehearsed(spec.timm, {"dynamic_img_size": True, **options}, [])
         options = {"dynamic_img_size": True, **options}
     for size in sizes:
@@ -109,26 +112,26 @@ def _with_sizes(spec: ImageTowerSpec, options: dict[str, Any], sizes: Sequence[i
             _rehearsed(spec.timm, options, [size])
         except Exception as error:
             raise ConfigError(
-                f"stages: image_size={size} does not fit timm's {spec.timm} made for model.image.size={spec.size} "
-                f"({_reason(error)}): give a size that it takes as well, a ViT's a multiple of its patches"
+                f"stages: image_size={size} does not fit timm's {spec.timm} built for model.image.size={spec.size} "
+                f"({_reason(error)}): give a size that it supports; for a ViT, a multiple of its patch size"
             ) from error
     return options
 
 
 def _with_patch_dropout(spec: ImageTowerSpec, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that give a trunk timm's own patch dropout. Raises ConfigError where timm has none for it."""
+    """Returns the options that enable timm's patch dropout. Raises ConfigError for a trunk without it."""
     require(
         "patch_drop_rate" not in spec.options,
-        f"model.image.options={spec.options} has patch_drop_rate, and so has this run a patch_dropout: leave one out",
+        f"model.image.options={spec.options} has patch_drop_rate, and this run sets patch_dropout: remove one of them",
     )
-    options = {**options, "patch_drop_rate": 0.5}  # any but 0, with which there would be no module to set
+    options = {**options, "patch_drop_rate": 0.5}  # any value but 0, with which timm builds no patch_drop module
     try:
         dropout = _rehearsed(spec.timm, options, [spec.size]).patch_drop
-        require(isinstance(dropout, PatchDropout | PatchDropoutWithIndices), "it has another kind")
+        require(isinstance(dropout, PatchDropout | PatchDropoutWithIndices), "its patch_drop is of another type")
     except Exception as error:
         raise ConfigError(
-            f"model.image.timm={spec.timm} knows no patch dropout ({_reason(error)}): choose a ViT, such as "
-            "model=vit_b16, or leave model.patch_dropout and the stages' at 0"
+            f"model.image.timm={spec.timm} does not support patch dropout ({_reason(error)}): choose a ViT, such as "
+            "model=vit_b16, or set model.patch_dropout and that of all stages to 0"
         ) from error
     return options
 
@@ -138,13 +141,16 @@ def _reason(error: Exception) -> str:
 
 
 def _size_option(spec: ImageTowerSpec) -> dict[str, int]:
-    """img_size for an architecture whose weights depend on it; the others take any size and know no such option."""
+    """Returns img_size for an architecture whose weights depend on it. Others accept any size and have no such option.
+
+    Raises ConfigError for an unknown architecture or tag.
+    """
     try:
         require(timm.is_model(spec.timm), f"model.image.timm={spec.timm} is not a model of timm{_near(spec.timm)}")
         cfg = get_pretrained_cfg(spec.timm)
     except RuntimeError as error:  # a known architecture, an unknown tag of weights
         raise ConfigError(
-            f"model.image.timm={spec.timm} names no weights of timm: use {spec.timm.partition('.')[0]}"
+            f"model.image.timm={spec.timm} has a tag that timm does not know: use {spec.timm.partition('.')[0]}"
         ) from error
     return {"img_size": spec.size} if cfg is not None and cfg.fixed_input_size else {}
 
@@ -155,16 +161,16 @@ def _near(name: str) -> str:
 
 
 def _projection(trunk: Any, embed_dim: int, spec: ImageTowerSpec) -> nn.Module:
-    """Features -> [B, D]. An attention pool (CLIP's ResNets) has a projection of its own, which then gives D.
+    """Builds the projection of features to [B, D]. An attention pool (CLIP's ResNets) projects to D itself.
 
-    Raises ConfigError for another projection than that, and where there is none and the features are not D.
+    Raises ConfigError for another projection than linear with such a pool, and for none with features that are not D.
     """
     pool = next((m for m in trunk.children() if isinstance(m, AttentionPool2d | RotAttentionPool2d)), None)
     if pool is not None:
         require(
             spec.projection is Projection.linear,
             f"model.image.projection={spec.projection} has no effect on {spec.timm}, whose attention pool projects: "
-            "leave it out",
+            "remove it",
         )
         trunk.reset_classifier(embed_dim)
         nn.init.normal_(pool.proj.weight, std=pool.proj.in_features**-0.5)
@@ -176,8 +182,8 @@ def _projection(trunk: Any, embed_dim: int, spec: ImageTowerSpec) -> nn.Module:
     if spec.projection is Projection.none:
         require(
             width == embed_dim,
-            f"model.image.projection=none needs model.embed_dim={width}, which is what {spec.timm} gives, not "
-            f"{embed_dim}: set it, or leave the projection out",
+            f"model.image.projection=none needs model.embed_dim={width}, the width of {spec.timm}, not "
+            f"{embed_dim}: set it, or remove model.image.projection",
         )
         return nn.Identity()
     projection = nn.Linear(width, embed_dim, bias=False)
@@ -186,7 +192,7 @@ def _projection(trunk: Any, embed_dim: int, spec: ImageTowerSpec) -> nn.Module:
 
 
 def is_clip_vit(trunk: Any) -> bool:
-    """Whether a trunk has CLIP's form: a ViT that is normalised before its blocks and read at its class token."""
+    """Returns True for a trunk in CLIP's form: a ViT with a norm before its blocks, pooled at its class token."""
     return (
         isinstance(trunk, VisionTransformer)
         and isinstance(trunk.norm_pre, nn.LayerNorm)

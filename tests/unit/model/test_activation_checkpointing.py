@@ -207,7 +207,7 @@ def test_a_tower_without_known_blocks_is_refused_all_but_whole(monkeypatch: pyte
     monkeypatch.setattr("clipx.model.vision.image_blocks", lambda trunk: {})
     with pytest.raises(
         ConfigError,
-        match=r"^model\.image\.checkpointing=1 goes by blocks, .* use model\.image\.checkpointing=tower, which goes",
+        match=r"^model\.image\.checkpointing=1 needs the blocks .* use model\.image\.checkpointing=tower, which needs",
     ):
         compose("model.image.checkpointing=1").model.build(torch.device("meta"), torch.float32)
     compose("model.image.checkpointing=tower").model.build(torch.device("meta"), torch.float32)

@@ -251,7 +251,7 @@ def test_every_parameter_gets_a_gradient(images: Tensor, tokens: Tensor) -> None
 
 @pytest.mark.parametrize("shape", [(2, 3, 48, 48), (2, 1, 32, 32), (3, 32, 32), (2, 32, 32, 3)])
 def test_wrong_image_shape_names_both(small: CLIP, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{list(shape)}, the image tower takes [B, 3, 32, 32]")):
+    with pytest.raises(ValueError, match=re.escape(f"{list(shape)}, must be [B, 3, 32, 32]")):
         small.encode_image(torch.zeros(shape))
 
 
@@ -262,7 +262,7 @@ def test_images_of_whole_numbers_other_than_bytes_are_refused(small: CLIP, image
 
 @pytest.mark.parametrize("shape", [(2, 77), (2, 11), (12,)])
 def test_wrong_text_length_names_both(small: CLIP, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{list(shape)}, the text tower takes [B, 12]")):
+    with pytest.raises(ValueError, match=re.escape(f"{list(shape)}, must be [B, 12]")):
         small.encode_text(torch.zeros(shape, dtype=torch.int64))
 
 

@@ -311,7 +311,7 @@ def test_options_that_do_not_go_together_are_refused(change: Callable[[CoCaSpec]
 def test_a_trunk_that_is_not_read_at_a_class_token_is_refused_by_name(name: str) -> None:
     spec = small_spec()
     spec = replace(spec, image=replace(spec.image, timm=name, size=224, options={}))
-    with pytest.raises(ConfigError, match=f"model.image.timm={name} does not go with model.kind=coca"):
+    with pytest.raises(ConfigError, match=f"model.image.timm={name} cannot be combined with model.kind=coca"):
         spec.build(torch.device("meta"), torch.float32)
 
 

@@ -122,8 +122,8 @@ def test_a_model_takes_its_tokenizer_by_path(folder: Path) -> None:
     ("beside", "vocabulary", "message"),
     [
         ({"pad_token": "</s>"}, 5, "has 19 tokens, more than model.text.vocabulary=5: give the tokenizer"),
-        ({}, 99, "says of no token that it pads: lay the tokenizer_config.json beside it"),
-        ({"pad_token": "<other>"}, 99, "says of no token that it pads"),
+        ({}, 99, "defines no padding token: put its tokenizer_config.json in the same folder"),
+        ({"pad_token": "<other>"}, 99, "defines no padding token"),
     ],
 )
 def test_a_tokenizer_that_does_not_fit_is_refused(

@@ -250,7 +250,7 @@ def test_beams_of_an_image_share_what_they_see_of_it(model: CoCa) -> None:
 
 @pytest.mark.parametrize("bounds", [LengthBounds(0, LENGTH - 1), LengthBounds(5, 4), LengthBounds(-1, 4)])
 def test_bounds_that_the_context_has_no_room_for_are_refused(model: CoCa, bounds: LengthBounds) -> None:
-    with pytest.raises(ValueError, match=r"must lie in \[0, 10\]"):
+    with pytest.raises(ValueError, match=r"must be in \[0, 10\]"):
         generate_captions(model, images(1), range(1), greedy, bounds)
 
 

@@ -84,12 +84,12 @@ def test_each_image_loses_patches_of_its_own() -> None:
 def test_a_tower_that_timm_gives_no_patch_dropout_is_refused_by_name(name: str) -> None:
     with torch.device("meta"), pytest.raises(ConfigError) as error:
         ImageTower(ImageTowerSpec(timm=name, size=224), 16, False, DROPS)
-    assert str(error.value).startswith(f"model.image.timm={name} knows no patch dropout (")
-    assert "choose a ViT, such as model=vit_b16, or leave model.patch_dropout" in str(error.value)
+    assert str(error.value).startswith(f"model.image.timm={name} does not support patch dropout (")
+    assert "choose a ViT, such as model=vit_b16, or set model.patch_dropout and" in str(error.value)
 
 
 def test_two_places_for_one_value_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"has patch_drop_rate, and so has this run a patch_dropout: leave one out"):
+    with pytest.raises(ConfigError, match=r"has patch_drop_rate, and this run sets patch_dropout: remove one of them"):
         tower("vit_base_patch16_clip_224", **SMALL_VIT, patch_drop_rate=0.5)
 
 

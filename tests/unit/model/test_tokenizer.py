@@ -352,7 +352,7 @@ def test_bad_context_length(length: object) -> None:
     with pytest.raises(ValueError) as error:
         Tokenizer(length)  # type: ignore[arg-type]
     message = str(error.value)
-    assert message.startswith(f"context_length is {length!r}, must be an integer of 3 or more")
+    assert message.startswith(f"context_length is {length!r}, must be an integer of at least 3")
     assert "use 77" in message
     assert "\n" not in message
 

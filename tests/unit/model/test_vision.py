@@ -154,7 +154,9 @@ def test_name_near_nothing_or_elsewhere_is_unknown(name: str) -> None:
 
 
 def test_unknown_tag_of_weights() -> None:
-    with pytest.raises(ConfigError, match=r"vit_base_patch16_224\.nope names no weights.* use vit_base_patch16_224$"):
+    with pytest.raises(
+        ConfigError, match=r"vit_base_patch16_224\.nope has a tag that timm does not know: use vit_base_patch16_224$"
+    ):
         tower("vit_base_patch16_224.nope")
 
 
@@ -165,7 +167,7 @@ def test_unknown_tag_of_weights() -> None:
         ({"num_classes": 10}, "num_classes"),
         ({"embed_dim": 65}, "divisible"),
         ({"global_pool": "nope"}, "pooling"),
-        ({"global_pool": ""}, "it gives [1, 197, 768] for an image instead of one vector"),
+        ({"global_pool": ""}, "it returns [1, 197, 768] for an image instead of one vector"),
         ({"in_chans": 1}, "channel"),
     ],
 )

@@ -171,7 +171,7 @@ def test_recomputed_batch_norm_is_refused() -> None:
     model = compose("model.image.checkpointing=1").model.build(torch.device("meta"), torch.float32)
     with pytest.raises(
         ConfigError,
-        match=r"compile\.towers=true does not go with checkpointing of image\.trunk\.layer1\.0, which has BatchNorm",
+        match=r"compile\.towers=true cannot be combined with checkpointing of image\.trunk\.layer1\.0, which has BatchNorm",
     ):
         CompileSpec(towers=True).compile_towers(named_blocks(model))
 
