@@ -1,1 +1,1 @@
-"""Teachers for distillation: a model that sees each batch, or stored embeddings."""
+"""Teachers for distillation: a model that runs on each batch, or stored embeddings."""

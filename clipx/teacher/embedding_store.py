@@ -1,15 +1,16 @@
-"""Embeddings of a data source on disk, in shards of a number of samples that anybody can write in any order.
+"""Stores the embeddings of a data source in shards, which several processes can write in any order.
 
-    out/embed.json          what all shards depend on: model, weights, data, number formats; written first
-        00000.image.npy     [n, D], a row a sample; NaN where it could not be read
-        00000.text.npy      [m, D], a row a caption, all captions of all samples one after the other
+    out/embed.json          plan: what all shards depend on (model, weights, data, number formats); written first
+        00000.image.npy     [n, D], one row per sample; NaN if the sample could not be read
+        00000.text.npy      [m, D], one row per caption: the captions of all samples, concatenated
         00000.captions.npy  [m] uint64, a hash of each caption
-        00000.offsets.npy   [n + 1] int64: captions of sample i are the rows from offsets[i] to offsets[i + 1]
-        00000.json          size and SHA-256 of these files, and what was bad; written last: the shard is finished
-        manifest.json       all of them, when all shards are finished
+        00000.offsets.npy   [n + 1] int64: the captions of sample i are the rows from offsets[i] to offsets[i + 1]
+        00000.json          record: size and SHA-256 of these files, and the bad samples; written last
+        manifest.json       the plan and all records; written when all shards are complete
 
-Row i of shard k is sample k * samples_per_shard + i of the source. As Parquet a shard is one file with a row a sample:
-index, key, image, captions, text. A file has its name when it is whole.
+Row i of shard k is sample k * samples_per_shard + i of the source. In Parquet format, a shard is one file with one row
+per sample and the columns index, key, image, captions and text. All files are written under temporary names and renamed
+when they are complete.
 """
 
 from __future__ import annotations
@@ -29,26 +30,27 @@ PLAN, MANIFEST, VERSION = "embed.json", "manifest.json", 1
 _FIX = "make room, or give another folder with out=…"
 
 Record = dict[str, Any]
-"""Of a finished shard: samples, captions, files {name: [bytes, SHA-256]}, bad [[key, reason], …]."""
+"""Record of a complete shard: samples, captions, files {name: [bytes, SHA-256]}, bad [[key, reason], …]."""
 
 
 def npy_files(number: int) -> tuple[str, str, str, str]:
-    """(image, text, captions, offsets) of a shard."""
+    """Returns the names of the files (image, text, captions, offsets) of a shard."""
     image, text, captions, offsets = (f"{number:05d}.{part}.npy" for part in ("image", "text", "captions", "offsets"))
     return image, text, captions, offsets
 
 
 def record_file(number: int) -> str:
+    """Returns the name of the record of a shard."""
     return f"{number:05d}.json"
 
 
 def caption_hash(caption: str) -> int:
-    """64 bits, by which a caption is found among those of its sample."""
+    """Returns a 64-bit hash that identifies a caption among those of its sample."""
     return int.from_bytes(hashlib.blake2b(caption.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 class EmbeddingStore:
-    """A folder of embeddings, local or at a URL. Raises DataError where it cannot be read or written."""
+    """A folder of embeddings, local or at a URL. Methods raise DataError if it cannot be read or written."""
 
     def __init__(self, out: str, retry_s: float) -> None:
         self.out, self._retry_s = out.rstrip("/"), retry_s
@@ -57,7 +59,7 @@ class EmbeddingStore:
             ensure_folder(self.folder, f"out={out}", "give")
 
     def put(self, name: str, write: Callable[[str], object]) -> list[Any]:
-        """Writes a file by `write(path)` to a temporary path. Returns its bytes and SHA-256."""
+        """Writes a file by `write(path)` to a temporary path, then renames or uploads it. Returns [bytes, SHA-256]."""
         if self.folder is not None:
             write_atomically(self.folder / name, write, _FIX)
             return _size_and_hash(self.folder / name)
@@ -68,7 +70,7 @@ class EmbeddingStore:
             return _size_and_hash(path)
 
     def read_text(self, name: str) -> str | None:
-        """None where there is no such file."""
+        """Returns the content of a file, or None if it does not exist."""
         try:
             if self.folder is not None:
                 return (self.folder / name).read_text(encoding="utf-8")
@@ -77,14 +79,19 @@ class EmbeddingStore:
             return None
 
     def sizes(self) -> dict[str, int]:
-        """Of the files that are there, by name."""
+        """Returns {name: bytes} of all files in the folder."""
         if self.folder is not None:
             return {path.name: path.stat().st_size for path in self.folder.iterdir() if path.is_file()}
         found: dict[str, int] = self._retry(lambda: StorageFolder(self.out).files())
         return found
 
     def is_intact(self, files: Mapping[str, Sequence[Any]], sizes: Mapping[str, int]) -> bool:
-        """Whether files are as they were written: by their content, at a URL by their sizes."""
+        """Verifies files against their record: local files by size and SHA-256, files at a URL by size only.
+
+        Args:
+            files: {name: [bytes, SHA-256]} of the record.
+            sizes: {name: bytes} of the files in the folder.
+        """
         if any(sizes.get(name) != size for name, (size, _) in files.items()):
             return False
         return self.folder is None or all(
@@ -92,15 +99,16 @@ class EmbeddingStore:
         )
 
     def _retry(self, call: Callable[[], Any]) -> Any:
-        with errors_as(lambda said: DataError(f"out={self.out}: {said}"), FileNotFoundError):
+        with errors_as(lambda reason: DataError(f"out={self.out}: {reason}"), FileNotFoundError):
             return retry(self.out, self._retry_s, call)
 
     def put_json(self, name: str, value: Any) -> None:
+        """Writes a value as a JSON file."""
         text = json.dumps(value, indent=1, sort_keys=True) + "\n"
         self.put(name, lambda path: Path(path).write_text(text, encoding="utf-8"))
 
     def finished(self, numbers: Sequence[int]) -> dict[int, Record]:
-        """The records of those shards that are complete and as they were written."""
+        """Returns the records of those shards in `numbers` that are complete and intact."""
         sizes, records = self.sizes(), {}
         for number in numbers:
             if record_file(number) not in sizes:

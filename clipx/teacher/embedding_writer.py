@@ -1,4 +1,4 @@
-"""Embeds a data source with a trained model and writes the shards of an embedding store, shared by the ranks."""
+"""Embeds a data source with a trained model and writes the shards of an embedding store, distributed over the ranks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ Files = dict[str, list[Any]]
 
 
 def write_embeddings(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
-    """Embeds a split of `data` and writes it to `spec.out`; continues what an earlier run began. Collective."""
+    """Embeds a split of `data` and writes it to `spec.out`. Continues an interrupted run. Collective.
+
+    Raises ConfigError if `spec.out` holds embeddings with another plan, and DataError if too many samples are bad.
+    """
     precision = spec.precision.build(comm.device)
     weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
     source = _source(open_on_all_ranks(data, comm), spec.split, data)
@@ -94,13 +97,15 @@ def _source(dataset: Dataset, split: str, data: DataSpec) -> Source:
     if split == "train":
         return dataset.train
     if dataset.held_out is None:
-        raise DataError(f"split=held_out: data={data.name} holds out none: raise data.held_out_share, or embed train")
+        raise DataError(
+            f"split=held_out: data={data.name} has no held-out samples: raise data.held_out_share, or use split=train"
+        )
     return dataset.held_out
 
 
 @contextlib.contextmanager
 def _lock(store: EmbeddingStore, comm: Comm) -> Iterator[None]:
-    """Keeps other commands from writing to the same folder, and removes temporary files of a killed one."""
+    """Locks a local folder against other commands, and removes temporary files of a killed command. Collective."""
     if store.folder is None:
         yield
         return
@@ -117,6 +122,7 @@ def _lock(store: EmbeddingStore, comm: Comm) -> Iterator[None]:
 
 
 def _check_plan(store: EmbeddingStore, plan: dict[str, Any]) -> None:
+    """Compares `plan` with that of an earlier run, or writes it. Raises ConfigError if they differ."""
     text = store.read_text(PLAN)
     if text is None:
         store.put_json(PLAN, plan)
@@ -125,38 +131,39 @@ def _check_plan(store: EmbeddingStore, plan: dict[str, Any]) -> None:
     changed = [key for key in {**before, **plan} if before.get(key) != plan.get(key)]
     differences = ", ".join(f"{key} was {before.get(key)}, is {plan.get(key)}" for key in changed)
     require(
-        not changed, f"out={store.out} holds other embeddings ({differences}): give another folder, or delete that one"
+        not changed, f"out={store.out} holds other embeddings ({differences}): give another folder, or delete this one"
     )
 
 
 def _write_missing(writer: EmbeddingWriter, data: DataSpec, comm: Comm) -> list[Record]:
-    """The records of all shards. The ranks share the work of those that are not finished yet."""
+    """Writes the missing shards, distributed over the ranks. Returns the records of all shards. Collective."""
     total, console = writer.shards(), stdout_console()
     found: dict[int, Record] = {}
     for part in comm.gather_objects(writer.store.finished(range(comm.rank, total, comm.world))):
         found |= part
     if found and comm.is_main:
-        console.print(f"{len(found):,} of {total:,} shards are there from an earlier run")
+        console.print(f"{len(found):,} of {total:,} shards exist from an earlier run")
     missing = [number for number in range(total) if number not in found]
-    own = missing[comm.rank :: comm.world]
+    assigned = missing[comm.rank :: comm.world]
     written = {}
-    for number, record in writer.write(own, data.workers, data.prefetch):
+    for number, record in writer.write(assigned, data.workers, data.prefetch):
         written[number] = record
         if comm.is_main:
-            console.print(f"{len(written):,} of {len(own):,} shards written by this rank", highlight=False)
+            console.print(f"{len(written):,} of {len(assigned):,} shards written by this rank", highlight=False)
     for part in comm.gather_objects(written):
         found |= part
     return [found[number] for number in range(total)]
 
 
 def _finish(store: EmbeddingStore, plan: dict[str, Any], records: list[Record], max_bad_share: float) -> None:
+    """Writes the manifest and prints a summary. Raises DataError if too many samples are bad."""
     bad = [item for record in records for item in record["bad"]]
     captions = sum(record["captions"] for record in records)
     if len(bad) > max_bad_share * plan["samples"] or not captions:
         key, reason = bad[0]
         raise DataError(
-            f"{len(bad):,} of {plan['samples']:,} samples are bad, more than data.max_bad_share={max_bad_share}, the "
-            f"first because {reason}: {key}"
+            f"{len(bad):,} of {plan['samples']:,} samples are bad, more than data.max_bad_share={max_bad_share}; the "
+            f"first: {key}: {reason}"
         )
     store.put_json(MANIFEST, {**plan, "captions": captions, "bad": len(bad), "shards": records})
     console = stdout_console()
@@ -166,12 +173,12 @@ def _finish(store: EmbeddingStore, plan: dict[str, Any], records: list[Record], 
         highlight=False,
     )
     if plan["format"] == "npy" and plan["split"] == "train" and store.folder is not None:
-        console.print(f"learn from them with: objective=distillation teacher.embeddings={store.out}", markup=False)
+        console.print(f"distill from them: objective=distillation teacher.embeddings={store.out}", markup=False)
 
 
 @dataclass(slots=True)
 class ShardEmbeddings:
-    """Embeddings of the samples of a shard, by their position in it."""
+    """Embeddings of the samples of a shard. `image` and `captions` have one item per sample of `samples`."""
 
     samples: range
     image: list[Tensor | None] = field(default_factory=list)
@@ -185,7 +192,7 @@ class ShardEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWriter:
-    """Embeds the samples of a source as evaluation sees them, and writes them. `dtype`: a name NumPy knows."""
+    """Embeds the samples of a source with the evaluation transform and writes them. `dtype`: name of a NumPy dtype."""
 
     model: CLIP
     device: torch.device
@@ -200,10 +207,11 @@ class EmbeddingWriter:
     store: EmbeddingStore
 
     def shards(self) -> int:
+        """Returns the number of shards."""
         return -(-sum(self.source.sizes) // self.samples_per_shard)
 
     def write(self, numbers: Sequence[int], workers: int, prefetch: int) -> Iterator[tuple[int, Record]]:
-        """Each of these shards with its record, when it is finished."""
+        """Writes these shards. Yields (number, record) of each shard when it is complete."""
         batches = [part for number in numbers for part in self._batches(number)]
         loaded = iter(eval_batch_loader(self.source, self.view, batches, workers, prefetch))
         for number in numbers:
@@ -217,20 +225,20 @@ class EmbeddingWriter:
         return range(start, min(start + self.samples_per_shard, sum(self.source.sizes)))
 
     def _batches(self, number: int) -> list[range]:
-        """Of a shard alone, so that what is in it depends on no other."""
+        """Splits the samples of a shard into batches. No batch spans shards, so a shard does not depend on others."""
         samples = self._samples(number)
         return [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
 
     @torch.inference_mode()
-    def _embed(self, held: EvalBatch, shard: ShardEmbeddings) -> None:
-        shard.bad += held.bad
-        if not held.index:
+    def _embed(self, batch: EvalBatch, shard: ShardEmbeddings) -> None:
+        shard.bad += batch.bad
+        if not batch.index:
             return
-        image_mD = self._call(self.model.encode_image, held.image)
-        for index, row_D, captions in zip(held.index, image_mD, held.captions, strict=True):
+        image_mD = self._call(self.model.encode_image, batch.image)
+        for index, row_D, captions in zip(batch.index, image_mD, batch.captions, strict=True):
             shard.image[index - shard.samples.start] = row_D
             shard.captions[index - shard.samples.start] = captions
-        texts = [caption for captions in held.captions for caption in captions]
+        texts = [caption for captions in batch.captions for caption in captions]
         for at in range(0, len(texts), self.batch_size):
             tokens_bL = self.tokenizer(texts[at : at + self.batch_size])
             shard.text_mD.append(self._call(self.model.encode_text, tokens_bL))

@@ -1,4 +1,4 @@
-"""A teacher that sees each batch itself, whole on every rank, and learns nothing."""
+"""Teacher model that embeds each batch, replicated on every rank and not trained."""
 
 from __future__ import annotations
 
@@ -23,19 +23,32 @@ _DTYPES = {TeacherPrecision.fp32: "float32", TeacherPrecision.bf16: "bfloat16", 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """Fills `Batch.targets` with (α·image_bT, text_bT) in float32, or in float64 where its weights are."""
+    """Adds (α·image_bT, text_bT) to `Batch.targets`, in float32, or in float64 if its weights are float64."""
 
     model: CLIP
-    view: SecondView  # that it wants of each sample
-    scale: float  # α
+    view: SecondView
+    """Image size and tokenizer of the teacher, which the loader applies to each sample."""
+
+    scale: float
+    """α, the inverse of the teacher's temperature."""
+
     precision: Precision
     micro_batches: int
-    digest: str  # of its weights
+    digest: str
+    """Digest of the teacher's weights, see weights_digest."""
+
     description: str
 
     @classmethod
     def build(cls, spec: TeacherSpec, comm: Comm, run: Precision, micro_batches: int) -> Teacher:
-        """`run`: the student's precision. Raises CheckpointError or ConfigError."""
+        """Loads the teacher of `spec.weights` onto the device.
+
+        Args:
+            run: precision of the student.
+            micro_batches: number of forward passes per batch.
+
+        Raises CheckpointError or ConfigError.
+        """
         assert spec.weights is not None
         precision = _precision(spec.precision, run)
         found, model_spec, model = load_model(spec.weights, "teacher.weights", comm.device, precision.dtype)
@@ -54,10 +67,14 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Batch:
-        """A batch on the device, as the loader gives it with `view` -> the same with what the objective is given."""
+        """Returns the batch with the teacher's embeddings appended to `targets`.
+
+        Args:
+            batch: a batch on the device, from a loader that applies `view`.
+        """
         assert batch.second_tokens is not None
         image = batch.image if batch.second_image is None else batch.second_image
-        with self.precision.autocast():  # tower by tower: whatever else the model computes is not asked for
+        with self.precision.autocast():  # calls the towers only: further outputs of the model are not needed
             image_bT = torch.cat([self.model.encode_image(part) for part in image.chunk(self.micro_batches)])
             tokens = batch.second_tokens.chunk(self.micro_batches)
             text_bT = torch.cat([self.model.encode_text(part) for part in tokens])
@@ -75,14 +92,14 @@ def _scale(spec: TeacherSpec, found: LoadedWeights) -> float:
         return 1 / spec.temperature
     if found.log_scale is None:
         raise ConfigError(
-            f"teacher.weights={spec.weights} was not trained with one temperature, or it is not with them: give "
-            "teacher.temperature, e.g. 0.01"
+            f"teacher.weights={spec.weights} has no temperature (trained without a single one, or saved without it): "
+            "give teacher.temperature, e.g. 0.01"
         )
     return math.exp(found.log_scale)
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of a model's tensors by name: SHA-256, its first 16 digits."""
+    """Returns the first 16 hexadecimal digits of the SHA-256 of a model's named tensors."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

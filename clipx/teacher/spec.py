@@ -1,7 +1,7 @@
-"""Teachers: who tells a student how alike the images and texts of a batch are, for `objective=distillation`.
+"""Options of the teacher, whose image-text similarities a student learns with `objective=distillation`.
 
-A teacher is a model that sees each batch itself (`live`), or the embeddings that `python -m clipx.embed` once wrote of
-all samples (`stored`). Either way the objective is given image_bT and text_bT, whose products are the teacher's logits.
+A teacher is a model that embeds each batch (`live`), or embeddings of all samples that `python -m clipx.embed` wrote
+(`stored`). In both cases the objective gets image_bT and text_bT, whose products are the teacher's logits.
 """
 
 from __future__ import annotations
@@ -22,32 +22,54 @@ if TYPE_CHECKING:
 
 
 class TeacherPrecision(StrEnum):
-    run = "run"  # the student's
+    """Number format of a teacher model."""
+
+    run = "run"
+    """The precision of the run, as for the student."""
+
     fp32 = "fp32"
+    """Weights and computation in float32."""
+
     bf16 = "bf16"
+    """Weights and computation in bfloat16."""
+
     fp16 = "fp16"
+    """Weights and computation in float16."""
 
 
 @dataclass(kw_only=True, slots=True)
 class TeacherSpec:
-    """Where a teacher comes from: `weights` or `embeddings`."""
+    """Teacher for objective=distillation: a model (weights) or its stored embeddings (embeddings)."""
 
-    weights: str | None = None  # a model, as for model.weights; its configuration comes with it
-    embeddings: str | None = None  # a folder that clipx.embed wrote with this run's training data
-    temperature: float | None = None  # of its softmax over a batch; null: the one that it was trained with
-    precision: TeacherPrecision = TeacherPrecision.run  # of its weights
-    micro_batches: int | None = None  # forward passes that a rank's share is cut into; null: data.micro_batches
+    weights: str | None = None
+    """Teacher model, in any form that model.weights accepts. Its configuration is loaded with the weights. null: no
+    teacher model. Excludes embeddings."""
+
+    embeddings: str | None = None
+    """Local folder of teacher embeddings that python -m clipx.embed wrote for the training data of this run, in format
+    npy. null: no stored embeddings. Excludes weights."""
+
+    temperature: float | None = None
+    """Temperature of the teacher's softmax over a batch, above 0; the logits are divided by it. null: the temperature
+    that the teacher was trained with. Needs weights or embeddings."""
+
+    precision: TeacherPrecision = TeacherPrecision.run
+    """Number format of the teacher model: run (the precision of the student), fp32, bf16 or fp16. Needs weights."""
+
+    micro_batches: int | None = None
+    """Number of forward passes of the teacher that each rank's share of the batch is split into, at least 1. null:
+    data.micro_batches. Needs weights."""
 
     def __post_init__(self) -> None:
         for key, value in (("weights", self.weights), ("embeddings", self.embeddings)):
-            require(value != "", f"teacher.{key}= is empty: give a value, or leave it out")
+            require(value != "", f"teacher.{key}= is empty: give a value, or drop it")
         require(
             self.weights is None or self.embeddings is None,
             f"teacher.weights={self.weights} and teacher.embeddings={self.embeddings} are two teachers: give one",
         )
         require(
             self.temperature is None or self.temperature > 0,
-            f"teacher.temperature={self.temperature} must be above 0: 0.01 is usual of a trained model",
+            f"teacher.temperature={self.temperature} must be above 0: 0.01 is usual for a trained model",
         )
         require(
             self.micro_batches is None or self.micro_batches >= 1,
@@ -59,43 +81,54 @@ class TeacherSpec:
         for key, chosen in of_models.items():
             require(
                 not chosen or self.weights is not None,
-                f"teacher.{key}={chosen} has no effect without teacher.weights: leave it out",
+                f"teacher.{key}={chosen} has no effect without teacher.weights: drop it",
             )
         require(
             self.temperature is None or self.source_option is not None,
             f"teacher.temperature={self.temperature} has no effect without a teacher: give teacher.weights or "
-            "teacher.embeddings, or leave it out",
+            "teacher.embeddings, or drop it",
         )
 
     @property
     def source_option(self) -> str | None:
-        """The option that names the teacher, as typed."""
+        """The option that selects the teacher, as KEY=VALUE; None if there is no teacher."""
         if self.weights is not None:
             return f"teacher.weights={self.weights}"
         return None if self.embeddings is None else f"teacher.embeddings={self.embeddings}"
 
     def check(self, objective: str, taught: bool, data: str, indexed: bool) -> None:
-        """Raises ConfigError where the objective and the data, by their kinds, do not go with the teacher."""
+        """Raises ConfigError if the teacher does not fit the objective or the data.
+
+        Args:
+            objective: kind of the objective.
+            taught: whether the objective needs a teacher.
+            data: kind of the data.
+            indexed: whether the data has sample indices.
+        """
         require(
             self.source_option is not None or not taught,
-            f"objective={objective} has no teacher: give teacher.weights=… (a run directory, or what model.weights "
-            "takes), or teacher.embeddings=… (a folder of python -m clipx.embed)",
+            f"objective={objective} needs a teacher: give teacher.weights=… (a run directory, or another value that "
+            "model.weights accepts), or teacher.embeddings=… (a folder written by python -m clipx.embed)",
         )
         require(
             self.source_option is None or taught,
-            f"{self.source_option} has no effect on objective={objective}, which has no teacher: choose "
-            "objective=distillation, or leave it out",
+            f"{self.source_option} has no effect with objective={objective}, which uses no teacher: choose "
+            "objective=distillation, or drop it",
         )
         require(
             self.embeddings is None or indexed,
-            f"teacher.embeddings={self.embeddings} are found by a sample's number, but data={data} gives samples none: "
-            "give teacher.weights",
+            f"teacher.embeddings={self.embeddings} needs sample indices, which data={data} does not have: give "
+            "teacher.weights instead",
         )
 
     def build(self, comm: Comm, precision: Precision, micro_batches: int) -> Teacher | None:
-        """The model, on the device; None where there is none. `precision`, `micro_batches`: the run's.
+        """Loads the teacher model onto the device. Returns None if there is none.
 
-        Raises ClipxError where it cannot be had, or its configuration or temperature is not known.
+        Args:
+            precision: precision of the run.
+            micro_batches: data.micro_batches of the run.
+
+        Raises ClipxError if the weights cannot be loaded, or if their configuration or temperature is unknown.
         """
         if self.weights is None:
             return None
@@ -104,7 +137,10 @@ class TeacherSpec:
         return Teacher.build(self, comm, precision, self.micro_batches or micro_batches)
 
     def open(self, train: Source) -> StoredEmbeddings | None:
-        """The embeddings of the training samples; None where there are none. Raises DataError."""
+        """Opens the stored embeddings of the training samples. Returns None if there are none.
+
+        Raises DataError if they are incomplete or of other data, and ConfigError if the temperature is unknown.
+        """
         if self.embeddings is None:
             return None
         from clipx.teacher.stored import StoredEmbeddings

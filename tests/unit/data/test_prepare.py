@@ -261,9 +261,7 @@ def test_the_command_tells_what_it_made_and_how_to_train_on_it(tmp_path: Path) -
     )
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert [shard["samples"] for shard in manifest["shards"]] == [4, 3]
-    assert (
-        "2 of 2 shards exist from an earlier run" in run(sys.executable, "-m", "clipx.data.prepare", *words).stdout
-    )
+    assert "2 of 2 shards exist from an earlier run" in run(sys.executable, "-m", "clipx.data.prepare", *words).stdout
 
 
 def test_the_same_source_makes_the_same_bytes(tmp_path: Path) -> None:

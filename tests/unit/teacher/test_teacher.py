@@ -241,7 +241,7 @@ def test_a_row_is_that_of_the_sample_and_the_caption(stored: Path) -> None:
             same = [k for k, other in enumerate(train.read(index).captions) if other == caption]
             torch.testing.assert_close(text_T, torch.tensor(text[offsets[row] + same[0]]))
             assert place in same
-    with pytest.raises(BadSample, match="has not its caption"):
+    with pytest.raises(BadSample, match="lacks the caption"):
         found.rows(0, train.read(0), "a caption that it never had")
 
 
@@ -290,16 +290,19 @@ def spoiled(stored: Path, folder: Path, how: str) -> Path:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("unfinished", "is not finished: give its python -m clipx.embed command again"),
+        ("unfinished", "is incomplete: run its python -m clipx.embed command again"),
         ("empty", "holds no embeddings of python -m clipx.embed: check the path"),
         ("damaged", "manifest.json cannot be read"),
-        ("gone", "00001.text.npy is gone: give its python -m clipx.embed command again"),
+        ("gone", "00001.text.npy is missing: run its python -m clipx.embed command again"),
         ("cut", "00002.image.npy has 200 bytes, not "),
-        ("width", "00000.image.npy has shape [80, 64], and the manifest says width 128: write it anew"),
-        ('{"format": "parquet"}', "is stored as parquet, which cannot be read by row: write it with format=npy"),
+        ("width", "00000.image.npy has shape [80, 64], but the manifest has width 128: rewrite it"),
+        ('{"format": "parquet"}', "is stored as parquet, which has no random access: write it with format=npy"),
         ('{"data": "0123"}', "is of other data (fingerprint 0123, 96 samples) than this run's training data ("),
-        ('{"version": 0}', "manifest.json is not of this version of clipx: write the embeddings anew"),
-        ('{"scale": null}', "is of a model that was not trained with one temperature: give teacher.temperature"),
+        ('{"version": 0}', "manifest.json has another format version than 1: rewrite the embeddings"),
+        (
+            '{"scale": null}',
+            "has no temperature (the model was trained without a single one, or saved without it): give teacher.temperature",
+        ),
     ],
 )
 def test_stored_embeddings_that_do_not_go_with_the_run_are_refused(
@@ -323,19 +326,19 @@ def test_embeddings_of_other_data_are_refused_before_any_training(stored: Path, 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["objective=distillation"], "objective=distillation has no teacher: give teacher.weights=…"),
-        (["teacher.weights=a"], "teacher.weights=a has no effect on objective=infonce, which has no teacher: choose"),
-        (["teacher.embeddings=a"], "teacher.embeddings=a has no effect on objective=infonce"),
+        (["objective=distillation"], "objective=distillation needs a teacher: give teacher.weights=…"),
+        (["teacher.weights=a"], "teacher.weights=a has no effect with objective=infonce, which uses no teacher: choose"),
+        (["teacher.embeddings=a"], "teacher.embeddings=a has no effect with objective=infonce"),
         (["teacher.temperature=0.1"], "teacher.temperature=0.1 has no effect without a teacher"),
-        (["teacher.precision=bf16"], "teacher.precision=bf16 has no effect without teacher.weights: leave it out"),
+        (["teacher.precision=bf16"], "teacher.precision=bf16 has no effect without teacher.weights: drop it"),
         (["objective=distillation", "teacher.embeddings=a", "teacher.micro_batches=2"],
-         "teacher.micro_batches=2 has no effect without teacher.weights: leave it out"),
+         "teacher.micro_batches=2 has no effect without teacher.weights: drop it"),
         (["objective=distillation", "teacher.weights=a", "teacher.embeddings=b"],
          "teacher.weights=a and teacher.embeddings=b are two teachers: give one"),
         (["objective=distillation", "teacher.weights=a", "teacher.temperature=0"], "teacher.temperature=0.0 must be above 0"),
         (["objective=distillation", "teacher.weights=a", "teacher.micro_batches=0"],
          "teacher.micro_batches=0 must be at least 1"),
-        (["objective=distillation", "teacher.weights="], "teacher.weights= is empty: give a value, or leave it out"),
+        (["objective=distillation", "teacher.weights="], "teacher.weights= is empty: give a value, or drop it"),
         (["objective=distillation", "teacher.embeddings=s3://bucket/a"],
          "teacher.embeddings=s3://bucket/a is a URL: give a local path, and copy between it and the URL"),
         (["objective=distillation", "teacher.weights=a", "teacher.precision=int4"],
@@ -364,9 +367,7 @@ def test_weights_without_a_configuration_are_refused(trained: Path, tmp_path: Pa
 
 def test_a_teacher_that_had_no_learned_temperature_asks_for_one(tmp_path: Path) -> None:
     Trainer(small(tmp_path / "teacher", *VIT, *DATA, "objective=fastclip_v1", "duration=1st")).fit()
-    message = (
-        r"teacher\.weights=.* was not trained with one temperature, or it is not with them: give teacher\.temperature"
-    )
+    message = r"teacher\.weights=.* has no temperature \(trained without a single one, or saved without it\): give teacher\.temperature"
     with pytest.raises(ConfigError, match=message):
         distilling(tmp_path / "run", f"teacher.weights={tmp_path}/teacher")
     found = logged(tmp_path / "run", f"teacher.weights={tmp_path}/teacher", "teacher.temperature=0.05")

@@ -124,10 +124,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
 def test_the_commands_errors_are_one_line(shards: Path) -> None:
     code, out, err = command("shards=/nowhere/*.tar", check=False)
     assert (code, out) == (2, "")
-    assert (
-        err
-        == "error: shards=/nowhere/*.tar matches no shard: check the path, and quote braces and * in the shell\n"
-    )
+    assert err == "error: shards=/nowhere/*.tar matches no shard: check the path, and quote braces and * in the shell\n"
     assert command(check=False)[2] == "error: shards has no value: it is required, add shards=…\n"
     assert command("shards=a", "parts=1/2", check=False)[2].startswith("error: parts is not a key here: the keys are ")
 
