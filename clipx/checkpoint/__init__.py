@@ -1,1 +1,1 @@
-"""Checkpoints: their format, how they are written while training goes on, copied to a URL and resumed from."""
+"""Checkpoints: format, asynchronous writing, retention, upload to a URL, and resuming."""

@@ -1,4 +1,4 @@
-"""Asynchronous saving: the state is copied into staging memory, and a thread writes it while training continues."""
+"""Asynchronous saving: copies the state into staging memory, which a thread writes while training continues."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_GATHER_TIMEOUT = timedelta(minutes=30)  # for the slowest rank to write its part
+_GATHER_TIMEOUT = timedelta(minutes=30)  # time limit for the slowest rank to write its part
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota, limit
-_ADVICE = "free space, mend the disk, or choose another run_dir"
+_ADVICE = "free space, repair the disk, or choose another run_dir"
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a rank could not write."""
+    """Reason of a failed write on a rank."""
 
     reason: str
     disk_full: bool = False
@@ -46,22 +46,23 @@ class _Failure:
 
 @dataclass(slots=True)
 class _Save:
-    """A checkpoint that is staged and not yet on disk."""
+    """Checkpoint that is staged but not yet on disk."""
 
     info: CheckpointInfo
     started: float
     state: bytes | None = None  # on rank 0
-    sharded: bool = False  # whether this rank has rows to write
+    sharded: bool = False  # this rank has rows to write
     failure: _Failure | None = None  # of staging
     stalls: dict[str, float] = field(default_factory=dict)  # seconds that training waited
 
 
 class AsyncWriter:
-    """Saves one run's checkpoints under `path`, which all ranks must see.
+    """Saves one run's checkpoints under `path`, on a file system that all ranks share.
 
-    Constructed, used and closed by all ranks at the same points. Rank 0's writer thread calls the callbacks:
-    `event(kind, **facts)` for what was saved, failed or was damaged; `is_uploaded(folder)`, without which nothing is
-    deleted, for whether another copy is verified; `on_commit(folder)` for each new checkpoint.
+    All ranks construct, use and close it in the same order. Rank 0's writer thread calls the callbacks:
+    `event(kind, **facts)` for a checkpoint that was saved, failed or is damaged; `is_uploaded(folder)`, which returns
+    whether a verified copy exists: a checkpoint for which it is False is not deleted; `on_commit(folder)` for each new
+    checkpoint.
     """
 
     def __init__(
@@ -80,23 +81,23 @@ class AsyncWriter:
         pinned = comm.device.type == "cuda"
         self._replicated, self._sharded = StagingBuffer(pinned), StagingBuffer(pinned)
         self._threads = ThreadPoolExecutor(1, "checkpoint")
-        # A group of its own: training issues collectives meanwhile, whose order nothing else may disturb.
+        # A separate process group: training issues collectives at the same time, whose order must not change.
         self._group: Any = dist.new_group(backend="gloo", timeout=_GATHER_TIMEOUT) if comm.world > 1 else None
         self._pending: Future[_Failure | None] | None = None
         self._reserved: Future[None] | None = None
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive
         self._failure: _Failure | None = None  # of the last save
-        self._infos: dict[Path, CheckpointInfo] = {}  # of checkpoints that were written or verified here
+        self._infos: dict[Path, CheckpointInfo] = {}  # of checkpoints that this process wrote or verified
         self._token: int = comm.broadcast_object(os.getpid())
         if comm.is_main:
-            with suppress(OSError):  # if nothing can be removed, nothing can be written either, which is reported
+            with suppress(OSError):  # then the next save fails as well and reports it
                 self._dir.remove_incomplete()
         comm.barrier()
 
     def reserve(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
-        """Allocates the staging memory in the background, so that the first save costs no more than the next.
+        """Allocates the staging memory in the background, so that the first save is as fast as later ones.
 
-        Call it once the optimizer has its state: after the first step.
+        Call it when the optimizer has its state, after the first step.
         """
         replicated, sharded = split_sharded(tensors, self._comm.is_main)
         sizes = sum(x.nbytes for x in replicated.values()), sum(x.tensor.nbytes for x in sharded.values())
@@ -111,14 +112,15 @@ class AsyncWriter:
         keep: bool = False,
         score: float | None = None,
     ) -> None:
-        """Stages a checkpoint: when it returns, the state may change. Collective.
+        """Stages a checkpoint. The state may change when it returns. Collective.
 
-        Written are rank 0's tensors, and each rank's rows of `RankRows` and of DTensors that are sharded by rows.
-        `state` is plain values of rank 0. `keep`: never deleted. `score`: the checkpoint with the highest is kept.
+        Saves rank 0's tensors, and each rank's rows of `RankRows` and of DTensors that are sharded by rows. `state`:
+        plain values of rank 0. `keep`: never delete this checkpoint. `score`: the checkpoint with the highest score is
+        never deleted.
 
-        Waits for the previous save. A failed one is reported and the run continues; after `max_failures` failures in a
-        row the next call raises CheckpointError on all ranks. With `background=False` it returns when the checkpoint
-        is on disk, or raises that at once.
+        Waits for the previous save. A failed save is reported and the run continues; after `max_failures` failures in a
+        row the next call raises CheckpointError on all ranks. With `background=False` it returns when the checkpoint is
+        on disk, and raises that error at once.
         """
         started = time.perf_counter()
         self._finish_previous()
@@ -133,7 +135,10 @@ class AsyncWriter:
             self._finish_previous()
 
     def wait(self) -> None:
-        """Waits until everything is on disk. Raises CheckpointError, on all ranks, if the last save failed."""
+        """Waits until all saves are on disk.
+
+        Raises CheckpointError on all ranks if the last save failed. Collective.
+        """
         self._finish_previous()
         if self._failure is not None:
             raise CheckpointError(f"the last checkpoint could not be written ({self._failure.reason}): {_ADVICE}")
@@ -172,17 +177,17 @@ class AsyncWriter:
             if self._comm.device.type == "cuda":
                 torch.cuda.current_stream(self._comm.device).synchronize()
         except (OSError, MemoryError, RuntimeError) as error:  # out of memory; _write reports it to the other ranks
-            save.failure = self._failed(f"cannot be copied: {error or 'out of memory'}")
+            save.failure = self._failed(f"cannot be copied to staging memory: {error or 'out of memory'}")
 
     # ----------------------------------------------------------------------------------------- the writer thread
 
     def _reserve(self, replicated: int, sharded: int) -> None:
-        with suppress(OSError, MemoryError, RuntimeError):  # the next save fails by it and reports it
+        with suppress(OSError, MemoryError, RuntimeError):  # then the next save fails as well and reports it
             self._replicated.touch(replicated)
             self._sharded.touch(sharded)
 
     def _write(self, save: _Save) -> _Failure | None:
-        """Writes a checkpoint; once more after making room on a full disk. Returns the same on all ranks."""
+        """Writes a checkpoint and retries once after pruning on a full disk. Returns the same on all ranks."""
         for attempt in (1, 2):
             failure, size = self._attempt(save)
             if self._comm.is_main:
@@ -192,13 +197,13 @@ class AsyncWriter:
             retry = failure.disk_full and attempt == 1
             if retry and self._comm.is_main:
                 self.prune(size)
-            self._all_gather(None)  # until rank 0 has removed what was written, and made room
+            self._all_gather(None)  # barrier: rank 0 has removed the partial files and pruned
             if not retry:
                 break
         return failure
 
     def _attempt(self, save: _Save) -> tuple[_Failure | None, int]:
-        """Writes and commits. Returns the failure, if any, and the bytes that all ranks had to write."""
+        """Writes and commits a checkpoint. Returns the failure, if any, and the bytes of all ranks together."""
         temporary = self._temporary(save.info.step)
         size = len(save.state or b"") + (self._replicated.size if self._comm.is_main else 0)
         size += self._sharded.size if save.sharded else 0
@@ -228,13 +233,15 @@ class AsyncWriter:
     def _commit(self, temporary: Path, info: CheckpointInfo, hashes: dict[str, str]) -> None:
         for name in hashes:
             if not (temporary / name).is_file():
-                raise FileNotFoundError(f"{name} is not there on rank 0: put run_dir where all nodes see it")
+                raise FileNotFoundError(
+                    f"{name} is not visible on rank 0: put run_dir on a file system that all nodes share"
+                )
         final = self._dir.path / step_folder(info.step)
         commit(temporary, final, hashes)
         self._infos[final] = info
 
     def _report(self, save: _Save, failure: _Failure | None, size: int) -> None:
-        """Reports an attempt, on rank 0, and removes the files of one that failed."""
+        """Reports an attempt on rank 0 and removes the files of a failed one."""
         step = save.info.step
         if failure is None:
             seconds = time.perf_counter() - save.started
@@ -255,14 +262,14 @@ class AsyncWriter:
         return self._dir.path / f"tmp.{step_folder(step)}.{self._token}"
 
     def _all_gather(self, value: T) -> list[T]:
-        """Every rank's value, in rank order."""
+        """Gathers every rank's value, in rank order."""
         if self._group is None:
             return [value]
         out: list[Any] = [None] * self._comm.world
         try:
             dist.all_gather_object(out, value, self._group)
         except RuntimeError as error:  # raised when a rank has died
-            raise CheckpointError(f"the ranks lost each other while a checkpoint was written: {error}") from error
+            raise CheckpointError(f"a rank was lost while a checkpoint was written: {error}") from error
         return out
 
     def _catch(self, call: Callable[[], T]) -> T | _Failure:
@@ -277,9 +284,9 @@ class AsyncWriter:
     # ------------------------------------------------------------------------------------------------ retention
 
     def prune(self, needed: int | None = None) -> None:
-        """Deletes what the policy does not keep, on rank 0.
+        """Deletes the checkpoints that the retention policy does not keep, on rank 0.
 
-        With `needed`, it keeps the two newest at most, and deletes the oldest until so many bytes are free.
+        With `needed`, keeps at most the two newest, and deletes the oldest until that many bytes are free.
         """
         keep_last = self._spec.keep_last if needed is None else min(2, self._spec.keep_last)
         intact = self._intact(keep_last)
@@ -294,9 +301,9 @@ class AsyncWriter:
             self._infos.pop(folder, None)
 
     def _intact(self, keep_last: int) -> dict[Path, CheckpointInfo]:
-        """All checkpoints, newest first, except damaged ones, on account of which none may be deleted.
+        """Returns all checkpoints, newest first, except damaged ones, which do not count towards the number to keep.
 
-        Of those of an earlier process the newest are verified once, as many as are to be kept.
+        Verifies the newest `keep_last` checkpoints of earlier processes once.
         """
         intact: dict[Path, CheckpointInfo] = {}
         for folder in self._dir.folders():

@@ -1,10 +1,10 @@
-"""Reads the copy of a run directory at a URL, which uploader.py writes.
+"""Downloads from the copy of a run directory at a URL, which uploader.py writes.
 
-    <url>/config.yaml metrics.jsonl events.jsonl …      the small files, with each checkpoint and at the end
-    <url>/checkpoints/step-00000010/…, MANIFEST.json    a checkpoint as it is on disk
+    <url>/config.yaml metrics.jsonl events.jsonl …      small files, uploaded with each checkpoint and at the end
+    <url>/checkpoints/step-00000010/…, MANIFEST.json    checkpoint, as on disk
 
-A checkpoint counts once its manifest is there, which is written after its files have been listed with the right sizes.
-It is trusted once the SHA-256 of every file has been compared.
+A checkpoint is complete when its manifest exists, which is written after its files have been listed with the right
+sizes. It is used only after the SHA-256 of every file has been verified.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from clipx.errors import CheckpointError, ConfigError, require
 from clipx.storage.remote import StorageFolder, download, error_text, errors_as, read_file, retry
 
 HISTORY_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # needed to resume elsewhere
-RETRY_S = 120.0  # how long an unreachable storage is retried
+RETRY_S = 120.0  # time during which an unreachable storage is retried
 
 
 def check_writable(url: str, retry_s: float = RETRY_S) -> None:
-    """Writes a small file and removes it. Raises ConfigError where that cannot work, StorageError in an outage."""
+    """Verifies write access by writing and removing a small file. Raises ConfigError, or StorageError in an outage."""
     folder, name = StorageFolder(url), f".writable.{os.getpid()}"
 
     def call() -> None:
@@ -34,12 +34,12 @@ def check_writable(url: str, retry_s: float = RETRY_S) -> None:
         folder.remove(name)
 
     advice = "check the URL, that it exists, and that the credentials allow writing and deleting"
-    with errors_as(lambda said: ConfigError(f"checkpoint.remote={url} cannot be written ({said}): {advice}")):
+    with errors_as(lambda reason: ConfigError(f"checkpoint.remote={url} cannot be written ({reason}): {advice}")):
         retry(url, retry_s, call)
 
 
 def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, str]]:
-    """(step, URL) of each checkpoint with a manifest under a run's URL, newest first. Empty if there is no run.
+    """Lists (step, URL) of each checkpoint with a manifest under a run's URL, newest first. Empty if there is no run.
 
     Raises StorageError if the storage cannot be reached, CheckpointError if it refuses to list.
     """
@@ -51,15 +51,15 @@ def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, st
 
 
 def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
-    """Downloads a checkpoint into the folder `into`, where it appears once every hash has been compared.
+    """Downloads a checkpoint into the folder `into`, where it appears after every hash has been verified.
 
-    Raises CheckpointError if it is damaged or cannot be written here, StorageError in an outage.
+    Returns its path. Raises CheckpointError if it is damaged or cannot be written locally, StorageError in an outage.
     """
     name = url.rstrip("/").rpartition("/")[2]
-    require(is_checkpoint(name), f"{url} is no checkpoint: its name must be step-… with the step")
+    require(is_checkpoint(name), f"{url} is not a checkpoint: its name must be step- and the step, e.g. step-00000010")
     final, temporary = into / name, into / f"tmp.{name}.{os.getpid()}"
     if final.exists():
-        raise CheckpointError(f"{final} is there already: move it away, or resume from it")
+        raise CheckpointError(f"{final} already exists: move it, or resume from it")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -84,26 +84,27 @@ def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
 def fetch_newest(
     url: str, into: Path, report: Callable[[str], None], retry_s: float = RETRY_S, after: int = -1
 ) -> Path | None:
-    """Fetches a run's newest checkpoint of a later step than `after` whose hashes match, or returns None.
+    """Downloads a run's newest checkpoint whose step is after `after` and whose hashes match. Returns None without one.
 
-    Each damaged one is reported and skipped. Raises CheckpointError if all are damaged and `after` names no step to
-    resume from, StorageError if the storage cannot be reached: what it holds may be newer than anything here.
+    Each damaged checkpoint is reported and skipped. Raises CheckpointError if all are damaged and `after` is negative
+    (no local checkpoint), StorageError if the storage cannot be reached: it may hold a newer checkpoint.
     """
     urls = [checkpoint for step, checkpoint in remote_checkpoints(url, retry_s) if step > after]
     for checkpoint in urls:
         try:
             return fetch(checkpoint, into, retry_s)
         except DamagedCheckpoint as error:
-            report(f"{error}: falling back to the one before")
+            report(f"{error}: falling back to the previous checkpoint")
     if urls and after < 0:
         raise CheckpointError(f"all checkpoints at {url} are damaged: restore one, or start a new run")
     return None
 
 
 def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
-    """Fetches a run's configuration, metrics and events if they are not here, before anything is written.
+    """Downloads a run's configuration, metrics, events and quarantine if they are missing locally.
 
-    Otherwise the next upload would replace them by this machine's shorter ones. Raises as `remote_checkpoints`.
+    Call it before these files are written: otherwise the next upload would replace the remote files by shorter ones.
+    Raises as `remote_checkpoints`.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     for name in HISTORY_FILES:
@@ -117,7 +118,7 @@ def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
 
 
 def _download(url: str, folder: Path, retry_s: float) -> None:
-    """Downloads all files of a checkpoint, whose hashes are not compared yet. Raises DamagedCheckpoint."""
+    """Downloads all files of a checkpoint without verifying hashes. Raises DamagedCheckpoint if a file is missing."""
     with _refusals(url):
         sizes = retry(url, retry_s, StorageFolder(url).files)
         content = read_file(f"{url}/{MANIFEST}", retry_s) if MANIFEST in sizes else None
@@ -132,13 +133,13 @@ def _download(url: str, folder: Path, retry_s: float) -> None:
 
 
 def _refusals(url: str) -> AbstractContextManager[None]:
-    """Turns what the storage refuses into a CheckpointError; FileNotFoundError passes."""
+    """Converts errors of the storage to CheckpointError, except FileNotFoundError."""
     advice = "check checkpoint.remote and the credentials"
-    return errors_as(lambda said: CheckpointError(f"{url} cannot be read ({said}): {advice}"), FileNotFoundError)
+    return errors_as(lambda reason: CheckpointError(f"{url} cannot be read ({reason}): {advice}"), FileNotFoundError)
 
 
 def group_by_checkpoint(files: Iterable[str]) -> dict[str, list[str]]:
-    """The files of each checkpoint, from names such as checkpoints/step-00000010/state.json."""
+    """Groups names such as checkpoints/step-00000010/state.json by checkpoint. Returns its file names."""
     found: dict[str, list[str]] = {}
     for name in files:
         parts = name.split("/")

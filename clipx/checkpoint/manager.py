@@ -1,4 +1,4 @@
-"""A run's checkpoints: when they are saved, which are kept, where they are copied, and which one a run resumes from."""
+"""Checkpoint manager: cadence, retention, upload and resuming of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointManager:
-    """The checkpoints in `run_dir`, and their copies at `url`. Used by all ranks at the same points.
+    """Saves, uploads and loads the checkpoints in `run_dir` and their copies at `url`.
 
-    `event(kind, **facts)` records what happens to them. Call `open` after `find`, before the first `save`.
+    All ranks call it in the same order.
+
+    `event(kind, **facts)` records what happens to checkpoints. Call `open` after `find`, before the first `save`.
     """
 
     def __init__(
@@ -44,24 +46,24 @@ class CheckpointManager:
         self.url = None if spec.remote is None else _run_url(spec.remote, run_dir)
         self._writer: AsyncWriter | None = None
         self._uploader: Uploader | None = None  # on rank 0
-        self._remote_reachable = True  # whether the storage answered at the start; on rank 0
-        self._last_time = time.monotonic()  # of the last save, or the start
+        self._remote_reachable = True  # on rank 0: the storage answered at the start
+        self._last_time = time.monotonic()  # of the last save, or of the start
         self._last_samples = 0
         self._best: float | None = None  # the highest value of `spec.best`
         self._rewound_to: int | None = None  # the step of resume=step:…
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is ever saved."""
+        """True unless checkpoint.every=none."""
         return self._spec.every != "none"
 
     # ------------------------------------------------------------------------------------------------ resuming
 
     def fetch(self, resume: Resume) -> None:
-        """Fetches what resuming from a URL needs, if that is newer than what is here. Collective.
+        """Downloads what resuming from a URL needs, if it is newer than the local checkpoints. Collective.
 
-        Raises CheckpointError if a new run would overwrite one at `checkpoint.remote`, StorageError if the storage
-        cannot be reached and there is nothing here either.
+        Raises CheckpointError if a new run would overwrite a run at `checkpoint.remote`, StorageError if the storage
+        cannot be reached and there is no local checkpoint either.
         """
         source = resume.url or self.url
         if source is not None:
@@ -71,7 +73,7 @@ class CheckpointManager:
         if not resume.enabled:
             if remote_checkpoints(source, RETRY_S):
                 raise CheckpointError(
-                    f"{source} already holds a run: continue it with resume=auto, or give this one another name="
+                    f"{source} already holds a run: continue it with resume=auto, or give this run another name="
                 )
             return
         here = self._newest_local()
@@ -87,10 +89,10 @@ class CheckpointManager:
             if here < 0 or resume.url is not None:
                 raise
             self._remote_reachable = False
-            self._warn("remote_not_reached", f"{error}; going on from step {here}, the newest here")
+            self._warn("remote_not_reached", f"{error}; continuing from step {here}, the newest local checkpoint")
 
     def _newest_local(self) -> int:
-        """The step of the newest checkpoint whose hashes match, or -1."""
+        """Returns the step of the newest local checkpoint whose hashes match, or -1. Marks damaged ones as corrupt."""
         for folder in self._dir.folders():
             if (damage := find_damage(folder)) is None:
                 return step_of(folder)
@@ -105,7 +107,7 @@ class CheckpointManager:
         found = self._dir.load_on_all(self._comm, resume.step)
         if found is None:
             if resume.required:
-                raise CheckpointError(f"{self._run_dir} holds no checkpoint to go on from: start it with resume=none")
+                raise CheckpointError(f"{self._run_dir} holds no checkpoint to resume from: use resume=none")
             return None
         _check_state(found)
         if resume.step is not None:
@@ -116,23 +118,25 @@ class CheckpointManager:
         return found
 
     def _abandon_newer(self, step: int) -> None:
-        """Renames the checkpoints after the step that a run goes back to."""
+        """Renames the checkpoints of steps after the one that the run resumes from."""
         for folder in self._dir.folders():
             if step_of(folder) > step:
                 left = folder.rename(folder.with_name(f"{folder.name}.left.{int(time.time())}"))
-                self._event("checkpoint_left", message=f"going on from step {step}: {folder.name} is now {left.name}")
+                self._event(
+                    "checkpoint_left", message=f"continuing from step {step}: renamed {folder.name} to {left.name}"
+                )
 
     def load(self) -> Checkpoint | None:
-        """Loads the newest checkpoint, after a save in progress. Collective."""
+        """Waits for a save in progress and loads the newest checkpoint. Collective."""
         if self._writer is not None:
-            with suppress(CheckpointError):  # the one before is there
+            with suppress(CheckpointError):  # the previous checkpoint exists
                 self._writer.wait()
         return self._dir.load_on_all(self._comm)
 
     # -------------------------------------------------------------------------------------------------- saving
 
     def open(self) -> None:
-        """Collective."""
+        """Starts the writer and, on rank 0, the uploader. Collective."""
         if not self.enabled:
             return
         if self.url is not None:
@@ -144,22 +148,28 @@ class CheckpointManager:
         )
 
     def _open_uploader(self, url: str) -> None:
-        """Raises ConfigError if the URL can never be written. In an outage uploads are retried during training."""
+        """Starts the uploader.
+
+        Raises ConfigError if the URL is not writable; an outage is logged and uploads are retried.
+        """
         try:
             if self._remote_reachable:
                 check_writable(url, RETRY_S)
         except StorageError as error:
-            self._warn("remote_not_reached", f"{error}; training goes on, and uploads are tried again")
-        keep = partial(steps_to_keep, keep_last=self._spec.keep_last)  # whatever is deleted here
+            self._warn("remote_not_reached", f"{error}; training continues, and uploads are retried")
+        keep = partial(steps_to_keep, keep_last=self._spec.keep_last)  # even if local copies are deleted earlier
         self._uploader = Uploader(self._run_dir, url, self._event, keep, self._rewound_to)
 
     def reserve(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
-        """Allocates the memory for `save` in the background. Called once, when the optimizer has its state."""
+        """Allocates the memory for `save` in the background. Call it once, when the optimizer has its state."""
         if self._writer is not None:
             self._writer.reserve(tensors)
 
     def due(self, before: int, after: int) -> bool:
-        """Whether a checkpoint is due in the samples (before, after]. Collective if the cadence is in minutes."""
+        """Returns whether a checkpoint is due in the samples (before, after].
+
+        Collective if the cadence is in minutes.
+        """
         if self._cadence.seconds is None:
             return self._cadence.due(before, after)
         over = time.monotonic() - self._last_time >= self._cadence.seconds
@@ -170,7 +180,7 @@ class CheckpointManager:
         return self._cadence.at_end
 
     def is_new_best(self, numbers: Mapping[str, float]) -> bool:
-        """Whether an evaluation has the highest `checkpoint.best` so far. Collective."""
+        """Returns whether an evaluation has the highest `checkpoint.best` so far. Collective."""
         name = self._spec.best
         if name is None or not numbers:
             return False
@@ -183,7 +193,7 @@ class CheckpointManager:
         state: dict[str, Any],
         numbers: Mapping[str, float],
     ) -> None:
-        """Starts a save of the current state, for which `numbers` were evaluated. Collective."""
+        """Starts a save of the current state. `numbers`: its evaluation metrics by name. Collective."""
         assert self._writer is not None
         samples = int(state["samples_seen"])
         score = numbers.get(self._spec.best) if self._spec.best is not None else None
@@ -197,20 +207,20 @@ class CheckpointManager:
         return math.isfinite(score) and (self._best is None or score > self._best)
 
     def metrics(self) -> dict[str, float]:
-        """For the log; on rank 0."""
+        """Returns metrics to log, on rank 0."""
         return {} if self._uploader is None else {"checkpoint/remote_lag_s": self._uploader.lag_s}
 
     def wait(self) -> None:
-        """Waits until everything is on disk. Collective. Raises CheckpointError if the last save failed."""
+        """Waits until all saves are on disk. Raises CheckpointError if the last save failed. Collective."""
         if self._writer is not None:
             self._writer.wait()
 
     def wait_for_uploads(self) -> bool:
-        """Waits on rank 0, up to `checkpoint.sync_timeout_s`. Returns whether everything is at `url`."""
+        """Waits for uploads on rank 0, up to `checkpoint.sync_timeout_s`. Returns whether all of them are at `url`."""
         return self._uploader is None or self._uploader.finish(self._spec.sync_timeout_s)
 
     def close(self) -> None:
-        """Waits for a save in progress, and cancels uploads."""
+        """Waits for a save in progress and cancels uploads."""
         if self._writer is not None:
             self._writer.close()
         if self._uploader is not None:
@@ -228,7 +238,7 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-_STATE: dict[str, Callable[[Any], bool]] = {  # values that resuming needs
+_STATE: dict[str, Callable[[Any], bool]] = {  # checks of the values that resuming reads
     "samples_seen": _is_count,
     "world": _is_count,
     "data": lambda value: isinstance(value, str),
@@ -244,12 +254,15 @@ def _check_state(found: Checkpoint) -> None:
         value = found.state.get(key, "nothing") if isinstance(found.state, dict) else found.state
         if not is_right(value):
             raise CheckpointError(
-                f"{found.folder}/{STATE} holds {str(value)[:40]} as {key}, which clipx does not write: restore it"
+                f"{found.folder}/{STATE} holds {str(value)[:40]} as {key}, which clipx does not write: restore the file"
             )
 
 
 def _run_url(remote: str, run_dir: Path) -> str:
-    """The URL of a run's copy, named by the run directory relative to the current one, or by its last part."""
+    """Returns the URL of a run's copy: `remote` plus the run directory relative to the working directory.
+
+    A run directory outside the working directory contributes only its last part.
+    """
     path, here = run_dir.resolve(), Path.cwd()
     name = path.relative_to(here).as_posix() if path.is_relative_to(here) and path != here else path.name
     return f"{remote.rstrip('/')}/{name}"

@@ -1,4 +1,4 @@
-"""Values of `resume=`, and the names of checkpoints."""
+"""Values of `resume=`, and names of checkpoint folders."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from clipx.errors import ConfigError
 from clipx.storage.url import check_url
 
-CHECKPOINTS = "checkpoints"  # the folder of a run directory, and of its remote copy
+CHECKPOINTS = "checkpoints"  # folder name in a run directory and in its remote copy
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where a run resumes from. `run_dir` and `url` are None if it is its own run directory."""
+    """Parsed value of `resume=`. `run_dir` and `url` are None if the run resumes from its run directory."""
 
-    enabled: bool  # false: a new run
+    enabled: bool  # False: a new run
     required: bool = False  # an error if there is nothing to resume from
     step: int | None = None  # of the checkpoint; None: the newest
     run_dir: str | None = None
@@ -25,10 +25,10 @@ class Resume:
 
     @classmethod
     def parse(cls, text: str) -> Resume:
-        """`none`, `auto`, `latest`, `step:N`, or a run directory or one of its checkpoints, by path or by URL; or a .pt
-        file of open_clip's trainer.
+        """Parses a value of `resume=`.
 
-        Raises ConfigError.
+        Accepts `none`, `auto`, `latest`, `step:N`, the path or URL of a run directory or of one of its checkpoints, or
+        a .pt file of open_clip's trainer. Raises ConfigError.
         """
         if text in ("none", "auto"):
             return cls(text == "auto")
@@ -37,7 +37,7 @@ class Resume:
         if text.startswith("step:"):
             number = text.removeprefix("step:")
             if not re.fullmatch(r"\d+", number):
-                raise ConfigError(f"resume={text} names no step: give its number, resume=step:1000")
+                raise ConfigError(f"resume={text} is not a step: give its number, e.g. resume=step:1000")
             return cls(True, True, int(number))
         check_url("resume", text)
         if text.endswith(".pt"):
@@ -52,15 +52,15 @@ class Resume:
 
 
 def step_folder(step: int) -> str:
-    """The name of a checkpoint's folder."""
+    """Returns the name of a checkpoint's folder."""
     return f"step-{step:08d}"
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a folder may be one, by its name."""
+    """Returns whether a folder name has the form of a checkpoint's."""
     return re.fullmatch(r"step-\d{8,}", name) is not None
 
 
 def step_of(folder: Path) -> int:
-    """Of a checkpoint."""
+    """Returns the step of a checkpoint folder."""
     return int(folder.name.removeprefix("step-"))

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What the policy needs to know of a checkpoint."""
+    """Facts about a checkpoint that the retention policy uses."""
 
     step: int
     keep: bool = False  # never deleted
     score: float | None = None  # higher is better
-    uploaded: bool | None = None  # None: there are no uploads
+    uploaded: bool | None = None  # None: uploads are disabled
 
     @classmethod
     def read(cls, step: int, content: bytes) -> CheckpointInfo:
@@ -25,8 +25,10 @@ class CheckpointInfo:
 
 
 def steps_to_keep(saved: Sequence[CheckpointInfo], keep_last: int, only_newest: bool = False) -> set[int]:
-    """Selects steps: the `keep_last` newest, those with `keep`, the one with the highest score, and those that are not
-    uploaded yet. With `only_newest`, the newest and those that are not uploaded.
+    """Returns the steps of the checkpoints to keep.
+
+    These are the `keep_last` newest, those with `keep`, the one with the highest score, and those not uploaded yet.
+    With `only_newest`: the newest and those not uploaded.
     """
     newest = sorted(saved, key=lambda info: info.step, reverse=True)
     steps = {info.step for info in newest[: 1 if only_newest else keep_last]}

@@ -1,14 +1,14 @@
-"""Options of checkpoints: complete or absent, verified before they are trusted, without pickle.
+"""Options of checkpoints. A checkpoint is complete or absent, is verified before use, and contains no pickle.
 
-format.py         the format on disk, and how it is read
+format.py         format on disk, and reading
 staging.py        memory that tensors are copied into, laid out as the file that is written from it
 async_writer.py   saving while training continues: one thread of each rank writes, rank 0 commits
-retention.py      which checkpoints are kept
-state.py          modules and optimizers as tensors by name
-uploader.py       the copy at a URL, made while training continues
-downloader.py     and read from there
-manager.py        all of it, as the trainer uses it
-resume.py         what `resume=` accepts
+retention.py      selection of the checkpoints to keep
+state.py          conversion of modules and optimizers to named tensors and back
+uploader.py       upload to a URL while training continues
+downloader.py     download from that URL
+manager.py        facade of these modules for the trainer
+resume.py         values of `resume=`
 """
 
 from __future__ import annotations
@@ -24,26 +24,51 @@ from clipx.storage.url import check_folder_url
 @option("checkpoint")
 @dataclass(kw_only=True, slots=True)
 class CheckpointSpec:
-    """When the run's state is saved, which checkpoints stay, and where else they go."""
+    """Saving of the run's state: cadence, retention, upload."""
 
     kind: str = "local"
-    every: str = "1ep"  # a duration (1ep, 500st, 1e6sa; happens at the end too), end, or none
-    keep_last: int = 3  # older ones are removed once a newer one is whole
-    keep_every: str = "none"  # a duration: those saved at its multiples stay for ever
-    best: str | None = None  # a metric's name: the one with its highest value stays as well
-    background: bool = True  # false: training waits until a checkpoint is on disk
-    max_failures: int = 3  # so many failed saves in a row end the run
-    remote: str | None = None  # s3://bucket/prefix: checkpoints are copied there too
-    # Of those whose upload is verified only the newest stays here, whatever keep_last, keep_every and best say.
+    """Name of the option: local, checkpoints in the run directory."""
+
+    every: str = "1ep"
+    """Interval between checkpoints: 1ep (epochs), 500st (optimizer steps), 1e6sa (samples) or 30min (minutes), above
+    zero; the end of the run is saved too. end: only at the end. none: never."""
+
+    keep_last: int = 3
+    """Number of newest checkpoints to keep, at least 1. Older ones are removed once a newer one is complete."""
+
+    keep_every: str = "none"
+    """Interval of checkpoints that are never removed, in ep, st or sa as for every, above zero: the first checkpoint at
+    or after each multiple. none: no such checkpoints."""
+
+    best: str | None = None
+    """Name of a metric of one of the run's evaluators, such as eval/zeroshot/top1. A checkpoint is also saved when an
+    evaluation reaches a new highest value, and the checkpoint with the highest value is not removed. null: no
+    metric."""
+
+    background: bool = True
+    """Writes checkpoints in a background thread while training continues. false: training waits until each checkpoint
+    is on disk."""
+
+    max_failures: int = 3
+    """Number of failed saves in a row after which the run fails, at least 1. Fewer failures are only logged."""
+
+    remote: str | None = None
+    """URL of a folder of any fsspec file system, such as s3://bucket/runs. Checkpoints and the run's small files are
+    uploaded to <remote>/<run_dir> (with the last part of a run_dir outside the working directory). null: no upload."""
+
     delete_previous: bool = False
-    sync_timeout_s: float = 600.0  # how long the end of the run waits for uploads
+    """Keeps only the newest of the local checkpoints whose upload is verified, regardless of keep_last, keep_every and
+    best. Requires remote."""
+
+    sync_timeout_s: float = 600.0
+    """Seconds that the end of the run waits for uploads, above 0. After that the run exits with code 74."""
 
     def __post_init__(self) -> None:
         check_cadence(self.every, "checkpoint.every", clock=True)
         check_cadence(self.keep_every, "checkpoint.keep_every")
         require(
             self.keep_every != "end",
-            "checkpoint.keep_every=end keeps nothing more, for the last one stays anyway: give a duration, or none",
+            "checkpoint.keep_every=end has no effect, the last checkpoint is kept anyway: give a duration, or none",
         )
         for key, count in {"keep_last": self.keep_last, "max_failures": self.max_failures}.items():
             require(count >= 1, f"checkpoint.{key}={count} must be at least 1")
@@ -53,8 +78,8 @@ class CheckpointSpec:
             check_folder_url("checkpoint.remote", self.remote)
         require(
             self.remote is not None or not self.delete_previous,
-            "checkpoint.delete_previous=true deletes only what is uploaded, and checkpoint.remote is not set: set it, "
-            "or keep fewer by checkpoint.keep_last",
+            "checkpoint.delete_previous=true deletes only uploaded checkpoints, and checkpoint.remote is not set: set "
+            "it, or lower checkpoint.keep_last",
         )
         require(
             self.sync_timeout_s > 0,
@@ -64,6 +89,7 @@ class CheckpointSpec:
         idle = [key for key, value in wanted.items() if value] if self.every == "none" else []
         require(
             not idle,
-            f"checkpoint.every=none saves nothing, so that checkpoint.{' and checkpoint.'.join(idle)} "
-            f"{'have' if len(idle) > 1 else 'has'} no effect: give a duration or end, or leave it out",
+            f"checkpoint.every=none saves nothing, so checkpoint.{' and checkpoint.'.join(idle)} "
+            f"{'have' if len(idle) > 1 else 'has'} no effect: set checkpoint.every to a duration or end, or drop "
+            f"{'them' if len(idle) > 1 else 'it'}",
         )

@@ -1,7 +1,7 @@
-"""Memory that tensors are copied into, laid out as the safetensors file that is written from it.
+"""Staging memory for tensors, laid out as the safetensors file that is written from it.
 
-It is allocated once. On the CPU not the copy is slow but the first touch of new memory: 1.8 GB took 4.9 s in pages of
-4 KiB, 0.9 s in huge ones, and 0.26 s each time after.
+It is allocated once. On the CPU the slow part is not the copy but the first touch of new memory: 1.8 GB took 4.9 s in
+pages of 4 KiB, 0.9 s in huge pages, and 0.26 s each time after that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clipx.checkpoint.format import ROW_STARTS, RankRows, write_file
 from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError
 
-_DTYPES = {  # torch's names: those of safetensors
+_DTYPES = {  # torch's dtype names to those of safetensors
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -37,13 +37,13 @@ _DTYPES = {  # torch's names: those of safetensors
     "bool": "BOOL",
 }
 
-# Bytes that a thread copies at a time. These threads wait for each other once, those of torch after each tensor: with
-# other work on the cores 1.8 GB took 0.3 s, and 1 to 3 s by torch.
+# Bytes that a thread copies at a time. These threads synchronize once, torch's threads after each tensor: with other
+# work on the cores 1.8 GB took 0.3 s, and 1 to 3 s with torch.
 _BLOCK = 8 << 20
 
 
 class StagingBuffer:
-    """Memory for one file, page-locked if `pinned`. Allocated on first use, and again when more is needed."""
+    """Memory for one file, page-locked if `pinned`. Allocated on first use and reallocated when more is needed."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
@@ -53,28 +53,31 @@ class StagingBuffer:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return len(self._header) + self._used
 
     def reserve(self, size: int) -> torch.Tensor:
-        """Allocates memory for tensors of `size` bytes in all, unless there is enough."""
+        """Allocates memory for tensors of `size` bytes in total, unless there is enough.
+
+        Returns it as a uint8 tensor.
+        """
         if self._buffer is None or len(self._buffer) < size:
-            self._buffer = None  # first: both may not fit
+            self._buffer = None  # free it first: both may not fit
             if self._pinned or size == 0:
                 self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-            else:  # by NumPy, which asks Linux for huge pages
+            else:  # NumPy requests huge pages from Linux
                 self._buffer = torch.from_numpy(np.empty(size, np.uint8))
         return self._buffer
 
     def touch(self, size: int) -> None:
-        """Reserves memory and maps it, so that the first `fill` only copies."""
+        """Reserves memory and maps its pages, so that the first `fill` only copies."""
         buffer = self.reserve(size)
         if not self._pinned:  # page-locked memory is mapped already
             ctypes.memset(buffer.data_ptr(), 0, size)
 
     def fill(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
         """Copies the tensors. Copies from a GPU may still run when this returns: synchronize before writing."""
-        # The largest items first, so that each begins at a multiple of its size.
+        # Tensors in decreasing order of element size, so that each begins at a multiple of its element size.
         values = {name: value.tensor if isinstance(value, RankRows) else value for name, value in tensors.items()}
         order = sorted(values, key=lambda name: (-values[name].element_size(), name))
         header: dict[str, Any] = {}
@@ -108,7 +111,7 @@ class StagingBuffer:
 
 
 def _encode_header(header: Mapping[str, Any]) -> bytes:
-    """The header of safetensors: the length in 8 bytes, then JSON, padded with spaces to align the data."""
+    """Encodes a safetensors header: the length in 8 bytes, then JSON, padded with spaces to align the data."""
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -118,7 +121,7 @@ def _dtype(name: str, tensor: torch.Tensor) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind not in _DTYPES:
         raise CheckpointError(
-            f"{name} is of {tensor.dtype}, which safetensors does not hold: keep it as one of {', '.join(_DTYPES)}"
+            f"{name} has dtype {tensor.dtype}, which safetensors does not support: use one of {', '.join(_DTYPES)}"
         )
     return _DTYPES[kind]
 
@@ -127,9 +130,9 @@ def _dtype(name: str, tensor: torch.Tensor) -> str:
 
 
 def rank_rows(tensor: torch.Tensor, name: str) -> RankRows | None:
-    """This rank's part of a DTensor that is sharded by rows, as by FSDP2. None for a replicated or plain tensor.
+    """Returns this rank's rows of a DTensor that is sharded by rows, as by FSDP2.
 
-    Raises CheckpointError for other placements.
+    Returns None for a replicated or plain tensor. Raises CheckpointError for other placements.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -142,15 +145,15 @@ def rank_rows(tensor: torch.Tensor, name: str) -> RankRows | None:
     dim, placement = sharded[0]
     if len(sharded) > 1 or type(placement) is not Shard or placement.dim != 0:
         raise CheckpointError(
-            f"{name} is placed as {placements}: checkpoints hold what is whole on each rank, or spread by rows over "
-            "one dimension of the mesh, as by fully_shard"
+            f"{name} has placements {placements}: checkpoints support only tensors that are replicated, or sharded by "
+            "rows over one mesh dimension, as by fully_shard"
         )
     rank, ranks = mesh.get_local_rank(dim), mesh.size(dim)
     return RankRows(tensor.to_local(), min(rank * -(-len(tensor) // ranks), len(tensor)))
 
 
 def is_first_copy(tensor: torch.Tensor) -> bool:
-    """Whether no earlier rank holds the same rows, as several do in hybrid sharding."""
+    """Returns whether no earlier rank holds the same rows. In hybrid sharding several ranks do."""
     from torch.distributed.tensor import DTensor, Replicate
 
     return not isinstance(tensor, DTensor) or all(
@@ -163,7 +166,7 @@ def is_first_copy(tensor: torch.Tensor) -> bool:
 def split_sharded(
     tensors: Mapping[str, torch.Tensor | RankRows], is_main: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, RankRows]]:
-    """What this process writes: the replicated tensors, on rank 0 only, and this rank's rows of the sharded ones."""
+    """Returns what this rank writes: the replicated tensors (on rank 0 only) and its rows of the sharded tensors."""
     replicated: dict[str, torch.Tensor] = {}
     sharded: dict[str, RankRows] = {}
     for name, value in tensors.items():
@@ -178,7 +181,7 @@ def split_sharded(
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, which shares its memory."""
+    """Returns this rank's part of a tensor, without a copy."""
     from torch.distributed.tensor import DTensor
 
     local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""The state of modules and optimizers as tensors by plain names, and back."""
+"""Conversion of module and optimizer state to tensors by plain names, and back."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ Tensors = Mapping[str, "torch.Tensor"]
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, V]) -> dict[str, V]:
+    """Returns the tensors with `prefix/` prepended to their names."""
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
 def select_prefix(prefix: str, tensors: Tensors) -> Tensors:
-    """The tensors under a prefix, without it. CheckpointTensors are not read yet."""
+    """Returns the tensors under `prefix/`, without it in their names. Does not read CheckpointTensors."""
     if isinstance(tensors, CheckpointTensors):
         return tensors.select_prefix(prefix)
     return {name[len(prefix) + 1 :]: t for name, t in tensors.items() if name.startswith(f"{prefix}/")}
 
 
 def load_module(module: torch.nn.Module, tensors: Tensors, what: str) -> None:
-    """Strictly: raises CheckpointError naming what is missing, left over, or of another shape.
+    """Loads a module's state strictly. `what` names it in errors.
 
-    A module that is spread over the ranks reads its own rows alone.
+    A module that is sharded over the ranks reads only its rows. Raises CheckpointError, which lists missing and
+    unexpected tensors and those of a different shape.
     """
-    own = module.state_dict()
-    missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    state = module.state_dict()
+    missing, extra = sorted(state.keys() - tensors.keys()), sorted(tensors.keys() - state.keys())
     shapes = [
-        f"{n} {saved} against {list(own[n].shape)}"
-        for n in sorted(own.keys() & tensors.keys())
-        if (saved := _shape(tensors, n)) != list(own[n].shape)
+        f"{n} {saved} against {list(state[n].shape)}"
+        for n in sorted(state.keys() & tensors.keys())
+        if (saved := _shape(tensors, n)) != list(state[n].shape)
     ]
     if missing or extra or shapes:
         raise CheckpointError(
-            f"the checkpoint's {what} does not fit: missing {_some(missing)}; left over {_some(extra)}; "
-            f"other shape {_some(shapes)}"
+            f"the checkpoint's {what} does not fit: missing {_some(missing)}; unexpected {_some(extra)}; "
+            f"different shape {_some(shapes)}"
         )
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in state.items():
             _fill(tensor, tensors, name)
 
 
@@ -66,16 +68,17 @@ def _some(names: list[str]) -> str:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """`<parameter>/<state>`: by name, so that neither order nor grouping matters.
+    """Returns the optimizer's state by names `<parameter>/<state>`, independent of order and grouping of parameters.
 
-    A plain number becomes a tensor named `<state>=`. The steps that timm's LAMB counts once for a whole group are kept
-    with each of its parameters, as `group.step`.
+    A plain number becomes a tensor named `<state>=`. The step count that timm's LAMB has per group is stored with each
+    parameter of the group as `group.step`.
     """
     state = optimizer.state_dict()
     tensors: dict[str, torch.Tensor] = {}
     for group in state["param_groups"]:
         for index, name in zip(group["params"], group["param_names"], strict=True):
-            counted = {"group.step": deepcopy(group["step"])} if "step" in group else {}  # safetensors shares no memory
+            # A copy for each parameter: safetensors rejects shared memory.
+            counted = {"group.step": deepcopy(group["step"])} if "step" in group else {}
             for key, value in {**state["state"].get(index, {}), **counted}.items():
                 if torch.is_tensor(value):
                     tensors[f"{name}/{key}"] = value
@@ -86,7 +89,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tenso
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    """The inverse of `optimizer_tensors`. Raises CheckpointError unless the parameters are the same."""
+    """Loads the output of `optimizer_tensors`. Raises CheckpointError if the parameters differ."""
     by_name: dict[str, list[str]] = {}
     for name in tensors:
         by_name.setdefault(name.rpartition("/")[0], []).append(name)
@@ -99,28 +102,30 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     for group in state["param_groups"]:
         for index, name in zip(group["params"], group["param_names"], strict=True):
             if name in by_name:
-                kept = {
+                values = {
                     full.rpartition("/")[2].removesuffix("="): tensors[full].item()
                     if full.endswith("=")
                     else _like(parameters[name], tensors, full)
                     for full in by_name.pop(name)
                 }
-                if "group.step" in kept:
-                    group["step"] = kept.pop("group.step")
-                state["state"][index] = kept
+                if "group.step" in values:
+                    group["step"] = values.pop("group.step")
+                state["state"][index] = values
             elif tensors:
                 raise CheckpointError(f"the checkpoint's optimizer has no state for {name}")
     if by_name:
-        raise CheckpointError(f"the checkpoint's optimizer has state for unknown {_some(sorted(by_name))}")
+        raise CheckpointError(f"the checkpoint's optimizer has state for unknown parameters: {_some(sorted(by_name))}")
     optimizer.load_state_dict(state)
 
 
 def _like(parameter: torch.Tensor, tensors: Tensors, name: str) -> torch.Tensor:
-    """A copy; in the parameter's own memory format, and spread as it is, where it has the parameter's shape, as the
-    optimizer made it."""
+    """Returns a copy of a saved tensor, as the optimizer would create it.
+
+    A tensor of the parameter's shape gets the parameter's memory format and sharding.
+    """
     shape = _shape(tensors, name)
-    if not shape or shape != list(parameter.shape):  # a temperature has the shape of a count of steps
+    if not shape or shape != list(parameter.shape):  # a step count is 0-dim, as the temperature parameter is
         return tensors[name].clone()
-    made = torch.empty_like(parameter)
-    _fill(made, tensors, name)
-    return made
+    copy = torch.empty_like(parameter)
+    _fill(copy, tensors, name)
+    return copy

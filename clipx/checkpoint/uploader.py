@@ -1,7 +1,7 @@
-"""Uploads a run directory to a URL while training continues. downloader.py lists and reads what is there.
+"""Uploads a run directory to a URL while training continues. downloader.py reads it.
 
-What is uploaded is listed, not read back: S3, GCS and Azure check a checksum of each request's body before they take
-it, and an ETag is the MD5 only of an object in one part that is not encrypted. Downloads compare every SHA-256.
+Uploads are verified by listing, not by reading back: S3, GCS and Azure verify a checksum of each request's body before
+they accept it, and an ETag is the MD5 only of a single-part object without encryption. Downloads verify every SHA-256.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from clipx.storage.remote import StorageFolder, TransferStopped, backoff, error_
 log = logging.getLogger(__name__)
 
 RetentionPolicy = Callable[[Sequence[CheckpointInfo]], Collection[int]]
-"""Selects the steps to keep of some checkpoints, as `retention.steps_to_keep` does."""
+"""Callable that returns the steps of the checkpoints to keep, such as `retention.steps_to_keep`."""
 
 _RUN_FILES = (*HISTORY_FILES, "report.html", "report.png")
 _ABANDONED_MANIFEST = "MANIFEST.left.json"
-_BACKOFF_S = (1.0, 300.0)  # between tries to upload: the second, and at most
-_ATTEMPTS = 3  # of a request: of thousands of parts some fail on a storage that works
-_FINAL_PAUSE_S = 5.0  # at most, when the run is over and waits
-_REPORT_EVERY_S = 1800.0  # seconds between lines about the same outage
-_CLOSE_S = 5.0  # for the thread to end
-_ORPHAN_S = 24 * 3600.0  # after which a checkpoint without a manifest is no upload in progress
+_BACKOFF_S = (1.0, 300.0)  # first and longest pause between upload attempts
+_ATTEMPTS = 3  # per request: of thousands of parts some fail even on a working storage
+_FINAL_PAUSE_S = 5.0  # longest pause between attempts while the end of the run waits
+_REPORT_EVERY_S = 1800.0  # between log lines about the same outage
+_CLOSE_S = 5.0  # time limit for the thread to end
+_ORPHAN_S = 24 * 3600.0  # a remote checkpoint without a manifest is an abandoned upload after this time
 
 
 @dataclass(eq=False, slots=True)
 class _Upload:
-    """A checkpoint to be uploaded."""
+    """Checkpoint in the upload queue."""
 
     folder: Path
-    fresh: bool  # just saved: whatever is at the URL is older
+    fresh: bool  # just saved: a copy at the URL is older
     since: float = field(default_factory=time.monotonic)
-    sent: set[str] = field(default_factory=set)  # files, so that a cut does not begin again with the first
+    sent: set[str] = field(default_factory=set)  # names of uploaded files, which a retry skips
 
     def manifest(self) -> bytes | None:
-        """None where the checkpoint was deleted meanwhile."""
+        """Reads the manifest. Returns None if the checkpoint has been deleted."""
         try:
             return (self.folder / MANIFEST).read_bytes()
         except FileNotFoundError:
@@ -56,14 +56,14 @@ class _Upload:
 class Uploader:
     """Uploads a run directory's checkpoints to a URL, newest first, in one thread of rank 0.
 
-    Checkpoints that are in the directory at the start are uploaded too, unless they are at the URL. Failures of the
-    storage are retried for as long as the run lasts. `keep` selects the checkpoints that stay at the URL; None: all.
-    If the run was `rewound_to` a step, later checkpoints at the URL no longer count: their manifests are renamed before
-    anything is uploaded.
+    Checkpoints that are in the directory at the start are uploaded too, unless they are at the URL. Storage failures
+    are retried until the run ends. `keep` selects the checkpoints to keep at the URL; None: all. If the run was
+    `rewound_to` a step, later checkpoints at the URL are abandoned: their manifests are renamed before anything is
+    uploaded.
 
-    Events: uploaded (checkpoint, seconds, bytes); upload_failed (checkpoint, message, lag_s), at an outage's first
-    failure and every half hour; upload_skipped (checkpoint), an older one that `keep` would not keep; remote_left
-    (checkpoint); remote_not_tidied (message).
+    Events: uploaded (checkpoint, seconds, bytes); upload_failed (checkpoint, message, lag_s), at the first failure of
+    an outage and every half hour; upload_skipped (checkpoint), an older checkpoint that `keep` does not select;
+    remote_left (checkpoint), an abandoned checkpoint; remote_not_tidied (message), a failed removal.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class Uploader:
         self._run_dir, self._event, self._keep, self._rewound_to = run_dir, event, keep, rewound_to
         self._stop = threading.Event()
         self._remote = StorageFolder(url, self._stop, _ATTEMPTS)
-        self._changed = threading.Condition()  # guards the next four
+        self._changed = threading.Condition()  # guards the next four attributes
         self._jobs = {
             p.name: _Upload(p, fresh=False) for p in (run_dir / CHECKPOINTS).glob("step-*") if is_checkpoint(p.name)
         }
         self._done: set[str] = set()
         self._finishing = False
         self._files_due = False
-        self._sent_stats: dict[str, tuple[int, int]] = {}  # small files: time and size
+        self._sent_stats: dict[str, tuple[int, int]] = {}  # modification time and size of small files at their upload
         self._infos: dict[str, CheckpointInfo] = {}  # of checkpoints at the URL
         self._reported_at = -_REPORT_EVERY_S
         self._thread = threading.Thread(target=self._run, daemon=True, name="clipx-uploader")
         self._thread.start()
 
-    # Methods for the training thread, of which only `finish` waits for the storage.
+    # Methods for the training thread. Only `finish` waits for the storage.
 
     def submit(self, folder: Path) -> None:
         """Queues a checkpoint that was just saved. Returns at once."""
@@ -100,31 +100,37 @@ class Uploader:
             self._changed.notify_all()
 
     def is_uploaded(self, folder: Path) -> bool:
-        """Whether a checkpoint may be deleted here: it is verified at the URL, or the policy does not keep it there."""
+        """Returns whether a checkpoint may be deleted locally.
+
+        It may if it is verified at the URL, or if the policy does not keep it there.
+        """
         with self._changed:
             return folder.name in self._done
 
     @property
     def lag_s(self) -> float:
-        """Seconds that the oldest checkpoint has been waiting for its upload."""
+        """Seconds since the oldest checkpoint in the queue was submitted, or 0."""
         with self._changed:
             return max((time.monotonic() - job.since for job in self._jobs.values()), default=0.0)
 
     def finish(self, timeout_s: float) -> bool:
-        """Waits until everything is uploaded, the run's files last. Returns False after `timeout_s`."""
+        """Waits until all checkpoints and then the run's files are uploaded.
+
+        Returns False after `timeout_s` seconds.
+        """
         with self._changed:
             self._finishing = self._files_due = True
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._jobs and not self._files_due, timeout_s)
 
     def close(self) -> None:
-        """Ends the thread within a second, or after its request if the file system cannot be interrupted."""
+        """Stops the thread within a second, or after its request if the file system cannot be interrupted."""
         with self._changed:
             self._stop.set()
             self._changed.notify_all()
         self._thread.join(_CLOSE_S)
 
-    # The thread.
+    # Methods of the upload thread.
 
     def _run(self) -> None:
         waits = backoff(*_BACKOFF_S)
@@ -138,10 +144,8 @@ class Uploader:
                     self._upload(job)
             except TransferStopped:
                 return
-            except Exception as error:  # a remote file system raises what its library does
-                if (
-                    job is None or job.manifest() is not None
-                ):  # else it was deleted meanwhile, which the next look finds
+            except Exception as error:  # a remote file system may raise any error of its library
+                if job is None or job.manifest() is not None:  # else it was deleted, which the next attempt handles
                     self._report_failure(job, error)
                     self._pause(next(waits))
             else:
@@ -149,7 +153,7 @@ class Uploader:
                 waits = backoff(*_BACKOFF_S)
 
     def _next(self) -> _Upload | None:
-        """The newest checkpoint; None when only the small files are left, or the thread is to stop."""
+        """Waits for work. Returns the newest checkpoint, or None if only small files remain or the thread must stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._stop.is_set() or self._jobs or self._files_due)
             return max(self._jobs.values(), key=lambda job: step_of(job.folder), default=None)
@@ -158,7 +162,7 @@ class Uploader:
         with self._changed:
             if job is None:
                 self._files_due = False
-            elif self._jobs.get(job.folder.name) is job:  # else it was saved again meanwhile
+            elif self._jobs.get(job.folder.name) is job:  # else it has been saved again
                 del self._jobs[job.folder.name]
                 self._done.add(job.folder.name)
             self._reported_at = -_REPORT_EVERY_S
@@ -183,7 +187,7 @@ class Uploader:
         if not self._is_kept(job.folder):
             self._emit("upload_skipped", checkpoint=name)
             return
-        if MANIFEST in remote:  # of another checkpoint of this step, which no longer counts
+        if MANIFEST in remote:  # an earlier checkpoint of this step, now replaced
             self._remote.remove(f"{CHECKPOINTS}/{name}/{MANIFEST}")
         for file in sizes.keys() - job.sent:
             self._remote.put(job.folder / file, f"{CHECKPOINTS}/{name}/{file}")
@@ -194,30 +198,30 @@ class Uploader:
         self._prune(job.folder)
 
     def _commit(self, job: _Upload, manifest: bytes, sizes: dict[str, int]) -> None:
-        """Verifies the files at the URL and writes the manifest."""
+        """Verifies the sizes of the files at the URL and writes the manifest."""
         path = f"{CHECKPOINTS}/{job.folder.name}"
         remote = self._sizes(job.folder.name)
         for file, size in sizes.items():
             if remote.get(file) != size:
                 job.sent.discard(file)
-                raise OSError(f"{file} has {remote.get(file, 0):,} bytes there, and {size:,} here")
+                raise OSError(f"{file} has {remote.get(file, 0):,} bytes at the URL, and {size:,} locally")
         if job.manifest() != manifest:
             job.sent.clear()
-            raise OSError("the checkpoint was saved again while it was sent")
+            raise OSError("the checkpoint was saved again during its upload")
         for file in remote.keys() - sizes.keys():
             self._remote.remove(f"{path}/{file}")
         self._remote.write(f"{path}/{MANIFEST}", manifest)
         if self._remote.read(f"{path}/{MANIFEST}") != manifest:
-            raise OSError(f"{MANIFEST} is not there as it was sent")
+            raise OSError(f"{MANIFEST} at the URL differs from the uploaded file")
         self._infos.pop(job.folder.name, None)
 
     def _sizes(self, name: str) -> dict[str, int]:
-        """The files of a checkpoint at the URL."""
+        """Returns the sizes of a checkpoint's files at the URL, by name."""
         files = self._remote.files(f"{CHECKPOINTS}/{name}")
         return {file.rpartition("/")[2]: size for file, size in files.items()}
 
     def _upload_run_files(self) -> None:
-        """As they are now: they grow while the training goes on."""
+        """Uploads the current content of the small files that have changed. They grow during training."""
         for name in _RUN_FILES:
             path = self._run_dir / name
             if path.is_file():
@@ -229,7 +233,7 @@ class Uploader:
     # ----------------------------------------------------------------------------------------------- retention
 
     def _abandon_newer(self) -> None:
-        """Once, before anything is uploaded."""
+        """Renames the manifests of checkpoints after the step that the run was rewound to, once, before any upload."""
         if self._rewound_to is None:
             return
         for name, files in self._list_checkpoints().items():
@@ -241,7 +245,10 @@ class Uploader:
         self._rewound_to = None
 
     def _is_kept(self, folder: Path) -> bool:
-        """Whether the policy would keep a checkpoint at the URL: after an outage few of many are worth sending."""
+        """Returns whether the policy keeps a checkpoint at the URL.
+
+        After an outage most queued checkpoints are not worth an upload.
+        """
         step = step_of(folder)
         if self._keep is None or all(step_of(Path(name)) < step for name in self._done):
             return True
@@ -250,33 +257,36 @@ class Uploader:
         return step in self._keep([*others, info])
 
     def _prune(self, just: Path) -> None:
-        """Removes what the policy does not keep, and uploads that were started long ago and never completed."""
+        """Removes checkpoints that the policy does not keep, and incomplete uploads that are over a day old."""
         try:
             found = self._list_checkpoints()
             if self._keep is not None:
                 infos = self._remote_infos(found)
                 gone = {info.step for info in infos} - set(self._keep(infos)) - {step_of(just)}
                 for name in [name for name in found if step_of(Path(name)) in gone]:
-                    self._remote.remove(f"{CHECKPOINTS}/{name}/{MANIFEST}")  # first: without it the rest is an orphan
+                    self._remote.remove(f"{CHECKPOINTS}/{name}/{MANIFEST}")  # first: the rest is then an orphan
                     self._remote.remove_all(f"{CHECKPOINTS}/{name}")
                     self._infos.pop(name, None)
             for name, files in found.items():
                 orphan = not {MANIFEST, _ABANDONED_MANIFEST} & set(files) and name not in self._jobs
                 if orphan and min(self._remote.age_s(f"{CHECKPOINTS}/{name}/{file}") for file in files) > _ORPHAN_S:
                     self._remote.remove_all(f"{CHECKPOINTS}/{name}")
-            own = f"{CHECKPOINTS}/{just.name}/"  # of an attempt that was interrupted
-            self._remote.abort_uploads(CHECKPOINTS, lambda name, age_s: age_s >= _ORPHAN_S or name.startswith(own))
+            same = f"{CHECKPOINTS}/{just.name}/"  # parts of an interrupted upload of this checkpoint
+            self._remote.abort_uploads(CHECKPOINTS, lambda name, age_s: age_s >= _ORPHAN_S or name.startswith(same))
         except TransferStopped:
             raise
-        except Exception as error:  # the checkpoint is uploaded all the same
+        except Exception as error:  # the checkpoint itself is uploaded
             self._emit("remote_not_tidied", message=error_text(error))
 
     def _list_checkpoints(self) -> dict[str, list[str]]:
-        """The files of each checkpoint at the URL, whether it counts or not."""
+        """Lists the files of each checkpoint at the URL, complete or not."""
         return group_by_checkpoint(self._remote.files(CHECKPOINTS))
 
     def _remote_infos(self, found: dict[str, list[str]]) -> list[CheckpointInfo]:
-        """What the policy knows of each checkpoint that counts. One that cannot be read stays."""
+        """Returns the policy's facts about each complete checkpoint.
+
+        A checkpoint that cannot be read is not removed.
+        """
         names = [name for name, files in found.items() if MANIFEST in files]
         for name in [name for name in names if name not in self._infos]:
             step = step_of(Path(name))
@@ -293,7 +303,7 @@ class Uploader:
             return
         self._reported_at = time.monotonic()
         what = "the run's files" if job is None else job.folder.name
-        log.warning("%s cannot be uploaded to %s (%s): trying again", what, self._remote.url, error_text(error))
+        log.warning("%s cannot be uploaded to %s (%s): retrying", what, self._remote.url, error_text(error))
         self._emit("upload_failed", checkpoint=what, message=error_text(error), lag_s=round(self.lag_s, 1))
 
     def _emit(self, kind: str, **facts: Any) -> None:

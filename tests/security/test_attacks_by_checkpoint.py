@@ -103,7 +103,7 @@ def test_the_payloads_would_run_where_they_are_unpickled(flag: Flag, tmp_path: P
 def test_a_pickle_in_the_place_of_tensors_is_refused(theirs: Path, flag: Flag, name: str, kind: str) -> None:
     (folder(theirs) / name).write_bytes(PICKLES[kind](flag))
     sign(folder(theirs))
-    with pytest.raises(CheckpointError, match=f"{name} is not a file of tensors"):
+    with pytest.raises(CheckpointError, match=f"{name} is not a safetensors file"):
         CheckpointDir(theirs / "checkpoints", print).load()
     assert flag.absent
 
@@ -112,7 +112,7 @@ def test_a_pickle_in_the_place_of_tensors_is_refused(theirs: Path, flag: Flag, n
 def test_it_is_refused_at_every_entrance(theirs: Path, flag: Flag, enter: Callable[[Path], None]) -> None:
     (folder(theirs) / TENSORS).write_bytes(flag.saved())
     sign(folder(theirs))
-    with pytest.raises(CheckpointError, match=f"{TENSORS} is not a file of tensors"):
+    with pytest.raises(CheckpointError, match=f"{TENSORS} is not a safetensors file"):
         enter(theirs)
     assert flag.absent
 
@@ -164,7 +164,7 @@ REDUCE = {"__reduce__": ["os.system", ["touch flag"]], "py/object/apply": "os.sy
 )
 def test_a_state_of_another_form_is_refused_in_one_line(theirs: Path, content: str) -> None:
     write_state(theirs, content)
-    with pytest.raises(CheckpointError, match=r"state.json is not a checkpoint's \(\w+\): restore it"):
+    with pytest.raises(CheckpointError, match=r"state.json is not the state of a checkpoint \(\w+\): restore it"):
         CheckpointDir(theirs / "checkpoints", print).load()
 
 
@@ -185,7 +185,7 @@ def test_a_state_of_another_form_is_refused_in_one_line(theirs: Path, content: s
 def test_values_of_another_type_are_refused_by_name(theirs: Path, flag: Flag, key: str, value: Any) -> None:
     state = state_of(theirs)
     write_state(theirs, json.dumps({**state, "state": {**state["state"], key: value}}))
-    with pytest.raises(CheckpointError, match=rf"{STATE} holds .* as {key}, which clipx does not write: restore it"):
+    with pytest.raises(CheckpointError, match=rf"{STATE} holds .* as {key}, which clipx does not write: restore the file"):
         resumed(theirs)
     assert flag.absent
 
@@ -297,8 +297,8 @@ def test_a_model_is_not_made_from_a_file_that_the_configuration_names(theirs: Pa
 def test_a_manifest_that_names_another_folders_file_is_refused(theirs: Path, tmp_path: Path, name: str) -> None:
     manifest = json.loads((folder(theirs) / MANIFEST).read_text())
     (folder(theirs) / MANIFEST).write_text(json.dumps({**manifest, name: "0" * 64}))
-    assert "which is no file of it" in str(find_damage(folder(theirs)))
-    with pytest.raises(CheckpointError, match="which is no file of it"):
+    assert "which is not a file of the checkpoint" in str(find_damage(folder(theirs)))
+    with pytest.raises(CheckpointError, match="which is not a file of the checkpoint"):
         fetch(f"file://{folder(theirs)}", tmp_path / "a" / "b" / "checkpoints")
     assert not [p for p in (tmp_path / "a").rglob("*") if p.is_file()]
 
@@ -311,7 +311,7 @@ def link(path: Path, outside: Path) -> None:
 @pytest.mark.parametrize("name", [TENSORS, STATE])
 def test_a_link_that_leads_out_of_the_folder_is_refused(theirs: Path, tmp_path: Path, name: str) -> None:
     link(folder(theirs) / name, tmp_path / "outside")
-    assert find_damage(folder(theirs)) == f"{name} is no plain file"
+    assert find_damage(folder(theirs)) == f"{name} is not a regular file"
     with pytest.raises(CheckpointError, match="all checkpoints in .* are damaged"):
         resumed(theirs)
 
@@ -319,7 +319,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(theirs: Path, tmp_path: 
 def test_a_named_pipe_is_not_waited_for(theirs: Path) -> None:
     (folder(theirs) / TENSORS).unlink()
     os.mkfifo(folder(theirs) / TENSORS)
-    assert find_damage(folder(theirs)) == f"{TENSORS} is no plain file"
+    assert find_damage(folder(theirs)) == f"{TENSORS} is not a regular file"
 
 
 @pytest.mark.parametrize("content", ["[" * 200_000, "[]", "7", '{"tensors.safetensors": {}}', "\x00"])

@@ -143,7 +143,7 @@ def test_every_type_and_shape_is_read_by_safetensors(tmp_path: Path) -> None:
 
 def test_a_type_that_the_format_lacks_is_refused_by_name(tmp_path: Path) -> None:
     run = make_writer(tmp_path)
-    with pytest.raises(CheckpointError, match="a/z is of torch.complex64, which safetensors does not hold"):
+    with pytest.raises(CheckpointError, match="a/z has dtype torch.complex64, which safetensors does not support"):
         run.save(1, {"a/z": torch.zeros(1, dtype=torch.complex64)}, {})
     run.close()
 
@@ -319,7 +319,7 @@ def _one_rank_dies(comm: Comm, path: Path) -> float:
         os.write = lambda fd, data: os._exit(9)  # type: ignore[assignment]
     run.save(1, tensors(1) | {"rows": RankRows(torch.ones(2, 2), 2 * comm.rank)}, {})  # type: ignore[arg-type]
     start = time.monotonic()
-    with pytest.raises(CheckpointError, match="the ranks lost each other while a checkpoint was written"):
+    with pytest.raises(CheckpointError, match="a rank was lost while a checkpoint was written"):
         run.wait()
     return time.monotonic() - start
 

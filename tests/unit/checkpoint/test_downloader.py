@@ -66,7 +66,7 @@ def test_what_is_here_is_not_fetched_again(run_dir: Path, near: str) -> None:
     folder = save(run_dir, 10)
     upload(run_dir, near)
     assert fetch_newest(near, folder.parent, pytest.fail, after=10) is None
-    with pytest.raises(CheckpointError, match="step-00000010 is there already"):
+    with pytest.raises(CheckpointError, match="step-00000010 already exists"):
         fetch(f"{near}/checkpoints/step-00000010", folder.parent)
     fetch_history(near, run_dir)
     assert (run_dir / "metrics.jsonl").read_text() == "of metrics.jsonl\n"
@@ -90,9 +90,9 @@ DAMAGE = {
     f"the hash of {TENSORS} does not match": _flip,
     f"{TENSORS} is missing": Path.unlink,
     f"{MANIFEST} cannot be read": lambda path: (path.parent / MANIFEST).write_text('{"tensors'),
-    f"{MANIFEST} names '../../stolen', which is no file of it": functools.partial(_name, "../../stolen"),
-    f"{MANIFEST} names '/etc/passwd', which is no file of it": functools.partial(_name, "/etc/passwd"),
-    f"{MANIFEST} names '..', which is no file of it": functools.partial(_name, ".."),
+    f"{MANIFEST} names '../../stolen', which is not a file of the checkpoint": functools.partial(_name, "../../stolen"),
+    f"{MANIFEST} names '/etc/passwd', which is not a file of the checkpoint": functools.partial(_name, "/etc/passwd"),
+    f"{MANIFEST} names '..', which is not a file of the checkpoint": functools.partial(_name, ".."),
     f"{STATE} is missing": lambda path: (path.parent / MANIFEST).write_text("{}"),
 }
 
@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_told_of_and_passed_over(run_dir: Path, near: st
     assert fetch_newest(near, into, told.append) == into / "step-00000010"
     (line,) = told
     assert f"checkpoint {near}/checkpoints/step-00000020 is damaged: {fault}" in line
-    assert line.endswith(": falling back to the one before")
+    assert line.endswith(": falling back to the previous checkpoint")
     assert [path.name for path in into.iterdir()] == ["step-00000010"]
     assert not list(tmp_path.rglob("stolen"))
     DAMAGE[fault](far / "step-00000010" / TENSORS)

@@ -52,7 +52,7 @@ def test_a_named_step_is_loaded(folder: CheckpointDir) -> None:
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(folder: CheckpointDir) -> None:
-    with pytest.raises(CheckpointError, match=r"step-00000025 cannot be used: it is not there; there are 30, 20, 10"):
+    with pytest.raises(CheckpointError, match=r"step-00000025 cannot be used: it does not exist; available steps: 30, 20, 10"):
         folder.load(25)
 
 
@@ -150,7 +150,7 @@ def test_when_all_are_damaged_nothing_starts_afresh_in_silence(folder: Checkpoin
 def test_a_damaged_one_that_was_asked_for_is_an_error_and_stays(folder: CheckpointDir) -> None:
     flip(folder.path / "step-00000020" / "state.json")
     with pytest.raises(
-        CheckpointError, match="cannot be used: the hash of state.json does not match; there are 30, 20"
+        CheckpointError, match="cannot be used: the hash of state.json does not match; available steps: 30, 20"
     ):
         folder.load(20)
     assert (folder.path / "step-00000020").is_dir()
@@ -195,7 +195,7 @@ def test_a_pickle_in_the_place_of_a_file_is_not_executed(folder: CheckpointDir, 
     (newest / file).write_bytes(pickle.dumps(Payload()))
     if file != "MANIFEST.json":  # an attacker's manifest matches
         (newest / "MANIFEST.json").write_text(json.dumps({name: sha256(newest / name) for name in FILES[:-1]}))
-        with pytest.raises(CheckpointError, match=rf"{file} is not a (file of tensors|checkpoint's)"):
+        with pytest.raises(CheckpointError, match=rf"{file} is not (a safetensors file|the state of a checkpoint)"):
             folder.load()
     else:
         assert folder.load() is not None

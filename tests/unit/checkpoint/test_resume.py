@@ -36,7 +36,7 @@ def test_it_is_read_as_it_is_meant(text: str, meaning: Resume) -> None:
 
 
 def test_a_step_needs_its_number(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="resume=step:last names no step: give its number, resume=step:1000"):
+    with pytest.raises(ConfigError, match="resume=step:last is not a step: give its number, e.g. resume=step:1000"):
         small(tmp_path, "resume=step:last")
 
 
@@ -62,7 +62,7 @@ def test_going_back_to_a_step_keeps_what_came_after_under_another_name(tmp_path:
 
 
 def test_a_step_that_is_not_there_is_named_with_those_that_are(done: Path) -> None:
-    with pytest.raises(CheckpointError, match="step-00000007 cannot be used: it is not there; there are 4, 3, 2, 1"):
+    with pytest.raises(CheckpointError, match="step-00000007 cannot be used: it does not exist; available steps: 4, 3, 2, 1"):
         Trainer(small(done, *FOUR, "resume=step:7"))
 
 

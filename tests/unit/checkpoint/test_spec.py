@@ -15,17 +15,17 @@ from clipx.errors import ConfigError
     [
         ({"every": "often"}, "checkpoint.every.*often is not a duration"),
         ({"keep_every": "often"}, "checkpoint.keep_every.*often is not a duration"),
-        ({"keep_every": "end"}, "checkpoint.keep_every=end keeps nothing more, for the last one stays anyway"),
+        ({"keep_every": "end"}, "checkpoint.keep_every=end has no effect, the last checkpoint is kept anyway"),
         ({"keep_last": 0}, "checkpoint.keep_last=0 must be at least 1"),
         ({"max_failures": 0}, "checkpoint.max_failures=0 must be at least 1"),
         ({"best": ""}, "checkpoint.best= is empty: give a value, or null"),
         ({"remote": ""}, "checkpoint.remote= is empty: give a value, or null"),
-        ({"delete_previous": True}, "checkpoint.delete_previous=true deletes only what is uploaded, and checkpoint.remote"),
+        ({"delete_previous": True}, "checkpoint.delete_previous=true deletes only uploaded checkpoints, and checkpoint.remote"),
         ({"sync_timeout_s": 0.0}, "checkpoint.sync_timeout_s=0 must be above 0 s"),
-        ({"every": "none", "best": "a/b"}, "checkpoint.every=none saves nothing, so that checkpoint.best has no effect"),
+        ({"every": "none", "best": "a/b"}, "checkpoint.every=none saves nothing, so checkpoint.best has no effect"),
         (
             {"every": "none", "keep_every": "1ep", "remote": "s3://bucket/run"},
-            "checkpoint.every=none saves nothing, so that checkpoint.keep_every and checkpoint.remote have no effect",
+            "checkpoint.every=none saves nothing, so checkpoint.keep_every and checkpoint.remote have no effect",
         ),
     ],
 )  # fmt: skip

@@ -292,7 +292,7 @@ def test_a_file_that_arrives_short_is_sent_again(run_dir: Path, near: str, distu
     Disturbed.happen = lambda path: os.truncate(path, 3)
     folder = save(run_dir, 10)
     events = upload(run_dir, disturbed)
-    assert [(e["event"], "has 3 bytes there" in e.get("message", "")) for e in events] == [
+    assert [(e["event"], "has 3 bytes at the URL" in e.get("message", "")) for e in events] == [
         ("upload_failed", True),
         ("uploaded", False),
     ]

@@ -108,7 +108,7 @@ def test_rows_that_are_gone_are_an_error_that_names_them(tmp_path: Path) -> None
 
 def test_rows_of_another_width_are_an_error(tmp_path: Path) -> None:
     checkpoint = written(tmp_path / "step", 10, 2)
-    with pytest.raises(CheckpointError, match=r"the rows of table in .* are of shape \[2\], not \[1\]"):
+    with pytest.raises(CheckpointError, match=r"the rows of table in .* have shape \[2\], not \[1\]"):
         checkpoint.read_rows("table", RankRows(torch.zeros(10, 1), 0))
 
 
