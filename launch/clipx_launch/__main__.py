@@ -1,4 +1,4 @@
-"""`clipx-sweep COMMAND …`, also `python -m clipx_launch COMMAND …`: the commands that look after sweeps."""
+"""Command line of `clipx-sweep COMMAND …`, also `python -m clipx_launch COMMAND …`: the commands that manage sweeps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from clipx_launch.commands.resume import resume
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}: {self.prog} --help shows what there is")
+        raise ConfigError(f"{message}: {self.prog} --help lists the commands and options")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code; an error is one line."""
+    """Runs a command. Prints an error as one line. Returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["script"]:  # whose words are Hydra's
+    if words[:1] == ["script"]:  # its arguments are Hydra overrides, which argparse would refuse
         return print_script.main(words[1:])
     try:
         _run(_parser().parse_args(words))
@@ -34,40 +34,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return Exit.ABORTED
-    except BrokenPipeError:  # of `| head`
+    except BrokenPipeError:  # the reader of the pipe has ended, as in `| head`
         sys.stderr.close()
     return Exit.FINISHED
 
 
 def _parser() -> _Parser:
-    parser = _Parser("clipx-sweep", description="What came of a sweep, and what is to become of it.")
+    parser = _Parser("clipx-sweep", description="Shows, cancels, resumes and compares the runs of sweeps.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = commands.add_parser("status", help="a table of the runs under some folders, swept or not")
+    command = commands.add_parser("status", help="a table of all runs under the folders, in a sweep or not")
     command.add_argument("folders", type=Path, nargs="*", default=[Path("outputs")], metavar="FOLDER")
     output = command.add_mutually_exclusive_group()
-    output.add_argument("--watch", action="store_true", help="again every few seconds, until all have ended")
-    output.add_argument("--json", action="store_true", help="one JSON document")
-    command = _sweep_command(commands, "logs", "what a point's ranks wrote; without a POINT, those of all that failed")
-    command.add_argument("points", nargs="*", metavar="POINT", help="its number, or its folder")
-    command.add_argument("--rank", type=int, help="of this rank alone; with torchrun, of this node")
-    command.add_argument("--follow", action="store_true", help="and what comes, until the points have ended")
-    command.add_argument("--lines", type=int, default=30, metavar="N", help="last N of each log; 0: all (default 30)")
-    command = _sweep_command(commands, "cancel", "ends points that wait or run; what they trained is saved")
-    command.add_argument("points", nargs="*", metavar="POINT", help="its number, or its folder; none: all")
-    _sweep_command(commands, "resume", "starts points again that failed, or were cancelled, stopped or lost")
-    best = _sweep_command(commands, "best", "the best point by a metric")
-    table = _sweep_command(commands, "results", "a row for each point: results.csv, results.parquet and results.png")
+    output.add_argument(
+        "--watch", action="store_true", help="refresh the table every few seconds until all runs have ended"
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON document")
+    command = _sweep_command(commands, "logs", "prints the logs of the given points, by default of all failed points")
+    command.add_argument("points", nargs="*", metavar="POINT", help="number or folder of a point")
+    command.add_argument("--rank", type=int, help="only the log of this rank; with torchrun, of this node")
+    command.add_argument("--follow", action="store_true", help="print new lines until the points have ended")
+    command.add_argument(
+        "--lines", type=int, default=30, metavar="N", help="number of last lines of each log; 0: all (default 30)"
+    )
+    command = _sweep_command(commands, "cancel", "stops points that wait or run; running points save a checkpoint")
+    command.add_argument("points", nargs="*", metavar="POINT", help="number or folder of a point (default: all)")
+    _sweep_command(commands, "resume", "launches again the points that failed or were cancelled, stopped or lost")
+    best = _sweep_command(commands, "best", "prints the best point by a metric")
+    table = _sweep_command(commands, "results", "writes one row per point: results.csv, .parquet and .png")
     for command in (best, table):
-        command.add_argument("--metric", help="such as eval/zeroshot/top1 (default: the first headline number)")
-        command.add_argument("--lowest", action="store_true", help="the lowest is the best, as it always is of a loss")
-    best.add_argument("--json", action="store_true", help="one JSON document")
-    commands.add_parser("script", help="prints the script of a run, to start by hand: script --help")
+        command.add_argument(
+            "--metric", help="such as eval/zeroshot/top1 (default: the first headline number, else train/loss)"
+        )
+        command.add_argument("--lowest", action="store_true", help="the lowest value is the best; a loss implies it")
+    best.add_argument("--json", action="store_true", help="print one JSON document")
+    commands.add_parser("script", help="prints the script of a run, to submit or start by hand: script --help")
     return parser
 
 
 def _sweep_command(commands: argparse._SubParsersAction[_Parser], name: str, text: str) -> _Parser:
     command = commands.add_parser(name, help=text, description=text)
-    command.add_argument("sweep", type=Path, metavar="SWEEP", help="the folder that hydra.sweep.dir named")
+    command.add_argument("sweep", type=Path, metavar="SWEEP", help="folder of the sweep, hydra.sweep.dir")
     return command
 
 

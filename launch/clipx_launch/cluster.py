@@ -1,4 +1,5 @@
-"""What the cluster says about itself and its jobs: sinfo, squeue, scontrol; of old jobs sacct, where that answers."""
+"""Limits of the cluster and states of its jobs, from sinfo, squeue and scontrol, and from sacct for jobs that these no
+longer list."""
 
 from __future__ import annotations
 
@@ -14,17 +15,18 @@ from clipx.errors import ClipxError, require
 from clipx_launch.options import SlurmSpec
 
 DEFAULT_ARRAY_SIZE = 1001  # SLURM's default of MaxArraySize
-_ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")  # of a job that is gone: the accounting missed its end
+# States in which the accounting leaves a job whose end it missed.
+_ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")
 _GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 
 
 class SlurmError(ClipxError):
-    """SLURM does not answer, or refuses."""
+    """A SLURM command failed or does not respond."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes of one partition that are alike."""
+    """Identical nodes of one partition."""
 
     partition: str
     default: bool
@@ -32,20 +34,20 @@ class NodeGroup:
     cpus: int
     memory_gb: float
     gpus: int
-    minutes: int | None  # that a job may take at most; None: any
+    minutes: int | None  # time limit of a job; None: no limit
 
 
 def check_site(spec: SlurmSpec) -> None:
-    """Raises ClipxError, one line, where this cluster can never run the job."""
+    """Raises ClipxError if no partition of this cluster can ever run the job."""
     require(
         shutil.which("sbatch") is not None,
-        "hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch where SLURM is, or use clipx_local",
+        "hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch on a SLURM host, or use clipx_local",
     )
     names = (spec.partition or "").split(",")
     nodes = _nodes()
     known = sorted({group.partition for group in nodes})
     for name in filter(None, names):
-        require(name in known, f"hydra.launcher.partition={name} is not there: choose one of {', '.join(known)}")
+        require(name in known, f"hydra.launcher.partition={name} does not exist: choose one of {', '.join(known)}")
     able = [group for group in nodes if (group.partition in names if spec.partition else group.default)]
     where = f"partition {spec.partition or next((group.partition for group in able), '(default)')}"
     cpus = spec.tasks_per_node * spec.cpus_per_task
@@ -58,16 +60,19 @@ def check_site(spec: SlurmSpec) -> None:
         maximum = max((getattr(group, have) for group in able), default=0)
         require(
             wanted <= maximum,
-            f"hydra.launcher.{key}={wanted} is more than a node of {where} has: {maximum:g} {unit} at most",
+            f"hydra.launcher.{key}={wanted} is more than a node of {where} has: lower it to at most {maximum:g} {unit}",
         )
         able = [group for group in able if getattr(group, have) >= wanted]
     maximum = sum(group.count for group in able)
-    require(spec.nodes <= maximum, f"hydra.launcher.nodes={spec.nodes} is more than {where} has: {maximum} such nodes")
+    require(
+        spec.nodes <= maximum,
+        f"hydra.launcher.nodes={spec.nodes} is more than {where} has: lower it to at most {maximum}",
+    )
     limits_m = [group.minutes for group in able]
     longest = max(filter(None, limits_m), default=0)
     require(
         None in limits_m or spec.minutes <= longest,
-        f"hydra.launcher.time={spec.time} is more than {where} allows: {longest}m at most",
+        f"hydra.launcher.time={spec.time} is more than {where} allows: lower it to at most {longest}m",
     )
 
 
@@ -90,7 +95,7 @@ def _nodes() -> list[NodeGroup]:
 
 
 def _minutes(text: str) -> int | None:
-    """Of SLURM's days-hours:minutes:seconds."""
+    """Parses SLURM's days-hours:minutes:seconds. Returns minutes, or None for no limit."""
     days, _, clock = text.rpartition("-")
     parts = clock.split(":")
     if not all(part.isdigit() for part in parts):
@@ -100,30 +105,33 @@ def _minutes(text: str) -> int | None:
 
 
 def max_array_size() -> int:
+    """Returns the largest number of tasks of a job array on this cluster (MaxArraySize)."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_slurm("scontrol", "show", "config"), re.M)
     return int(found[1]) if found else DEFAULT_ARRAY_SIZE
 
 
 class Job(NamedTuple):
-    state: str  # SLURM's word
+    """State of a job as SLURM names it, and the reason why it waits."""
+
+    state: str
     reason: str = ""
 
 
 def queued_jobs(user: int | None = None) -> dict[str, Job]:
-    """The jobs of a user, by default this one, that wait or run, by 123 or 123_4."""
+    """Returns the pending and running jobs of a user, by default of this one, by id: 123 or 123_4."""
     user = os.getuid() if user is None else user
     lines = run_slurm("squeue", "--noheader", "--array", f"--user={user}", "--format=%i|%T|%r").splitlines()
     return {name: Job(*words) for name, *words in (line.split("|", 2) for line in lines)}
 
 
 def final_states(ids: Collection[str]) -> dict[str, str]:
-    """How jobs that left the queue ended, of those that SLURM, or else its accounting, still knows."""
+    """Returns the final states of jobs that left the queue, of those that SLURM or its accounting still lists."""
     found: dict[str, str] = {}
     for job in {name.partition("_")[0] for name in ids}:
         try:
             lines = run_slurm("scontrol", "--oneliner", "show", "job", job).splitlines()
         except SlurmError:
-            continue  # forgotten
+            continue  # SLURM no longer lists it
         for line in lines:
             values = dict(part.split("=", 1) for part in line.split() if "=" in part)
             tasks = _task_ids(values.get("ArrayTaskId", ""))
@@ -134,7 +142,7 @@ def final_states(ids: Collection[str]) -> dict[str, str]:
 
 
 def _accounting_states(ids: Collection[str]) -> dict[str, str]:
-    """What sacct says of jobs that ended; nothing where there is no accounting."""
+    """Returns the states of ended jobs from sacct. Empty on a cluster without accounting."""
     if not ids:
         return {}
     jobs = ",".join(sorted({name.partition("_")[0] for name in ids}))
@@ -146,24 +154,24 @@ def _accounting_states(ids: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, text in (line.split("|") for line in lines):
         job, _, tasks = name.partition("_")
-        state = text.partition(" ")[0]  # of "CANCELLED by 0"
+        state = text.partition(" ")[0]  # drops the user of "CANCELLED by 0"
         if state not in _ACTIVE:
             found |= dict.fromkeys([f"{job}_{task}" for task in _task_ids(tasks.strip("[]"))] or [name], state)
     return found
 
 
 def _task_ids(text: str) -> list[int]:
-    """Of `3`, or of tasks that were never split into jobs of their own: `0,2-4%2`."""
+    """Parses the array task ids of a job: `3`, or `0,2-4%2` for tasks that have not been split into separate jobs."""
     spans = re.findall(r"(\d+)(?:-(\d+))?", text.partition("%")[0])
     return [task for first, last in spans for task in range(int(first), int(last or first) + 1)]
 
 
 def run_slurm(*command: str) -> str:
-    """Runs a command of SLURM's. Returns what it prints. Raises SlurmError."""
+    """Runs a SLURM command with a timeout of 60 s. Returns its stdout. Raises SlurmError."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SlurmError(f"{command[0]} does not answer ({error}): ask whoever runs the cluster") from None
+        raise SlurmError(f"{command[0]} does not respond ({error}): ask the administrators of the cluster") from None
     if done.returncode:
         output = " ".join((done.stderr or done.stdout).split())
         raise SlurmError(f"{' '.join(command[:3])} failed: {output}")

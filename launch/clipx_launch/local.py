@@ -1,4 +1,5 @@
-"""A sweep on this machine: some points at a time, each in processes of its own, with GPUs that no other point has."""
+"""Runs a sweep on this machine: some points at a time, each in separate processes, with GPUs that no other point
+uses."""
 
 from __future__ import annotations
 
@@ -32,17 +33,17 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _POLL_S = 0.1
-_PEER_GRACE_S = 10.0  # after one rank's failure the others have this long to say what they know
+_PEER_GRACE_S = 10.0  # after the failure of one rank the others have this long to log their errors
 
 
 def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
-    """Runs the points, and returns when all have ended. Raises Stopped where a signal ended the sweep before."""
+    """Runs the points and returns when all have ended. Raises Stopped if a signal ends the sweep before."""
     spec: LocalSpec = checked(config.hydra.launcher, "hydra.launcher.")
     return start(Sweep.compose(context, config, overrides, first), spec)
 
 
 def start(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
-    """`launch` without composing."""
+    """Runs the points of a composed sweep. See `launch`."""
     sweep.check(spec)
     devices = _devices()
     cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.pending)
@@ -50,10 +51,10 @@ def start(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
     if wanted > len(devices):
         raise ConfigError(
             f"hydra.launcher.parallelism={spec.parallelism} x hydra.launcher.tasks={spec.tasks} is more than the "
-            f"{len(devices)} GPUs that are visible: lower one of them, or use distributed=cpu"
+            f"{len(devices)} visible GPUs: lower one of them, or use distributed=cpu"
         )
     files = launch_dir(sweep.folder)
-    ensure_folder(files, f"the sweep's folder {files}", "choose by hydra.sweep.dir")
+    ensure_folder(files, f"the sweep's folder {files}", "set hydra.sweep.dir to")
     code = snapshot.environment(files / "code" if spec.snapshot else None)
     for planned in sweep.pending:
         planned.point.submitted = time.time()
@@ -72,7 +73,7 @@ class _Running:
 
 
 class _Runner:
-    """Starts points while there is room, and ends the rest of a point when one of its ranks fails."""
+    """Starts at most `parallelism` points at a time, and kills the other ranks of a point when one rank fails."""
 
     def __init__(self, sweep: Sweep, spec: LocalSpec, code: dict[str, str], devices: list[str]) -> None:
         self._sweep, self._spec, self._code = sweep, spec, code
@@ -95,8 +96,8 @@ class _Runner:
         if self._signal is not None:
             done = sum(p.point.result is not None and p.point.result.state == "finished" for p in self._sweep.planned)
             raise Stopped(
-                f"{self._signal.name}: {done} of {len(self._sweep.planned)} points are finished; the same command with "
-                f"hydra.sweep.dir={self._sweep.folder} goes on"
+                f"{self._signal.name}: {done} of {len(self._sweep.planned)} points are finished; run the same command "
+                f"with hydra.sweep.dir={self._sweep.folder} to continue"
             )
 
     def _start(self, planned: Planned, board: ProgressDisplay) -> None:
@@ -122,7 +123,7 @@ class _Runner:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
-                        start_new_session=True,  # signals come from here, each once
+                        start_new_session=True,  # a terminal's signals reach the processes through this one, once
                     )
                 )
         self._running.append(_Running(planned, devices, processes))
@@ -142,7 +143,7 @@ class _Runner:
             code = next((code for code in codes if code), 1)
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             point.write_result(
-                Result("failed", code, error=f"a process ended by {how} and could not say why: see {point.logs}")
+                Result("failed", code, error=f"a process ended by {how} without reporting an error: see {point.logs}")
             )
         board.show(point.index, summary(point.result or Result("failed", Exit.FAILED)))
         self._free += running.devices
@@ -150,7 +151,7 @@ class _Runner:
 
     @contextmanager
     def _forward_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM go to the points, which save; none is started any more."""
+        """Forwards SIGINT and SIGTERM to the points, which save a checkpoint. No further point is started."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             self._signal = signal.Signals(number)
@@ -168,7 +169,7 @@ class _Runner:
 
 
 def _devices() -> list[str]:
-    """The GPUs to deal out, as CUDA_VISIBLE_DEVICES names them. Starts no CUDA here."""
+    """Returns the GPUs to assign, as CUDA_VISIBLE_DEVICES names them. Does not initialize CUDA in this process."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in visible.split(",") if name.strip()]
     if shutil.which("nvidia-smi") is None:

@@ -1,4 +1,4 @@
-"""How the ranks of a run reach each other: `hydra.launcher.network.…`, in the words of NCCL's and gloo's variables."""
+"""Network options of a run, `hydra.launcher.network.…`, set through environment variables of NCCL, gloo and torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 from clipx.errors import require
 
 _KEY = "hydra.launcher.network"
-# A list of names as NCCL reads it: ^ leaves out, = takes whole names; of an adapter also a port.
+# A list of names in NCCL's syntax: ^ excludes, = matches whole names; an adapter may have a port, as mlx5_0:1.
 _NAMES = re.compile(r"\^?=?[\w.:-]+(,[\w.:-]+)*")
 _ONE = re.compile(r"[\w.:-]+")
 _ALGORITHMS = ("ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
@@ -18,62 +18,103 @@ _PROTOCOLS = ("ll", "ll128", "simple")
 
 
 class Debug(StrEnum):
-    """How much NCCL tells, in each rank's log."""
+    """Level of NCCL's messages in the log of each rank."""
 
     version = "version"
+    """NCCL's version."""
+
     warn = "warn"
+    """Also an explicit message when NCCL fails."""
+
     info = "info"
+    """Also debug information, such as topology and chosen algorithms."""
+
     trace = "trace"
+    """Also a trace of every call."""
 
 
 class AsyncErrors(StrEnum):
-    """What torch does in a rank whose collective failed or timed out on NCCL."""
+    """Reaction of torch in a rank whose NCCL collective failed or timed out."""
 
-    ignore = "0"  # nothing: it waits
-    tear_down = "1"  # gives up the communicators, then ends the process
-    clean_up = "2"  # gives them up, and does not end it
-    exit = "3"  # ends the process at once: torch's own choice
+    ignore = "0"
+    """Nothing: the rank waits."""
+
+    tear_down = "1"
+    """Aborts the communicators, then ends the process."""
+
+    clean_up = "2"
+    """Aborts the communicators and does not end the process."""
+
+    exit = "3"
+    """Ends the process at once. The default of torch."""
 
 
 @dataclass(kw_only=True, slots=True)
 class NetworkSpec:
-    """What is left null is NCCL's, gloo's or torch's own choice. On the CPU gloo's interface alone counts."""
+    """Network options of the processes. null means the default of NCCL, gloo or torch. A run on the CPU uses gloo alone
+    and refuses all keys except `interface` and `gloo_interface`."""
 
-    interface: str | None = None  # NCCL_SOCKET_IFNAME: of sockets, as ib0 or eth0,eth1; a prefix, or with = the whole
-    gloo_interface: str | None = None  # GLOO_SOCKET_IFNAME, one whole name; null: `interface` where that is one
-    ib: bool | None = None  # NCCL_IB_DISABLE: false keeps to sockets
-    ib_hca: str | None = None  # NCCL_IB_HCA: the adapters, as mlx5 or =mlx5_0:1,mlx5_1:1
-    p2p: bool | None = None  # NCCL_P2P_DISABLE: false moves nothing from GPU to GPU directly
-    algo: list[str] | None = None  # NCCL_ALGO: those that NCCL may choose, [ring,tree]
-    proto: list[str] | None = None  # NCCL_PROTO: [ll,ll128,simple]
-    debug: Debug | None = None  # NCCL_DEBUG
-    async_errors: AsyncErrors | None = None  # TORCH_NCCL_ASYNC_ERROR_HANDLING
-    # TORCH_FR_BUFFER_SIZE, and TORCH_FR_DUMP_ON_TIMEOUT: so many last collectives are kept, and written to
-    # TORCH_FR_DUMP_TEMP_FILE when one times out
+    interface: str | None = None
+    """Network interfaces of sockets (NCCL_SOCKET_IFNAME), such as ib0 or eth0,eth1. Names are prefixes; = before the
+    list matches whole names, ^ excludes them (^docker0). A single name is passed to gloo too. null: NCCL's choice."""
+
+    gloo_interface: str | None = None
+    """Network interface of gloo (GLOO_SOCKET_IFNAME), one whole name as `ip link` prints it. null: `interface`, if that
+    is a single name, else gloo's choice."""
+
+    ib: bool | None = None
+    """Use of InfiniBand or RoCE (NCCL_IB_DISABLE). false: sockets only. null: NCCL's choice."""
+
+    ib_hca: str | None = None
+    """InfiniBand adapters (NCCL_IB_HCA), such as mlx5, =mlx5_0:1,mlx5_1:1 or ^mlx5_3: prefixes, with = whole names and
+    ports, with ^ excluded. Not with `ib=false`. null: NCCL's choice."""
+
+    p2p: bool | None = None
+    """Direct transfers from GPU to GPU (NCCL_P2P_DISABLE). false: none. null: NCCL's choice."""
+
+    algo: list[str] | None = None
+    """Algorithms that NCCL may choose (NCCL_ALGO): some of ring, tree, collnetdirect, collnetchain, nvls, nvlstree,
+    pat. null: NCCL chooses, usually better. For debugging and comparisons."""
+
+    proto: list[str] | None = None
+    """Protocols that NCCL may choose (NCCL_PROTO): some of ll, ll128, simple. null: NCCL chooses. For debugging and
+    comparisons."""
+
+    debug: Debug | None = None
+    """Level of NCCL's messages in the log of each rank (NCCL_DEBUG): version, warn, info or trace. null: NCCL's
+    default."""
+
+    async_errors: AsyncErrors | None = None
+    """Reaction of a rank whose NCCL collective failed or timed out (TORCH_NCCL_ASYNC_ERROR_HANDLING). ignore: it waits.
+    tear_down: it aborts the communicators and exits. clean_up: it aborts them and does not exit. exit: it exits at
+    once, torch's default. null: torch's default."""
+
     flight_recorder: int | None = None
+    """Number of last collectives that torch records (TORCH_FR_BUFFER_SIZE) and writes to TORCH_FR_DUMP_TEMP_FILE when
+    one times out (TORCH_FR_DUMP_ON_TIMEOUT). At least 1; 2000 covers some steps. null: torch's default."""
 
     def __post_init__(self) -> None:
         for key in ("interface", "ib_hca"):
             names = getattr(self, key)
             require(
                 names is None or _NAMES.fullmatch(names) is not None,
-                f"{_KEY}.{key}={names} is no list of names: write a,b with ^ before it to leave those out, or null",
+                f"{_KEY}.{key}={names} is not a list of names: write a,b or, to exclude them, ^a,b, or null",
             )
-        one = self.gloo_interface
+        name = self.gloo_interface
         require(
-            one is None or _ONE.fullmatch(one) is not None,
-            f"{_KEY}.gloo_interface={one} is not one name: give one as `ip link` shows it, or null",
+            name is None or _ONE.fullmatch(name) is not None,
+            f"{_KEY}.gloo_interface={name} is not one name: give one that `ip link` prints, or null",
         )
         for key, known in (("algo", _ALGORITHMS), ("proto", _PROTOCOLS)):
             words = getattr(self, key)
-            require(words != [], f"{_KEY}.{key}=[] leaves NCCL none: name some of {', '.join(known)}, or null")
+            require(words != [], f"{_KEY}.{key}=[] leaves NCCL no choice: give some of {', '.join(known)}, or null")
             for word in words or ():
                 require(
                     word.lower() in known, f"{_KEY}.{key}={word} is not known to NCCL: choose from {', '.join(known)}"
                 )
         require(
             self.ib is not False or self.ib_hca is None,
-            f"{_KEY}.ib_hca={self.ib_hca} has no effect with {_KEY}.ib=false: leave one of them out",
+            f"{_KEY}.ib_hca={self.ib_hca} has no effect with {_KEY}.ib=false: remove one of them",
         )
         require(
             self.flight_recorder is None or self.flight_recorder >= 1,
@@ -81,16 +122,16 @@ class NetworkSpec:
         )
 
     def check(self, device: str) -> None:
-        """Raises ConfigError where what is set has no effect on the run's device."""
+        """Raises ConfigError if an option that is set has no effect on the run's device."""
         set_keys = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) is not None]
         nccl_keys = [key for key in set_keys if key not in ("gloo_interface", "interface")]
         require(
             device != "cpu" or not nccl_keys,
-            f"{_KEY}.{next(iter(nccl_keys), '')} is NCCL's and has no effect on the CPU: leave it out, or use GPUs",
+            f"{_KEY}.{next(iter(nccl_keys), '')} is for NCCL and has no effect on the CPU: remove it, or use GPUs",
         )
 
     def variables(self) -> dict[str, str]:
-        """The environment that says all this."""
+        """Environment variables that set these options."""
         values = {name: _text(getattr(self, key)) for name, key in VARIABLES.items()}
         if self.gloo_interface is None and self.interface and _ONE.fullmatch(self.interface.removeprefix("=")):
             values["GLOO_SOCKET_IFNAME"] = self.interface.removeprefix("=")
@@ -112,11 +153,11 @@ VARIABLES = {
     "TORCH_FR_BUFFER_SIZE": "flight_recorder",
     "TORCH_FR_DUMP_ON_TIMEOUT": "flight_recorder",
 }
-"""Which key says each. `hydra.launcher.environment` may not."""
+"""Key of each environment variable. `hydra.launcher.environment` refuses these variables."""
 
 
 def _text(value: bool | int | str | list[str] | None) -> str | None:
-    """As the variables have it: those of flags say what is turned off."""
+    """Formats a value for its variable. A bool is inverted, for the variables disable something."""
     if value is None or isinstance(value, bool):
         return None if value is None else str(int(not value))
     if isinstance(value, list):

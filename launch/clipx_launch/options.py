@@ -1,4 +1,4 @@
-"""What the launchers are told: `hydra.launcher.…`. A site's own values belong in a YAML file of its own."""
+"""Options of the launchers, `hydra.launcher.…`. Put the values of a site into a YAML file of that site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clipx_launch.network import VARIABLES, NetworkSpec
 _HOURS = re.compile(r"(\d+)(m|h|d)")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-# sbatch's own words for what has an option here, or is the launcher's.
+# Options of sbatch that have an option here, or that the launcher sets itself (empty value).
 _SBATCH = {
     "job-name": "name", "time": "time", "nodes": "nodes", "ntasks-per-node": "tasks_per_node", "mem": "mem_gb",
     "gpus-per-node": "gpus_per_node", "cpus-per-task": "cpus_per_task", "partition": "partition", "account": "account",
@@ -25,76 +25,138 @@ _SBATCH = {
 
 
 class LaunchStyle(StrEnum):
-    srun = "srun"  # one task for each rank
-    torchrun = "torchrun"  # one task for each node, in which torchrun starts the ranks: for sites that demand it
+    """Program that starts the ranks of a job."""
+
+    srun = "srun"
+    """srun starts one task for each rank."""
+
+    torchrun = "torchrun"
+    """srun starts one task for each node, in which torchrun starts the ranks. For sites that require torchrun."""
 
 
 @dataclass(kw_only=True, slots=True)
 class LaunchSpec:
-    """What the launchers share."""
+    """Options that all launchers share."""
 
-    environment: dict[str, str] = field(default_factory=dict)  # of every process, taken literally
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables of every process. Values are taken literally: the shell expands nothing in them. Variables
+    that have an option in `hydra.launcher.network` are refused here."""
+
     network: NetworkSpec = field(default_factory=NetworkSpec)
-    python: str | None = None  # the interpreter of the points' processes; null: the one that launches
+    """Network options of NCCL, gloo and torch."""
+
+    python: str | None = None
+    """Python command of the points' processes, such as `apptainer exec --nv clipx.sif python` with clipx_slurm.
+    null: the interpreter that launches."""
 
     def __post_init__(self) -> None:
         for name in self.environment:
             require(
                 _NAME.fullmatch(name) is not None,
-                f"hydra.launcher.environment.{name} is no name of a variable: use letters, digits and _",
+                f"hydra.launcher.environment.{name} is not a variable name: use letters, digits and _",
             )
             require(
                 name not in VARIABLES,
-                f"hydra.launcher.environment.{name} is the network's to say: set "
-                f"hydra.launcher.network.{VARIABLES.get(name)}",
+                f"hydra.launcher.environment.{name} has an option: set hydra.launcher.network.{VARIABLES.get(name)}",
             )
         require(self.python != "", "hydra.launcher.python= is empty: give an interpreter, or null")
 
     @property
     def variables(self) -> dict[str, str]:
-        """Of every process: the network's, and `environment`."""
+        """Environment variables of every process: those of `network`, and `environment`."""
         return {**self.network.variables(), **self.environment}
 
     @property
     def world(self) -> int:
-        """Ranks of a point."""
+        """Number of ranks of a point."""
         raise NotImplementedError
 
     def check(self, distributed: DistributedSpec) -> None:
-        """Raises ConfigError where these options and a run's contradict each other."""
+        """Raises ConfigError if these options contradict the options of a run."""
         self.network.check(distributed.device)
 
 
 @option("launcher")
 @dataclass(kw_only=True, slots=True)
 class SlurmSpec(LaunchSpec):
-    """`hydra/launcher=clipx_slurm`: a sweep as SLURM job arrays, a single point as one job."""
+    """`hydra/launcher=clipx_slurm`: submits a sweep as SLURM job arrays, and a single point as one job."""
 
     kind: str = "slurm"
+    """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
+
     _target_: str = "hydra_plugins.clipx_launcher.SlurmLauncher"
+    """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     name: str = "clipx"
+    """Job name (sbatch --job-name)."""
+
     partition: str | None = None
+    """Partition, or several separated by commas (sbatch --partition). null: the default partition."""
+
     account: str | None = None
+    """Account that the job is charged to (sbatch --account). null: the default of the user."""
+
     qos: str | None = None
+    """Quality of service (sbatch --qos). null: the default of the site."""
+
     constraint: str | None = None
+    """Node features that the job needs, such as `h200&ib` (sbatch --constraint). null: any node."""
+
     nodes: int = 1
-    tasks_per_node: int = 1  # ranks
-    gpus_per_node: int = 1  # one for each rank, or 0
+    """Number of nodes of a point. At least 1."""
+
+    tasks_per_node: int = 1
+    """Number of ranks on each node. At least 1."""
+
+    gpus_per_node: int = 1
+    """Number of GPUs of each node: equal to `tasks_per_node`, one for each rank, or 0 to run on the CPU."""
+
     cpus_per_task: int = 8
-    mem_gb: float | None = None  # of a node; null: the site's default
-    time: str = "24h"  # 90m, 24h, 2d, or '24:00:00' and '1-12:00:00'
-    parallelism: int | None = None  # points that run at a time
-    setup: list[str] = field(default_factory=list)  # lines of the job's script: modules, conda
-    srun: list[str] = field(default_factory=list)  # more options of srun, such as --container-image=…
-    sbatch: dict[str, Any] = field(default_factory=dict)  # more options of sbatch: {reservation: mine, exclusive: true}
-    snapshot: bool = True  # false: the points run the code as it is when they start, not as it is now
+    """Number of CPU cores of each rank. At least 1."""
+
+    mem_gb: float | None = None
+    """Memory of each node in GB of 1024 MB (sbatch --mem). Above 0. null: the default of the site."""
+
+    time: str = "24h"
+    """Time limit of a job, above 0 and rounded up to minutes: 90m, 24h, 2d, or in quotes '24:00:00' or '1-12:00:00'."""
+
+    parallelism: int | None = None
+    """Largest number of points of the sweep that run at the same time. At least 1. null: no limit."""
+
+    setup: list[str] = field(default_factory=list)
+    """Shell lines of the job's script before the run, such as `module load cuda/12.8` or the activation of conda."""
+
+    srun: list[str] = field(default_factory=list)
+    """Further options of srun, such as --container-image=…"""
+
+    sbatch: dict[str, Any] = field(default_factory=dict)
+    """Further options of sbatch: {reservation: mine, exclusive: true}. Options that have a key here, or that the
+    launcher sets, are refused. true gives an option without a value, false and null drop it."""
+
+    snapshot: bool = True
+    """Copies the code into the sweep's folder, so that later edits do not reach points that wait or are requeued.
+    false: the points run the code as it is when they start."""
+
     style: LaunchStyle = LaunchStyle.srun
-    signal_before_s: int = 120  # this long before the end of its time a run saves, and is put back into the queue
-    max_requeue: int = 20  # how often at most
-    wait: bool = False  # true: until all points have ended; a sweeper that needs their results demands it
-    dry_run: bool = False  # prints the script, and does nothing
-    submit: bool = True  # false: makes the points and prints the script, which is for `sbatch`
+    """Program that starts the ranks: `srun`, one task for each rank, or `torchrun`, one task for each node."""
+
+    signal_before_s: int = 120
+    """Seconds before the time limit at which SLURM sends SIGUSR1: the run saves and is requeued. 0 or more, below
+    `time`. 0 sends no signal. Raise it if saving takes longer."""
+
+    max_requeue: int = 20
+    """Largest number of times that a job is requeued. 0 or more."""
+
+    wait: bool = False
+    """Waits until all points have ended. Sweepers that need results, that is all except Hydra's BasicSweeper, require
+    true."""
+
+    dry_run: bool = False
+    """Prints the job's script and writes or submits nothing."""
+
+    submit: bool = True
+    """Submits the jobs. false: writes the folders of the points and prints the script, to be given to `sbatch`. false
+    excludes `wait` and `dry_run`."""
 
     def __post_init__(self) -> None:
         LaunchSpec.__post_init__(self)
@@ -105,38 +167,38 @@ class SlurmSpec(LaunchSpec):
             require(getattr(self, key) >= 0, f"hydra.launcher.{key}={getattr(self, key)} must be 0 or more")
         require(
             self.gpus_per_node in (0, self.tasks_per_node),
-            f"hydra.launcher.gpus_per_node={self.gpus_per_node} is not one for each of "
-            f"hydra.launcher.tasks_per_node={self.tasks_per_node}: give the same number, or 0 for the CPU",
+            f"hydra.launcher.gpus_per_node={self.gpus_per_node} must be hydra.launcher.tasks_per_node="
+            f"{self.tasks_per_node}, one for each rank: set the same number, or 0 for the CPU",
         )
         require(self.mem_gb is None or self.mem_gb > 0, f"hydra.launcher.mem_gb={self.mem_gb} must be above 0, or null")
         require(
             self.signal_before_s < 60 * self.minutes,
-            f"hydra.launcher.signal_before_s={self.signal_before_s} is all of hydra.launcher.time={self.time}: "
-            "give less, or more time",
+            f"hydra.launcher.signal_before_s={self.signal_before_s} must be below hydra.launcher.time={self.time}: "
+            "lower it, or raise the time limit",
         )
         for key, value in self.sbatch.items():
-            own = _SBATCH.get(key.replace("_", "-"))
-            fix = f"set hydra.launcher.{own}" if own else "leave it out"
-            require(own is None, f"hydra.launcher.sbatch.{key}={value} is the launcher's to say: {fix}")
+            option_key = _SBATCH.get(key.replace("_", "-"))
+            fix = f"set hydra.launcher.{option_key}" if option_key else "remove it"
+            require(option_key is None, f"hydra.launcher.sbatch.{key}={value} is set by the launcher: {fix}")
         for key in ("wait", "dry_run"):
             require(
                 self.submit or not getattr(self, key),
-                f"hydra.launcher.{key}=true has no effect with hydra.launcher.submit=false: leave one of them out",
+                f"hydra.launcher.{key}=true has no effect with hydra.launcher.submit=false: remove one of them",
             )
 
     @property
     def minutes(self) -> int:
-        """The time limit, rounded up."""
+        """Time limit in minutes, rounded up."""
         if found := _HOURS.fullmatch(self.time):
             minutes = int(found[1]) * {"m": 1, "h": 60, "d": 1440}[found[2]]
         elif found := _CLOCK.fullmatch(self.time):
             days, hours, minutes_, seconds = (int(part or 0) for part in found.groups())
             minutes = 1440 * days + 60 * hours + minutes_ + (seconds > 0)
         else:
-            minutes = -1  # of 24:00:00 without quotes YAML makes a number
+            minutes = -1  # YAML parses 24:00:00 without quotes as a number
         require(
             minutes != -1,
-            f"hydra.launcher.time={self.time} is no time with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'",
+            f"hydra.launcher.time={self.time} is not a time with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'",
         )
         require(minutes > 0, f"hydra.launcher.time={self.time} must be above 0")
         return minutes
@@ -147,30 +209,41 @@ class SlurmSpec(LaunchSpec):
 
     def check(self, distributed: DistributedSpec) -> None:
         gpus = f"hydra.launcher.gpus_per_node={self.gpus_per_node}"
-        own = any(word in key for key in self.sbatch for word in ("gpu", "gres"))
+        gpus_by_sbatch = any(word in key for key in self.sbatch for word in ("gpu", "gres"))
         cpu = distributed.device == "cpu"
         require(
             not (cpu and self.gpus_per_node),
             f"distributed.device=cpu leaves the GPUs of {gpus} idle: add hydra.launcher.gpus_per_node=0",
         )
         require(
-            not (distributed.device == "cuda" and self.gpus_per_node == 0 and not own),
-            f"distributed.device=cuda, but {gpus}: ask for GPUs, or use distributed=cpu",
+            not (distributed.device == "cuda" and self.gpus_per_node == 0 and not gpus_by_sbatch),
+            f"distributed.device=cuda needs GPUs, but {gpus}: raise it, or use distributed=cpu",
         )
-        self.network.check("cpu" if cpu or not (self.gpus_per_node or own) else distributed.device)
+        self.network.check("cpu" if cpu or not (self.gpus_per_node or gpus_by_sbatch) else distributed.device)
 
 
 @option("launcher")
 @dataclass(kw_only=True, slots=True)
 class LocalSpec(LaunchSpec):
-    """`hydra/launcher=clipx_local`: a sweep in processes of this machine. The command waits for them."""
+    """`hydra/launcher=clipx_local`: runs a sweep in processes on this machine. The command waits for them."""
 
     kind: str = "local"
-    _target_: str = "hydra_plugins.clipx_launcher.LocalLauncher"
+    """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
 
-    parallelism: int = 1  # points that run at a time
-    tasks: int = 1  # ranks of a point, each with a GPU of its own where there are any
-    snapshot: bool = True  # false: the points run the code as it is when they start, not as it is now
+    _target_: str = "hydra_plugins.clipx_launcher.LocalLauncher"
+    """Class of the launcher, which Hydra instantiates. Do not change it."""
+
+    parallelism: int = 1
+    """Number of points that run at the same time. At least 1. On GPUs, `parallelism` times `tasks` is at most the
+    number of visible GPUs."""
+
+    tasks: int = 1
+    """Number of ranks of a point. At least 1. Each rank gets a GPU that no other rank uses, if the machine has GPUs and
+    the run uses them."""
+
+    snapshot: bool = True
+    """Copies the code into the sweep's folder, so that later edits do not reach points that have not started.
+    false: the points run the code as it is when they start."""
 
     def __post_init__(self) -> None:
         LaunchSpec.__post_init__(self)
@@ -185,15 +258,26 @@ class LocalSpec(LaunchSpec):
 @option("launcher")
 @dataclass(kw_only=True, slots=True)
 class TorchrunSpec(LaunchSpec):
-    """`hydra/launcher=clipx_torchrun`: prints the command that starts a point on each of some hosts without SLURM."""
+    """`hydra/launcher=clipx_torchrun`: prints the torchrun script of one run, to start on each host without SLURM."""
 
     kind: str = "torchrun"
+    """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
+
     _target_: str = "hydra_plugins.clipx_launcher.TorchrunLauncher"
+    """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     nodes: int = 1
-    tasks_per_node: int = 1  # ranks, each with a GPU of its own where there are any
-    host: str = "localhost"  # of the first node, as all of them know it
-    port: int = 29500  # there
+    """Number of hosts. At least 1. More than 1 needs `host`."""
+
+    tasks_per_node: int = 1
+    """Number of ranks on each host. At least 1. Each rank uses one GPU if the run uses GPUs."""
+
+    host: str = "localhost"
+    """Name or address of the first host, as all hosts resolve it (torchrun --master-addr). localhost is for one
+    host."""
+
+    port: int = 29500
+    """TCP port on `host` where the ranks meet (torchrun --master-port), from 1 to 65535."""
 
     def __post_init__(self) -> None:
         LaunchSpec.__post_init__(self)
@@ -201,13 +285,13 @@ class TorchrunSpec(LaunchSpec):
             require(getattr(self, key) >= 1, f"hydra.launcher.{key}={getattr(self, key)} must be at least 1")
         require(
             self.nodes == 1 or self.host != "localhost",
-            f"hydra.launcher.nodes={self.nodes} are to meet at hydra.launcher.host: name the first of them",
+            f"hydra.launcher.nodes={self.nodes} needs the name of the first host: set hydra.launcher.host",
         )
         require(
             re.fullmatch(r"[\w.:-]+", self.host) is not None,
-            f"hydra.launcher.host={self.host} is no name of a host: give one, or its address",
+            f"hydra.launcher.host={self.host} is not a host name or an address: give one of the first host",
         )
-        require(0 < self.port < 2**16, f"hydra.launcher.port={self.port} is no port: give one from 1 to 65535")
+        require(0 < self.port < 2**16, f"hydra.launcher.port={self.port} is not a port: give one from 1 to 65535")
 
     @property
     def world(self) -> int:

@@ -1,11 +1,11 @@
-"""What one point's folder says: `.launch/` in the run's directory, plain files for whoever looks.
+"""Files of one point of a sweep: `.launch/` in the run's directory, plain text.
 
-point.json    which point of which sweep, its content's hash, its job
-config.yaml   the composed configuration that runs
-script.sh     the job that runs it
-result.json   how it ended: {"value", "state": finished, failed or stopped, "exit_code", "error"}
-requeue       there while a stopped run waits to be put back into the queue
-logs/         what each rank, or each node's torchrun, wrote: <job>_<task>.<rank>.log
+point.json    number of the point, its overrides, hash of its configuration, its job
+config.yaml   composed configuration that runs
+script.sh     script of the job that runs it
+result.json   how the point ended: {"value", "state": finished, failed or stopped, "exit_code", "error"}
+requeue       exists while a stopped run waits to be requeued
+logs/         output of each rank, or of each node's torchrun: <job>_<task>.<rank>.log
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from clipx.errors import Exit
 from clipx.storage.local import ensure_folder, write_atomically
 from clipx.trainer.spec import RunSpec
 
-_FIX = "make room, or choose another folder by hydra.sweep.dir"
-_PLACE = ("name", "run_dir", "resume")  # where a run is and how it starts, not what it is
+_FIX = "make room, or set hydra.sweep.dir to another folder"
+_PLACE = ("name", "run_dir", "resume")  # location and start of a run, which do not change what it computes
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a point ended. `value` is what a sweeper maximises."""
+    """Outcome of a point. `value` is the number that a sweeper maximises."""
 
     state: str  # finished, failed, stopped
     exit_code: int = Exit.FINISHED
@@ -41,14 +41,14 @@ class Result:
 
 @dataclass(kw_only=True, slots=True)
 class Point:
-    """One run of a sweep, as `point.json` has it. `folder` is the run's directory, absolute."""
+    """One run of a sweep, stored in `point.json`. `folder` is the absolute run directory."""
 
     folder: Path
     index: int
     overrides: list[str]
-    content: str  # hash of the composed configuration, but for where it runs and how it starts
-    job: str | None = None  # SLURM's number
-    task: int | None = None  # of a job array
+    content: str  # hash of the composed configuration without name, run_dir and resume
+    job: str | None = None  # SLURM's job number
+    task: int | None = None  # number of the task in a job array
     submitted: float | None = None  # seconds since 1970
     requeues: int = 0
 
@@ -62,32 +62,34 @@ class Point:
 
     @property
     def job_id(self) -> str | None:
-        """As SLURM names it: 123, or 123_4."""
+        """Job id in SLURM's form: 123, or 123_4."""
         return self.job if self.task is None else f"{self.job}_{self.task}"
 
     def create(self, spec: RunSpec) -> None:
-        """Writes the point's files, before anything is started. Raises ClipxError."""
-        ensure_folder(self.logs, f"the folder of logs {self.logs}", "choose by hydra.sweep.dir")
+        """Writes the files of the point, before it is started. Raises ClipxError."""
+        ensure_folder(self.logs, f"the folder of logs {self.logs}", "set hydra.sweep.dir to")
         write_atomically(self.launch_dir / "config.yaml", lambda path: save(spec, Path(path)), _FIX)
         for name in ("result.json", "requeue"):
             (self.launch_dir / name).unlink(missing_ok=True)
         self.write()
 
     def write(self) -> None:
+        """Writes `point.json`."""
         write_json(self.launch_dir / "point.json", {**dataclasses.asdict(self), "folder": str(self.folder)})
 
     def record_job(self, job: str, task: int | None) -> None:
-        """Writes which job of SLURM the point is."""
+        """Writes the SLURM job of the point."""
         self.job, self.task, self.submitted = job, task, time.time()
         self.write()
 
     @classmethod
     def read(cls, folder: Path) -> Point | None:
-        """None where no launcher ever was."""
+        """Reads a point. Returns None for a folder that no launcher wrote."""
         values = read_json(launch_dir(folder) / "point.json")
         return None if values is None else cls(**{**values, "folder": folder})
 
     def spec(self) -> RunSpec:
+        """Reads the composed configuration."""
         return from_dict(RunSpec, read_saved(self.launch_dir / "config.yaml"))
 
     @property
@@ -96,7 +98,7 @@ class Point:
         return None if values is None else Result(**values)
 
     def write_result(self, result: Result) -> None:
-        """Writes how the point ended, unless another rank has: the first knows the cause."""
+        """Writes the outcome, unless another rank has written it: the first rank to fail has the cause."""
         partial = self.launch_dir / f".result.{os.getpid()}"
         partial.write_text(json.dumps(dataclasses.asdict(result)) + "\n", encoding="utf-8")
         try:
@@ -108,11 +110,12 @@ class Point:
 
 
 def launch_dir(folder: Path) -> Path:
-    """The launcher's own folder in a run's, or a sweep's, directory."""
+    """Returns the launcher's folder in the directory of a run or a sweep."""
     return folder / ".launch"
 
 
 def config_hash(spec: RunSpec) -> str:
+    """Returns a hash of the options that determine what a run computes: all but name, run_dir and resume."""
     values = {key: value for key, value in to_dict(spec).items() if key not in _PLACE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -124,7 +127,7 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """None where there is no such file. One that is just being replaced on a shared file system is read again."""
+    """Returns None if the file does not exist. Retries for 1 s, for a shared file system may be replacing the file."""
     for _ in range(5):
         try:
             return json.loads(path.read_text(encoding="utf-8"))

@@ -1,10 +1,11 @@
-"""`clipx-sweep script [sbatch | torchrun] [KEY=VALUE …] -- [OVERRIDE …]`: the script of a run, to start by hand.
+"""`clipx-sweep script [sbatch | torchrun] [KEY=VALUE …] -- [OVERRIDE …]`: prints the script of a run, to start by hand.
 
-sbatch     for `sbatch` on a cluster; the default. All of clipx_slurm's keys: nodes=2 tasks_per_node=8 partition=gpu
-torchrun   for each of several hosts without SLURM. clipx_torchrun's keys: nodes=2 tasks_per_node=8 host=node1
+sbatch     script for `sbatch` on a cluster; the default. Keys of clipx_slurm: nodes=2 tasks_per_node=8 partition=gpu
+torchrun   script for each of several hosts without SLURM. Keys of clipx_torchrun: nodes=2 tasks_per_node=8 host=node1
 
-KEY is one of hydra.launcher's; OVERRIDE is what `python -m clipx.train` takes. launcher=NAME takes a site's own file of
-keys, with --config-dir among the overrides. Before anything is printed the run is checked as the launchers check it.
+KEY is an option of hydra.launcher; OVERRIDE is an override of `python -m clipx.train`. launcher=NAME selects a site's
+launcher file: give its --config-dir among the overrides. The run is checked as by the launchers before the script is
+printed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LAUNCHERS = {"sbatch": "clipx_slurm", "torchrun": "clipx_torchrun"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 2 where the run cannot be."""
+    """Prints the script. Returns the exit code: 0, or 2 if the run is not valid."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(__doc__)
@@ -41,18 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def hydra_arguments(words: Sequence[str]) -> list[str]:
-    """The words of `clipx.train` that have a launcher print it. Raises ConfigError."""
+    """Returns the arguments of `clipx.train` with which a launcher prints the script. Raises ConfigError."""
     launcher_words, overrides = list(words), []
     if "--" in launcher_words:
         separator = launcher_words.index("--")
         launcher_words, overrides = launcher_words[:separator], launcher_words[separator + 1 :]
     kind = launcher_words.pop(0) if launcher_words and "=" not in launcher_words[0] else "sbatch"
-    require(kind in _LAUNCHERS, f"{kind} is no script: write sbatch or torchrun, then KEY=VALUE, --, and the run")
+    require(kind in _LAUNCHERS, f"{kind} is not a script: write sbatch or torchrun, then KEY=VALUE, --, overrides")
     launcher, keys = _LAUNCHERS[kind], []
     for word in launcher_words:
         key, equals, value = word.partition("=")
-        require(bool(equals), f"{word} is not KEY=VALUE: what `clipx.train` takes comes after --")
-        require(key != "submit", f"{word} is not this command's to say: submit what it prints, or launch by -m")
+        require(bool(equals), f"{word} is not KEY=VALUE: put overrides of `clipx.train` after --")
+        require(key != "submit", f"{word} is not an option here: submit the printed script, or launch with -m")
         if key == "launcher":
             launcher = value
         else:

@@ -1,4 +1,4 @@
-"""Waiting for points: a live table on a terminal, a line for each change elsewhere."""
+"""Waits for points and prints their states: a live table on a terminal, elsewhere a line for each change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_S, _MAX_POLL_S = 1.0, 15.0
 
 
 class ProgressDisplay:
-    """What is known of each point, by its number."""
+    """Display of the state of each point."""
 
     def __init__(self, sweep: Sweep) -> None:
         self._typed = {p.point.index: sweep.varied(p.point.index) for p in sweep.planned}
@@ -40,6 +40,7 @@ class ProgressDisplay:
             self._live.stop()
 
     def show(self, index: int, state: str) -> None:
+        """Displays the state of point `index`, if it has changed."""
         if self._states.get(index) == state:
             return
         self._states[index] = state
@@ -53,15 +54,15 @@ class ProgressDisplay:
 
 
 def summary(result: Result) -> str:
-    """A result in a few words."""
+    """Formats a result: its state, its value and the first line of its error."""
     value = "" if result.value is None else f" {result.value:.4g}"
     return f"{result.state}{value}" + ("" if result.error is None else f": {result.error.splitlines()[0]}")
 
 
 def wait_for(sweep: Sweep, states: Callable[[Collection[str]], Mapping[str, str]]) -> None:
-    """Returns when each point has ended, or its job has: `states` gives those of jobs, by id.
+    """Returns when each point or its job has ended. `states` returns the states of jobs, by id.
 
-    A job must be over at two looks: a result may be slower through a shared file system than word of its job's end.
+    A job counts as ended after two polls: a shared file system may deliver the result later than SLURM the job's end.
     """
     points = [p.point if p in sweep.pending or p.previous is None else p.previous for p in sweep.planned]
     over: set[int] = set()
@@ -70,10 +71,10 @@ def wait_for(sweep: Sweep, states: Callable[[Collection[str]], Mapping[str, str]
         while points:
             try:
                 known = states({point.job_id for point in points if point.job_id})
-            except SlurmError:  # busy: it answers another time
+            except SlurmError:  # SLURM is busy: the next poll asks again
                 known = {}
             points = [point for point in points if not _ended(point, known, over, board)]
-            if points:  # what takes days is not asked for every second
+            if points:  # the interval grows from 1 s to 15 s, for runs take days
                 time.sleep(min(_POLL_S + 0.01 * (time.monotonic() - start), _MAX_POLL_S))
 
 
@@ -87,7 +88,7 @@ def _ended(point: Point, known: Mapping[str, str], over: set[int], board: Progre
         if point.index not in over:
             over.add(point.index)
             return False
-        point.write_result(Result("failed", 1, error=f"its job {point.job_id} is {state.lower()}"))
+        point.write_result(Result("failed", 1, error=f"job {point.job_id} is {state.lower()}"))
         board.show(point.index, summary(point.result or Result("failed", 1)))
         return True
     over.discard(point.index)

@@ -1,4 +1,4 @@
-"""The text of a job's script: what sbatch reads of it, and what bash runs."""
+"""Text of a job's script: the directives that sbatch reads, and the body that bash runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clipx_launch.options import LaunchStyle, SlurmSpec
 from clipx_launch.point import launch_dir
 
 _SCRIPT = """\
-# What a point is and does is in its folder's .launch.
+# Each point's folder holds its configuration, logs and result in .launch.
 points=(
 {points}
 )
@@ -24,27 +24,27 @@ job="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY
 {setup}
 {environment}
 export PYTHONPATH={code}"${{PYTHONPATH:+:$PYTHONPATH}}"
-export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-}}" # which srun does not inherit from SLURM 22.05 on
+export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-}}" # from SLURM 22.05 on srun does not inherit it
 rm -f "$files/requeue" "$files/result.json"
 
 {command}
 code=$?
 
-# A run that was signalled and has saved leaves `requeue`. An exit code could not say so: of several tasks srun ends the
-# others when the first one fails. After scancel, and where SLURM itself takes the job back, this script is over by now.
+# A run that saved after a signal writes the file `requeue`. An exit code cannot report it: srun ends the other tasks
+# when the first one fails. After scancel, and if SLURM itself requeues the job, this script has been ended by now.
 if [[ -e "$files/requeue" ]] || (( code == 138 )); then # 138: SIGUSR1, before Python could listen
   if (( ${{SLURM_RESTART_COUNT:-0}} < {max_requeue} )); then
     scontrol requeue "$SLURM_JOB_ID" && sleep 3600 # until SLURM ends this script
   fi
-  echo "stopped and saved, but not put back into the queue (hydra.launcher.max_requeue={max_requeue})" >&2
+  echo "stopped and saved, but not requeued (hydra.launcher.max_requeue={max_requeue})" >&2
   code={stopped}
 fi
-if [[ ! -e "$files/result.json" ]]; then # a process that was killed could not write it
+if [[ ! -e "$files/result.json" ]]; then # a killed process cannot write it
   (( code )) || code=1
-  printf '{{"state": "failed", "exit_code": %d, "error": "no rank could say why: see the logs"}}\\n' "$code" \\
+  printf '{{"state": "failed", "exit_code": %d, "error": "no rank reported an error: see the logs"}}\\n' "$code" \\
     > "$files/result.json"
 fi
-# Of ranks that were ended because another one failed srun may give the code: the job's is that of the first.
+# srun may return the code of a rank that was ended after another one failed. The job returns the code of the first.
 (( code )) && [[ "$(< "$files/result.json")" =~ '"exit_code": '([1-9][0-9]*) ]] && code="${{BASH_REMATCH[1]}}"
 exit "$code"
 """
@@ -64,10 +64,10 @@ srun --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="$files/logs/
 def sbatch_script(
     spec: SlurmSpec, sweep: Path, points: Sequence[Path], code: Mapping[str, str], after: str | None = None
 ) -> str:
-    """The whole script of a job, or of a job array: a task runs the point of its number.
+    """Returns the whole script of a job, or of a job array whose task k runs point k.
 
-    `sweep` and `points` are folders, `code` the variables that lead to the code, `after` the job that has to end before
-    this one starts.
+    `sweep` and `points` are folders, `code` has the environment variables that locate the code, `after` is the job that
+    must end before this one starts.
     """
     directives = _directives(spec, sweep, len(points), after).items()
     lines = [f"#SBATCH --{key}" + ("" if value is True else f"={shlex.quote(str(value))}") for key, value in directives]
@@ -75,7 +75,7 @@ def sbatch_script(
 
 
 def _body(spec: SlurmSpec, points: Sequence[Path], code: Mapping[str, str]) -> str:
-    """What follows the directives."""
+    """Returns the part of the script after the directives."""
     variables = {name: value for name, value in code.items() if name != "PYTHONPATH"}
     command = (_TORCHRUN if spec.style is LaunchStyle.torchrun else _SRUN).format(
         python=spec.python or shlex.quote(sys.executable),
@@ -97,7 +97,7 @@ def _body(spec: SlurmSpec, points: Sequence[Path], code: Mapping[str, str]) -> s
 
 
 def _directives(spec: SlurmSpec, sweep: Path, points: int, after: str | None) -> dict[str, Any]:
-    """What #SBATCH says, by the names of sbatch's options."""
+    """Returns the #SBATCH directives, by the names of sbatch's options."""
     torchrun = spec.style is LaunchStyle.torchrun
     values = {
         "array": f"0-{points - 1}%{min(points, spec.parallelism or points)}" if points > 1 else None,
@@ -124,5 +124,5 @@ def _directives(spec: SlurmSpec, sweep: Path, points: int, after: str | None) ->
 
 
 def exports(values: Mapping[str, str]) -> str:
-    """A line for each variable, taken literally."""
+    """Returns one export line per variable. Values are quoted, so that the shell expands nothing in them."""
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())

@@ -29,24 +29,24 @@ from clipx_launch.sweep import Overrides, Planned, Sweep
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-# Of the process that submits, where that is in a job itself: a job must not take them for its own.
+# Variables of the submitting process if it runs in a job itself: the submitted job must not inherit them.
 _JOB_VARIABLE = re.compile(r"(SLURM|SBATCH|SRUN|PMI|PMIX|OMPI)_(?!CONF$).*")
 _RANK_VARIABLE = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(MASTER)_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
 def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
-    """Submits the points, and waits for them where `wait` says so. Raises ClipxError, before anything is submitted."""
+    """Submits the points, and with `wait` waits for them. Raises ClipxError before anything is submitted."""
     spec: SlurmSpec = checked(config.hydra.launcher, "hydra.launcher.")
     sweeper = str(config.hydra.sweeper._target_).rpartition(".")[2]
     require(
         spec.wait or sweeper == "BasicSweeper",
-        f"hydra.launcher.wait=false gives no results, which {sweeper} needs: add hydra.launcher.wait=true",
+        f"hydra.launcher.wait=false returns no results, which {sweeper} needs: set hydra.launcher.wait=true",
     )
     return start(Sweep.compose(context, config, overrides, first), spec)
 
 
 def start(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:
-    """`launch` without composing."""
+    """Submits the points of a composed sweep. See `launch`."""
     sweep.check(spec, tuple if spec.dry_run else cluster.queued_jobs)
     if spec.dry_run:
         code = snapshot.environment(None) | ({"PYTHONPATH": "<a copy of the code>"} if spec.snapshot else {})
@@ -70,9 +70,9 @@ def _folders(points: list[Planned]) -> list[Path]:
 
 
 def _create_folders(sweep: Sweep, spec: SlurmSpec) -> dict[str, str]:
-    """Creates the folders of the sweep and of its points. Returns the variables that lead to the code."""
+    """Creates the folders of the sweep and of its points. Returns the environment variables that locate the code."""
     files = launch_dir(sweep.folder)
-    ensure_folder(files / "logs", f"the sweep's folder {files}", "choose by hydra.sweep.dir")
+    ensure_folder(files / "logs", f"the sweep's folder {files}", "set hydra.sweep.dir to")
     code = snapshot.environment(files / "code" if spec.snapshot else None)
     for planned in sweep.pending:
         planned.point.create(planned.spec)
@@ -80,14 +80,12 @@ def _create_folders(sweep: Sweep, spec: SlurmSpec) -> dict[str, str]:
 
 
 def _print_script(sweep: Sweep, spec: SlurmSpec) -> None:
-    """Prints the script of all points. SLURM is not asked anything: this may be another machine."""
-    require(
-        bool(sweep.pending), f"all points of {sweep.folder} are finished or in the queue: there is nothing to submit"
-    )
+    """Prints the script of all points. Does not query SLURM: this machine may have none."""
+    require(bool(sweep.pending), f"all points of {sweep.folder} are finished or in the queue: nothing to submit")
     require(
         len(sweep.pending) <= cluster.DEFAULT_ARRAY_SIZE,
-        f"{len(sweep.pending)} points are more than a job array's {cluster.DEFAULT_ARRAY_SIZE}: launch them without "
-        "submit=false, or fewer at a time",
+        f"{len(sweep.pending)} points are more than the {cluster.DEFAULT_ARRAY_SIZE} of a job array: launch them "
+        "without submit=false, or fewer at a time",
     )
     text = sbatch_script(spec, sweep.folder, _folders(sweep.pending), _create_folders(sweep, spec))
     written = launch_dir(sweep.folder) / "script.sh"
@@ -98,25 +96,25 @@ def _print_script(sweep: Sweep, spec: SlurmSpec) -> None:
 
 
 def _link_script(written: Path, points: list[Planned]) -> None:
-    """Links a script into the folder of each of its points."""
+    """Hard-links a script into the folder of each of its points."""
     for planned in points:
         link = planned.point.launch_dir / "script.sh"
-        if link == written:  # the only point's folder is the sweep's
+        if link == written:  # the sweep's folder is that of its only point
             continue
         link.unlink(missing_ok=True)
-        with suppress(OSError):  # another file system has no links to this one
+        with suppress(OSError):  # hard links do not cross file systems
             os.link(written, link)
 
 
 def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
-    """Submits all points or none: where SLURM refuses one array, those before it are cancelled."""
+    """Submits all points or none: if SLURM refuses an array, cancels the arrays before it."""
     code = _create_folders(sweep, spec)
     limit = cluster.max_array_size()
     points = sweep.pending
     jobs: list[str] = []
     for start in range(0, len(points), limit):
         part = points[start : start + limit]
-        # SLURM's limit of tasks at a time is each array's own: one after the other they keep to it together.
+        # SLURM limits the running tasks of each array separately: arrays in sequence respect the limit together.
         after = jobs[-1] if jobs and spec.parallelism else None
         try:
             jobs.append(_submit_array(sweep.folder, part, spec, code, after))
@@ -124,13 +122,13 @@ def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
             if jobs:
                 cluster.run_slurm("scancel", *jobs)
             lines = re.findall(r"sbatch: (?:error: )?(.+)", str(error)) or [" ".join(str(error).split())]
-            raise cluster.SlurmError(f"sbatch refused the job, and nothing is submitted: {' '.join(lines)}") from error
+            raise cluster.SlurmError(f"sbatch refused the job, nothing was submitted: {' '.join(lines)}") from error
     sweep.save(spec)
 
 
 def _submit_array(folder: Path, points: list[Planned], spec: SlurmSpec, code: dict[str, str], after: str | None) -> str:
     text = sbatch_script(spec, folder, _folders(points), code, after)
-    with redirect_stderr(StringIO()), _outside_job():  # sbatch's words are in submitit's error as well
+    with redirect_stderr(StringIO()), _outside_job():  # submitit's error repeats the message of sbatch
         job = ScriptExecutor(launch_dir(folder))._submit_command(text).job_id
     written = launch_dir(folder) / f"{job}_submission.sh"
     for task, planned in enumerate(points):
@@ -140,15 +138,16 @@ def _submit_array(folder: Path, points: list[Planned], spec: SlurmSpec, code: di
 
 
 class ScriptExecutor(SlurmExecutor):
-    """submitit's executor for a script that is complete: it writes, submits and files it.
+    """submitit executor that writes, submits and stores a complete script.
 
-    submitit's public `submit` takes a Python function alone, pickles it, and runs it by a module of its own, whose job
-    is COMPLETED whatever the function raises. It has no public way to submit a script, hence the two private names.
+    submitit's public `submit` accepts only a Python function, pickles it, and runs it in one of its modules, whose job
+    is COMPLETED even if the function raises. It has no public method to submit a script, hence the two private names.
     """
 
     @classmethod
     def affinity(cls) -> int:
-        return 1  # `check_site` says whether there is a SLURM
+        """Reports the executor as available. `check_site` verifies that SLURM is."""
+        return 1
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return command
@@ -156,7 +155,7 @@ class ScriptExecutor(SlurmExecutor):
 
 @contextmanager
 def _outside_job() -> Iterator[None]:
-    """Hides the variables of this process's own job and rank from sbatch, which passes its environment on."""
+    """Removes the variables of this process's job and rank, for sbatch passes its environment to the job."""
     hidden = {name: os.environ.pop(name) for name in job_variables(os.environ)}
     try:
         yield
@@ -165,12 +164,12 @@ def _outside_job() -> Iterator[None]:
 
 
 def job_variables(names: Collection[str]) -> list[str]:
-    """The variables among `names` that tell a process of its own job or its own rank."""
+    """Returns the variables among `names` that describe the job or the rank of a process."""
     in_job = "SLURM_JOB_ID" in names
     return [name for name in names if _RANK_VARIABLE.fullmatch(name) or (in_job and _JOB_VARIABLE.fullmatch(name))]
 
 
-# --------------------------------------------------------------------------------------------------- afterwards
+# ----------------------------------------------------------------------------------------------- after submission
 
 
 def _print_summary(sweep: Sweep) -> None:
@@ -186,7 +185,7 @@ def _print_summary(sweep: Sweep) -> None:
 
 
 def _job_states(ids: Collection[str]) -> dict[str, str]:
-    """Of jobs that wait or run, and of those that did, how SLURM says they ended."""
+    """Returns SLURM's states of pending and running jobs, and the final states of those of `ids` that have ended."""
     queued = {name: job.state for name, job in cluster.queued_jobs().items()}
     gone = [name for name in ids if name not in queued]
     return queued | dict.fromkeys(gone, "GONE") | cluster.final_states(gone)

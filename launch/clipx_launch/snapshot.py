@@ -1,4 +1,4 @@
-"""The code that a sweep's points run: a copy of today's, so that what is edited while they wait does not reach them."""
+"""Copies the code for the points of a sweep, so that edits made while they wait do not reach them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ MODULE = f"{__package__}.worker"
 
 
 def environment(folder: Path | None) -> dict[str, str]:
-    """What a point's processes need to find the code, and the plug-ins of --config-dir, that are copied to `folder`.
+    """Copies the code and the plug-ins of --config-dir to `folder`. Returns environment variables that locate them.
 
-    Without a folder nothing is copied, and they find what is there when they start.
+    With folder=None nothing is copied: the processes import the code as it is when they start.
     """
     code = os.pathsep.join(dict.fromkeys(str(package.parent) for package in (PACKAGE, _HERE)))
     plugin_dirs = [Path(name) for name in plugins.__path__ if Path(name).is_dir()]
     if folder is not None:
         code = str(_copy(_SOURCES, folder))
         plugin_dirs = [_copy([path], folder) / path.name for path in plugin_dirs]
-    # Safe path: the folder that a job starts in may be the checkout, and would come first.
+    # PYTHONSAFEPATH: the working directory of a job may be the checkout, which would come first on the path.
     return {"PYTHONPATH": code, "PYTHONSAFEPATH": "1", "CLIPX_PLUGINS": os.pathsep.join(map(str, plugin_dirs))}
 
 
 def _copy(folders: list[Path], to: Path) -> Path:
-    """The folder, named by its content, that holds copies of these. There may be one from before."""
+    """Copies folders into a folder named by their hash, unless it exists already. Returns it."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in _files(folder):
@@ -44,7 +44,7 @@ def _copy(folders: list[Path], to: Path) -> Path:
         for folder in folders:
             for path in _files(folder):
                 copy = partial / path.relative_to(folder.parent)
-                ensure_folder(copy.parent, f"the copy of the code {copy.parent}", "choose by hydra.sweep.dir")
+                ensure_folder(copy.parent, f"the copy of the code {copy.parent}", "set hydra.sweep.dir to")
                 shutil.copyfile(path, copy)
         partial.replace(target)
     return target

@@ -1,4 +1,4 @@
-"""The points of a sweep: composed and checked before anything starts, and told apart from those that are done."""
+"""Points of a sweep: composes and checks all of them before anything starts, and skips those that are finished."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from clipx_launch.point import Point, Result, config_hash, launch_dir, read_json
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-Overrides = Sequence[Sequence[str]]  # of each point, what Hydra composes it with
+Overrides = Sequence[Sequence[str]]  # Hydra overrides of each point
 
-_SAFE_PATH = re.compile(r"[^%\\'\"\n\r`$!]+")  # of a folder's name: what sbatch, srun and bash all take as it is
+_SAFE_PATH = re.compile(r"[^%\\'\"\n\r`$!]+")  # characters that sbatch, srun and bash all take literally
 
 
 @dataclass(slots=True)
 class Planned:
-    """A point and its spec. `before` is what its folder says of an earlier submission of the same content."""
+    """A point and its spec. `previous` is the point of an earlier submission with the same configuration."""
 
     point: Point
     spec: RunSpec
     previous: Point | None = None
-    finished: bool = False  # it is done, by that submission
+    finished: bool = False  # the earlier submission has finished it
 
 
 @dataclass(slots=True)
 class Sweep:
-    """The points of one launch, `folder` being the sweep's. `check` tells apart which are to run."""
+    """Points of one launch. `folder` is the sweep's. `check` sets `queued` and `pending`."""
 
     folder: Path
-    overrides: dict[int, list[str]]  # by the point's number, as `errors` are
+    overrides: dict[int, list[str]]  # by number of the point, as `errors`
     planned: list[Planned] = field(default_factory=list)
     errors: dict[int, ClipxError] = field(default_factory=dict)
-    queued: list[Planned] = field(default_factory=list)  # they wait or run, by an earlier submission
+    queued: list[Planned] = field(default_factory=list)  # waiting or running since an earlier submission
     pending: list[Planned] = field(default_factory=list)  # neither finished nor queued
 
     @classmethod
     def compose(cls, context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> Sweep:
-        """Each point, or what is wrong with it: `check` raises that."""
+        """Composes each point. Errors are collected, and raised by `check`."""
         numbered = {index: list(typed) for index, typed in enumerate(overrides, start=first)}
         sweep = cls(Path(config.hydra.sweep.dir).absolute(), numbered)
         _check_path(sweep.folder, "hydra.sweep.dir")
@@ -65,7 +65,7 @@ class Sweep:
                 other = folders.setdefault(planned.point.folder, index)
                 require(
                     other == index,
-                    f"run_dir={planned.spec.run_dir} is point {other}'s as well: leave run_dir= out of a sweep",
+                    f"run_dir={planned.spec.run_dir} is the folder of point {other} too: remove run_dir= from a sweep",
                 )
                 sweep.planned.append(planned)
             except ClipxError as error:
@@ -74,7 +74,7 @@ class Sweep:
 
     @classmethod
     def from_points(cls, folder: Path, points: Sequence[Point]) -> Sweep:
-        """Points that were launched before, to be launched again as their folders have them: nothing is composed."""
+        """Reads points from the folders of an earlier launch, to launch them again. Composes nothing."""
         sweep = cls(folder, {point.index: point.overrides for point in points})
         for point in points:
             try:
@@ -84,9 +84,9 @@ class Sweep:
         return sweep
 
     def check(self, spec: LaunchSpec, queued: Callable[[], Collection[str]] = tuple) -> None:
-        """Checks each point against the launcher's options. Raises ConfigError, which lists all that cannot run.
+        """Checks each point against the launcher's options. Raises ConfigError, which lists all points that cannot run.
 
-        `queued` returns the ids of the jobs that wait or run: their points are neither checked nor launched again.
+        `queued` returns the ids of pending and running jobs: their points are neither checked nor launched again.
         """
         waiting = queued() if any(p.previous and p.previous.job_id for p in self.planned) else ()
         self.queued = [p for p in self.planned if p.previous and p.previous.job_id in waiting and not p.finished]
@@ -102,12 +102,12 @@ class Sweep:
             raise ConfigError(self._table())
 
     def varied(self, index: int) -> str:
-        """What tells point `index` from the others of this launch."""
+        """Returns the overrides of point `index` that not all points of this launch have, as text."""
         common = set.intersection(*map(set, self.overrides.values()))
         return " ".join(text for text in self.overrides[index] if text not in common)
 
     def _table(self) -> str:
-        """All points that cannot run: what was typed for each, and why it cannot."""
+        """Formats the points that cannot run, one per line: number, overrides and error."""
         rows = [(f"point {index}", self.varied(index), str(error)) for index, error in sorted(self.errors.items())]
         name_width, typed_width = (min(60, max(len(row[column]) for row in rows)) for column in (0, 1))
         lines = [
@@ -115,10 +115,10 @@ class Sweep:
             for name, typed, error in rows
         ]
         number = "1 point" if len(self.overrides) == 1 else f"{len(self.overrides)} points"
-        return "\n".join([f"{len(rows)} of {number} cannot run, and nothing was started:", *lines])
+        return "\n".join([f"{len(rows)} of {number} cannot run, nothing was started:", *lines])
 
     def save(self, spec: LaunchSpec) -> None:
-        """Writes `sweep.json`: the points of this launch and of those before it, their jobs, and how to go on."""
+        """Writes `sweep.json`: points of this and of earlier launches, their jobs, and the settings for `resume`."""
         path = launch_dir(self.folder) / "sweep.json"
         known = {"launches": [], "points": []} | (read_json(path) or {})
         launches, rows = known["launches"], {row["folder"]: row for row in known["points"]}
@@ -141,7 +141,7 @@ class Sweep:
         write_json(path, {"launches": launches, "jobs": jobs, "points": list(rows.values())})
 
     def job_returns(self, ended: bool = True) -> list[JobReturn]:
-        """What Hydra wants to know of each point: its value, or an error; without an end, that it was launched."""
+        """Returns Hydra's result of each point: its value or an error. ended=False reports all as launched."""
         found = []
         for planned in self.planned:
             job = JobReturn(overrides=planned.point.overrides, status=JobStatus.COMPLETED)
@@ -156,17 +156,18 @@ class Sweep:
 
 
 class PointFailed(ClipxError):
-    """A point that was waited for did not finish."""
+    """A point of a sweep ended without finishing."""
 
     @classmethod
     def of(cls, point: Point, typed: str, result: Result | None) -> PointFailed:
+        """Returns the exception of a point. `typed` is its overrides, as text."""
         how = "ended without a result" if result is None else f"{result.state}: {result.error}"
         name = f"point {point.index}" + (f" ({typed})" if typed else "")
         return cls(f"{name} {how}; its logs are in {point.logs}")
 
 
 def _plan(spec: RunSpec, overrides: list[str], index: int) -> Planned:
-    require(isinstance(spec, RunSpec), f"hydra/launcher launches clipx.train alone, not {spec.kind}: leave it out")
+    require(isinstance(spec, RunSpec), f"hydra/launcher launches only clipx.train, not {spec.kind}: remove it")
     folder = Path(spec.run_dir).absolute()
     _check_path(folder, "run_dir")
     spec.run_dir = str(folder)
@@ -179,21 +180,22 @@ def _plan(spec: RunSpec, overrides: list[str], index: int) -> Planned:
 
 
 def _replan(point: Point) -> Planned:
-    """A point that goes on from its checkpoint, where it has one."""
+    """Plans a point again. It resumes from its checkpoint if it has one."""
     spec = point.spec()
-    spec.run_dir = str(point.folder)  # which may have been moved
+    spec.run_dir = str(point.folder)  # the sweep may have been moved
     fresh = Point(folder=point.folder, index=point.index, overrides=point.overrides, content=config_hash(spec))
     return Planned(fresh, replace(spec, resume="auto") if spec.resume == "none" else spec, point)
 
 
 def launch_record(spec: LaunchSpec) -> dict[str, Any]:
-    """What `clipx-sweep resume` needs to launch points again as this process does, and who looks after them."""
-    waits = dataclasses.asdict(_me()) if isinstance(spec, LocalSpec) else None  # with SLURM the job does
+    """Returns the settings with which `clipx-sweep resume` launches points again, and the process that launched
+    them."""
+    process = dataclasses.asdict(_me()) if isinstance(spec, LocalSpec) else None  # SLURM jobs need no launcher
     return {
         "settings": to_dict(spec),
         "plugins": list(plugins.__path__),
         "cwd": str(Path.cwd()),
-        "process": waits,
+        "process": process,
     }
 
 
@@ -203,6 +205,6 @@ _me = functools.cache(Holder.current)
 def _check_path(folder: Path, key: str) -> None:
     require(
         _SAFE_PATH.fullmatch(str(folder)) is not None,
-        f"{key}={str(folder)!r} holds a quote, or one of % \\ $ ! `, which job scripts read as something else: "
-        "choose another folder",
+        f"{key}={str(folder)!r} contains a quote, or one of % \\ $ ! `, which job scripts interpret: choose another "
+        "folder",
     )

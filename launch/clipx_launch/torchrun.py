@@ -1,4 +1,4 @@
-"""The torchrun command of one run on several hosts, for those that no SLURM starts."""
+"""Prints the torchrun script of one run on several hosts without SLURM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SCRIPT = """\
 #!/bin/bash
-# On each of {nodes} hosts: bash SCRIPT NUMBER, the number of {host} being 0. The same again goes on with the run.
+# Run on each of {nodes} hosts: bash SCRIPT NUMBER, where {host} has number 0. The same commands again resume the run.
 set -eu
 {environment}
 cd {folder}
@@ -34,12 +34,12 @@ exec {python} -m torch.distributed.run --nnodes={nodes} --node-rank="${{1:?the n
 
 
 def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
-    """Prints the script, and writes nothing. Raises ConfigError where the run cannot be as it says."""
+    """Prints the script and writes nothing. Raises ConfigError if the run is not valid."""
     spec: TorchrunSpec = checked(config.hydra.launcher, "hydra.launcher.")
     require(
         len(overrides) == 1,
-        f"hydra/launcher=clipx_torchrun prints the command of one run, and these are {len(overrides)}: give one value "
-        "each, or sweep by clipx_slurm",
+        f"hydra/launcher=clipx_torchrun prints the script of one run, not of {len(overrides)}: give one value for each "
+        "key, or use clipx_slurm",
     )
     sweep = Sweep.compose(context, config, overrides, first)
     sweep.check(spec)
@@ -48,7 +48,7 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
 
 
 def script(spec: TorchrunSpec, planned: Planned) -> str:
-    """All hosts have the same run directory, in which a second start goes on."""
+    """Returns the script. All hosts use the same run directory, and a second start resumes the run there."""
     typed = planned.point.overrides
     added = {"run_dir": planned.spec.run_dir, "resume": "auto"}
     typed_keys = {word.partition("=")[0] for word in typed}

@@ -1,6 +1,7 @@
-"""Where Hydra looks for launchers: `hydra/launcher=clipx_slurm` and its like. A namespace package: no __init__.
+"""Hydra plug-ins for `hydra/launcher=clipx_slurm`, `clipx_local` and `clipx_torchrun`.
 
-Light, because every Hydra program on this machine imports it. What the launchers do is in `clipx_launch`.
+Hydra searches the namespace package `hydra_plugins`, which has no __init__, for launchers. Imports little, because
+every Hydra program on this machine imports it. `clipx_launch` implements the launchers.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class _ClipxLauncher(Launcher):
-    """Its options are read, and checked, in the configuration that it is set up with."""
+    """Base class of the launchers. It ignores its arguments: the module reads and checks its options in the config."""
 
-    _module = ""  # of clipx_launch
+    _module = ""  # module of clipx_launch with the function `launch`
 
     def __init__(self, **_: Any) -> None: ...
 
@@ -30,28 +31,33 @@ class _ClipxLauncher(Launcher):
         from clipx.storage.local import ensure_folder
 
         folder = Path(config.hydra.sweep.dir)
-        ensure_folder(
-            folder, f"the sweep's folder {folder}", "choose by hydra.sweep.dir"
-        )  # which Hydra makes without a word
+        # Hydra creates this folder too, but does not explain a failure.
+        ensure_folder(folder, f"the sweep's folder {folder}", "set hydra.sweep.dir to")
         self._context, self._config = copy(hydra_context), config
-        # clipx_launch composes each point and lists all that cannot be composed. The sweeper would stop at the first.
-        unread = copy(hydra_context.config_loader)
-        unread.load_sweep_config = lambda master_config, sweep_overrides: master_config  # type: ignore[method-assign]
-        hydra_context.config_loader = unread
+        # clipx_launch composes each point and lists all that fail. The sweeper would stop at the first.
+        loader = copy(hydra_context.config_loader)
+        loader.load_sweep_config = lambda master_config, sweep_overrides: master_config  # type: ignore[method-assign]
+        hydra_context.config_loader = loader
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         module = importlib.import_module(f"clipx_launch.{self._module}")
-        found: Sequence[JobReturn] = module.launch(self._context, self._config, job_overrides, initial_job_idx)
-        return found
+        returned: Sequence[JobReturn] = module.launch(self._context, self._config, job_overrides, initial_job_idx)
+        return returned
 
 
 class SlurmLauncher(_ClipxLauncher):
+    """Launcher of `hydra/launcher=clipx_slurm`."""
+
     _module = "slurm"
 
 
 class LocalLauncher(_ClipxLauncher):
+    """Launcher of `hydra/launcher=clipx_local`."""
+
     _module = "local"
 
 
 class TorchrunLauncher(_ClipxLauncher):
+    """Launcher of `hydra/launcher=clipx_torchrun`."""
+
     _module = "torchrun"

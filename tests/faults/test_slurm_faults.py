@@ -158,7 +158,7 @@ def test_a_requeued_run_goes_on_and_one_that_was_so_too_often_is_failed_and_says
     output_of("scancel", "--signal=USR1", job)
     assert wait_for_job(job) == ["FAILED"]
     assert slurm_tasks(job)[0]["Restarts"] == "1"
-    line = "stopped and saved, but not put back into the queue (hydra.launcher.max_requeue=1)"
+    line = "stopped and saved, but not requeued (hydra.launcher.max_requeue=1)"
     assert line in (tmp_path / f".launch/logs/{job}.log").read_text()
     assert [row["step"] for row in rows(point)] == list(range(1, len(rows(point)) + 1))
     state, reason = states(tmp_path)["0"]
@@ -192,7 +192,7 @@ def test_how_an_old_job_ended_the_accounting_knows_when_the_controller_has_forgo
     output_of("scontrol", "release", f"{job}_0")
     wait_until(lambda: f"{job}_0" not in cluster.queued_jobs(), 30, "point 0 does not end")
     output_of("scancel", job)
-    expected = {"0": ("failed", f"its job {job}_0 is failed"), "1": ("cancelled", f"its job {job}_1 is cancelled")}
+    expected = {"0": ("failed", f"job {job}_0 is failed"), "1": ("cancelled", f"job {job}_1 is cancelled")}
     assert states(tmp_path) == expected
     known = ("scontrol", "show", "job", job)
     wait_until(

@@ -1,1 +1,1 @@
-"""Commands that look after sweeps, one module each."""
+"""Commands of clipx-sweep, one module each."""

@@ -1,4 +1,4 @@
-"""The best point of a sweep by a metric."""
+"""Prints the best point of a sweep by a metric."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from clipx_launch.commands.runs import sweep_runs
 
 
 def print_best(folder: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
-    """Prints the point whose last number of the metric is the best. Raises ConfigError where no point has one."""
+    """Prints the point whose last value of the metric is the best. Raises ConfigError if no point has a value."""
     runs = sweep_runs(folder)
     metric = metric_of(runs, metric)
     valued = [(number, run) for run in runs if (number := value_of(run, metric))]
     if not valued:
-        raise ConfigError(f"metric={metric} has no value yet in {folder}: wait for the first evaluation, or row")
+        raise ConfigError(f"metric={metric} has no value yet in {folder}: wait until a point has logged one")
     sign = -1 if lower_is_better(metric, lowest) else 1
     number, run = max(valued, key=lambda found: sign * found[0].value)
     found = {
@@ -39,7 +39,7 @@ def print_best(folder: Path, metric: str | None, lowest: bool, as_json: bool) ->
 
 
 def _checkpoint(run: Run, number: MetricValue) -> str | None:
-    """That of the number's step; else the newest."""
+    """Returns the checkpoint of the value's step, else the newest, else None."""
     of_step = [path for path in run.checkpoints if step_of(path) == number.step]
     return next((str(path) for path in of_step + run.checkpoints), None)
 
@@ -50,9 +50,9 @@ def _summary(found: dict[str, object], run: Run, number: MetricValue) -> str:
     lines = {
         metric: f"{format_value(metric, number.value)} at step {number.step:,}",
         "point": f"{run.name}, {run.state}; of {found['points']} points {found['points_with_value']} have a value",
-        "overrides": typed or "(none that others do not have)",
+        "overrides": typed or "(the same for all points)",
         "run": shlex.quote(str(run.folder)),
-        "checkpoint": shlex.quote(str(found["checkpoint"])) if found["checkpoint"] else "(none was saved)",
+        "checkpoint": shlex.quote(str(found["checkpoint"])) if found["checkpoint"] else "(none)",
     }
     width = max(map(len, lines))
     return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())

@@ -1,4 +1,5 @@
-"""Ends points that wait or run: by scancel, or by SIGTERM to processes of this machine. What they trained is saved."""
+"""Cancels points that wait or run: scancel for SLURM jobs, SIGTERM for processes of this machine. Running points save
+a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from clipx_launch.point import Result
 
 
 def cancel(folder: Path, names: Sequence[str]) -> None:
-    """The points named, or all; says which. Raises ClipxError where one cannot be."""
+    """Cancels the named points, by default all, and prints their names. Raises ClipxError for those that it cannot."""
     runs = sweep_runs(folder)
     active = [run for run in select_runs(runs, names) if run.state not in ENDED]
     if not active:
@@ -29,7 +30,7 @@ def cancel(folder: Path, names: Sequence[str]) -> None:
 
 
 def count_states(runs: Sequence[Run]) -> str:
-    """How many are in which state."""
+    """Returns the number of runs in each state, as text."""
     counts = {state: sum(run.state is state for run in runs) for state in State}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
@@ -40,14 +41,14 @@ def _cancel_jobs(runs: Sequence[Run]) -> None:
     run_slurm("scancel", *(str(run.job) for run in runs))
     for run in runs:
         print(f"cancelled point {run.name}, job {run.job}, which was {run.state}")
-        if run.state in (State.waiting, State.requeued):  # nobody else will say so, and SLURM soon forgets
+        if run.state in (State.waiting, State.requeued):  # no process writes a result, and SLURM drops the job soon
             assert run.point is not None
             (run.point.launch_dir / "result.json").unlink(missing_ok=True)
             run.point.write_result(Result("stopped", Exit.ABORTED, error="cancelled in the queue"))
 
 
 def _cancel_processes(runs: Sequence[Run], all_of_them: bool) -> None:
-    """Where all are to end their launcher is told, which passes it on and starts no more."""
+    """Sends SIGTERM to the points. To cancel all, signals their launcher, which forwards it and starts no more."""
     remaining = list(runs)
     if all_of_them:
         for launcher in dict.fromkeys(map(launcher_of, runs)):
@@ -63,16 +64,16 @@ def _cancel_processes(runs: Sequence[Run], all_of_them: bool) -> None:
 
 
 def _cancel_process(run: Run) -> str | None:
-    """One point's process, whose ranks agree on when to stop. Returns why it cannot be."""
+    """Sends SIGTERM to a process of a point; its ranks agree on a step to stop at. Returns the reason if it cannot."""
     holder = read_holder(run.folder)
     if holder is not None and holder.alive:
         os.kill(holder.pid, signal.SIGTERM)
         print(f"cancelled point {run.name}: SIGTERM to {holder}")
         return None
     if holder is not None and is_running(run, time.time()):
-        return f"point {run.name} is at work as {holder}: cancel it there"
+        return f"point {run.name} is running as {holder}: cancel it there"
     launcher = launcher_of(run)
     if launcher is None:
-        return f"point {run.name} was submitted by hand: cancel its job by scancel"
+        return f"point {run.name} was submitted by hand: cancel its job with scancel"
     where = "" if launcher.alive else f" on {launcher.host}"
-    return f"point {run.name} has not begun, and cannot be cancelled alone: cancel the whole sweep{where}, {launcher}"
+    return f"point {run.name} has not started and cannot be cancelled alone: cancel the whole sweep{where}, {launcher}"

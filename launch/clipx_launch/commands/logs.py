@@ -1,4 +1,4 @@
-"""What the ranks of points wrote: a point's own, or those of all that failed."""
+"""Prints the logs of the ranks of points."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_S = 1.0
 
 
 def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follow: bool) -> None:
-    """Prints the last lines of each log. Without names: of the points that failed. Raises ClipxError."""
+    """Prints the last lines of each log of the named points, by default of the failed ones. Raises ClipxError."""
     runs = sweep_runs(folder)
     chosen = select_runs(runs, names) if names else [run for run in runs if run.state is State.failed]
     if not chosen:
@@ -26,7 +26,7 @@ def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follo
     for run in chosen:
         paths = logs_of(run, folder, rank)
         if not paths and not follow:
-            print(f"point {run.name} is {run.state}{f' ({run.reason})' if run.reason else ''}, and has no log yet")
+            print(f"point {run.name} is {run.state}{f' ({run.reason})' if run.reason else ''} and has no log yet")
         for path in paths:
             print(f"==> {path} <==\n{_tail(path, lines)}", end="", flush=True)
             shown[path] = path.stat().st_size
@@ -35,9 +35,9 @@ def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follo
 
 
 def logs_of(run: Run, sweep: Path, rank: int | None) -> list[Path]:
-    """Of the point's last start: each rank's (with torchrun each node's), or one of them, and what SLURM had to say.
+    """Returns the logs of the point's last start: of each rank (with torchrun of each node) or of one, and SLURM's log.
 
-    Raises ConfigError where there are logs, but none of that rank.
+    Raises ConfigError if there are logs, but none of that rank.
     """
     assert run.point is not None
     found = list(run.point.logs.glob(f"{run.job or 'local'}.*.log")) or list(run.point.logs.glob("*.*.log"))
@@ -45,7 +45,7 @@ def logs_of(run: Run, sweep: Path, rank: int | None) -> list[Path]:
     if rank is not None and ranks:
         if rank not in ranks:
             known = ", ".join(map(str, sorted(ranks)))
-            raise ConfigError(f"--rank={rank} is not a log of point {run.name}: there are {known}")
+            raise ConfigError(f"--rank={rank} has no log at point {run.name}: give one of {known}")
         return [ranks[rank]]
     batch = launch_dir(sweep) / "logs" / f"{run.job}.log"
     batch_logs = [batch] if rank is None and batch.is_file() and batch.stat().st_size else []
@@ -58,7 +58,7 @@ def _rank(path: Path) -> int:
 
 
 def _list(runs: Sequence[Run]) -> None:
-    print("no point has failed; name one of those that have logs:")
+    print("no point has failed; name one of the points with logs:")
     for run in runs:
         logs = logs_of(run, run.folder, None)
         if logs:
@@ -66,19 +66,19 @@ def _list(runs: Sequence[Run]) -> None:
 
 
 def _tail(path: Path, lines: int) -> str:
-    """The last lines, each whole."""
+    """Returns the last lines, all for lines=0."""
     with path.open(encoding="utf-8", errors="replace") as file:
         tail = list(deque(file, maxlen=lines or None))
     return "".join(tail) + ("" if not tail or tail[-1].endswith("\n") else "\n")
 
 
 def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Path, int]) -> None:
-    """What is added, and in new files, until all the points have ended."""
+    """Prints new lines, also of new files, until all points have ended."""
     last: Path | None = next(reversed(shown), None)
     over = False
     while not over:
         runs = select_runs(sweep_runs(folder), names)
-        over = all(run.state in ENDED for run in runs)  # before the last look at what they wrote
+        over = all(run.state in ENDED for run in runs)  # read before the logs, so that the last lines are printed
         for path in (path for run in runs for path in logs_of(run, folder, rank)):
             text, size = _since(path, shown.get(path, 0))
             if text:
@@ -90,6 +90,7 @@ def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Pa
 
 
 def _since(path: Path, at: int) -> tuple[str, int]:
+    """Returns the text from an offset in bytes on, and the new offset."""
     with path.open("rb") as file:
         file.seek(at)
         found = file.read()

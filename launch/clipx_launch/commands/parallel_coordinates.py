@@ -1,4 +1,5 @@
-"""Parallel coordinates of a sweep: an axis for each override that varies, a line for each point, coloured."""
+"""Parallel coordinates plot of a sweep: an axis for each override that varies, a line for each point, coloured by its
+value of the metric."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AXIS = "#d0d4d9"
-_LABEL_GAP = 0.045  # of the height: labels of an axis are no nearer to each other
-_LABEL_LENGTH = 16  # letters of a label
-_FAN_WIDTH = 0.05  # of the height: so wide are lines spread that cross an axis at the same value
-_LETTER = 0.075  # inches
+_LABEL_GAP = 0.045  # smallest distance between two labels of an axis, as a share of the height
+_LABEL_LENGTH = 16  # largest number of letters of a label
+_FAN_WIDTH = 0.05  # spread of lines that cross an axis at the same value, as a share of the height
+_LETTER = 0.075  # width of a letter in inches
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A point of the sweep: what was typed by key, and its number, where it has one."""
+    """A point of the sweep: its varied overrides by key, and its value of the metric, if it has one."""
 
     values: Mapping[str, str]
     number: float | None
@@ -36,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Where each line crosses it, between 0 and 1, and the labels, the same way."""
+    """An axis: the position of each line and of each label, between 0 and 1."""
 
     title: str
     positions: list[float | None]
@@ -44,7 +45,7 @@ class Axis:
 
 
 def parse_numbers(texts: Sequence[str | None]) -> list[str | int | float | None]:
-    """Whole numbers, else numbers, where all that is not missing is such; else as it was typed."""
+    """Parses all texts as integers, else all as floats, else returns the texts. None remains None."""
     for kind in (int, float):
         try:
             return [None if text is None else kind(text) for text in texts]
@@ -54,7 +55,7 @@ def parse_numbers(texts: Sequence[str | None]) -> list[str | int | float | None]
 
 
 def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
-    """As PNG. Points without a number are grey, the best is drawn last and wide."""
+    """Returns a PNG. Points without a value are grey and dashed; the best is drawn last and wide."""
     from matplotlib.figure import Figure
 
     keys = list({key: None for line in lines for key in line.values})
@@ -69,8 +70,8 @@ def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
     best = _draw_lines(figure, axes, axes_of, found, metric, lowest)
     _draw_axes(axes, axes_of)
     missing = found.count(None)
-    subtitle = f"{metric} of {len(lines)} points" + (f", {missing} of which (dashed) have none yet" if missing else "")
-    subtitle += f"; the best, drawn wide: {_formatted(metric)(best)}" if best is not None else ""
+    subtitle = f"{metric} of {len(lines)} points" + (f", {missing} (dashed) without a value" if missing else "")
+    subtitle += f"; best (wide): {_formatted(metric)(best)}" if best is not None else ""
     for y, text, colour, size in ((0.955, title, INK, 13), (0.905, subtitle, MUTED, 9)):
         figure.text(0.15 / width, y, text, color=colour, fontsize=size, va="center")
     return to_png(figure)
@@ -80,7 +81,8 @@ def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
 
 
 def override_axis(key: str, texts: Sequence[str | None]) -> Axis:
-    """Of an override: by value where all are numbers, by their logarithm where that spaces them more evenly."""
+    """Returns the axis of an override: numbers by value, or by logarithm if that spaces them more evenly; else
+    texts."""
     cells = parse_numbers(texts)
     known = sorted({float(cell) for cell in cells if isinstance(cell, int | float)})
     if None not in cells and known and not any(isinstance(cell, str) for cell in cells) and _finite(known):
@@ -97,7 +99,7 @@ def _finite(values: Sequence[float]) -> bool:
 
 
 def log_spaced(values: Sequence[float]) -> bool:
-    """Whether the logarithms of sorted values are spaced more evenly than they are; two: whether they are far apart."""
+    """Returns True if sorted values are spaced more evenly by logarithm; for two values, if their ratio is >= 10."""
     if values[0] <= 0 or len(values) < 2:
         return False
     if len(values) == 2:
@@ -118,7 +120,7 @@ def _axis(
     log: bool = False,
     labelled: Sequence[float] = (),
 ) -> Axis:
-    """An axis of numbers. Its labels are the values themselves where these are few, else round ones."""
+    """Returns an axis of numbers. Its labels are the values themselves if there are at most 9, else round numbers."""
     known = [value for value in values if value is not None]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
 
@@ -135,7 +137,7 @@ def _axis(
 
 
 def _round(low: float, high: float, log: bool) -> list[float]:
-    """Round numbers between two, and these two."""
+    """Returns `low`, `high` and round numbers between them."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     locator = LogLocator(numticks=7) if log else MaxNLocator(5)
@@ -144,7 +146,7 @@ def _round(low: float, high: float, log: bool) -> list[float]:
 
 
 def drop_overlapping(labels: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Those that do not stand in the way of one before."""
+    """Drops labels that overlap an earlier one."""
     shown: list[tuple[float, str]] = []
     for at, text in labels:
         if all(abs(at - other) >= _LABEL_GAP for other, _ in shown):
@@ -161,7 +163,7 @@ def _cut(text: str) -> str:
 
 
 def _wrapped(key: str) -> str:
-    """A long name in lines, broken where its parts begin."""
+    """Breaks a long name into lines before `.` and after `/`."""
     lines = [""]
     for part in key.replace(".", "\0.").replace("/", "/\0").split("\0"):
         if lines[-1] and len(lines[-1] + part) > _LABEL_LENGTH:
@@ -192,7 +194,7 @@ def _draw_axes(axes: Axes, axes_of: Sequence[Axis]) -> None:
 def _draw_lines(
     figure: Figure, axes: Axes, axes_of: Sequence[Axis], found: Sequence[float | None], metric: str, lowest: bool
 ) -> float | None:
-    """Returns the best number, None where there is none."""
+    """Draws the lines and the colour bar. Returns the best value, or None if there is none."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -219,7 +221,7 @@ def _draw_lines(
 
 
 def _fan_out(positions: Sequence[float | None], order: Sequence[int]) -> list[float | None]:
-    """Places that several lines share, spread a little in the order of the lines' numbers."""
+    """Spreads positions that several lines share, in the order of the lines' values."""
     groups: dict[float, list[int]] = {}
     for i in order:
         if (at := positions[i]) is not None:

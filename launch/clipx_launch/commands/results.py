@@ -1,4 +1,4 @@
-"""What a sweep found: a row for each point in results.csv, results.parquet and results.png."""
+"""Writes the results of a sweep: results.csv and results.parquet with a row for each point, and results.png."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from clipx_launch.commands.run import Run, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
 
 Cell = str | int | float | None
-_FIX = "make room, or copy the sweep where you can write"
+_FIX = "make room, or copy the sweep to a folder you can write"
 
 
 def lower_is_better(metric: str, asked: bool) -> bool:
+    """Returns True for `--lowest` and for losses."""
     return asked or metric.endswith("loss")
 
 
 def write(folder: Path, metric: str | None, lowest: bool) -> None:
-    """Writes the files, and prints the table in short. Raises ClipxError."""
+    """Writes the files and prints a summary table. Raises ClipxError."""
     runs = sweep_runs(folder)
     metric = metric_of(runs, metric)
     rows = rows_of(runs)
@@ -39,12 +40,13 @@ def write(folder: Path, metric: str | None, lowest: bool) -> None:
         write_atomically(folder / "results.png", lambda path: Path(path).write_bytes(drawn), _FIX)
         names.append("results.png")
     stdout_console().print(_summary_table(runs, metric))
-    alike = "" if len(names) == 3 else "; nothing varies, so that there is no picture"
-    print(f"written to {folder}: {', '.join(names)}{alike}")
+    no_picture = "" if len(names) == 3 else "; no picture, for no override varies"
+    print(f"written to {folder}: {', '.join(names)}{no_picture}")
 
 
 def rows_of(runs: Sequence[Run]) -> list[dict[str, Cell]]:
-    """All runs have the same columns: what varied, the state, the last number of each metric, the best of some."""
+    """Returns a row for each run: varied overrides, state, last value of each metric, best value of headline
+    metrics."""
     typed = _columns([run.varied for run in runs])
     numbers = list({name: None for run in runs for name in run.newest if name.startswith("eval/")})
     rows = []
@@ -61,7 +63,7 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, Cell]]:
 
 
 def _columns(typed: Sequence[dict[str, str]]) -> list[dict[str, Cell]]:
-    """Overrides as cells: a column is of numbers where all of it is."""
+    """Returns the overrides as cells. A column holds numbers if all of its texts are numbers."""
     keys = list({key: None for values in typed for key in values})
     columns = {key: parallel_coordinates.parse_numbers([values.get(key) for values in typed]) for key in keys}
     return [{key: columns[key][i] for key in keys} for i in range(len(typed))]

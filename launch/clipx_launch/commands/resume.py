@@ -1,4 +1,4 @@
-"""Launches points again that have ended and are not finished, as they were launched before."""
+"""Launches again the points that ended without finishing, with the settings of their last launch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from clipx_launch.sweep import Sweep
 
 
 def resume(folder: Path) -> None:
-    """Points that failed, or were cancelled, stopped or lost, go on from their checkpoints. Raises ClipxError.
+    """Resumes points that failed or were cancelled, stopped or lost from their checkpoints. Raises ClipxError.
 
-    They run today's code, with the settings, and in the working directory, of their last launch. Others are left alone.
+    They run the current code, with the settings and in the working directory of their last launch.
     """
     runs = sweep_runs(folder)
     again = [run for run in runs if run.state in RESUMABLE]
@@ -34,13 +34,13 @@ def resume(folder: Path) -> None:
 
 
 def _by_launch(runs: Sequence[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
-    """Points that were launched alike, by whichever processes, are launched together."""
+    """Groups the points that were launched with the same settings, by any process, for one launch."""
     found: dict[str, tuple[dict[str, Any], list[Run]]] = {}
     for run in runs:
         if run.launch is None:
-            raise ClipxError(f"sweep.json does not say how point {run.name} was launched: give its command again")
-        alike = json.dumps({key: value for key, value in run.launch.items() if key != "process"}, sort_keys=True)
-        found.setdefault(alike, (run.launch, []))[1].append(run)
+            raise ClipxError(f"sweep.json has no launch settings of point {run.name}: run its command again")
+        settings = json.dumps({key: value for key, value in run.launch.items() if key != "process"}, sort_keys=True)
+        found.setdefault(settings, (run.launch, []))[1].append(run)
     return list(found.values())
 
 
@@ -48,7 +48,7 @@ def _start(folder: Path, launch: dict[str, Any], runs: Sequence[Run]) -> None:
     settings = launch["settings"]
     for path in (launch["cwd"], *launch["plugins"]):
         if not Path(path).is_dir():
-            raise ClipxError(f"{path}, which the sweep was launched with, is gone: restore it")
+            raise ClipxError(f"{path}, which the sweep was launched with, does not exist: restore it")
     for path in reversed(launch["plugins"]):
         discover(Path(path), plugin=True)
     with contextlib.chdir(launch["cwd"]):
@@ -61,4 +61,4 @@ def _start(folder: Path, launch: dict[str, Any], runs: Sequence[Run]) -> None:
         from clipx_launch import local
 
         for returned in local.start(sweep, from_dict(LocalSpec, settings)):
-            _ = returned.return_value  # raises what the point failed of
+            _ = returned.return_value  # raises the error of a failed point

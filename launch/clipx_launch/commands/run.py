@@ -1,4 +1,4 @@
-"""One run as its folder shows it, and the numbers to compare runs by."""
+"""A run read from its folder, and the metrics by which runs are compared."""
 
 from __future__ import annotations
 
@@ -23,40 +23,44 @@ from clipx_launch.point import Point
 
 
 class State(StrEnum):
-    waiting = "waiting"  # in SLURM's queue, or for its turn on this machine
-    starting = "starting"  # at work, and no line of metrics yet
-    running = "running"
-    silent = "silent"  # has written nothing for ten minutes
-    requeued = "requeued"  # saved before its time limit, and back in the queue
+    """State of a run."""
+
+    waiting = "waiting"  # in SLURM's queue, or in the queue of clipx_local
+    starting = "starting"  # running, without a line of metrics
+    running = "running"  # running, with metrics
+    silent = "silent"  # running, but has written nothing for ten minutes
+    requeued = "requeued"  # saved before its time limit, and in the queue again
     finished = "finished"
     failed = "failed"
-    cancelled = "cancelled"  # by scancel, SIGTERM or SIGINT; what was trained is saved
-    stopped = "stopped"  # saved before its time limit, and not put back into the queue
-    lost = "lost"  # its job or its process is gone without a word
+    cancelled = "cancelled"  # by scancel, SIGTERM or SIGINT; a running point has saved
+    stopped = "stopped"  # saved before its time limit, and not requeued
+    lost = "lost"  # its job or process is gone and left no result
 
 
 ENDED = frozenset({State.finished, State.failed, State.cancelled, State.stopped, State.lost})
-RESUMABLE = ENDED - {State.finished}  # what `resume` starts
+RESUMABLE = ENDED - {State.finished}  # states that `resume` launches again
 
 
 class MetricValue(NamedTuple):
+    """Value of a metric and the step at which it was logged."""
+
     value: float
     step: int
 
 
 @dataclass
 class Run:
-    """One run: what its folder says, and its state. `name` is its folder, relative to where was looked."""
+    """Files and state of one run. `name` is its folder, relative to the folder that was searched."""
 
     folder: Path
     name: str
     point: Point | None
-    launch: dict[str, Any] | None  # of sweep.json: how the point was launched
+    launch: dict[str, Any] | None  # launch settings of the point, from sweep.json
     rows: list[Row] = field(repr=False)
     events: list[dict[str, Any]] = field(repr=False)
     state: State = State.starting
-    reason: str = ""  # why it waits, or how it failed, in a line
-    varied: dict[str, str] = field(default_factory=dict)  # the overrides that not all runs here have
+    reason: str = ""  # reason of the state, one line
+    varied: dict[str, str] = field(default_factory=dict)  # overrides that not all runs have, by key
 
     @property
     def job(self) -> str | None:
@@ -64,17 +68,17 @@ class Run:
 
     @cached_property
     def last(self) -> Row:
-        """The newest row with a loss."""
+        """Newest row with a loss. Empty if there is none."""
         return next((row for row in reversed(self.rows) if "train/loss" in row), {})
 
     @cached_property
     def newest(self) -> dict[str, MetricValue]:
-        """Each metric's last number, in the order in which they came."""
+        """Last value of each metric, in the order in which the metrics were first logged."""
         return {name: MetricValue(row[name], int(row["step"])) for row in self.rows for name in row if "/" in name}
 
     @cached_property
     def best(self) -> dict[str, MetricValue]:
-        """The highest of each headline number."""
+        """Highest value of each headline metric."""
         found: dict[str, MetricValue] = {}
         for row in self.rows:
             for name in filter(is_headline, row):
@@ -84,24 +88,24 @@ class Run:
 
     @property
     def steps(self) -> int | None:
-        """Of the whole run; None where that is not known: an epoch's samples are counted when the data is opened."""
+        """Number of steps of the whole run. None if unknown: samples per epoch are counted when the data is opened."""
         return _steps(self.folder / "config.yaml", self.rows[-1] if self.rows else {})
 
     @cached_property
     def checkpoints(self) -> list[Path]:
-        """The newest first."""
+        """Checkpoints of the run, the newest first."""
         found = [path.parent for path in (self.folder / CHECKPOINTS).glob(f"step-*/{MANIFEST}")]
         return sorted((path for path in found if is_checkpoint(path.name)), key=step_of, reverse=True)
 
     @property
     def samples_per_second(self) -> float | None:
-        """The median of the run's rows."""
+        """Median over the rows of the run."""
         rates = [row["train/samples_per_second"] for row in self.rows if "train/samples_per_second" in row]
         return statistics.median(rates) if rates else None
 
     @property
     def seconds(self) -> float:
-        """At work, over all its starts; without the time between them."""
+        """Seconds that the run was active, over all its starts, without the time between them."""
         marks = [(row["seconds"], False) for row in self.rows]
         marks += [(event["time"], event["event"] == "start") for event in self.events]
         spans: list[list[float]] = []  # the first and the last mark of each start
@@ -121,7 +125,7 @@ def _length(config: Path) -> tuple[Duration, int]:
 def _steps(config: Path, row: Row) -> int | None:
     try:
         duration, batch = _length(config)
-    except (ConfigError, KeyError, TypeError, ValueError):  # not begun, or of a version with other keys
+    except (ConfigError, KeyError, TypeError, ValueError):  # not started, or written by a version with other keys
         return None
     if duration.unit == "ep" and not row.get("epoch"):
         return None
@@ -130,9 +134,9 @@ def _steps(config: Path, row: Row) -> int | None:
 
 
 def metric_of(runs: Collection[Run], asked: str | None) -> str:
-    """The metric to compare runs by: the one asked for, else the first headline number, else the loss.
+    """Returns the metric to compare runs by: `asked`, by default the first headline metric, else the loss.
 
-    Raises ConfigError where no run has it.
+    Raises ConfigError if no run has logged `asked`.
     """
     names = list({name: None for run in runs for name in run.newest})
     if asked is None:
@@ -140,12 +144,12 @@ def metric_of(runs: Collection[Run], asked: str | None) -> str:
     found = next((name for name in (asked, f"eval/{asked}") if name in names), None)
     if found is None:
         shown = [name for name in names if name.startswith("eval/")] or names
-        there = f"give one of {', '.join(shown)}{did_you_mean(asked, names)}" if names else "no run has any number yet"
-        raise ConfigError(f"metric={asked} is no number of these runs: {there}")
+        fix = f"give one of {', '.join(shown)}{did_you_mean(asked, names)}" if names else "no run has metrics yet"
+        raise ConfigError(f"metric={asked} is not a metric of these runs: {fix}")
     return found
 
 
 def value_of(run: Run, metric: str) -> MetricValue | None:
-    """Its newest number, where that is one."""
+    """Returns the newest value of a metric. None if there is none, or if it is not finite."""
     number = run.newest.get(metric)
     return number if number is not None and math.isfinite(number.value) else None

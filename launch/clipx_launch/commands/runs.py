@@ -1,4 +1,4 @@
-"""The points of a sweep, and other runs, by the folders they are in."""
+"""Finds the runs of a sweep, and other runs, in folders."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from clipx_launch.point import Point, launch_dir, read_json
 
 
 def sweep_runs(folder: Path) -> list[Run]:
-    """The points of a sweep by their numbers. Raises ClipxError where the folder holds none."""
+    """Returns the points of a sweep in the order of their numbers. Raises ClipxError if the folder has none."""
     if not (launch_dir(folder) / "sweep.json").is_file():
         raise ConfigError(_no_sweep(folder))
     return runs_in([folder], points_only=True)
 
 
 def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[Run]:
-    """All runs under some folders, sweeps' and others. Raises ClipxError where there is none, or a file is broken."""
+    """Returns all runs under some folders, in sweeps or not. Raises ClipxError if there is none or a file is broken."""
     found: dict[Path, Run] = {}
     for folder in folders:
         for path, launch in _run_dirs(folder.resolve(), points_only):
             name = os.path.relpath(path, folder.resolve())
             found.setdefault(path, _read(path, str(folder) if name == "." else name, launch))
     if not found:
-        raise ConfigError(f"{', '.join(map(str, folders))} holds no run: give a folder of runs")
+        raise ConfigError(f"{', '.join(map(str, folders))} contains no run: give a folder of runs")
     runs = sorted(found.values(), key=lambda run: (run.point is None, run.point.index if run.point else 0, run.name))
     now = time.time()
     jobs = jobs_of(runs)
@@ -44,7 +44,7 @@ def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[Run]:
 
 
 def select_runs(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
-    """The runs of these numbers or folders; all where none is named. Raises ConfigError."""
+    """Returns the runs with these numbers or folders, all if `names` is empty. Raises ConfigError."""
     known = {str(run.point.index): run for run in runs if run.point} | {run.name: run for run in runs}
     for name in names:
         if name not in known and Path(name).resolve() not in {run.folder for run in runs}:
@@ -57,7 +57,7 @@ def select_runs(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
 
 
 def varied(overrides: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Of each run, the values by key of those overrides that not all runs have."""
+    """Returns for each run the overrides that not all runs have, by key."""
     pairs = [dict(_pair(text) for text in typed) for typed in overrides]
     keys = {key: None for values in pairs for key in values}  # in their order
     differ = [key for key in keys if any(values.get(key) != pairs[0].get(key) for values in pairs)]
@@ -70,9 +70,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _run_dirs(folder: Path, points_only: bool) -> Iterable[tuple[Path, dict[str, Any] | None]]:
-    """Run directories, and how they were launched where a sweep.json says so."""
+    """Returns the run directories with their launch settings, None if no sweep.json has them."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not there: check the path")
+        raise ConfigError(f"{folder} does not exist: check the path")
     runs: dict[Path, dict[str, Any] | None] = {}
     for at, folders, files in os.walk(folder):
         path = Path(at)
@@ -93,7 +93,7 @@ def _sweep_points(folder: Path) -> dict[Path, dict[str, Any] | None]:
     try:
         known = _read_required(path)
         launches = dict(enumerate(known.get("launches", [])))
-        # Of a sweep that was moved the points are where it is now.
+        # If the sweep was moved, its points are in its present folder.
         paths = [(Path(row["folder"]), launches.get(row.get("launch"))) for row in known["points"]]
         return {(path if path.is_dir() else folder / path.name).resolve(): launch for path, launch in paths}
     except (AttributeError, KeyError, TypeError):
@@ -102,11 +102,11 @@ def _sweep_points(folder: Path) -> dict[Path, dict[str, Any] | None]:
 
 def _no_sweep(folder: Path) -> str:
     if not folder.is_dir():
-        return f"{folder} is not there: check the path"
+        return f"{folder} does not exist: check the path"
     sweeps = [str(path.parent.parent) for path in folder.glob("*/.launch/sweep.json")]
     sweeps += [str(parent) for parent in folder.absolute().parents if (parent / ".launch/sweep.json").is_file()]
-    there = f", such as {sorted(sweeps)[-1]}" if sweeps else ""
-    return f"{folder} holds no sweep (no .launch/sweep.json): give the folder that hydra.sweep.dir named{there}"
+    example = f", such as {sorted(sweeps)[-1]}" if sweeps else ""
+    return f"{folder} contains no sweep (no .launch/sweep.json): give the hydra.sweep.dir of a sweep{example}"
 
 
 def _read_required(path: Path) -> Any:
@@ -133,7 +133,7 @@ def _read(folder: Path, name: str, launch: dict[str, Any] | None) -> Run:
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    """The lines of an events.jsonl. One that was cut short is left out."""
+    """Reads an events.jsonl. Skips incomplete lines."""
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]

@@ -1,4 +1,4 @@
-"""The state of a run: what its files say, and SLURM where it answers."""
+"""Derives the state of a run from its files, and from SLURM."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from clipx_launch.cluster import Job, SlurmError, final_states, queued_jobs
 from clipx_launch.commands.run import Run, State
 from clipx_launch.point import Result
 
-_SILENT_S = 600.0  # nothing written for so long, a run that has not ended is called silent
+_SILENT_S = 600.0  # a run that has not ended is silent after writing nothing for this time
 _PENDING = {"PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "STOPPED"}
 _RUNNING = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"}
 
 
 def jobs_of(runs: Sequence[Run]) -> dict[str, Job] | None:
-    """The jobs of points that have not ended, by 123 or 123_4, as far as SLURM knows. None where it does not answer."""
+    """Returns SLURM's jobs of points that have not ended, by id: 123 or 123_4. None if SLURM does not respond."""
     points = [run.point for run in runs if run.point is not None and run.point.job and not _has_ended(run.point.result)]
     if not points:
         return {}
-    user = points[0].launch_dir.stat().st_uid  # whoever launched it
+    user = points[0].launch_dir.stat().st_uid  # the user who launched it
     try:
         found = queued_jobs(user)
         gone = {str(point.job_id) for point in points} - found.keys()
@@ -34,6 +34,7 @@ def _has_ended(result: Result | None) -> bool:
 
 
 def state_of(run: Run, jobs: dict[str, Job] | None, now: float) -> tuple[State, str]:
+    """Returns the state of a run and its reason. `jobs` is the result of `jobs_of`, `now` seconds since 1970."""
     result = None if run.point is None else run.point.result
     if result is not None and _has_ended(result):
         return State(result.state), _first_line(result.error)
@@ -43,7 +44,7 @@ def state_of(run: Run, jobs: dict[str, Job] | None, now: float) -> tuple[State, 
     if job is not None and job.state in _RUNNING:
         if result is None:
             return _active(run, now), ""
-        if _stopped(_first_line(result.error)) is State.stopped:  # its script is about to put it back
+        if _stopped(_first_line(result.error)) is State.stopped:  # its script is about to requeue it
             return State.requeued, ""
     if result is not None:
         return _stopped(_first_line(result.error)), _first_line(result.error)
@@ -52,20 +53,20 @@ def state_of(run: Run, jobs: dict[str, Job] | None, now: float) -> tuple[State, 
     if run.job is None:
         return _without_job(run, now)
     if jobs is None:
-        return _active(run, now), "SLURM does not answer"
+        return _active(run, now), "SLURM does not respond"
     return _without_result(run.job, job)
 
 
 def _without_result(name: str, job: Job | None) -> tuple[State, str]:
-    """Of a point whose job is over, and that left no result."""
+    """Returns the state of a point whose job has ended without a result."""
     if job is None or job.state == "COMPLETED":
-        return State.lost, f"its job {name} is gone, and left no result"
+        return State.lost, f"job {name} is gone and left no result"
     state = State.cancelled if job.state.startswith("CANCELLED") else State.failed
-    return state, f"its job {name} is {job.state.lower()}"
+    return state, f"job {name} is {job.state.lower()}"
 
 
 def _stopped(by: str) -> State:
-    """SLURM sends SIGUSR1 before the time limit, SIGTERM when it, or somebody, ends the job."""
+    """Returns the state after a signal: SLURM sends SIGUSR1 before the time limit, SIGTERM to end the job."""
     return State.stopped if by.startswith("SIGUSR") else State.cancelled
 
 
@@ -76,27 +77,27 @@ def _without_point(run: Run, now: float) -> tuple[State, str]:
     if last.get("event") == "stopped":
         return _stopped(last["signal"]), f"{last['signal']} after step {last['step']:,}"
     if is_running(run, now) is False:
-        return State.lost, "its process is gone"
+        return State.lost, "its process has ended without a result"
     return _active(run, now), ""
 
 
 def _without_job(run: Run, now: float) -> tuple[State, str]:
-    """Of a point that runs on this machine, or whose script somebody else submits."""
+    """Returns the state of a point without a job number: of clipx_local, or of a printed script."""
     assert run.point is not None
     if is_running(run, now):
         return _active(run, now), ""
     launcher = launcher_of(run)
     if launcher is None:
-        return State.waiting, "for its script to be submitted"
+        return State.waiting, "its script has not been submitted"
     if launcher.alive is False:
-        return State.lost, f"its process is gone, and so is its launcher, {launcher}"
+        return State.lost, f"its process and its launcher, {launcher}, have ended without a result"
     if any(path.stat().st_mtime >= (run.point.submitted or 0) for path in run.point.logs.glob("local.*.log")):
         return State.starting, ""
-    return State.waiting, f"for its turn, by {launcher}"
+    return State.waiting, f"in the queue of {launcher}"
 
 
 def launcher_of(run: Run) -> Holder | None:
-    """The process of clipx_local that launched a point, dead or alive."""
+    """Returns the process of clipx_local that launched a point, which may have ended. None for other launchers."""
     process = (run.launch or {}).get("process")
     try:
         return None if process is None else Holder(**process)
@@ -105,20 +106,20 @@ def launcher_of(run: Run) -> Holder | None:
 
 
 def is_running(run: Run, now: float) -> bool | None:
-    """Whether a process holds the run's directory; None where none does."""
+    """Returns True if the process that locks the run's directory is alive. None if no process locks it."""
     holder = read_holder(run.folder)
     if holder is None:
         return None
     if (alive := holder.alive) is not None:
         return alive
-    try:  # of another machine it is known by the lock's being kept fresh
+    try:  # on another machine a live process refreshes the lock
         return now - (run.folder / LOCK).stat().st_mtime < _SILENT_S
     except FileNotFoundError:
         return None
 
 
 def _active(run: Run, now: float) -> State:
-    """Of a run that is at work as far as is known."""
+    """Returns the state of a run that is active as far as known: starting, running or silent."""
     if not run.rows:
         return State.starting
     logs = [] if run.point is None else [path.stat().st_mtime for path in run.point.logs.glob("*")]

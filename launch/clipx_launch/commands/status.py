@@ -1,4 +1,4 @@
-"""The state of each run under some folders, as a table or as JSON."""
+"""Prints the state of each run under some folders, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from clipx.report.console import format_clock, format_value, stdout_console
 from clipx_launch.commands.run import ENDED, Run, metric_of, value_of
 from clipx_launch.commands.runs import runs_in
 
-_POLL_S = 3.0  # as often as SLURM may be asked
+_POLL_S = 3.0  # limits the queries to SLURM
 
 
 def show(folders: Sequence[Path], watch: bool = False, as_json: bool = False) -> None:
-    """Prints the table once, or until all runs have ended; or one JSON document. Raises ClipxError."""
+    """Prints the table once, or with `watch` until all runs have ended, or JSON. Raises ClipxError."""
     runs = runs_in(folders)
     if as_json:
         print(json.dumps({"time": time.time(), "runs": [facts(run) for run in runs]}, indent=1))
@@ -31,7 +31,7 @@ def show(folders: Sequence[Path], watch: bool = False, as_json: bool = False) ->
 
 
 def _watch(folders: Sequence[Path], runs: list[Run]) -> None:
-    """On a terminal; elsewhere the table is printed when all have ended."""
+    """Refreshes the table on a terminal. Elsewhere the table is printed when all runs have ended."""
     with Live(table(runs), console=stdout_console(), auto_refresh=False) as live:
         while any(run.state not in ENDED for run in runs):
             time.sleep(_POLL_S)
@@ -40,7 +40,7 @@ def _watch(folders: Sequence[Path], runs: list[Run]) -> None:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """A run for JSON: the same keys for all, null where there is nothing yet."""
+    """Returns a run for JSON. All runs have the same keys; null means no value yet."""
     newest = run.checkpoints[:1]
     return {
         "run": run.name,
@@ -64,7 +64,7 @@ def facts(run: Run) -> dict[str, Any]:
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """A row for each run; columns that none has anything for are left out."""
+    """Returns the table with a row for each run, without empty columns."""
     now, metric = time.time(), metric_of(runs, None)
     rows = [_row(run, metric, now) for run in runs]
     found = Table()
@@ -98,7 +98,7 @@ def _row(run: Run, metric: str, now: float) -> dict[str, str]:
 
 
 def _metric(run: Run, metric: str) -> str:
-    """The newest number, and the highest where that is another."""
+    """Formats the newest value of a metric, and the highest if it is another."""
     number, best = value_of(run, metric), run.best.get(metric)
     if number is None:
         return ""

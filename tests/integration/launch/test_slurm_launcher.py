@@ -172,7 +172,7 @@ def test_a_waited_for_job_that_is_cancelled_before_it_starts_is_noticed(tmp_path
         output_of("scancel", job)
         output, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == 1
-    assert f"its job {job} is cancelled" in output
+    assert f"failed: job {job} is cancelled" in output
 
 
 def test_a_sweep_beyond_the_clusters_arrays_is_several_that_keep_to_its_parallelism(
@@ -210,15 +210,15 @@ def test_a_job_submits_jobs_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["partition=gpu"], "hydra.launcher.partition=gpu is not there: choose one of low, main"),
+        (["partition=gpu"], "hydra.launcher.partition=gpu does not exist: choose one of low, main"),
         (
             ["tasks_per_node=3", "gpus_per_node=3"],
-            "hydra.launcher.gpus_per_node=3 is more than a node of partition main has: 2 GPUs at most",
+            "hydra.launcher.gpus_per_node=3 is more than a node of partition main has: lower it to at most 2 GPUs",
         ),
-        (["nodes=3"], "hydra.launcher.nodes=3 is more than partition main has: 2 such nodes"),
+        (["nodes=3"], "hydra.launcher.nodes=3 is more than partition main has: lower it to at most 2"),
         (
             ["sbatch={reservation: none}"],
-            "sbatch refused the job, and nothing is submitted: Batch job submission failed: Requested reservation is invalid",
+            "sbatch refused the job, nothing was submitted: Batch job submission failed: Requested reservation is invalid",
         ),
     ],
 )  # fmt: skip

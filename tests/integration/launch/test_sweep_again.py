@@ -34,7 +34,9 @@ def test_a_points_process_gets_sigterm_and_its_neighbours_do_not(
         assert (one.poll(), launcher.poll()) == (None, None)
 
         assert main(["cancel", str(tmp_path), "2"]) == 1, "it waits for its turn"
-        assert "point 2 has not begun, and cannot be cancelled alone: cancel the whole sweep" in capsys.readouterr().err
+        assert (
+            "point 2 has not started and cannot be cancelled alone: cancel the whole sweep" in capsys.readouterr().err
+        )
         assert main(["cancel", str(tmp_path)]) == 0
         assert capsys.readouterr().out == f"cancelled 2 waiting, 1 starting: SIGTERM to their launcher, {keeper}\n"
         assert launcher.wait(60) == -signal.SIGTERM
@@ -108,11 +110,12 @@ def test_what_cannot_be_resumed_is_one_line(tmp_path: Path, capsys: pytest.Captu
     path.write_text(whole.replace(str(Path.cwd()), str(tmp_path / "gone")))
     assert main(["resume", str(tmp_path / "s")]) == 1
     assert (
-        capsys.readouterr().err == f"error: {tmp_path}/gone, which the sweep was launched with, is gone: restore it\n"
+        capsys.readouterr().err
+        == f"error: {tmp_path}/gone, which the sweep was launched with, does not exist: restore it\n"
     )
     path.write_text(whole.replace('"launch": 0', '"launch": null'))
     assert main(["resume", str(tmp_path / "s")]) == 1
-    assert "does not say how point 0 was launched: give its command again" in capsys.readouterr().err
+    assert "has no launch settings of point 0: run its command again" in capsys.readouterr().err
     sweep.planned[0].point.create(sweep.planned[0].spec)
     sweep.planned[0].point.write_result(Result("finished"))
     assert main(["resume", str(tmp_path / "s")]) == 0
@@ -178,12 +181,10 @@ def test_a_job_that_is_gone_is_what_slurm_says_of_it_and_lost_where_that_is_noth
 ) -> None:
     (job,) = launch_json(submitted, "sweep")["jobs"]
     output_of("scancel", f"{job}_0")
-    assert states(submitted)["0"] == ("lost", f"its job {job}_0 is gone, and left no result"), (
-        "SLURM forgets it at once"
-    )
+    assert states(submitted)["0"] == ("lost", f"job {job}_0 is gone and left no result"), "SLURM forgets it at once"
     output_of("scancel", job)
     for name in "12":
-        assert states(submitted)[name] == ("cancelled", f"its job {job}_{name} is cancelled")
+        assert states(submitted)[name] == ("cancelled", f"job {job}_{name} is cancelled")
 
 
 @pytest.mark.parametrize(("text", "tasks"), [("", []), ("3", [3]), ("0,2-4%2", [0, 2, 3, 4]), ("1-2", [1, 2])])
@@ -202,5 +203,5 @@ def test_a_point_that_saved_and_waits_again_is_requeued(submitted: Path) -> None
 def test_without_slurm_the_files_alone_tell(submitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "")
-        assert states(submitted)["0"] == ("starting", "SLURM does not answer")
+        assert states(submitted)["0"] == ("starting", "SLURM does not respond")
     assert states(submitted)["0"][0] == "waiting"

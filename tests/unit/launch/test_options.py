@@ -63,7 +63,9 @@ def test_devices_that_contradict_the_run_are_refused() -> None:
         ConfigError, match="distributed.device=cpu leaves the GPUs of hydra.launcher.gpus_per_node=1 idle"
     ):
         SlurmSpec().check(cpu)
-    with pytest.raises(ConfigError, match="distributed.device=cuda needs GPUs, but hydra.launcher.gpus_per_node=0: raise it"):
+    with pytest.raises(
+        ConfigError, match="distributed.device=cuda needs GPUs, but hydra.launcher.gpus_per_node=0: raise it"
+    ):
         SlurmSpec(gpus_per_node=0).check(cuda)
     SlurmSpec().check(cuda)
     SlurmSpec(gpus_per_node=0).check(cpu)
@@ -171,8 +173,8 @@ def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) 
     [
         (["seed=0,1", "run_dir=same"], "/same is the folder of point 0 too: remove run_dir= from a sweep"),
         (["run_dir='a%b'"], "a%b' contains a quote, or one of % \\ $ ! `, which job scripts interpret: choose another folder"),
-        (["hydra.sweep.dir=file/s"], "the sweep's folder file/s cannot be created (Not a directory): choose by hydra.sweep.dir a writable folder"),
-        (["run_dir=file/run"], "file/run/.launch/logs cannot be created (Not a directory): choose by hydra.sweep.dir a writable folder"),
+        (["hydra.sweep.dir=file/s"], "the sweep's folder file/s cannot be created (Not a directory): set hydra.sweep.dir to a writable folder"),
+        (["run_dir=file/run"], "file/run/.launch/logs cannot be created (Not a directory): set hydra.sweep.dir to a writable folder"),
         (["+hydra.launcher.bogus=1"], "hydra.launcher.bogus is not a key here: "),
         (["hydra.launcher.tasks=two"], "hydra.launcher.tasks=two: Value 'two' of type 'str' could not be converted to Integer"),
     ],

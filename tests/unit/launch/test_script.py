@@ -55,12 +55,12 @@ def test_each_setting_is_a_variable_of_nccl_gloo_or_torch_and_no_setting_is_none
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"interface": "a b"}, "interface=a b is no list of names: write a,b with ^ before it to leave those out, or null"),
-        ({"ib_hca": ""}, "ib_hca= is no list of names: write a,b with ^ before it to leave those out, or null"),
-        ({"gloo_interface": "a,b"}, "gloo_interface=a,b is not one name: give one as `ip link` shows it, or null"),
+        ({"interface": "a b"}, "interface=a b is not a list of names: write a,b or, to exclude them, ^a,b, or null"),
+        ({"ib_hca": ""}, "ib_hca= is not a list of names: write a,b or, to exclude them, ^a,b, or null"),
+        ({"gloo_interface": "a,b"}, "gloo_interface=a,b is not one name: give one that `ip link` prints, or null"),
         ({"algo": ["rong"]}, "algo=rong is not known to NCCL: choose from ring, tree, collnetdirect, collnetchain, nvls, nvlstree, pat"),
-        ({"proto": []}, "proto=[] leaves NCCL none: name some of ll, ll128, simple, or null"),
-        ({"ib": False, "ib_hca": "mlx5"}, "ib_hca=mlx5 has no effect with hydra.launcher.network.ib=false: leave one of them out"),
+        ({"proto": []}, "proto=[] leaves NCCL no choice: give some of ll, ll128, simple, or null"),
+        ({"ib": False, "ib_hca": "mlx5"}, "ib_hca=mlx5 has no effect with hydra.launcher.network.ib=false: remove one of them"),
         ({"flight_recorder": 0}, "flight_recorder=0 must be at least 1, or null: 2000 covers some steps"),
     ],
 )  # fmt: skip
@@ -75,7 +75,7 @@ def test_a_variable_of_the_network_is_said_in_one_place() -> None:
         with pytest.raises(ConfigError) as raised:
             LocalSpec(environment={name: "1"})
         assert str(raised.value) == (
-            f"hydra.launcher.environment.{name} is the network's to say: set hydra.launcher.network.{key}"
+            f"hydra.launcher.environment.{name} has an option: set hydra.launcher.network.{key}"
         )
 
 
@@ -141,15 +141,15 @@ def test_its_words_are_the_launchers_own(words: list[str], command: list[str]) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mpirun", "nodes=2"], "mpirun is no script: write sbatch or torchrun, then KEY=VALUE, --, and the run"),
-        (["nodes=2", "seed"], "seed is not KEY=VALUE: what `clipx.train` takes comes after --"),
-        (["nodes=2", "submit=true"], "submit=true is not this command's to say: submit what it prints, or launch by -m"),
+        (["mpirun", "nodes=2"], "mpirun is not a script: write sbatch or torchrun, then KEY=VALUE, --, overrides"),
+        (["nodes=2", "seed"], "seed is not KEY=VALUE: put overrides of `clipx.train` after --"),
+        (["nodes=2", "submit=true"], "submit=true is not an option here: submit the printed script, or launch with -m"),
         (["nodes=2", "network.debug=loud", "--", *RUN], "hydra.launcher.network.debug=loud: Invalid value 'loud', expected one of [version, warn, info, trace]"),
         (["nodes=3", "gpus_per_node=0", "--", *RUN], "data.batch_size=32 is not divisible by 3 ranks: use 30 or 33"),
-        (["gpus_per_node=0", "network.ib=false", "--", *RUN], "hydra.launcher.network.ib is NCCL's and has no effect on the CPU: leave it out, or use GPUs"),
-        (["torchrun", "network.p2p=false", "--", *RUN], "hydra.launcher.network.p2p is NCCL's and has no effect on the CPU: leave it out, or use GPUs"),
+        (["gpus_per_node=0", "network.ib=false", "--", *RUN], "hydra.launcher.network.ib is for NCCL and has no effect on the CPU: remove it, or use GPUs"),
+        (["torchrun", "network.p2p=false", "--", *RUN], "hydra.launcher.network.p2p is for NCCL and has no effect on the CPU: remove it, or use GPUs"),
         (["torchrun", "partition=gpu", "--", *RUN], "hydra.launcher.partition is not a key here: the keys are "),
-        (["torchrun", "--", *RUN, "seed=0,1"], "hydra/launcher=clipx_torchrun prints the command of one run, and these are 2"),
+        (["torchrun", "--", *RUN, "seed=0,1"], "hydra/launcher=clipx_torchrun prints the script of one run, not of 2: give one value for each key"),
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_not_printed(
@@ -165,10 +165,10 @@ def test_what_cannot_run_is_not_printed(
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        (TorchrunSpec, {"port": 0}, "port=0 is no port: give one from 1 to 65535"),
-        (TorchrunSpec, {"host": "a;b"}, "host=a;b is no name of a host: give one, or its address"),
-        (TorchrunSpec, {"nodes": 2}, "nodes=2 are to meet at hydra.launcher.host: name the first of them"),
-        (SlurmSpec, {"wait": True, "submit": False}, "wait=true has no effect with hydra.launcher.submit=false: leave one of them out"),
+        (TorchrunSpec, {"port": 0}, "port=0 is not a port: give one from 1 to 65535"),
+        (TorchrunSpec, {"host": "a;b"}, "host=a;b is not a host name or an address: give one of the first host"),
+        (TorchrunSpec, {"nodes": 2}, "nodes=2 needs the name of the first host: set hydra.launcher.host"),
+        (SlurmSpec, {"wait": True, "submit": False}, "wait=true has no effect with hydra.launcher.submit=false: remove one of them"),
     ],
 )  # fmt: skip
 def test_options_that_contradict_each_other_are_one_line(spec: type, options: dict[str, object], message: str) -> None:
@@ -201,7 +201,7 @@ def test_the_printed_script_runs_on_two_nodes_when_it_is_given_to_sbatch(
     assert "on 2 x cpu" in logs(tmp_path / "s/0")
     assert losses(tmp_path / "s/0") == pytest.approx(alone, rel=1e-5)
     assert main([*keys, "--", *RUN, f"hydra.sweep.dir={tmp_path}/s"]) == 2
-    assert "are finished or in the queue: there is nothing to submit" in capfd.readouterr().err
+    assert "are finished or in the queue: nothing to submit" in capfd.readouterr().err
 
 
 @pytest.mark.slow

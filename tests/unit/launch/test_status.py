@@ -88,7 +88,10 @@ def test_a_run_whose_process_is_gone_is_lost_here_and_silent_elsewhere(tmp_path:
         assert runs_in([tmp_path])[0].state == "silent"
         child.kill()
         child.wait()
-        assert (runs_in([tmp_path])[0].state, runs_in([tmp_path])[0].reason) == ("lost", "its process is gone")
+        assert (runs_in([tmp_path])[0].state, runs_in([tmp_path])[0].reason) == (
+            "lost",
+            "its process has ended without a result",
+        )
         write_lock(tmp_path, replace(holder, machine="another"))
         assert runs_in([tmp_path])[0].state == "silent", "its lock is fresh"
 
@@ -106,7 +109,7 @@ def test_points_of_this_machine_wait_start_run_and_are_lost_with_their_launcher(
         found = states(tmp_path)
         assert found["0"] == ("running", "")
         assert found["1"] == ("starting", "")
-        assert found["2"] == ("waiting", f"for its turn, by {holder}")
+        assert found["2"] == ("waiting", f"in the queue of {holder}")
         assert found["3"] == ("failed", "RuntimeError: a bug")
         assert found["4"] == ("cancelled", "SIGTERM: stopped after step 3")
         launcher.kill()
@@ -148,7 +151,7 @@ def test_watching_ends_when_all_runs_have(
         child.wait()
         watch.join(60)
         assert not watch.is_alive()
-    assert "its process is gone" in capsys.readouterr().out
+    assert "its process has ended" in capsys.readouterr().out
 
 
 def broken(folder: Path) -> list[str]:
@@ -166,13 +169,13 @@ def half(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("typed", "code", "message"),
     [
-        (lambda folder: ["status", str(folder)], 2, "{folder} holds no run: give a folder of runs"),
-        (lambda folder: ["status", "nowhere"], 2, "/nowhere is not there: check the path"),
-        (lambda folder: ["cancel", str(folder)], 2, "{folder} holds no sweep (no .launch/sweep.json): give the folder that hydra.sweep.dir named"),
+        (lambda folder: ["status", str(folder)], 2, "{folder} contains no run: give a folder of runs"),
+        (lambda folder: ["status", "nowhere"], 2, "/nowhere does not exist: check the path"),
+        (lambda folder: ["cancel", str(folder)], 2, "{folder} contains no sweep (no .launch/sweep.json): give the hydra.sweep.dir of a sweep"),
         (broken, 1, "{folder}/s/0/.launch/point.json cannot be read: restore it, or delete it and launch again"),
         (half, 1, "{folder}/s/.launch/sweep.json cannot be read: restore it, or delete it and launch again"),
-        (lambda folder: ["status", "--watch", "--json"], 2, "argument --json: not allowed with argument --watch: clipx-sweep status --help shows what there is"),
-        (lambda folder: ["stats"], 2, "argument COMMAND: invalid choice: 'stats' (choose from 'status', 'logs', 'cancel', 'resume', 'best', 'results', 'script'): clipx-sweep --help shows what there is"),
+        (lambda folder: ["status", "--watch", "--json"], 2, "argument --json: not allowed with argument --watch: clipx-sweep status --help lists the commands and options"),
+        (lambda folder: ["stats"], 2, "argument COMMAND: invalid choice: 'stats' (choose from 'status', 'logs', 'cancel', 'resume', 'best', 'results', 'script'): clipx-sweep --help lists the commands and options"),
         (lambda folder: ["logs", str(folder), "--lines", "-1"], 2, "--lines=-1 must be 0 (all) or more"),
     ],
 )  # fmt: skip

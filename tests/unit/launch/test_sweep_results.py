@@ -107,7 +107,7 @@ def test_the_picture_shows_something(sweep: Path, written: list[dict[str, Any]])
 def test_a_sweep_of_one_point_has_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_sweep(tmp_path, ["seed=0"])
     assert main(["results", str(tmp_path)]) == 0
-    assert "nothing varies, so that there is no picture" in capsys.readouterr().out
+    assert "no picture, for no override varies" in capsys.readouterr().out
     assert not (tmp_path / "results.png").exists()
 
 
@@ -115,10 +115,10 @@ def test_a_sweep_of_one_point_has_no_picture(tmp_path: Path, capsys: pytest.Capt
     ("arguments", "message"),
     [
         (["best", "--metric", "eval/retrieval/text_to_image/median_rnk"], "(did you mean eval/retrieval/text_to_image/median_rank?)"),
-        (["results", "--metric", "top1"], "metric=top1 is no number of these runs: give one of eval/retrieval/"),
+        (["results", "--metric", "top1"], "metric=top1 is not a metric of these runs: give one of eval/retrieval/"),
         (["logs", "7"], "point 7 is not in this sweep: give one of 0, 1, 2, 3"),
         (["cancel", "7"], "point 7 is not in this sweep: give one of 0, 1, 2, 3"),
-        (["logs", "2", "--rank", "2"], "--rank=2 is not a log of point 2: there are 0, 1"),
+        (["logs", "2", "--rank", "2"], "--rank=2 has no log at point 2: give one of 0, 1"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_one_line(
@@ -149,7 +149,7 @@ def test_logs_are_those_of_all_ranks_of_the_points_that_failed(sweep: Path, caps
     assert main(["logs", str(sweep), "2", "--rank", "0", "--lines", "0"]) == 0
     assert capsys.readouterr().out.count("\nline") == 100
     assert main(["logs", str(sweep), str(sweep / "3")]) == 0
-    assert capsys.readouterr().out.startswith("point 3 is waiting (for its turn, by pid ")
+    assert capsys.readouterr().out.startswith("point 3 is waiting (in the queue of pid ")
 
 
 def test_without_a_failed_point_logs_names_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +157,7 @@ def test_without_a_failed_point_logs_names_those_there_are(tmp_path: Path, capsy
     (made.planned[1].point.logs / "local.0.log").write_text("a word\n")
     assert main(["logs", str(tmp_path)]) == 0
     assert capsys.readouterr().out == (
-        f"no point has failed; name one of those that have logs:\n  1  starting  1 in {tmp_path}/1/.launch/logs\n"
+        f"no point has failed; name one of the points with logs:\n  1  starting  1 in {tmp_path}/1/.launch/logs\n"
     )
 
 
