@@ -20,7 +20,7 @@ from clipx.logger import read_rows
 
 # Rules for keys that a resumed run changes. The first tuple with the key or a prefix of it applies; else it is logged.
 _SILENT = (  # changed without a log line: paths, logging, speed
-    *("name", "run_dir", "resume", "log_every", "logger", "checkpoint", "profiler", "device_peak_tflops"),
+    *("name", "run_dir", "resume", "log_every", "logger", "report", "checkpoint", "profiler", "device_peak_tflops"),
     *("distributed.rendezvous_s", "distributed.timeout_s", "distributed.watchdog_s"),
     *("data.workers", "data.prefetch", "data.retry_s", "data.cache_gb", "data.cache_dir"),
 )

@@ -48,6 +48,9 @@ class RunSpec:
     # checkpoint; or a run directory, or one of its checkpoints, by path or by URL; or a .pt file of open_clip's
     # trainer, from which a new run goes on
     log_every: str = "20st"  # a duration: how often metrics are read from the device and written
+    report: bool = True
+    """Whether a finished run draws report.png and writes report.html: about a second. Set false in a sweep of many short runs."""
+
     device_peak_tflops: float | None = None  # of a device, by which train/mfu goes; null: its data sheet's, where known
     profiler: ProfilerSpec = field(default_factory=ProfilerSpec)
     stages: list[StageSpec] = field(default_factory=list)  # spans that train unlike each other, in their order

@@ -1,4 +1,4 @@
-"""What a run says about itself: facts at its start, a row of numbers at each log, the report at its end."""
+"""Output of a run: facts at the start, a row of metrics at each log, the report at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def facts(trainer: Trainer) -> dict[str, str]:
-    """A line for each, by its heading."""
+    """Returns the lines for the start of a run, by heading."""
     spec, comm, n = trainer.spec, trainer.comm, trainer.order.samples
     dataset, total = trainer.dataset, trainer.total
     batch, micro = spec.data.batch_size, spec.data.micro_batches
@@ -43,7 +43,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
     }
     if locked := frozen_count(trainer.learner.model):
         of = parameter_count(trainer.learner.model)
-        lines["locked"] = f"{locked:,} of {of:,} parameters stay as they are: {spec.model.lock_options}"
+        lines["locked"] = f"{locked:,} of {of:,} parameters are frozen: {spec.model.lock_options}"
     if spec.compile.on:
         lines["compile"] = spec.compile.describe(len(named_blocks(trainer.learner.model)))
     if len(trainer.plan.stages) > 1:
@@ -65,9 +65,9 @@ def facts(trainer: Trainer) -> dict[str, str]:
 
 
 def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Row:
-    """The numbers of this moment, for loggers. Collective. `before`: samples seen before the step that was measured."""
+    """Returns the current metrics for the loggers. Collective. `before`: samples seen before the measured step."""
     comm, order, learner = trainer.comm, trainer.order, trainer.learner
-    own = [trainer.bad_samples.bad.total(), measured.get("tokens_per_second", 0.0)]  # of this rank; the sum is of all
+    own = [trainer.bad_samples.bad.total(), measured.get("tokens_per_second", 0.0)]  # this rank's; summed over ranks
     bad, tokens = comm.sum(torch.tensor(own, dtype=torch.float64, device=comm.device)).tolist()
     if "tokens_per_second" in measured:
         utilised = _utilisation(trainer, measured["samples_per_second"], tokens, before)
@@ -90,7 +90,8 @@ def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Ro
 
 
 def _utilisation(trainer: Trainer, samples: float, tokens: float, before: int) -> dict[str, float]:
-    """Model FLOPs utilisation at so many samples and tokens a second of all ranks; empty for an unknown device."""
+    """Returns the model FLOPs utilization for samples and tokens per second of all ranks; empty for an unknown
+    device."""
     if trainer.utilisation is None:
         return {}
     pixels = (trainer.plan.at(before).image_size / trainer.spec.model.image.size) ** 2
@@ -99,23 +100,25 @@ def _utilisation(trainer: Trainer, samples: float, tokens: float, before: int) -
 
 
 def write_summary(trainer: Trainer, numbers: dict[str, float], bad: Counter[str], screen: Screen) -> dict[str, float]:
-    """Writes the report of a finished run and prints its table. Returns the final numbers. On the main rank alone."""
+    """Writes the report of a finished run and prints its table. Returns the final metrics. Call it on rank 0 only."""
     spec, rundir = trainer.spec, trainer.rundir
     rows = read_rows(rundir.metrics)
     last = next((row for row in reversed(rows) if "train/loss" in row), {})
     numbers = {**{k: v for k, v in last.items() if k in ("step", "samples", "epoch", "train/loss")}, **numbers}
-    write_report(rundir.path, spec.name, rows, numbers, rundir.config.read_text(encoding="utf-8"))
+    if spec.report:
+        write_report(rundir.path, spec.name, rows, numbers, rundir.config.read_text(encoding="utf-8"))
     for reason, count in bad.most_common():
         rundir.event("bad_samples", reason=reason, count=count)
         screen.print(f"bad      {count:,} x {reason}")
     rundir.event("end", step=trainer.steps_done)
     screen.table(spec.name, numbers)
-    screen.print(f"run directory {rundir.path}: report.html, report.png, metrics.jsonl, checkpoints/")
+    files = [*(["report.html", "report.png"] if spec.report else []), "metrics.jsonl", "checkpoints/"]
+    screen.print(f"run directory {rundir.path}: {', '.join(files)}")
     return numbers
 
 
 def report_profile(trainer: Trainer, screen: Screen) -> None:
-    """Prints where the time of the profiled steps went, after the last of them."""
+    """Prints the time breakdown of the profiled steps after the last of them."""
     if found := trainer.profiler.after(trainer.steps_done):
         trainer.rundir.event("profile", **found)
         parts = "  ".join(f"{name.removesuffix('_ms')} {found[name]:.3g}" for name in found if name != "steps")

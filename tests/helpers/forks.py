@@ -6,6 +6,7 @@ Each is a process like any other, with its own memory, environment, output and e
 from __future__ import annotations
 
 import atexit
+import functools
 import multiprocessing
 import os
 import runpy
@@ -14,15 +15,23 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 CONTEXT = multiprocessing.get_context("forkserver")
-# Not the modules that are run as __main__, which would be there twice. torch's optimizers import its compiler.
-CONTEXT.set_forkserver_preload(
-    ["torch.distributed", "torch._dynamo", "clipx.trainer.trainer", "clipx.distributed.rendezvous"]
-)
+CONTEXT.set_forkserver_preload(["helpers.preload"])
 _PATIENCE = 15  # seconds that ranks have to end by themselves when one has failed
+
+
+@functools.cache
+def start_server() -> None:
+    """Starts the process that is forked, with the tests' folder on its path: Python 3.11 to 3.13 do not pass sys.path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        forkserver.ensure_running()
 
 
 class Fork:
@@ -30,6 +39,7 @@ class Fork:
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], out: Path, err: Path) -> None:
         self.words, self.out, self.err = words, out, err
+        start_server()
         self._process = CONTEXT.Process(target=_become, args=(list(words), dict(env), os.getcwd(), out, err))  # noqa: PTH109
         self._process.start()
 

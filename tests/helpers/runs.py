@@ -19,7 +19,7 @@ from clipx.trainer.spec import RunSpec, compose
 from helpers import forks
 from helpers.s3_server import free_ports
 
-# Few samples and few steps of the default run; batches of 32 from 256 images in one process.
+# Few samples and few steps of the default run; batches of 32 from 256 images in one process. Last: no report.
 SMALL = (
     "data.samples=256",
     "data.held_out_samples=48",
@@ -30,6 +30,7 @@ SMALL = (
     "log_every=1st",
     "logger=[]",
     "evaluator=[]",
+    "report=false",
 )
 # Without BatchNorm, whose statistics are those of a rank's own micro-batch.
 VIT = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import shutil
 import socket
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import submitit
 import torch
-from helpers import SCRIPTS
+from helpers import SCRIPTS, forks
 from helpers.s3_server import free_ports
 from helpers.scripts.rendezvous import main as meeting
 from helpers.scripts.rendezvous import run_in_fork
@@ -43,11 +42,6 @@ def _no_launch_env(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-# Torch takes seconds to import: the processes of most tests are forks of one that has it.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch.distributed", "clipx.distributed.spec", "clipx.distributed.rendezvous"])
-
-
 class Started:
     """A process that runs meeting.py, fresh or as a fork; what it prints goes to a file."""
 
@@ -58,7 +52,8 @@ class Started:
                 command = [sys.executable, *arguments]
                 self._fresh = subprocess.Popen(command, env={**os.environ, **env}, stdout=file, stderr=file)
         else:
-            self._fork = FORKS.Process(target=run_in_fork, args=(out, arguments, {**os.environ, **env}))
+            forks.start_server()
+            self._fork = forks.CONTEXT.Process(target=run_in_fork, args=(out, arguments, {**os.environ, **env}))
             self._fork.start()
         self.fresh = fresh
 
@@ -242,9 +237,7 @@ def test_something_else_at_the_port_is_said_by_all(by_hand: Start) -> None:
 def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 3, SHORT) for rank in (0, 1, 1)]
     errors = sorted(x["error"] for x in outputs(*ranks))
-    assert errors[0].startswith(
-        f"a second process (host {HOST}) is rank 1 at 127.0.0.1:{port}: set a different RANK "
-    )
+    assert errors[0].startswith(f"a second process (host {HOST}) is rank 1 at 127.0.0.1:{port}: set a different RANK ")
     assert [e.partition(" have ")[0].partition(" has ")[0] for e in errors[1:]] == ["rank 2 of 3"] * 2
 
 
@@ -252,7 +245,9 @@ def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> 
 def test_a_network_that_does_not_connect_them_is_said_so(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 2, GLOO_SOCKET_IFNAME="none0") for rank in (0, 1)]
     for rank in outputs(*ranks):
-        assert rank["error"].startswith(f"the ranks joined the rendezvous at 127.0.0.1:{port}, but gloo did not connect them (")
+        assert rank["error"].startswith(
+            f"the ranks joined the rendezvous at 127.0.0.1:{port}, but gloo did not connect them ("
+        )
         assert "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network interface" in rank["error"]
 
 

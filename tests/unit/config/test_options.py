@@ -67,7 +67,7 @@ def test_each_group_shares_its_name_with_the_module_that_reads_it() -> None:
 
 def test_each_field_of_a_run_is_a_value_or_a_group() -> None:
     values = {"kind", "name", "run_dir", "seed", "duration", "resume", "log_every", "compile", "stages"}
-    values |= {"teacher", "device_peak_tflops", "profiler"}
+    values |= {"teacher", "device_peak_tflops", "profiler", "report"}
     assert {f.name for f in dataclasses.fields(RunSpec)} == values | set(GROUPS)
 
 
