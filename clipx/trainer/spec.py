@@ -49,7 +49,7 @@ class RunSpec:
     # trainer, from which a new run goes on
     log_every: str = "20st"  # a duration: how often metrics are read from the device and written
     report: bool = True
-    """Whether a finished run draws report.png and writes report.html: about a second. Set false in a sweep of many short runs."""
+    """Whether a finished run draws report.png and writes report.html, which takes about a second."""
 
     device_peak_tflops: float | None = None  # of a device, by which train/mfu goes; null: its data sheet's, where known
     profiler: ProfilerSpec = field(default_factory=ProfilerSpec)

@@ -3,6 +3,8 @@
 Modules that tests run as `__main__` are left out, because a fork would hold them twice.
 """
 
+# ruff: noqa: F401
+
 import gc
 
 import fsspec.implementations.local
@@ -13,7 +15,7 @@ import torch._dynamo  # torch's optimizers import it
 import torch.distributed
 
 import clipx.distributed.rendezvous
-import clipx.trainer.trainer  # noqa: F401
+import clipx.trainer.trainer
 from clipx.config.registry import CONF_DIR, discover, discover_installed
 
 discover_installed()
