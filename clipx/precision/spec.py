@@ -96,7 +96,7 @@ class Fp32Spec(PrecisionSpec):
 
     tf32: bool = False
     """Whether the towers' matrix products are in TF32: faster, with 10 bits of mantissa. Needs an NVIDIA device of
-    compute capability 8.0."""
+    compute capability 8.0 or higher."""
 
     @property
     def product_format(self) -> str:
@@ -135,7 +135,7 @@ class Fp64Spec(PrecisionSpec):
 class AmpBf16Spec(PrecisionSpec):
     """float32 weights, bfloat16 products. Needs no loss scaling: bfloat16 has the range of float32.
 
-    Needs a device with bfloat16 (NVIDIA: compute capability 8.0).
+    Needs a device with bfloat16 (NVIDIA: compute capability 8.0 or higher).
     """
 
     kind: str = "amp_bf16"
@@ -176,7 +176,7 @@ class _ScaledSpec(PrecisionSpec):
 class AmpFp16Spec(_ScaledSpec):
     """float32 weights, float16 products and loss scaling, for devices without bfloat16.
 
-    Needs a device with float16 (NVIDIA: compute capability 7.0).
+    Needs a device with float16 (NVIDIA: compute capability 7.0 or higher).
     """
 
     kind: str = "amp_fp16"
@@ -198,7 +198,7 @@ class Bf16Spec(PrecisionSpec):
     """bfloat16 weights: half the memory of weights and gradients.
 
     Without master weights an update of less than 1/256 of a weight is lost. Needs a device with bfloat16 (NVIDIA:
-    compute capability 8.0).
+    compute capability 8.0 or higher).
     """
 
     kind: str = "bf16"
@@ -230,7 +230,8 @@ class Fp16Spec(_ScaledSpec):
     """float16 weights; with master weights also loss scaling.
 
     Without master weights there is no loss scaling, because torch does not unscale float16 gradients: values below
-    6e-8 become 0, including Adam's second moments. Needs a device with float16 (NVIDIA: compute capability 7.0).
+    6e-8 become 0, including Adam's second moments. Needs a device with float16 (NVIDIA: compute capability 7.0 or
+    higher).
     """
 
     kind: str = "fp16"
@@ -271,7 +272,7 @@ class _QuantizedSpec(PrecisionSpec):
 
     emulate: bool = False
     """Whether the products are emulated, which works on any device and is slow: for checking numerics. false: needs an
-    NVIDIA device of compute capability 8.9 (float8) or 8.0 (int8)."""
+    NVIDIA device of compute capability 8.9 or higher (float8), 8.0 or higher (int8)."""
 
     @property
     def product_format(self) -> str:
