@@ -100,7 +100,7 @@ def retry(url: str, retry_s: float, call: Callable[[], T]) -> T:
     for pause in backoff(*_DELAY_S):
         try:
             return call()
-        except Exception as error:  # a remote file system raises what its library does
+        except Exception as error:  # a remote file system raises errors of its library
             if is_local(url) or is_final(error):
                 raise
             spent = time.monotonic() - start
@@ -143,7 +143,7 @@ def errors_as(error_of: Callable[[str], ClipxError], passing: type[Exception] = 
         yield
     except (DataError, passing):
         raise
-    except Exception as error:  # a remote file system raises what its library does
+    except Exception as error:  # a remote file system raises errors of its library
         raise error_of(error_text(error)) from None
 
 
