@@ -39,22 +39,22 @@ class ObjectiveSpec:
     """Type of the objective; set by the choice of an option, e.g. objective=infonce."""
 
     indexed: ClassVar[bool] = False
-    """Whether the objective stores state for each sample, so that each sample needs an index in the data set."""
+    """True if the objective stores state for each sample, so that each sample needs an index in the data set."""
 
     has_head: ClassVar[bool] = False
-    """Whether the objective has weights that can be trained alone, with the model locked."""
+    """True if the objective has weights that can be trained alone, with the model locked."""
 
     reads_text: ClassVar[bool] = True
-    """Whether the objective reads texts. If False, text embeddings are not computed."""
+    """True if the objective reads texts. Otherwise text embeddings are not computed."""
 
     compiles_tiles: ClassVar[bool] = False
-    """Whether the objective has `compile_tiles`, so that `compile.objective=true` has an effect."""
+    """True if the objective implements `compile_tiles`, so that `compile.objective=true` has an effect."""
 
     taught: ClassVar[bool] = False
-    """Whether the objective needs a teacher's embeddings with each batch."""
+    """True if the objective needs a teacher's embeddings with each batch."""
 
     captions: ClassVar[bool] = False
-    """Whether the objective needs the loss of each caption in addition to the embeddings."""
+    """True if the objective needs the loss of each caption in addition to the embeddings."""
 
     traffic: ClassVar[ObjectiveTraffic | None] = None
     """Numbers that a step exchanges between ranks, for `clipx.plan`. None: unknown; `clipx.plan` reports an error."""

@@ -91,10 +91,10 @@ class OptimizerSpec:
     average. null: no average."""
 
     shardable: ClassVar[bool] = False
-    """Whether the step is correct if each rank has a shard of every parameter, as with distributed=fsdp."""
+    """True if the step is correct when each rank has a shard of every parameter, as with distributed=fsdp."""
 
     fused: ClassVar[bool] = False
-    """Whether the step is one fused kernel, so that there is nothing to compile."""
+    """True if the step is one fused kernel, so that there is nothing to compile."""
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"optimizer.lr={self.lr} must be above 0: the reference of AdamW is 5e-4")

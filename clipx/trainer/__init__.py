@@ -1,1 +1,1 @@
-"""The trainer: data, learner, loop, evaluation and checkpoints of one run."""
+"""The trainer of one run: data, learner, loop, evaluation and checkpoints."""

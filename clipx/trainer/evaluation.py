@@ -1,4 +1,4 @@
-"""Evaluates a run while it trains: which evaluators are due, and their numbers."""
+"""Evaluation during training: the due evaluators and their metrics."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from clipx.evaluator.suite import Suite
 from clipx.trainer.learner import Learner
 from clipx.trainer.spec import RunSpec
 
-_IMAGES = 256  # embedded at a time, for an objective with a head
+_IMAGES = 256  # images embedded at a time, for an objective with a head
 
 
 class PeriodicEvaluation:
-    """Evaluates at the cadence of each evaluator. `overdue` names what is due and not done; a checkpoint keeps it."""
+    """Evaluates at the cadence of each evaluator.
+
+    `overdue` names the evaluators that are due and have not run; a checkpoint stores it.
+    """
 
     overdue: list[str]
 
     def __init__(self, spec: RunSpec, suite: Suite, held_out: Source | None, length: Length, comm: Comm) -> None:
-        """`held_out`: the run's own held-out data, which the head of an objective is scored on."""
+        """Parses the cadences. `held_out`: the run's held-out data, on which the head of an objective is scored."""
         self.spec, self.suite, self.held_out, self.comm = spec, suite, held_out, comm
         self.overdue = []
         self._cadences = {
@@ -30,17 +33,18 @@ class PeriodicEvaluation:
         }
 
     def add_due(self, before: int, after: int) -> None:
-        """Adds what is due between two numbers of samples seen."""
+        """Adds the evaluators that are due between two numbers of samples seen."""
         self.overdue += [name for name, cadence in self._cadences.items() if cadence.due(before, after)]
 
     def add_at_end(self) -> None:
-        """Leaves what is due at the end of the run."""
+        """Replaces `overdue` by the evaluators that are due at the end of the run."""
         self.overdue = [name for name, cadence in self._cadences.items() if cadence.at_end]
 
     def run(
         self, learner: Learner, quarantine: Callable[[Sequence[BadRecord]], None], heartbeat: Callable[[], None]
     ) -> dict[str, float]:
-        """Evaluates what is overdue, with the average of the weights where there is one. Collective."""
+        """Runs the overdue evaluators, with the average of the weights if there is one. Returns metrics by name.
+        Collective."""
         names, self.overdue = self.overdue, []
         model = learner.model if learner.average is None else learner.average.model
         embedder = Embedder.build(

@@ -1,4 +1,4 @@
-"""`resume=….pt`: a new run goes on where open_clip's trainer was."""
+"""`resume=….pt`: a new run that continues the training of a checkpoint of open_clip's trainer."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from clipx.weights.open_clip_checkpoint import Training, read
 
 
 def resume_from_open_clip(place: str, learner: Learner, plan: StagePlan, epoch_samples: int) -> tuple[int, list[str]]:
-    """Fills the learner with what is in a checkpoint of open_clip's trainer. Returns the samples seen by then, in
-    whole steps, and what the log should say. `epoch_samples`: of an epoch here.
+    """Loads a checkpoint of open_clip's trainer into the learner.
 
-    Raises ConfigError and CheckpointError where this run cannot go on from it.
+    `epoch_samples`: samples per epoch of this run. Returns the samples seen, in whole steps, and lines for the log.
+    Raises ConfigError and CheckpointError if this run cannot continue from the checkpoint.
     """
     spec = learner.spec
     if not isinstance(spec.optimizer, AdamWSpec):
         raise ConfigError(
-            f"resume={place} has AdamW's moments, and optimizer={spec.optimizer.kind} cannot go on with them: choose "
-            f"optimizer=adamw, or begin with model.weights={place}"
+            f"resume={place} has AdamW's moments, which optimizer={spec.optimizer.kind} cannot use: choose "
+            f"optimizer=adamw, or load the weights alone with model.weights={place}"
         )
     require(
         not spec.objective.indexed,
-        f"objective={spec.objective.kind} keeps state for each sample, which resume={place} has not: choose "
-        f"objective=infonce, or begin with model.weights={place}",
+        f"objective={spec.objective.kind} needs per-sample state, which resume={place} does not contain: choose "
+        f"objective=infonce, or load the weights alone with model.weights={place}",
     )
     found = read(place, spec.model, [name for name, _ in learner.objective.named_parameters()])
     learner.state.restore_learned(found.tensors)
@@ -33,17 +33,17 @@ def resume_from_open_clip(place: str, learner: Learner, plan: StagePlan, epoch_s
     seen -= (seen - stage.start) % stage.batch_size
     if seen >= plan.total:
         raise CheckpointError(
-            f"resume={place} is of epoch {found.epoch}, which is {seen:,} samples here, and duration={spec.duration} "
-            f"is {plan.total:,}: train longer"
+            f"resume={place} is of epoch {found.epoch}, {seen:,} samples in this run, but duration={spec.duration} is "
+            f"{plan.total:,}: train longer"
         )
     return seen, [_describe(place, found, seen, plan.steps(seen)), *_other_options(found, spec.optimizer)]
 
 
 def _describe(place: str, found: Training, seen: int, steps: int) -> str:
     return (
-        f"{place}, where open_clip's trainer was after {found.epoch} epochs and {found.steps:,} steps: that is "
-        f"{seen:,} samples and {steps:,} steps here. It does not say the model's configuration, which is taken as it "
-        "is given; random numbers, the order of samples, the loss scale and an average of the weights begin anew"
+        f"{place}, open_clip's trainer after {found.epoch} epochs and {found.steps:,} steps: {seen:,} samples and "
+        f"{steps:,} steps in this run. It does not contain the model's configuration: that of this run is used. Random "
+        "numbers, the order of samples, the loss scale and an average of the weights start anew"
     )
 
 

@@ -1,8 +1,8 @@
 """Forward and backward of one optimizer step, exact for any number of micro-batches (GradCache, arXiv:2101.06983).
 
-The objective sees all embeddings of the step at once, so its loss, its gradients and its collectives are those of one
-large batch. Only the last micro-batch's graph is kept; the others run a second time, with the same random numbers,
-when their embeddings' gradients are known.
+The objective receives all embeddings of the step at once, so its loss, gradients and collectives are those of one large
+batch. Only the graph of the last micro-batch is stored; the other micro-batches run forward a second time, with the
+same random numbers, once the gradients of their embeddings are known.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ def forward_backward(
     precision: Precision,
     loss_scale: LossScale | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """The loss (0-dim, global, detached) and metrics of a step; gradients of the global loss are left in `.grad`.
+    """Returns the loss (0-dim, global, detached) and metrics of a step, and stores gradients of the global loss in
+    `.grad`. Collective.
 
     Data parallelism averages over the ranks, and each rank holds only its share of the gradient: hence the factor
-    `comm.world`. With a loss scale all of them are multiplied by it, the objective's own too. Raises NotFiniteError, on
-    all ranks, where the loss is infinite or NaN; it names the ranks whose embeddings are.
+    `comm.world`. A loss scale multiplies all gradients, including those of the objective. Raises NotFiniteError on all
+    ranks if the loss is infinite or NaN; it names the ranks with such embeddings.
 
-    Only the model's outputs are differentiated: (image, text), and more of a captioner. A frozen tower has no graph.
+    Only the model's outputs are differentiated: (image, text), and the losses of a captioner. A frozen tower has no
+    graph.
     """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     embedded: list[tuple[Tensor, ...]] = []
@@ -77,7 +79,7 @@ def forward_backward(
             with _no_sync(model, comm, i < len(states) - 1):
                 torch.autograd.backward(_learning(_embed(model, *chunk, precision)), grads[i])
         after.set(comm.device)
-    _check_finite(loss, outputs, comm)  # last: the host waits here for what it has launched
+    _check_finite(loss, outputs, comm)  # last, since the host waits here for the launched work
     return loss.detach(), metrics
 
 
@@ -91,7 +93,7 @@ def _gradient(output: Tensor) -> Tensor:
 
 
 def _check_finite(loss: Tensor, outputs: Sequence[Tensor], comm: Comm) -> None:
-    """Every rank has the loss whole; where it is not finite, they find out whose embeddings are not."""
+    """Raises NotFiniteError on all ranks if the global loss is not finite; names the ranks with such embeddings."""
     if math.isfinite(loss.item()):
         return
     here = torch.stack([output.isfinite().all() for output in outputs]).all()
@@ -107,7 +109,7 @@ def _embed(model: nn.Module, image: Tensor, tokens: Tensor, precision: Precision
 
 
 def _no_sync(model: nn.Module, comm: Comm, on: bool) -> contextlib.AbstractContextManager[object]:
-    """Holds back the reduction of the model's gradients, which the step's last backward does."""
+    """Disables the reduction of the model's gradients, which the last backward of the step performs."""
     if not on or comm.world == 1:
         return contextlib.nullcontext()
     if isinstance(model, DistributedDataParallel):
@@ -119,7 +121,7 @@ def _no_sync(model: nn.Module, comm: Comm, on: bool) -> contextlib.AbstractConte
 
 @contextlib.contextmanager
 def _unreduced_gradients(model: FSDPModule) -> Iterator[None]:
-    """Gradients stay whole on each rank."""
+    """Disables FSDP's reduction: each rank accumulates unsharded gradients."""
     model.set_requires_gradient_sync(False)
     model.set_is_last_backward(False)
     try:

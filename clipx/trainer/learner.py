@@ -1,4 +1,4 @@
-"""What learns in a run: its model, objective and optimizer, built from their specs, and one optimizer step of them."""
+"""The model, objective and optimizer of a run, built from their specs, and their optimizer step."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from clipx.trainer.spec import RunSpec
 from clipx.trainer.state import TrainState
 from clipx.weights.load import load_into, load_weights
 
-_TEXTS = 256  # embedded at a time
+_TEXTS = 256  # texts embedded at a time
 
 
 @dataclass(frozen=True, slots=True)
 class StepPosition:
-    """Where a run is: steps done before this one, and samples seen before and after it."""
+    """Position of a step in the run: steps done before it, and samples seen before and after it."""
 
     step: int
     before: int
@@ -45,13 +45,14 @@ class StepPosition:
 
 
 class Learner:
-    """Model, objective and optimizer, and their step. The caller sets what depends on samples seen, as the rate."""
+    """Model, objective and optimizer, and their step. The caller sets what depends on samples seen, e.g. the learning
+    rate."""
 
     spec: RunSpec
     comm: Comm
     precision: Precision
-    model: CLIP  # what computes
-    weights: CLIP  # what the optimizer steps: the model itself, or its float32 master
+    model: CLIP  # computes forward and backward
+    weights: CLIP  # updated by the optimizer: the model itself, or its float32 master
     masters: MasterWeights | None
     parallel: nn.Module  # the model, or its data-parallel wrapper
     average: WeightAverage | None
@@ -59,9 +60,9 @@ class Learner:
     optimizer: torch.optim.Optimizer
     loss_scale: LossScale
     non_finite: NonFiniteSteps
-    teacher: Teacher | None  # that sees each batch
-    converted: list[str]  # layers in another number format
-    state: TrainState  # of all of these
+    teacher: Teacher | None  # a live teacher, which embeds each batch
+    converted: list[str]  # names of the layers in another number format
+    state: TrainState  # state of all of the above, for checkpoints
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Learner:
         report: Callable[..., None] = lambda kind, **facts: None,
         roll_back: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """The same weights on every rank, and other random numbers from then on. Raises ConfigError.
+        """Builds the same weights on every rank, then seeds each rank differently. Raises ConfigError.
 
         `report` and `roll_back`: see `NonFiniteSteps`.
         """
@@ -109,7 +110,7 @@ class Learner:
     def load_initial_weights(self) -> list[str]:
         """Loads the weights that `model.weights` names, if any. Returns lines for the log.
 
-        The moving average follows them from the first step on.
+        The moving average starts with the weights after the first step.
         """
         location, lines = self.spec.model.weights, list[str]()
         if location is not None:
@@ -133,9 +134,9 @@ class Learner:
     def step(self, batch: Batch, position: StepPosition, detailed: bool = False) -> Metrics:
         """Makes one optimizer step on this rank's share of a global batch, on the device. Collective.
 
-        Returns 0-dim tensors that the host has not read; none of them where the loss or the gradient was not finite and
-        `optimizer.non_finite` lets the run go on. `detailed`: with the norms of each tower's gradient and update, which
-        take a copy of the weights. Raises ClipxError where the run may not go on.
+        Returns 0-dim tensors that the host has not read; an empty dict if the loss or the gradient was not finite and
+        `optimizer.non_finite` continues the run. `detailed`: also returns the norms of each tower's gradient and
+        update, which needs a copy of the weights. Raises ClipxError if the run must stop.
         """
         self.objective.before_step(position.before)
         self.non_finite.before_forward()
@@ -154,7 +155,7 @@ class Learner:
                     break
                 if not self.loss_scale.reduce():
                     raise NotFiniteError("the gradient is not finite")
-                rng.set(self.comm.device)  # the loss scale was too large: the same batch again, as if nothing had been
+                rng.set(self.comm.device)  # the loss scale was too large: retries the batch from the same state
                 self.non_finite.restore_buffers()
                 self._zero_grad()
             previous = clone_weights(self.weights) if detailed else {}
@@ -168,13 +169,13 @@ class Learner:
         return metrics
 
     def _unscale(self) -> None:
-        """Gives the optimizer's weights their gradients, divided by the loss scale."""
+        """Moves the gradients to the optimizer's weights and divides them by the loss scale."""
         if self.masters is not None:
             self.masters.copy_gradients_from_model()
         self.loss_scale.unscale(self.optimizer)
 
     def _settle(self, samples_seen: int, made: bool) -> None:
-        """Brings everything that follows the weights up to date. `made`: the step was not skipped."""
+        """Updates everything that depends on the weights. `made`: the step was not skipped."""
         self._zero_grad()
         if self.masters is not None:
             self.masters.copy_weights_to_model()
@@ -189,11 +190,11 @@ class Learner:
             self.model.zero_grad(set_to_none=True)
 
     def _clip(self) -> Tensor:
-        """The global gradient norm, before clipping where that is on."""
+        """Clips the gradients if `optimizer.clip_norm` is set. Returns the global gradient norm before clipping."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = self.comm.norm([p.grad for p in parameters if p.grad is not None])
         if self.spec.optimizer.clip_norm is not None:
-            own = set(self.objective.parameters())  # whole, where the model's may be spread over the ranks
+            own = set(self.objective.parameters())  # never sharded, but the model's parameters may be
             for part in ([p for p in parameters if p in own], [p for p in parameters if p not in own]):
                 torch.nn.utils.clip_grads_with_norm_(part, self.spec.optimizer.clip_norm, norm)
         return norm

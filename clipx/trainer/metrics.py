@@ -1,5 +1,5 @@
-"""What an interval of training measured: means on the device, read in one transfer; time spent, and on what; how far
-the towers moved. docs/metrics.md defines each number."""
+"""Metrics of an interval of training: means on the device, read in one transfer; time by phase; norms of the towers'
+gradients and updates. docs/metrics.md defines each metric."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Weights = dict[str, list[Tensor]]
 
 
 class Meter:
-    """Collects the steps between two logs."""
+    """Collects metrics, throughput and time of the steps between two logs."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
         self._sums: dict[str, Tensor] = {}
-        self._counts = Counter[str]()  # of the steps that gave each metric
+        self._counts = Counter[str]()  # number of steps with each metric
         self._seconds = Counter[str]()
         self._utilization = comm.device.type == "cuda" and importlib.util.find_spec("pynvml") is not None
         self._restart()
@@ -45,7 +45,7 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(self.comm.device)
 
     def waiting(self, items: Iterable[Item]) -> Iterable[Item]:
-        """The items, timing how long each is waited for."""
+        """Yields the items, and adds the time spent waiting for each to the phase `data_wait`."""
         iterator = iter(items)
         while True:
             with self.phase("data_wait"):
@@ -56,9 +56,9 @@ class Meter:
             yield item
 
     def add(self, metrics: Metrics, samples: int, tokens: int = 0) -> None:
-        """A step's metrics, left on the device, its samples over all ranks, and its tokens on this rank.
+        """Adds a step: its metrics, which stay on the device, its samples over all ranks, and its tokens on this rank.
 
-        No metrics: it was left out. A metric that not every step has is averaged over those that have it.
+        A skipped step has no metrics. A metric that only some steps have is averaged over these.
         """
         for name, value in metrics.items():
             value = value.detach().to(self.comm.device, torch.float64)
@@ -69,7 +69,7 @@ class Meter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Adds the time in it to `<name>_s`."""
+        """Adds the time within the context to `<name>_s`."""
         start = time.perf_counter()
         try:
             yield
@@ -78,13 +78,14 @@ class Meter:
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
-        """Leaves out the time that goes into evaluating and saving."""
+        """Excludes the time within the context from the throughput, e.g. of evaluations and checkpoints."""
         start = time.perf_counter()
         yield
         self._paused += time.perf_counter() - start
 
     def read(self) -> dict[str, float]:
-        """Means of the metrics and the throughput since the last read. The one place that waits for the device."""
+        """Returns the means of the metrics and the throughput since the last read. The only method that waits for the
+        device."""
         names = list(self._sums)
         sums = torch.stack([self._sums[name] for name in names]).tolist() if names else []
         seconds = max(1e-9, time.perf_counter() - self._start - self._paused)
@@ -102,7 +103,7 @@ class Meter:
         return out
 
     def _resources(self) -> dict[str, float]:
-        """Of this rank's process and device."""
+        """Returns memory and utilization of this rank's process and device."""
         host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         found = {"host_memory_gb": host / 1e9}
         if self.comm.device.type == "cuda":
@@ -116,12 +117,12 @@ class Meter:
 
 
 def towers(model: CLIP) -> Weights:
-    """The parameters that are trained, by tower."""
+    """Returns the trained parameters by tower."""
     return {side: [p for p in tower.parameters() if p.requires_grad] for side, tower in model.named_children()}
 
 
 def gradient_norms(model: CLIP, comm: Comm) -> Metrics:
-    """Of each tower, left on the device."""
+    """Returns the gradient norm of each tower, on the device. Collective."""
     return {
         f"grad_norm_{side}": comm.norm([p.grad for p in weights if p.grad is not None])
         for side, weights in towers(model).items()
@@ -131,7 +132,10 @@ def gradient_norms(model: CLIP, comm: Comm) -> Metrics:
 
 @torch.no_grad()
 def update_norms(model: CLIP, before: Weights, comm: Comm) -> Metrics:
-    """How far a step moved each tower's weights, as a share of their norm; `before` it they were these."""
+    """Returns the norm of each tower's update as a share of the norm of its weights. Collective.
+
+    `before`: the weights before the step.
+    """
     return {
         f"update_{side}": comm.norm(torch._foreach_sub(weights, before[side])) / comm.norm(before[side])
         for side, weights in towers(model).items()
@@ -141,12 +145,15 @@ def update_norms(model: CLIP, before: Weights, comm: Comm) -> Metrics:
 
 @torch.no_grad()
 def clone_weights(model: CLIP) -> Weights:
-    """The weights as they are now."""
+    """Returns a copy of the trained parameters by tower."""
     return {side: [p.detach().clone() for p in weights] for side, weights in towers(model).items()}
 
 
 def tokens_computed(tokens_BL: Tensor, packed: bool) -> int:
-    """How many of them the text tower computes; packed, none after a text's end. On the host."""
+    """Returns the number of tokens that the text tower computes: all, or, if packed, those up to each text's end.
+
+    Computed on the host.
+    """
     if not packed or not tokens_BL.shape[1]:
         return tokens_BL.numel()
     return int(end_positions(tokens_BL).sum()) + len(tokens_BL)

@@ -1,4 +1,4 @@
-"""Monitors that report a suspicious state of a run which goes on. Checked when metrics are logged."""
+"""Monitors that report a suspicious state of a run without stopping it. Checked when metrics are logged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from clipx.logger import Row
 from clipx.objective.base import Objective
 from clipx.objective.losses.temperature import GlobalTemperature
 
-AT_LIMIT_STEPS = 1000  # steps at its limit before a temperature is reported
-LARGE_LOG_U = 20.0  # of log u: negatives e^20 times as near as the positives, on average over an interval
+AT_LIMIT_STEPS = 1000  # steps at the limit before a temperature is reported
+LARGE_LOG_U = 20.0  # mean of log u: negatives score e^20 times as high as positives, on average over an interval
 
 
 class Monitors:
@@ -22,7 +22,7 @@ class Monitors:
         self._reported: set[str] = set()
 
     def check(self, step: int, row: Row) -> None:
-        """Checks the objective as it is now, and the means since the last log."""
+        """Checks the current state of the objective and the means since the last log. `row`: the logged metrics."""
         limit = any(bool(t.at_limit()) for t in self._temperatures)
         self._since = None if not limit else step if self._since is None else self._since
         stayed = 0 if self._since is None else step - self._since
@@ -30,15 +30,15 @@ class Monitors:
             "temperature_at_limit",
             stayed >= AT_LIMIT_STEPS,
             step,
-            f"the temperature has been at its limit for {stayed:,} steps: late in a run it often is; early in one "
-            "optimizer.lr is too high",
+            f"the temperature has been at its limit for {stayed:,} steps: usual late in a run; early in a run, lower "
+            "optimizer.lr",
         )
         log_u = row.get("train/log_u", 0.0)
         self._alarm(
             "large_u",
             log_u > LARGE_LOG_U,
             step,
-            f"log u is {log_u:.3g} on average: other pairs score far above a sample's own; lower optimizer.lr",
+            f"log u is {log_u:.3g} on average: negatives score far above positives; lower optimizer.lr",
         )
 
     def _alarm(self, kind: str, on: bool, step: int, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of a few steps goes: torch.profiler's trace of them, and four numbers from it."""
+"""Profiles a few steps with torch.profiler: a trace, and four numbers from it."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ if TYPE_CHECKING:
 _WINDOW = "clipx.profiled_steps"
 
 Intervals = list[tuple[float, float]]
-"""Apart from each other, in their order."""
+"""Disjoint intervals (start, end) in ascending order."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ProfilerSpec:
-    """Rank 0 traces some steps, which makes these slower, into the run's folder `profile`."""
+    """Traces some steps of rank 0, which slows them down, into the folder `profile` of the run directory."""
 
-    steps: list[int] = field(default_factory=list)  # the first and the last, [10,12], as they are numbered in the log
+    steps: list[int] = field(default_factory=list)
+    """First and last step to trace, e.g. [10,12], numbered from 1 as in the log; the last one at most the number of
+    steps of the run. []: no trace."""
 
     def __post_init__(self) -> None:
         ordered = len(self.steps) == 2 and 1 <= self.steps[0] <= self.steps[1]
         require(
             not self.steps or ordered,
-            f"profiler.steps={self.steps} must be the first and the last step, e.g. [10,12]; [] traces none",
+            f"profiler.steps={self.steps} must be the first and the last step, e.g. [10,12]; [] disables the profiler",
         )
 
     def check_fits(self, total: int) -> None:
-        """Raises ConfigError where a run of `total` steps has no such ones. If it goes on after them it traces none."""
+        """Raises ConfigError if a run of `total` steps has no such steps. A run that resumes after them traces none."""
         require(
             not self.steps or self.steps[1] <= total,
-            f"profiler.steps={self.steps} are not among the {total:,} steps of this run: give earlier ones",
+            f"profiler.steps={self.steps} are not among the {total:,} steps of this run: give earlier steps",
         )
 
 
 class Profiler:
-    """Told before and after each step by its number. Does nothing but on rank 0."""
+    """Profiler of rank 0. Call `before` and `after` around each step; they have no effect on other ranks."""
 
     def __init__(self, spec: ProfilerSpec, folder: Path, comm: Comm) -> None:
         self._steps = spec.steps if comm.is_main else []
@@ -52,7 +54,7 @@ class Profiler:
         self._window: torch.profiler.record_function | None = None
 
     def before(self, step: int) -> None:
-        """Before a step waits for its batch."""
+        """Starts profiling if `step` is the first step to trace. Call it before the step waits for its batch."""
         if step not in self._steps[:1]:
             return
         self._synchronize()
@@ -62,7 +64,10 @@ class Profiler:
         self._window.__enter__()
 
     def after(self, step: int) -> dict[str, float] | None:
-        """After a step. The `breakdown` when it was the last, written to breakdown.json beside the trace."""
+        """Stops profiling if `step` is the last step to trace. Returns its `breakdown` then, None otherwise.
+
+        Writes trace.json and breakdown.json.
+        """
         if self._profile is None or step != self._steps[1]:
             return None
         assert self._window is not None
@@ -78,7 +83,7 @@ class Profiler:
         return found
 
     def close(self) -> None:
-        """Ends what a run that stopped has left open."""
+        """Stops the profiler if the run stopped within the traced steps."""
         if self._profile is not None and self._window is not None:
             self._window.__exit__(None, None, None)
             self._profile.stop()
@@ -90,10 +95,10 @@ class Profiler:
 
 
 def breakdown(events: Iterable[Any], steps: int) -> dict[str, float]:
-    """Milliseconds of a step, by what goes on in them (the parts of FastCLIP's figures, arXiv:2407.01445): computation
-    alone, communication alone, both, and neither. Together they are `step_ms`.
+    """Returns milliseconds per step by activity (as in FastCLIP's figures, arXiv:2407.01445): computation alone,
+    communication alone, both, and neither. Their sum is `step_ms`.
 
-    On a GPU by its kernels; on the CPU by torch's operators, and by the spans of gloo's collectives.
+    On a GPU, the activity is that of its kernels; on the CPU, that of torch's operators and gloo's collectives.
     """
     events = list(events)
     window = next((e.time_range.start, e.time_range.end) for e in events if e.name == _WINDOW)
@@ -116,7 +121,7 @@ def breakdown(events: Iterable[Any], steps: int) -> dict[str, float]:
 
 
 def union(spans: Sequence[tuple[float, float]]) -> Intervals:
-    """What at least one of the spans covers."""
+    """Returns the union of the spans."""
     found: Intervals = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if found and start <= found[-1][1]:

@@ -1,4 +1,4 @@
-"""The state of every random number generator that training may draw from."""
+"""State of all random number generators that training may use."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TorchRng:
-    """The generators of the CPU and of one device: what a forward pass may draw from."""
+    """State of torch's generators of the CPU and of one device, which a forward pass may use."""
 
     cpu: Tensor
     device: Tensor | None
 
     @classmethod
     def get(cls, device: torch.device) -> TorchRng:
+        """Returns the current state of the generators."""
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
 
     def set(self, device: torch.device) -> None:
+        """Sets the generators to this state."""
         torch.set_rng_state(self.cpu)
         if self.device is not None:
             torch.cuda.set_rng_state(self.device, device)
 
 
 def seed_all(seed: int) -> None:
-    """torch's generators, Python's and NumPy's, in this process."""
+    """Seeds the generators of torch, Python and NumPy in this process."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
-# What Python's and NumPy's generators consist of: 624 words of a Mersenne twister, and a normal number kept for later.
+# State of Python's and NumPy's generators: 624 words of a Mersenne twister, a position, and one cached normal number.
 _PLAIN = np.dtype(
     [
         *(("python", "<u4", 625), ("python_kept", "<u4"), ("python_gauss", "<f8")),
@@ -44,7 +46,7 @@ _PLAIN = np.dtype(
 
 
 def rng_state(device: torch.device) -> Tensor:
-    """torch's, Python's and NumPy's generators in this process, as bytes [n]; n depends on the kind of device alone."""
+    """Returns the state of torch's, Python's and NumPy's generators as bytes [n]; n depends only on the device type."""
     plain = np.zeros(1, _PLAIN)
     (_, plain["python"], gauss), numpy = random.getstate(), np.random.get_state(legacy=True)  # noqa: NPY002
     plain["python_kept"], plain["python_gauss"] = gauss is not None, gauss or 0.0
@@ -55,7 +57,7 @@ def rng_state(device: torch.device) -> Tensor:
 
 
 def set_rng_state(state: Tensor, device: torch.device) -> None:
-    """The inverse of `rng_state`. A device's generator is left alone where none was saved."""
+    """Restores the state that `rng_state` returned. A device's generator is unchanged if its state was not saved."""
     length = torch.get_rng_state().numel()
     parts = state.split([_PLAIN.itemsize, length, state.numel() - _PLAIN.itemsize - length])
     plain = parts[0].clone().numpy().view(_PLAIN)[0]

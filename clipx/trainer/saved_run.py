@@ -12,7 +12,7 @@ from clipx.trainer.spec import RunSpec
 
 
 def load_run(run_dir: Path) -> RunSpec:
-    """The configuration that a run directory was trained with. Raises CheckpointError where it holds none."""
+    """Returns the configuration that a run directory was trained with. Raises CheckpointError if there is none."""
     path = RunDir(run_dir).config
     if not path.is_file():
         raise CheckpointError(f"run={run_dir} holds no run (no config.yaml): check the path")

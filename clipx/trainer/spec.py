@@ -1,4 +1,4 @@
-"""RunSpec: everything a run is, checked as a whole. Importing this registers every option's schema."""
+"""RunSpec: the complete configuration of a run, checked as a whole. Importing it registers all options' schemas."""
 
 from __future__ import annotations
 
@@ -37,89 +37,143 @@ from clipx.trainer.stages import StageSpec, check_stages
 @option("")
 @dataclass(kw_only=True, slots=True)
 class RunSpec:
-    """One training run. Each group is one part of it; the rest is what people type most."""
+    """One training run: groups of options, and options of the run itself."""
 
     kind: str = "run"
-    name: str = MISSING
-    run_dir: str = MISSING  # everything the run writes is in here
-    seed: int = 0
-    duration: str = "32ep"  # 32ep (epochs), 10000st (optimizer steps), 12.8e9sa (samples)
-    resume: str = "none"  # none: a new run; auto: go on in run_dir if it holds a run; latest: it must; step:N: at that
-    # checkpoint; or a run directory, or one of its checkpoints, by path or by URL; or a .pt file of open_clip's
-    # trainer, from which a new run goes on
-    log_every: str = "20st"  # a duration: how often metrics are read from the device and written
-    report: bool = True
-    """Whether a finished run draws report.png and writes report.html, which takes about a second."""
+    """Type of the configuration; always run."""
 
-    device_peak_tflops: float | None = None  # of a device, by which train/mfu goes; null: its data sheet's, where known
+    name: str = MISSING
+    """Name of the run in reports and loggers, and the last part of the default run_dir. Not empty. By default
+    MODEL-DATA-DATE-TIME."""
+
+    run_dir: str = MISSING
+    """Run directory, into which the run writes everything. Not empty. By default outputs/NAME. resume=DIRECTORY
+    replaces it: a run resumes in its run directory."""
+
+    seed: int = 0
+    """Seed of all random numbers: initial weights, order of samples, augmentation, dropout. In [0, 2^63)."""
+
+    duration: str = "32ep"
+    """Length of training: 32ep (epochs), 10000st (optimizer steps) or 12.8e9sa (samples). Above zero, and at least one
+    step."""
+
+    resume: str = "none"
+    """Start of the run. none: a new run. auto: resume if run_dir holds a run, else a new run. latest: resume the run in
+    run_dir, an error if there is none. step:N: the same from the checkpoint of step N. A run directory or one of its
+    checkpoints, as a path: resume in that directory; as a URL: download to run_dir and resume. A .pt file of
+    open_clip's trainer: a new run that continues that training."""
+
+    log_every: str = "20st"
+    """Interval at which metrics are read from the device and logged: a duration above zero, such as 20st (optimizer
+    steps), 1e6sa (samples) or 0.1ep (epochs)."""
+
+    report: bool = True
+    """true: write report.html and draw report.png at the end of the run, which takes about a second. Set it to false in
+    a sweep of many short runs."""
+
+    device_peak_tflops: float | None = None
+    """Peak TFLOP/s of one device, the reference of the metric train/mfu (model FLOPs utilization). Above 0, e.g. 989
+    for an H100 in bfloat16. null: the value of the device's data sheet; without train/mfu for an unknown device."""
+
     profiler: ProfilerSpec = field(default_factory=ProfilerSpec)
-    stages: list[StageSpec] = field(default_factory=list)  # spans that train unlike each other, in their order
+    """Profiler: a torch.profiler trace of a few steps."""
+
+    stages: list[StageSpec] = field(default_factory=list)
+    """Stages: consecutive spans of the run with different image size, batch size, learning rate or patch dropout. At
+    least two, in order. []: the same settings in the whole run."""
 
     model: ModelSpec = MISSING
+    """Model: image and text tower, tokenizer, initial weights, frozen layers and patch dropout."""
+
     data: DataSpec = MISSING
+    """Data: training and held-out samples, batch size, order of samples, augmentation and loader processes."""
+
     objective: ObjectiveSpec = MISSING
+    """Objective: the loss of the embeddings, with its temperature, bias and per-sample state."""
+
     optimizer: OptimizerSpec = MISSING
+    """Optimizer: update rule, peak learning rate, weight decay, gradient clipping, non-finite steps and the moving
+    average of the weights."""
+
     schedule: ScheduleSpec = MISSING
+    """Schedule of the learning rate: warm-up, then its course to the end of the run."""
+
     precision: PrecisionSpec = MISSING
+    """Precision: number formats of weights and computation, such as fp32, bf16 and mixed precision; loss scaling."""
+
     distributed: DistributedSpec = MISSING
+    """Distribution: device, process group, time limits, and data parallelism with whole (ddp) or sharded (fsdp)
+    parameters."""
+
     checkpoint: CheckpointSpec = MISSING
+    """Checkpoints: interval, retention, and upload to remote storage."""
+
     compile: CompileSpec = field(default_factory=CompileSpec)
+    """Compilation by torch.compile of the towers' blocks, the loss and the optimizer's step. Off by default."""
+
     teacher: TeacherSpec = field(default_factory=TeacherSpec)
+    """Teacher of objective=distillation: a model, or stored embeddings."""
+
     evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
+    """Evaluators by name: zero-shot classification, retrieval and linear probe, each at its interval. Chosen by a list,
+    e.g. evaluator=[zeroshot,retrieval]; []: no evaluation."""
+
     logger: dict[str, LoggerSpec] = field(default_factory=dict)
+    """Loggers by name, in addition to metrics.jsonl, which every run writes. Chosen by a list, e.g.
+    logger=[tensorboard,wandb]; []: metrics.jsonl alone."""
 
     def __post_init__(self) -> None:
-        self.run_dir = Resume.parse(self.resume).run_dir or self.run_dir  # a run is resumed in its own directory
+        self.run_dir = Resume.parse(self.resume).run_dir or self.run_dir  # a run resumes in its run directory
         self._check_own_keys()
         self._check_objective()
         self._check_groups()
 
     def _check_own_keys(self) -> None:
-        """The keys of no group, and what they say of the groups."""
+        """Checks the options of the run itself, and their rules with groups. Raises ConfigError."""
         for key, text in (("name", self.name), ("resume", self.resume), ("run_dir", self.run_dir)):
-            require(bool(text), f"{key}= is empty: give a value, or leave it out")
-        require(0 <= self.seed < 2**63, f"seed={self.seed} must lie in [0, 2^63): give 0 or more")
+            require(bool(text), f"{key}= is empty: give a value, or remove it")
+        require(0 <= self.seed < 2**63, f"seed={self.seed} must be in [0, 2^63): give 0 or more")
         require(
             Resume.parse(self.resume).open_clip is None or self.model.weights is None,
-            f"model.weights={self.model.weights} has no effect with resume={self.resume}, which has weights of its "
-            "own: leave one of them out",
+            f"model.weights={self.model.weights} has no effect with resume={self.resume}, which contains weights: "
+            "remove one of them",
         )
         total = Duration.parse(self.duration, "duration")
-        require(total.value > 0, f"duration={self.duration} is no training at all: give a duration above zero")
+        require(total.value > 0, f"duration={self.duration} must be above zero, e.g. 32ep")
         log_every = Duration.parse(self.log_every, "log_every")
         require(log_every.value > 0, f"log_every={self.log_every} must be above zero: 1st logs every step")
         peak = self.device_peak_tflops
         require(peak is None or peak > 0, f"device_peak_tflops={peak} must be above 0, e.g. 989 of an H100 in bfloat16")
         require(
             self.data.weight == 1.0,
-            f"data.weight={self.data.weight:g} has no effect: it is of a mixture's sources, data.sources.NAME.weight",
+            f"data.weight={self.data.weight:g} has no effect outside a mixture: give data.sources.NAME.weight",
         )
-        # An epoch's samples are counted when the data is opened.
+        # 0: the samples of an epoch are counted when the data is opened.
         self.schedule.check_fits(self.duration, Length(0, self.data.batch_size))
         self.schedule.check(self.optimizer.lr)
 
     def _check_objective(self) -> None:
-        """What the objective needs of the data and of the model."""
+        """Checks the objective's requirements on data and model. Raises ConfigError."""
         require(
             self.data.indexed or not self.objective.indexed,
-            f"objective={self.objective.kind} keeps state for each sample, but data={self.data.kind} gives samples no "
-            "numbers: choose data that does, or objective=infonce",
+            f"objective={self.objective.kind} needs per-sample state, but data={self.data.kind} has no sample indices: "
+            "choose data with indices, or objective=infonce",
         )
         require(
             self.model.captions or not self.objective.captions,
-            f"objective={self.objective.kind} needs a model that captions, which model={self.model.name} does not: "
-            "choose model=coca_vit_b32, or objective=infonce",
+            f"objective={self.objective.kind} needs a model with a decoder, which model={self.model.name} does not "
+            "have: choose model=coca_vit_b32, or objective=infonce",
         )
         require(
             self.objective.captions or not self.model.captions,
-            f"objective={self.objective.kind} has no use for the captions of model={self.model.name}, whose decoder "
-            "would learn nothing: choose objective=coca, or model=vit_b32",
+            f"objective={self.objective.kind} does not train the decoder of model={self.model.name}: choose "
+            "objective=coca, or model=vit_b32",
         )
         self.model.check_fits(self.duration, Length(0, self.data.batch_size))
         require(
             self.objective.reads_text or self.model.text.frozen,
             f"objective={self.objective.kind} gives the text tower no gradient: add model.text.lock=all, and "
-            "weights to begin with by model.weights=…",
+            "initial weights with model.weights=…",
         )
         self.model.check_freezing(
             self.objective.has_head or self.model.captions,
@@ -127,7 +181,7 @@ class RunSpec:
         )
 
     def _check_groups(self) -> None:
-        """Rules between all other groups."""
+        """Checks the rules between all other groups. Raises ConfigError."""
         check_stages(self.stages, self.model, self.data, self.duration)
         for batch in {self.data.batch_size} | {stage.batch_size or self.data.batch_size for stage in self.stages}:
             self.objective.check(batch, self.data.published)
@@ -141,16 +195,16 @@ class RunSpec:
         numbers += ["eval/head/"] if numbers and self.objective.has_head else []
         require(
             best is None or best.startswith(tuple(numbers)),
-            f"checkpoint.best={best} is no number of an evaluator of this run: give one of "
-            f"{', '.join(f'{number}…' for number in numbers) or 'them; evaluator=[] leaves none'}, or null",
+            f"checkpoint.best={best} is not a metric of an evaluator of this run: give one of "
+            f"{', '.join(f'{number}…' for number in numbers) or 'them (evaluator=[] has none)'}, or null",
         )
 
 
 def compose(*overrides: str, config_name: str = "train", config_dir: str | Path | None = None) -> RunSpec:
-    """Composes and checks a run from Python or a notebook.
+    """Composes and checks a run from Python or a notebook. Returns its RunSpec.
 
-    `overrides` are what one types on the command line (`"model=vit_b32"`, `"data.batch_size=512"`); `config_dir`
-    is a folder with groups of one's own. Raises ConfigError, one line naming value, rule and fix.
+    `overrides`: overrides as on the command line (`"model=vit_b32"`, `"data.batch_size=512"`). `config_dir`: a folder
+    with further groups, as for --config-dir. Raises ConfigError, one line with value, rule and fix.
     """
     overrides = tuple(map(quote_pattern, overrides))
     folders = [Path(config_dir).absolute()] if config_dir else []

@@ -1,5 +1,6 @@
-"""The stages of a run: spans of it that train on images of another size, with another batch size, learning rate or
-patch dropout. Progress stays in samples, so that their order, the schedules and the cadences know nothing of stages.
+"""Stages of a run: spans with a different image size, batch size, learning rate or patch dropout.
+
+Progress is counted in samples, so that the order of samples, the schedules and the cadences do not depend on stages.
 """
 
 from __future__ import annotations
@@ -15,54 +16,69 @@ from clipx.errors import CheckpointError, require
 from clipx.model.spec import ModelSpec, Varying
 from clipx.schedule import LearningRate
 
-# ------------------------------------------------------------------------------------------------ what is asked
+# ----------------------------------------------------------------------------------------------------- options
 
 
 @dataclass(kw_only=True, slots=True)
 class StageSpec:
-    """A stage begins where the one before it ends. What it leaves out is as in the rest of the run."""
+    """A span of the run with settings that differ from the stages next to it. It starts where the previous stage ends.
 
-    # Its end: a duration from the start of the run, or a share of the run (50%), rounded up to a whole step; null in
-    # the last stage, which ends with the run.
+    The defaults are the settings of the run.
+    """
+
     until: str | None = None
-    image_size: int | None = None  # pixels, square; null: model.image.size, as in the last stage
-    batch_size: int | None = None  # as data.batch_size, which null stands for
-    lr_scale: float = 1.0  # times the schedule's learning rate
-    patch_dropout: float = 0.0  # as model.patch_dropout, which stays 0 where a stage has its own
+    """End of the stage: a duration from the start of the run (16ep, 5000st, 6.4e9sa) or a share of the run (50%),
+    rounded up to a whole step. After the end of the previous stage and before the end of the run. null in the last
+    stage, which ends with the run; required in all others."""
+
+    image_size: int | None = None
+    """Width and height of the training images in pixels, at least 8. null: model.image.size. The last stage must train
+    at model.image.size, at which the run is evaluated."""
+
+    batch_size: int | None = None
+    """Samples per optimizer step over all ranks, like data.batch_size: at least 2, divisible by ranks ×
+    data.micro_batches, and at most the size of the data set. null: data.batch_size."""
+
+    lr_scale: float = 1.0
+    """Factor of the schedule's learning rate. Above 0. 1: the rate of the schedule."""
+
+    patch_dropout: float = 0.0
+    """Share of each image's patches that training drops at random, like model.patch_dropout, in [0, 1). Must be 0 if
+    the model has a patch dropout; conversely, if one stage sets it, 0 in another stage drops no patches."""
 
 
 def check_stages(specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, duration: str) -> None:
-    """All that can be known at composition. Raises ConfigError."""
+    """Checks the stages as far as possible at composition. Raises ConfigError."""
     if not specs:
         return
-    require(len(specs) > 1, "stages has one stage, which is the whole run: set what it changes in the run itself")
+    require(len(specs) > 1, "stages has one stage, which is the whole run: set its options in the run itself")
     for i, spec in enumerate(specs):
         _check(f"stages.{i}", spec, data.micro_batches)
     for i, (one, other) in enumerate(pairwise(specs)):
-        require(one.until is not None, f"stages.{i} has no end, but stages.{i + 1} follows it: give until=50% or so")
+        require(one.until is not None, f"stages.{i} has no end, but stages.{i + 1} follows it: give it, e.g. until=50%")
         require(
-            _trained(one, model, data) != _trained(other, model, data),
-            f"stages.{i + 1} trains as stages.{i} does: change image_size, batch_size, lr_scale or patch_dropout, or "
-            "leave one of them out",
+            _settings(one, model, data) != _settings(other, model, data),
+            f"stages.{i + 1} has the settings of stages.{i}: change image_size, batch_size, lr_scale or patch_dropout, "
+            "or remove one of the two",
         )
     last, end, size = f"stages.{len(specs) - 1}", specs[-1].until, specs[-1].image_size
-    require(end is None, f"{last}.until={end} has no effect: the last stage ends with the run; leave it out")
+    require(end is None, f"{last}.until={end} has no effect, since the last stage ends with the run: remove it")
     require(
         size in (None, model.image.size),
-        f"{last}.image_size={size} is not model.image.size={model.image.size}, at which the run is evaluated: leave it "
-        "out in the last stage",
+        f"{last}.image_size={size} is not model.image.size={model.image.size}, at which the run is evaluated: remove "
+        "it from the last stage",
     )
     own = [f"stages.{i}.patch_dropout={spec.patch_dropout}" for i, spec in enumerate(specs) if spec.patch_dropout]
     require(
         not (own and model.drops_patches),
-        f"{' '.join(own[:1])} and model.patch_dropout={model.patch_dropout} exclude each other: give a value to each "
-        "stage, or one course to the whole run",
+        f"{' '.join(own[:1])} and model.patch_dropout={model.patch_dropout} exclude each other: set it for each stage, "
+        "or for the whole run",
     )
     _check_order(specs, duration, Length(0, data.batch_size))
 
 
 def _check(key: str, spec: StageSpec, micro_batches: int) -> None:
-    """The values of one stage by themselves."""
+    """Checks the values of one stage. Raises ConfigError."""
     size, batch = spec.image_size, spec.batch_size
     require(size is None or size >= 8, f"{key}.image_size={size} is too small: give at least 8 pixels")
     require(batch is None or batch >= 2, f"{key}.batch_size={batch} must be at least 2: one sample has no negatives")
@@ -78,18 +94,21 @@ def _check(key: str, spec: StageSpec, micro_batches: int) -> None:
     )
     require(
         0 <= spec.patch_dropout < 1,
-        f"{key}.patch_dropout={spec.patch_dropout} must lie in [0, 1): 0.5 leaves out half of the patches",
+        f"{key}.patch_dropout={spec.patch_dropout} must be in [0, 1): 0.5 drops half of the patches",
     )
 
 
-def _trained(spec: StageSpec, model: ModelSpec, data: DataSpec) -> tuple[int, int, float, float]:
-    """Image size, batch size, share of the learning rate, patch dropout."""
+def _settings(spec: StageSpec, model: ModelSpec, data: DataSpec) -> tuple[int, int, float, float]:
+    """Returns image size, batch size, factor of the learning rate, and patch dropout."""
     size, batch = spec.image_size or model.image.size, spec.batch_size or data.batch_size
     return size, batch, spec.lr_scale, spec.patch_dropout
 
 
 def _check_order(specs: Sequence[StageSpec], duration: str, length: Length) -> None:
-    """Each stage ends after the one before it, and the last with the run. Those that cannot be compared yet pass."""
+    """Raises ConfigError unless each stage ends after the previous stage and before the end of the run.
+
+    Skips ends whose share of the run is not known yet.
+    """
     whole = Duration.parse(duration, "duration")
     before, ended = "the start of the run", 0.0
     for i, spec in enumerate(specs[:-1]):
@@ -99,22 +118,22 @@ def _check_order(specs: Sequence[StageSpec], duration: str, length: Length) -> N
             continue
         require(
             ended < share,
-            f"{key}={spec.until} is not after {before}: stages stand in the order in which they come; move its end",
+            f"{key}={spec.until} is not after {before}: give stages in ascending order of their ends",
         )
         require(
             share < 1,
-            f"{key}={spec.until} is not before the end of duration={duration}, so that nothing is left for the stage "
-            "after it: end it earlier, or train longer",
+            f"{key}={spec.until} is not before the end of duration={duration}, which leaves no samples for the next "
+            "stage: end it earlier, or train longer",
         )
         before, ended = f"{key}={spec.until}", share
 
 
-# ----------------------------------------------------------------------------------------------- what is trained
+# -------------------------------------------------------------------------------------------------------- plan
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The samples [start, end) of a run, in whole steps."""
+    """The samples [start, end) of a run, in whole steps, and their settings."""
 
     start: int
     end: int
@@ -125,28 +144,32 @@ class Stage:
 
     @property
     def steps(self) -> int:
+        """Optimizer steps of the stage."""
         return (self.end - self.start) // self.batch_size
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What holds at a number of samples seen, and depends on nothing else. A run without stages is a single one."""
+    """Settings as a function of samples seen alone. A run without stages has a single stage."""
 
     stages: Sequence[Stage]
-    course: Callable[[int], float] | None  # the model's patch dropout; None: the stages have their own
+    course: Callable[[int], float] | None  # patch dropout of the model; None: the stages set it
     varying: Varying
 
     @classmethod
     def build(
         cls, specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, duration: str, length: Length
     ) -> StagePlan:
-        """`length.total` samples, which `duration` is here, in stages of whole steps: an end within a step is moved to
-        the end of that step, and what is left of the run's last one is dropped. Raises ConfigError."""
+        """Divides the run of `length.total` samples into stages of whole steps. Raises ConfigError.
+
+        An end within a step is moved to the end of the step; an incomplete last step of the run is dropped.
+        `length.total` is `duration` in samples.
+        """
         _check_order(specs, duration, length)
         model.check_fits(duration, length)
         stages: list[Stage] = []
         for i, spec in enumerate(specs or [StageSpec()]):
-            size, batch, lr_scale, dropout = _trained(spec, model, data)
+            size, batch, lr_scale, dropout = _settings(spec, model, data)
             start = stages[-1].end if stages else 0
             if spec.until is None:
                 steps = (length.total - start) // batch
@@ -159,7 +182,7 @@ class StagePlan:
             )
             require(
                 steps > 0,
-                f"stages.{i} begins at sample {start:,} and ends before a whole step of {batch:,}: make it longer",
+                f"stages.{i} starts at sample {start:,} and is shorter than one step of {batch:,}: end it later",
             )
             stages.append(Stage(start, start + steps * batch, size, batch, lr_scale, dropout))
         own = any(stage.patch_dropout for stage in stages)
@@ -173,30 +196,31 @@ class StagePlan:
         return self.stages[-1].end
 
     def at(self, samples_seen: int) -> Stage:
+        """Returns the stage of the step after so many samples."""
         return next((stage for stage in self.stages if samples_seen < stage.end), self.stages[-1])
 
     def steps(self, samples_seen: int) -> int:
-        """Optimizer steps that are done."""
+        """Returns the number of optimizer steps after so many samples."""
         now = self.at(samples_seen)
         before = sum(stage.steps for stage in self.stages if stage.end <= now.start)
         return before + (samples_seen - now.start) // now.batch_size
 
     def remaining(self, samples_seen: int) -> Iterator[tuple[Stage, range]]:
-        """The stages that are still to be trained, each with its samples."""
+        """Yields the remaining stages, each with its remaining samples."""
         for stage in self.stages:
             if samples_seen < stage.end:
                 yield stage, range(max(samples_seen, stage.start), stage.end)
 
     def patch_dropout(self, samples_seen: int) -> float:
-        """The share of an image's patches that the step after so many samples leaves out."""
+        """Returns the share of an image's patches that the step after so many samples drops."""
         return self.at(samples_seen).patch_dropout if self.course is None else self.course(samples_seen)
 
     def scaled(self, learning_rate: LearningRate) -> LearningRate:
-        """The schedule's rate, times that of the stage."""
+        """Returns the schedule's learning rate times the factor of the stage."""
         return lambda seen: learning_rate(seen) * self.at(seen).lr_scale
 
     def row(self, samples_seen: int) -> dict[str, float]:
-        """What is logged of the step after so many samples; nothing that is the same in all of the run."""
+        """Returns the settings to log for the step after so many samples, without those constant in the run."""
         stage = self.at(samples_seen)
         several = {"train/image_size": stage.image_size, "train/batch_size": stage.batch_size}
         return {
@@ -205,17 +229,17 @@ class StagePlan:
         }
 
     def check_resumes(self, samples_seen: int, step: int) -> None:
-        """Raises CheckpointError where the steps before a checkpoint were not these."""
+        """Raises CheckpointError if the steps before a checkpoint differ from those of this plan."""
         stage = self.at(samples_seen)
         if self.steps(samples_seen) != step or (samples_seen - stage.start) % stage.batch_size:
             raise CheckpointError(
-                f"the checkpoint is of step {step:,} after {samples_seen:,} samples, where stages and duration now "
-                f"have step {self.steps(samples_seen):,}: leave the ends and batch sizes of stages that are over as "
-                "they were, and give them in samples (12.8e9sa) where duration changes"
+                f"the checkpoint is of step {step:,} after {samples_seen:,} samples, but stages and duration now give "
+                f"step {self.steps(samples_seen):,}: do not change the ends and batch sizes of finished stages, and "
+                "give the ends in samples (12.8e9sa) if duration changes"
             )
 
     def describe(self) -> str:
-        """The stages in one line, for a person."""
+        """Returns a description of the stages in one line."""
         return "; ".join(
             f"{s.steps:,} steps of {s.batch_size:,} at {s.image_size} pixels, up to sample {s.end:,}"
             for s in self.stages
@@ -223,7 +247,7 @@ class StagePlan:
 
 
 def check_ranks(specs: Sequence[StageSpec], data: DataSpec, ranks: int) -> None:
-    """Raises ConfigError where so many ranks cannot share a stage's batch evenly."""
+    """Raises ConfigError if so many ranks cannot share a stage's batch evenly."""
     parts = ranks * data.micro_batches
     split = f"{ranks} ranks" + (f" x {data.micro_batches} micro-batches" if data.micro_batches > 1 else "")
     for i, spec in enumerate(specs):

@@ -1,4 +1,4 @@
-"""What training changes, apart from the position in the data: captured for a checkpoint, restored from one."""
+"""State of training, except the position in the data: captured for a checkpoint and restored from one."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from clipx.trainer.rng import rng_state, seed_all, set_rng_state
 
 @dataclass(frozen=True, slots=True)
 class TrainState:
+    """The stateful objects of training, saved in a checkpoint together."""
+
     model: CLIP
     average: WeightAverage | None
     objective: Objective
     optimizer: torch.optim.Optimizer
     comm: Comm
-    masters: MasterWeights | None = None  # `model` is their master
+    masters: MasterWeights | None = None  # if given, `model` is their master
 
     def capture(self) -> dict[str, torch.Tensor | RankRows]:
-        """The live tensors by name, not copies; `RankRows` are this rank's part of what is sharded over the ranks."""
+        """Returns the live tensors by name, not copies. `RankRows`: this rank's part of a tensor sharded over ranks."""
         rng = rng_state(self.comm.device)
         return {
             **add_prefix("model", self.model.state_dict()),
@@ -40,16 +42,17 @@ class TrainState:
         }
 
     def restore(self, found: Checkpoint, seed: int) -> list[str]:
-        """Returns what could not go on as it was, for the log. Raises CheckpointError where something does not fit.
+        """Restores the state from a checkpoint. Returns lines for the log about state that could not be restored.
 
-        `seed`: of the random numbers where other ranks wrote the checkpoint.
+        `seed`: seed of the random numbers if another number of ranks wrote the checkpoint. Raises CheckpointError if
+        the checkpoint does not fit. Collective.
         """
         self.restore_learned(found.tensors)
         self._restore_tables(found)
         return [*self._restore_average(found), *self._restore_rng(found, seed)]
 
     def restore_learned(self, tensors: Tensors) -> None:
-        """Weights, the objective's parameters and the optimizer's state. Raises CheckpointError."""
+        """Restores weights, the objective's parameters and the optimizer's state. Raises CheckpointError."""
         load_module(self.model, select_prefix("model", tensors), "model")
         load_module(self.objective, select_prefix("objective", tensors), "objective")
         load_optimizer(self.optimizer, select_prefix("optimizer", tensors))
@@ -57,7 +60,7 @@ class TrainState:
             self.masters.copy_weights_to_model()
 
     def _tables(self) -> dict[str, SampleTable]:
-        """The objective's per-sample state, by name."""
+        """Returns the objective's per-sample state by name."""
         return {name: module for name, module in self.objective.named_modules() if isinstance(module, SampleTable)}
 
     def _restore_tables(self, found: Checkpoint) -> None:
@@ -66,8 +69,8 @@ class TrainState:
         if strange := own.keys() ^ saved:
             names = ", ".join(sorted(name.removeprefix("table/") for name in strange))
             raise CheckpointError(
-                f"the checkpoint {found.folder} and this objective do not both keep {names} for each sample: resume "
-                "with the objective that wrote it"
+                f"the checkpoint {found.folder} and this objective differ in their per-sample state ({names}): resume "
+                "with the objective of the checkpoint"
             )
         for name, table in own.items():
             found.read_rows(name, RankRows(table.rows, table.start))
@@ -75,9 +78,9 @@ class TrainState:
     def _restore_average(self, found: Checkpoint) -> list[str]:
         saved = select_prefix("average", found.tensors)
         if self.average is None:
-            return ["the checkpoint's average of the weights is left: optimizer.ema_decay=null"] if saved else []
+            return ["ignored the checkpoint's average of the weights: optimizer.ema_decay=null"] if saved else []
         if not saved:
-            return ["the average of the weights begins here: the checkpoint holds none"]
+            return ["the average of the weights starts at this step: the checkpoint contains none"]
         self.average.restore(saved)
         return []
 
@@ -89,4 +92,4 @@ class TrainState:
             set_rng_state(mine[0], self.comm.device)
             return []
         seed_all(seed + self.comm.rank)
-        return [f"{world} ranks wrote the checkpoint, {self.comm.world} go on: dropout draws anew"]
+        return [f"{world} ranks wrote the checkpoint, {self.comm.world} resume it: reseeded the random numbers"]

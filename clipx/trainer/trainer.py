@@ -1,4 +1,4 @@
-"""The trainer: build, step, fit. Explicit calls, no callbacks; progress is counted in samples seen."""
+"""The trainer: build, step, fit. Explicit calls without callbacks; progress is counted in samples seen."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """One run. `Trainer(spec).fit()` trains, evaluates and leaves everything in `spec.run_dir`."""
+    """Trainer of one run. `Trainer(spec).fit()` trains, evaluates and writes everything to `spec.run_dir`."""
 
     spec: RunSpec
     comm: Comm
@@ -60,9 +60,9 @@ class Trainer:
     tokenizer: Tokenizer
     plan: StagePlan
     length: Length
-    total: int  # samples to be seen
+    total: int  # samples of the run
     learning_rate: LearningRate
-    learner: Learner  # model, objective and optimizer, and their step
+    learner: Learner  # model, objective, optimizer and their step
     stored: StoredEmbeddings | None
     teacher: Teacher | StoredEmbeddings | None
     utilisation: Utilisation | None
@@ -76,15 +76,15 @@ class Trainer:
     stop: StopSignals
     watchdog: Watchdog
     resumed: bool
-    loaded_weights: list[str]  # of the weights that the run began with
-    notes: list[str]  # what is not as it was when the run last ran
+    loaded_weights: list[str]  # lines for the log about the initial weights
+    notes: list[str]  # lines for the log about changes since the run last ran
 
     samples_seen: int = 0
     _log_period: int  # samples
-    _open: contextlib.ExitStack  # what `close` closes
+    _open: contextlib.ExitStack  # resources that `close` releases
 
     def __init__(self, spec: RunSpec) -> None:
-        """Builds everything, resumes where `spec.resume` says so. Raises ClipxError before any training."""
+        """Builds all parts, and resumes as `spec.resume` specifies. Raises ClipxError before any training."""
         self.spec = spec
         self.comm = spec.distributed.build()
         self._build_data()
@@ -98,7 +98,7 @@ class Trainer:
         check_ranks(spec.stages, spec.data, comm.world)
         self.dataset = open_on_all_ranks(spec.data, comm)
         train = self.dataset.train
-        # The name, and with it the directory, may tell the time; rank 0's hold.
+        # Name and directory may contain the time and differ between ranks; those of rank 0 are used.
         same = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}
         comm.require_equal(config=dict(flatten(same)), data=train.fingerprint)
         n = sum(train.sizes)
@@ -133,7 +133,7 @@ class Trainer:
         self.utilisation = Utilisation.build(spec.model, spec.precision, comm.device, spec.device_peak_tflops)
 
     def _open_run(self) -> None:
-        """Takes the run directory, and goes on from what is in it."""
+        """Locks the run directory, and resumes or starts the run in it."""
         spec, comm = self.spec, self.comm
         self.rundir = RunDir(Path(comm.broadcast_object(spec.run_dir)))
         resume = Resume.parse(spec.resume)
@@ -165,21 +165,21 @@ class Trainer:
             raise
 
     def _begin(self, training: str | None) -> list[str]:
-        """Gives a new run its first weights, or all that open_clip's trainer had learned. Returns what the log says."""
+        """Loads initial weights, or a checkpoint of open_clip's trainer, into a new run. Returns lines for the log."""
         if training is None:
             return self.learner.load_initial_weights()
         self.samples_seen, begun = resume_from_open_clip(training, self.learner, self.plan, self.order.samples)
         return begun
 
     def _warn(self, kind: str, message: str, **facts: Any) -> None:
-        """An event that a person should hear of; every rank knows of it."""
+        """Logs a warning on rank 0 and records it in events.jsonl. Call it on all ranks."""
         if self.comm.is_main:
             log.warning(message)
             self.rundir.event(kind, message=message, **facts)
 
     def step(self, batch: Batch) -> Metrics:
-        """Makes one optimizer step on this rank's share of a global batch, on the device, with the settings that hold
-        at `samples_seen`. Returns what `Learner.step` does; the step is detailed where it is logged."""
+        """Makes one optimizer step on this rank's share of a global batch, on the device, with the settings at
+        `samples_seen`. Returns the metrics of `Learner.step`, in detail for a logged step. Collective."""
         before = self.samples_seen
         after = before + self.plan.at(before).batch_size
         set_learning_rate(self.learner.optimizer, self.learning_rate(before))
@@ -189,7 +189,7 @@ class Trainer:
         return metrics
 
     def _roll_back(self) -> int | None:
-        """Restores the newest checkpoint, but not the position in the data. Returns its step, None without one."""
+        """Restores the newest checkpoint, but not the position in the data. Returns its step, or None without one."""
         found = self.checkpoints.load()
         if found is None:
             return None
@@ -205,10 +205,10 @@ class Trainer:
         return self.plan.steps(self.total)
 
     def fit(self) -> dict[str, float]:
-        """Trains to the end of `spec.duration`, evaluates, reports. Returns the final numbers by name.
+        """Trains to the end of `spec.duration`, evaluates and writes the report. Returns the final metrics by name.
 
-        Raises Stopped where a signal ended the run before, NotSynced where checkpoints are not all at
-        `checkpoint.remote`.
+        Raises Stopped if a signal stopped the run before, NotSynced if the upload to `checkpoint.remote` is not
+        complete.
         """
         spec, comm = self.spec, self.comm
         if comm.is_main:
@@ -235,16 +235,16 @@ class Trainer:
                 comm.barrier()
                 if not self.checkpoints.wait_for_uploads():
                     raise NotSynced(
-                        f"the run is finished, but not all of it is at {self.checkpoints.url} after checkpoint."
-                        f"sync_timeout_s={spec.checkpoint.sync_timeout_s:g}: nothing here is lost; once the storage is "
-                        "back, the same command with resume=auto sends the rest"
+                        f"the run is finished, but its upload to {self.checkpoints.url} is incomplete after checkpoint."
+                        f"sync_timeout_s={spec.checkpoint.sync_timeout_s:g}: all local files are complete; once the "
+                        "storage is reachable, the same command with resume=auto uploads the rest"
                     )
         finally:
             self.close()
         return final
 
     def close(self) -> None:
-        """Gives the run directory back. For a trainer that is not fitted; `fit` does it at its end."""
+        """Closes all files and unlocks the run directory. `fit` calls it; call it for a trainer that is not fitted."""
         self.sinks.close()
         self._open.close()
 
@@ -277,15 +277,15 @@ class Trainer:
             self.profiler.before(self.steps_done + 1)
 
     def _is_logged(self, before: int) -> bool:
-        """Whether the step that begins at sample `before` is."""
+        """Returns whether the step that starts at sample `before` is logged."""
         after = before + self.plan.at(before).batch_size
         return after >= self.total or after // self._log_period > before // self._log_period
 
     def _between_steps(self, screen: Screen, before: int) -> None:
-        """Evaluates and saves what is due after the step that began at sample `before`."""
+        """Runs the evaluations and saves the checkpoints due after the step that started at sample `before`."""
         self.evaluation.add_due(before, self.samples_seen)
         self.lock.check()
-        if signal := self.stop.received_by_any(self.comm):  # at once: what is overdue is done when the run goes on
+        if signal := self.stop.received_by_any(self.comm):  # at once: overdue evaluations run when the run resumes
             self._stop(signal)
         numbers: dict[str, float] = {}
         if self.evaluation.overdue:
@@ -297,7 +297,7 @@ class Trainer:
                 self._save(numbers)
 
     def _stop(self, signal: str) -> None:
-        """Saves and raises Stopped."""
+        """Saves a checkpoint and raises Stopped."""
         on = self.checkpoints.enabled
         if on:
             self._save({})
@@ -309,11 +309,11 @@ class Trainer:
             self.stop.call_previous_handler(self.comm)
         finally:
             self.checkpoints.wait_for_uploads()
-        saved = f"saved; go on with resume={self.rundir.path}" if on else "not saved, for checkpoint.every=none"
+        saved = f"saved; continue with resume={self.rundir.path}" if on else "not saved, since checkpoint.every=none"
         raise Stopped(f"{signal}: stopped after step {self.steps_done:,} of {self.steps_total:,}, {saved}")
 
     def _batches(self) -> Iterator[Batch]:
-        """From where the run is to its end; each stage has a loader of its own."""
+        """Yields the batches from the current position to the end of the run, from one loader per stage."""
         spec, comm = self.spec, self.comm
         for stage, samples in self.plan.remaining(self.samples_seen):
             loader = train_loader(
@@ -351,7 +351,7 @@ class Trainer:
         return dict(self.comm.broadcast_object(numbers))
 
     def _evaluate(self) -> dict[str, float]:
-        """Evaluates what is due, and logs it."""
+        """Runs the evaluators that are due and logs their metrics. Returns the metrics by name."""
         if not self.evaluation.overdue:
             return {}
         start = time.perf_counter()
@@ -361,7 +361,7 @@ class Trainer:
         return numbers
 
     def _save(self, numbers: dict[str, float]) -> None:
-        """A checkpoint of this moment, and of what was just evaluated. Collective."""
+        """Saves a checkpoint of the current state. `numbers`: metrics of the evaluation just run. Collective."""
         state = {
             "samples_seen": self.samples_seen,
             "epoch_samples": self.order.samples,
@@ -376,20 +376,20 @@ class Trainer:
         self.checkpoints.save(self.steps_done, self.learner.state.capture(), state, numbers)
 
     def _resume(self, resume: Resume) -> bool:
-        """Goes on from a checkpoint. Returns whether there was one."""
+        """Restores the state from a checkpoint. Returns whether there is one. Raises CheckpointError."""
         found = self.checkpoints.find(resume)
         if found is None:
             return False
         spec, fingerprint = self.spec, self.dataset.train.fingerprint
         if found.state["data"] != fingerprint:
             raise CheckpointError(
-                f"the data is not what {self.rundir.path} was trained on (fingerprint {fingerprint}, then "
+                f"the data differs from that of {self.rundir.path} (fingerprint {fingerprint}, in the checkpoint "
                 f"{found.state['data']}): restore it, or start a new run"
             )
         if self.teacher is not None and found.state.get("teacher") != self.teacher.digest:
             raise CheckpointError(
-                f"{spec.teacher.source_option} is not the teacher that {self.rundir.path} learned from (weights "
-                f"{self.teacher.digest}, then {found.state.get('teacher')}): give that one, or start a new run"
+                f"{spec.teacher.source_option} is not the teacher of {self.rundir.path} (digest {self.teacher.digest}, "
+                f"in the checkpoint {found.state.get('teacher')}): give that teacher, or start a new run"
             )
         self.samples_seen = int(found.state["samples_seen"])
         self.plan.check_resumes(self.samples_seen, found.step)

@@ -69,7 +69,7 @@ def test_help_lists_the_options_of_each_group(command: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["seed=-1"], "seed=-1 must lie in [0, 2^63): give 0 or more"),
+        (["seed=-1"], "seed=-1 must be in [0, 2^63): give 0 or more"),
         (["schedule.wramup=1st"], "schedule.wramup is not a key here: the keys are warmup, min_lr (did you mean warmup?)"),
         (["data.batch_size=big"], "data.batch_size=big: Value 'big' of type 'str' could not be converted to Integer"),
         (["schedule=cosin"], "schedule=cosin is not an option: choose one of constant, constant_cooldown, cosine (did you mean cosine?)"),
@@ -105,14 +105,14 @@ def test_the_whole_traceback_is_shown_on_demand(monkeypatch: pytest.MonkeyPatch)
     assert done.returncode == 2
     assert "Traceback (most recent call last)" in done.stderr
     assert "in __post_init__" in done.stderr
-    assert done.stderr.endswith("\nerror: seed=-1 must lie in [0, 2^63): give 0 or more\n")
+    assert done.stderr.endswith("\nerror: seed=-1 must be in [0, 2^63): give 0 or more\n")
 
 
 def test_each_rank_of_a_job_says_which_one_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     done = run(*TRAIN, "seed=-1", check=False)
-    assert done.stderr == "error (rank 3): seed=-1 must lie in [0, 2^63): give 0 or more\n"
+    assert done.stderr == "error (rank 3): seed=-1 must be in [0, 2^63): give 0 or more\n"
 
 
 def test_an_unknown_flag_is_answered_with_the_usage() -> None:

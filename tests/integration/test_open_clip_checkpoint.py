@@ -137,7 +137,7 @@ def test_what_is_seen_again_of_an_epoch_is_said(tmp_path: Path, capsys: pytest.C
     Trainer(small(tmp_path / "run", *OPTIONS["vit"], "data.samples=80", "duration=3st")).fit()
     out = tmp_path / "epoch_1.pt"
     export(compose(f"run={tmp_path}/run", f"out={out}", "format=open_clip_checkpoint", config_name="export"))  # type: ignore[arg-type]
-    said = "open_clip goes on after epoch 1 of 80 samples; the 16 samples that were seen of the next are seen again"
+    said = "open_clip resumes after epoch 1 of 80 samples; it repeats the 16 samples seen of the next epoch"
     assert said in capsys.readouterr().out
     assert torch.load(out, weights_only=True)["epoch"] == 1
 
@@ -175,7 +175,7 @@ def test_a_step_of_clipx_from_open_clips_checkpoint_is_open_clips_own(
     assert (trainer.samples_seen, trainer.steps_done) == (128, 4)
     said = " ".join(trainer.loaded_weights)
     assert (
-        f"{tmp_path}/epoch_2.pt, where open_clip's trainer was after 2 epochs and 3 steps: that is 128 samples and 4 steps here"
+        f"{tmp_path}/epoch_2.pt, open_clip's trainer after 2 epochs and 3 steps: 128 samples and 4 steps in this run"
         in said
     )
     assert "optimizer.weight_decay: 0.2 -> 0.1" in said or name == "tiny"
@@ -239,12 +239,12 @@ def saved(runs: dict[str, Exported], tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["optimizer=lion"], "resume={saved} has AdamW's moments, and optimizer=lion cannot go on with them: choose optimizer=adamw, or begin with model.weights={saved}"),
-        (["objective=sogclr"], "objective=sogclr keeps state for each sample, which resume={saved} has not: choose objective=infonce, or begin with model.weights={saved}"),
-        (["objective=siglip"], "{saved} and this objective do not both learn bias: choose objective=infonce for a checkpoint of CLIP's loss, objective=siglip for one with logit_bias"),
-        (["duration=4st"], "resume={saved} is of epoch 2, which is 128 samples here, and duration=4st is 128: train longer"),
-        (["model.weights=x"], "model.weights=x has no effect with resume={saved}, which has weights of its own: leave one of them out"),
-        (["model.text.layers=1"], "{saved} do not fit model tiny: missing nothing; left over transformer.resblocks.1.attn.in_proj_bias"),
+        (["optimizer=lion"], "resume={saved} has AdamW's moments, which optimizer=lion cannot use: choose optimizer=adamw, or load the weights alone with model.weights={saved}"),
+        (["objective=sogclr"], "objective=sogclr needs per-sample state, which resume={saved} does not contain: choose objective=infonce, or load the weights alone with model.weights={saved}"),
+        (["objective=siglip"], "only one of {saved} and this objective learns bias: choose objective=infonce for a checkpoint of CLIP's loss, objective=siglip for a checkpoint with logit_bias"),
+        (["duration=4st"], "resume={saved} is of epoch 2, 128 samples in this run, but duration=4st is 128: train longer"),
+        (["model.weights=x"], "model.weights=x has no effect with resume={saved}, which contains weights: remove one of them"),
+        (["model.text.layers=1"], "{saved} do not fit model tiny: missing nothing; unexpected transformer.resblocks.1.attn.in_proj_bias"),
         (["model.text.context_length=24"], "other shape text.positional_embedding [20, 64] against [24, 64]"),
     ],
 )  # fmt: skip
@@ -267,13 +267,13 @@ def test_a_training_with_a_locked_tower_or_another_optimizer_is_refused(tmp_path
     fewer = {number: state for number, state in optimizer["state"].items() if number > 3}
     changed(saved, optimizer={**optimizer, "state": fewer})
     with pytest.raises(
-        ClipxError, match="it was trained with a locked tower, or is of another model; begin with model.weights="
+        ClipxError, match="so it is of another model or a locked tower: start with model.weights="
     ):
         Trainer(options)
     others = {number: {"momentum": state["exp_avg"]} for number, state in optimizer["state"].items()}
     changed(saved, optimizer={**optimizer, "state": others})
     with pytest.raises(
-        ClipxError, match="has the state of another optimizer than open_clip's AdamW: begin with model.weights="
+        ClipxError, match="has the state of another optimizer than open_clip's AdamW: start with model.weights="
     ):
         Trainer(options)
 
@@ -291,10 +291,10 @@ def test_a_file_that_is_no_such_checkpoint_is_refused_and_nothing_in_it_runs(
     torch.save({"epoch": 1, "state_dict": Executes(), "optimizer": {}}, tmp_path / "executes.pt")
     torch.save({"a": torch.zeros(2)}, tmp_path / "weights.pt")
     for name, message in {
-        "nowhere": "nowhere.pt is no file: check the path",
-        "pickled": "pickled.pt .*convert it: safetensors.torch.save_file",
-        "executes": "executes.pt .*convert it: safetensors.torch.save_file",
-        "weights": "weights.pt is no checkpoint of open_clip's trainer, which has epoch, state_dict and optimizer",
+        "nowhere": "nowhere.pt is not a file: check the path",
+        "pickled": "pickled.pt .*convert it .*: safetensors.torch.save_file",
+        "executes": "executes.pt .*convert it .*: safetensors.torch.save_file",
+        "weights": "weights.pt is not a checkpoint of open_clip's trainer with epoch, state_dict and optimizer",
     }.items():
         with pytest.raises(ClipxError, match=message):
             Trainer(small(tmp_path / "run", *OPTIONS["vit"], f"resume={tmp_path}/{name}.pt"))

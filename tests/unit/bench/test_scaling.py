@@ -56,7 +56,7 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(BenchError) as raised:
         spec.run(print)
     assert str(raised.value).startswith("the run with tasks=3 ended with exit code 2: ")
-    assert "seed=-1 must lie in [0, 2^63)" in str(raised.value)
+    assert "seed=-1 must be in [0, 2^63)" in str(raised.value)
 
 
 def test_a_single_interval_is_no_measurement(tmp_path: Path) -> None:

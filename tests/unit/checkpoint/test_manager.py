@@ -72,7 +72,7 @@ def test_the_best_by_a_metric_is_saved_when_it_is_found_and_stays(tmp_path: Path
 
 
 def test_a_metric_that_no_evaluator_gives_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="checkpoint.best=loss is no number of an evaluator of this run: give one of"):
+    with pytest.raises(ConfigError, match="checkpoint.best=loss is not a metric of an evaluator of this run: give one of"):
         small(tmp_path, "evaluator=[retrieval]", "checkpoint.best=loss")
 
 
@@ -163,7 +163,7 @@ def test_an_outage_at_the_end_is_told_by_the_exit_code_and_the_rest_is_sent_late
     trainer = Trainer(small(Path("run"), *overrides))
     proxy.set("down")
     start = time.monotonic()
-    with pytest.raises(NotSynced, match="the run is finished, but not all of it is at s3://"):
+    with pytest.raises(NotSynced, match="the run is finished, but its upload to s3://"):
         trainer.fit()
     assert time.monotonic() - start < 60
     assert steps(Path("run"))[-1] == 6, "nothing is deleted that is not there"
@@ -233,7 +233,7 @@ def test_a_stopped_run_says_so_by_its_exit_code_and_ends_as_one_that_was_not(
     _, said = process.communicate(timeout=60)
     assert process.returncode == Exit.REQUEUE == 75, said
     assert f"stopped: {number.name}: stopped after step" in said
-    assert "saved; go on with resume=" in said
+    assert "saved; continue with resume=" in said
     process = started(stopped, *long, "resume=auto")
     assert process.wait(timeout=200) == 0
     assert same(tensors(stopped, 40), tensors(straight, 40))

@@ -215,7 +215,7 @@ def small_shapes() -> Dataset:
 def test_every_evaluator_accepts_the_default_data(name: str) -> None:
     evaluator = composed("evaluator", name).evaluator[name]
     if evaluator.learns:  # and the default holds whole classes out
-        with pytest.raises(ConfigError, match="no class in both the training images and the held-out ones"):
+        with pytest.raises(ConfigError, match="needs classes with both training and held-out images"):
             evaluator.check(small_shapes())
     else:
         evaluator.check(small_shapes())
@@ -512,7 +512,7 @@ def test_a_saved_spec_holds_plain_values(tmp_path: Path) -> None:
         ({"logger": {"mine": None}}, "logger.kind=None is not registered: choose one of "),
         ({"sede": 1}, "sede is not a key here: the keys are name, run_dir, seed"),
         ({"seed": "many"}, "seed=many: Value 'many' of type 'str' could not be converted to Integer"),
-        ({"seed": -1}, "seed=-1 must lie in [0, 2^63)"),
+        ({"seed": -1}, "seed=-1 must be in [0, 2^63)"),
         ({"model": {"kind": "clip", "name": "m", "depth": 3}}, "model.depth is not a key here: the keys are "),
         ({"data": None}, "data=null: field 'data' is not Optional"),
     ],
@@ -674,9 +674,9 @@ REFUSED = [
     ("model.image=null", "model.image=null: field 'model.image' is not Optional: set its values by model.image.KEY=…"),
     ("optimizer.betas=[null,1]", "optimizer.betas[0]=null: Invalid type assigned: NoneType is not a subclass of float. value: None"),
     ("evaluator.retrieval=null", f"evaluator.retrieval=null: field 'evaluator.retrieval' is not Optional: {OPTIONS_FIRST}"),
-    ("name=", "name= is empty: give a value, or leave it out"),
-    ("run_dir=", "run_dir= is empty: give a value, or leave it out"),
-    ("resume=", "resume= is empty: give a value, or leave it out"),
+    ("name=", "name= is empty: give a value, or remove it"),
+    ("run_dir=", "run_dir= is empty: give a value, or remove it"),
+    ("resume=", "resume= is empty: give a value, or remove it"),
     ("data.name=${nope}", "name: Interpolation key 'nope' not found"),
     ("seed=${oc.env:CLIPX_NOPE}", "seed: KeyError raised while resolving interpolation: \"Environment variable 'CLIPX_NOPE' not found\""),
     # overrides that are none

@@ -299,7 +299,7 @@ def test_a_source_is_drawn_as_it_says_itself() -> None:
 def test_a_weight_without_a_mixture_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         compose("data.weight=3")
-    assert str(caught.value) == "data.weight=3 has no effect: it is of a mixture's sources, data.sources.NAME.weight"
+    assert str(caught.value) == "data.weight=3 has no effect outside a mixture: give data.sources.NAME.weight"
 
 
 def test_no_sources_and_sources_that_do_not_open_are_told_by_the_keys_that_one_types() -> None:

@@ -159,10 +159,10 @@ def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) 
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "error: 5 of 6 points cannot run, nothing was started:",
-        "  point 1  data.batch_size=32 seed=-1   seed=-1 must lie in [0, 2^63): give 0 or more",
+        "  point 1  data.batch_size=32 seed=-1   seed=-1 must be in [0, 2^63): give 0 or more",
         "  point 2  data.batch_size=32 seed=one  seed=one: Value 'one' of type 'str' could not be converted to Integer",
         "  point 3  data.batch_size=33 seed=0    data.batch_size=33 is not divisible by 2 ranks: use 32 or 34",
-        "  point 4  data.batch_size=33 seed=-1   seed=-1 must lie in [0, 2^63): give 0 or more",
+        "  point 4  data.batch_size=33 seed=-1   seed=-1 must be in [0, 2^63): give 0 or more",
         "  point 5  data.batch_size=33 seed=one  seed=one: Value 'one' of type 'str' could not be converted to Integer",
     ]
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["multirun.yaml"]

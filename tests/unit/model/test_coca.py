@@ -131,7 +131,7 @@ def shapes(spec: ModelSpec) -> dict[str, torch.Size]:
             "vision_cfg.attentional_pool=cascade in the configuration has no",
         ),
         ("text_cfg", {"embed_cls": False}, "text_cfg.embed_cls=False in the configuration has no counterpart"),
-        ("multimodal_cfg", {"width": 768}, "multimodal_cfg.width=768 beside text_cfg.width=512 has no counterpart"),
+        ("multimodal_cfg", {"width": 768}, "multimodal_cfg.width=768 with text_cfg.width=512 has no counterpart"),
         (
             "multimodal_cfg",
             {"ls_init_value": 1e-4},
@@ -155,7 +155,7 @@ def test_a_configuration_that_has_no_counterpart_is_refused(part: str, change: d
         ),
         (
             lambda s: replace(s, image=replace(s.image, options={**s.image.options, "pre_norm": False})),
-            "take a ViT in CLI",
+            "choose a ViT in CLI",
         ),
     ],
 )
@@ -318,8 +318,8 @@ def test_a_trunk_that_is_not_read_at_a_class_token_is_refused_by_name(name: str)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("objective=coca",), "objective=coca needs a model that captions, which model=tiny does not"),
-        (("model=coca_tiny", "objective=infonce"), "objective=infonce has no use for the captions of model=coca_tiny"),
+        (("objective=coca",), "objective=coca needs a model with a decoder, which model=tiny does not have"),
+        (("model=coca_tiny", "objective=infonce"), "objective=infonce does not train the decoder of model=coca_tiny"),
         (("model=coca_tiny", "objective.caption_weight=0"), "objective.caption_weight=0.0 must be above 0"),
         (
             ("model=coca_tiny", "objective.contrastive_weight=-1"),

@@ -301,7 +301,7 @@ def test_a_run_tells_what_is_locked(
 ) -> None:
     Trainer(small(tmp_path / "x", *options(weights, "vit", "model.image.lock=1", "model.text.lock=all"))).fit()
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("locked "))
-    assert line.endswith("parameters stay as they are: image.lock=1, text.lock=all")
+    assert line.endswith("parameters are frozen: image.lock=1, text.lock=all")
 
 
 def test_nothing_but_blocks_of_linear_layers_is_a_norm() -> None:

@@ -82,7 +82,7 @@ def test_data_without_numbers_is_refused_at_composition_where_they_are_needed(tm
     if name not in AVERAGES:
         assert not compose(*overrides, config_dir=tmp_path).data.indexed
         return
-    with pytest.raises(ConfigError, match=rf"objective={name} keeps state for each sample, but data=stream gives .*no"):
+    with pytest.raises(ConfigError, match=rf"objective={name} needs per-sample state, but data=stream has no sample indices"):
         compose(*overrides, config_dir=tmp_path)
 
 

@@ -181,7 +181,7 @@ def test_a_run_goes_on_with_its_own_teacher_only(trained: Path, tmp_path: Path) 
     found.fit()
     assert losses(again)[-2:] == [row["train/loss"] for row in whole[1:]]
 
-    message = r"teacher\.weights=.* is not the teacher that .* learned from \(weights \w{16}, then \w{16}\)"
+    message = r"teacher\.weights=.* is not the teacher of .* \(digest \w{16}, in the checkpoint \w{16}\)"
     with pytest.raises(CheckpointError, match=message):
         distilling(again, f"teacher.weights={tmp_path}/run", "resume=step:1")
     with pytest.raises(CheckpointError, match=r"teacher\.temperature: None -> 0\.5"):
@@ -360,7 +360,7 @@ def test_a_place_without_weights_is_refused(tmp_path: Path) -> None:
 def test_weights_without_a_configuration_are_refused(trained: Path, tmp_path: Path) -> None:
     model = {name.removeprefix("model/"): t for name, t in tensors(trained, 3).items() if name.startswith("model/")}
     save_file(model, tmp_path / "bare.safetensors")
-    message = r"^teacher\.weights=.*bare\.safetensors holds weights without a configuration, so that towers, tokenizer"
+    message = r"^teacher\.weights=.*bare\.safetensors holds weights without a configuration, so towers, tokenizer"
     with pytest.raises(CheckpointError, match=message):
         distilling(tmp_path / "run", f"teacher.weights={tmp_path}/bare.safetensors")
 
@@ -377,6 +377,6 @@ def test_a_teacher_that_had_no_learned_temperature_asks_for_one(tmp_path: Path) 
 def test_a_plan_is_not_made_without_the_teachers_part() -> None:
     importlib.import_module("clipx.plan.spec")
     with pytest.raises(
-        ConfigError, match="^objective=distillation: a plan knows nothing of a teacher's time and memory"
+        ConfigError, match="^objective=distillation needs a teacher, whose time and memory a plan does not count"
     ):
         compose("objective=distillation", "teacher.weights=a", config_name="plan")

@@ -113,7 +113,7 @@ def test_a_run_with_everything_compiled_is_the_run_without(tmp_path: Path) -> No
     assert not hasattr(contrastive.tile_lse, "_torchdynamo_orig_callable")
     assert (
         facts(trainer)["compile"]
-        == "4 blocks of the towers, the loss's tiles, the optimizer's step, by eager; the first steps wait for it"
+        == "4 blocks of the towers, the loss's tiles, the optimizer's step, with eager; the first steps wait for compilation"
     )
     assert graphs[:5] == [0] * 5
     assert graphs[7] == graphs[8] == graphs[9]
@@ -141,23 +141,23 @@ def test_generated_code_computes_the_same(tmp_path: Path) -> None:
     [
         (
             ("compile.backend=eager",),
-            "compile.backend=eager has no effect where nothing is compiled: add compile.towers=true, or leave it out",
+            "compile.backend=eager has no effect if nothing is compiled: add compile.towers=true, or remove it",
         ),
         (
             ("compile.mode=max_autotune",),
-            "compile.mode=max_autotune has no effect where nothing is compiled: add compile.towers=true, or leave it out",
+            "compile.mode=max_autotune has no effect if nothing is compiled: add compile.towers=true, or remove it",
         ),
         (
             ("compile.towers=true", "compile.mode=max_autotune", "compile.backend=eager"),
-            "compile.mode=max_autotune has no effect on compile.backend=eager: leave one of them out",
+            "compile.mode=max_autotune has no effect on compile.backend=eager: remove one of them",
         ),
         (
             ("compile.objective=true", "objective=siglip"),
-            "compile.objective=true has no effect on objective=siglip, which has no tiles to compile: leave it out",
+            "compile.objective=true has no effect on objective=siglip, which has no tiles to compile: remove it",
         ),
         (
             ("compile.optimizer=true",),
-            "compile.optimizer=true has no effect on optimizer=adamw, whose step is one fused kernel: leave it out",
+            "compile.optimizer=true has no effect on optimizer=adamw, whose step is one fused kernel: remove it",
         ),
     ],
 )
@@ -179,7 +179,7 @@ def test_recomputed_batch_norm_is_refused() -> None:
 def test_a_missing_compiler_is_named_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
-        ConfigError, match=r"^compile needs a C\+\+ compiler, and there is no g\+\+: install one, name it in CXX"
+        ConfigError, match=r"^compile needs a C\+\+ compiler, and g\+\+ is not found: install one, name it in CXX"
     ):
         CompileSpec(towers=True).check_device(CPU)
     CompileSpec(towers=True, backend=Backend.eager).check_device(CPU)

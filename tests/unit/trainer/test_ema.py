@@ -87,11 +87,11 @@ def test_switching_it_on_or_off_on_the_way_is_told(
 ) -> None:
     off = Trainer(small(run_dir, *EMA, "resume=auto", "optimizer.ema_decay=null"))
     off.close()
-    assert any("average of the weights is left" in note for note in off.notes)
+    assert any("ignored the checkpoint's average of the weights" in note for note in off.notes)
     Trainer(small(tmp_path / "run", *EMA, "optimizer.ema_decay=null")).fit()
     on = Trainer(small(tmp_path / "run", *EMA, "resume=auto"))
     on.close()
-    assert any("begins here" in note for note in on.notes)
+    assert any("starts at this step" in note for note in on.notes)
 
 
 @pytest.mark.parametrize("decay", ["0", "1", "-0.1"])

@@ -66,11 +66,11 @@ def test_one_course_of_patch_dropout_may_span_all_stages() -> None:
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ("[{image_size:96}]", "stages has one stage, which is the whole run: set what it changes in the run itself"),
-        ("[{image_size:96},{}]", "stages.0 has no end, but stages.1 follows it: give until=50% or so"),
-        ("[{until:50%,image_size:96},{until:100%}]", "stages.1.until=100% has no effect: the last stage ends with the run"),
+        ("[{image_size:96}]", "stages has one stage, which is the whole run: set its options in the run itself"),
+        ("[{image_size:96},{}]", "stages.0 has no end, but stages.1 follows it: give it, e.g. until=50%"),
+        ("[{until:50%,image_size:96},{until:100%}]", "stages.1.until=100% has no effect, since the last stage ends with the run"),
         ("[{until:50%},{image_size:96}]", "stages.1.image_size=96 is not model.image.size=224, at which the run is evaluated"),
-        ("[{until:50%,image_size:224},{}]", "stages.1 trains as stages.0 does: change image_size"),
+        ("[{until:50%,image_size:224},{}]", "stages.1 has the settings of stages.0: change image_size"),
         ("[{until:50%,image_size:96},{until:40%},{lr_scale:2}]", "stages.1.until=40% is not after stages.0.until=50%"),
         ("[{until:0%,image_size:96},{}]", "stages.0.until=0% is not after the start of the run"),
         ("[{until:32ep,image_size:96},{}]", "stages.0.until=32ep is not before the end of duration=32ep"),
@@ -79,7 +79,7 @@ def test_one_course_of_patch_dropout_may_span_all_stages() -> None:
         ("[{until:50%,batch_size:1},{}]", "stages.0.batch_size=1 must be at least 2"),
         ("[{until:50%,batch_size:30},{}]", "stages.0.batch_size=30 is not divisible by data.micro_batches=4: use 28 or 32"),
         ("[{until:50%,lr_scale:0},{}]", "stages.0.lr_scale=0.0 must be a number above 0"),
-        ("[{until:50%,patch_dropout:1},{}]", "stages.0.patch_dropout=1.0 must lie in [0, 1)"),
+        ("[{until:50%,patch_dropout:1},{}]", "stages.0.patch_dropout=1.0 must be in [0, 1)"),
         ("[{until:50%,size:96},{}]", "size is not a key here: the keys are until, image_size, batch_size"),
     ],
 )  # fmt: skip
@@ -106,7 +106,7 @@ def test_what_only_data_and_ranks_can_tell_is_refused_before_any_training() -> N
     with pytest.raises(ConfigError, match=r"^stages.1.until=1ep is not after stages.0.until=60%"):
         plan("[{until:60%,batch_size:20},{until:1ep},{lr_scale:2}]")
     with pytest.raises(
-        ConfigError, match=r"^stages.1 begins at sample 480 and ends before a whole step of 10: make it"
+        ConfigError, match=r"^stages.1 starts at sample 480 and is shorter than one step of 10: end it"
     ):
         plan("[{until:25%,batch_size:480},{until:30%},{lr_scale:2}]")
     with pytest.raises(ConfigError, match=r"^stages.0.batch_size=600 is larger than the data set of 500 samples"):
@@ -235,7 +235,7 @@ def test_what_is_still_to_come_may_change_and_what_is_over_may_not(
     shutil.copytree(straight[0], run_dir)
     later = [word for word in NINE if not word.startswith("stages=")]
     with pytest.raises(
-        CheckpointError, match=r"is of step 9 after 200 samples, where .* now have step 6: leave the ends"
+        CheckpointError, match=r"is of step 9 after 200 samples, but .* now give step 6: do not change the ends"
     ):
         Trainer(small(run_dir, *later, "resume=auto"))
     longer = STAGES.replace("{}", "{until:200sa},{batch_size:24}")
