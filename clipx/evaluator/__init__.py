@@ -1,4 +1,4 @@
-"""Evaluators, one file each, and the data sets that each is run on."""
+"""Evaluators, one file each, and the data sets that they evaluate."""
 
 from clipx.evaluator.spec import EvaluatorSpec
 

@@ -1,4 +1,4 @@
-"""Embedding held-out data on all ranks. Batches are the same however many ranks share them, and so are the results.
+"""Embeds held-out data on all ranks. Batches, and therefore results, do not depend on the number of ranks.
 
 Shape suffixes: N samples or texts, C classes, D embedding, m samples of a batch.
 """
@@ -26,21 +26,27 @@ from clipx.precision.spec import Precision, PrecisionSpec
 
 Metrics = dict[str, float]
 
-PREVIEW_SAMPLES = 256  # samples of a source, before training starts
+PREVIEW_SAMPLES = 256
+"""Number of samples of a source that `preview` reads before training starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The usable samples of a source, in its order. image_ND, unit norm; captions and label of each."""
+    """Embeddings, captions and labels of the usable samples of a source, in its order."""
 
     image: Tensor
+    """[N, D], unit norm."""
+
     captions: Sequence[Sequence[str]]
     labels: Sequence[int | str | None]
 
 
 @dataclass(slots=True)
 class Embedder:
-    """Embeds with one state of the weights. Make a new one when they change: what it embedded is kept."""
+    """Embeds images and texts with a fixed state of the weights, and caches the results.
+
+    Create a new one when the weights change.
+    """
 
     model: CLIP
     comm: Comm
@@ -51,7 +57,9 @@ class Embedder:
     prefetch: int
     max_bad_share: float
     report_bad: Callable[[Sequence[BadRecord]], None]
-    heartbeat: Callable[[], None] = lambda: None  # called for each batch: a sign of life
+    heartbeat: Callable[[], None] = lambda: None
+    """Called for each batch, to report progress to the watchdog."""
+
     _images: dict[tuple[int, int], tuple[Source, Embedded]] = field(default_factory=dict)
     _classes: dict[tuple[tuple[str, ...], tuple[str, ...], int], Tensor] = field(default_factory=dict)
 
@@ -66,7 +74,12 @@ class Embedder:
         report_bad: Callable[[Sequence[BadRecord]], None],
         heartbeat: Callable[[], None] = lambda: None,
     ) -> Embedder:
-        """For a model and the data it is to be tried on."""
+        """Builds an embedder for a model and its evaluation data.
+
+        Args:
+            report_bad: called with the bad samples of this rank.
+            heartbeat: called for each batch.
+        """
         return cls(
             model=model,
             comm=comm,
@@ -90,7 +103,7 @@ class Embedder:
         comm: Comm,
         report_bad: Callable[[Sequence[BadRecord]], None],
     ) -> Embedder:
-        """For a new model, whose weights `fill` loads."""
+        """Builds a model, loads its weights by `fill(model)`, and builds an embedder for it."""
         compute = precision.build(comm.device)
         model = spec.build(comm.device, compute.dtype)
         precision.convert(named_blocks(model))
@@ -98,7 +111,7 @@ class Embedder:
         return cls.build(model, spec, data, comm, compute, report_bad)
 
     def for_data(self, data: DataSpec) -> Embedder:
-        """The same, what it has embedded included, as other data is to be read."""
+        """Returns an embedder with the loader options of other data. It shares the cache of this one."""
         return replace(
             self,
             view=replace(self.view, max_pixels=data.max_pixels),
@@ -108,14 +121,17 @@ class Embedder:
         )
 
     def images(self, source: Source, batch: int) -> Embedded:
-        """Every image of the source, over all ranks. Raises DataError where too many are bad."""
-        key = (id(source), batch)  # copies of a set, as corrupted ones, may have one fingerprint
+        """Embeds every image of the source. Collective. Returns all of them on every rank.
+
+        Raises DataError if more than max_bad_share of the samples are bad.
+        """
+        key = (id(source), batch)  # not the fingerprint: variants of a set, e.g. corrupted copies, may share it
         if key not in self._images:
             self._images[key] = source, self._embed_images(source, batch)
         return self._images[key][1]
 
     def classes(self, names: Sequence[str], templates: Sequence[str], batch: int) -> Tensor:
-        """[C, D]: see class_embeddings."""
+        """Returns the class embeddings [C, D], see class_embeddings. Collective."""
         key = (tuple(names), tuple(templates), batch)
         if key not in self._classes:
             self._classes[key] = class_embeddings(lambda texts: self.texts(texts, batch), names, templates)
@@ -128,7 +144,7 @@ class Embedder:
         mine: list[tuple[int, Sequence[str], int | str | None]] = []
         bad: list[BadRecord] = []
         passes = -(-total // (batch * self.comm.world))
-        for held in eval_loader(
+        for loaded in eval_loader(
             source,
             self.view,
             batch=batch,
@@ -137,14 +153,15 @@ class Embedder:
             workers=min(self.workers, -(-total // (batch * self.comm.world))),
             prefetch=self.prefetch,
         ):
-            bad += held.bad
-            if held.index:
+            bad += loaded.bad
+            if loaded.index:
                 passes -= 1
-                x_mD = self._call(self.model.encode_image, held.image)
+                x_mD = self._call(self.model.encode_image, loaded.image)
                 rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
-                rows[torch.tensor(held.index, device=rows.device)] = x_mD
-                mine += zip(held.index, held.captions, held.labels, strict=True)
-        for _ in range(passes):  # as many on all ranks: where the model is spread over them, they compute together
+                rows[torch.tensor(loaded.index, device=rows.device)] = x_mD
+                mine += zip(loaded.index, loaded.captions, loaded.labels, strict=True)
+        # All ranks run the same number of forward passes, because those of a sharded model are collective.
+        for _ in range(passes):
             blank = torch.zeros(1, 3, self.view.size, self.view.size, dtype=torch.uint8)
             x_mD = self._call(self.model.encode_image, blank)
             rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
@@ -159,20 +176,21 @@ class Embedder:
         if bad_total > self.max_bad_share * total or bad_total == total:
             raise DataError(
                 f"{bad_total} of {total} held-out samples are bad, more than data.max_bad_share={self.max_bad_share}: "
-                "quarantine.jsonl names them"
+                "quarantine.jsonl lists them"
             )
-        kept = sorted((item for part in self.comm.gather_objects(mine) for item in part), key=lambda item: item[0])
-        rows = self.comm.sum(rows)  # each row is zero on all ranks but one
-        order = torch.tensor([index for index, _, _ in kept], device=rows.device)
-        return Embedded(rows[order], [captions for _, captions, _ in kept], [label for _, _, label in kept])
+        usable = sorted((item for part in self.comm.gather_objects(mine) for item in part), key=lambda item: item[0])
+        rows = self.comm.sum(rows)  # each row is nonzero on one rank only
+        order = torch.tensor([index for index, _, _ in usable], device=rows.device)
+        return Embedded(rows[order], [captions for _, captions, _ in usable], [label for _, _, label in usable])
 
     @torch.inference_mode()
     def texts(self, texts: Sequence[str], batch: int) -> Tensor:
-        """[N, D] for N texts, spread over the ranks."""
+        """Embeds N texts, distributed over the ranks. Returns [N, D] on every rank. Collective."""
         rows: Tensor | None = None
         passes = -(-len(texts) // (batch * self.comm.world))
-        own = list(rank_blocks(len(texts), batch, self.comm))
-        for block in [*own, *[slice(0, 0)] * (passes - len(own))]:  # as many on all ranks, as of images
+        assigned = list(rank_blocks(len(texts), batch, self.comm))
+        # All ranks run the same number of forward passes, as for images.
+        for block in [*assigned, *[slice(0, 0)] * (passes - len(assigned))]:
             x_mD = self._call(self.model.encode_text, self.tokenizer(texts[block] or [""]))
             rows = x_mD.new_zeros(len(texts), x_mD.shape[1]) if rows is None else rows
             rows[block] = x_mD[: block.stop - block.start]
@@ -191,7 +209,10 @@ class Embedder:
 
 
 def preview(source: Source) -> Iterator[Sample]:
-    """Samples spread over a source, to be looked at before training starts. Bad ones are counted when it is read."""
+    """Yields up to PREVIEW_SAMPLES evenly spaced samples of a source, for checks before training starts.
+
+    Skips bad samples, which the evaluation counts.
+    """
     total = sum(source.sizes)
     for index in range(0, total, -(-total // PREVIEW_SAMPLES)):
         with contextlib.suppress(BadSample):
@@ -199,6 +220,6 @@ def preview(source: Source) -> Iterator[Sample]:
 
 
 def rank_blocks(n: int, size: int, comm: Comm) -> Iterator[slice]:
-    """This rank's share of the blocks of 0..n."""
+    """Yields the blocks of `size` indices in 0..n-1 that are assigned to this rank."""
     for start in range(comm.rank * size, n, comm.world * size):
         yield slice(start, min(start + size, n))

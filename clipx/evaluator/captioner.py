@@ -1,4 +1,4 @@
-"""Captions image files on all ranks, with a model that has a decoder."""
+"""Captions image files with a CoCa model, distributed over the ranks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 
 Line = dict[str, str | float]
-"""image, and either caption and log_p, or `bad`: why it cannot be captioned."""
+"""Result of a file: `image` and either `caption` and `log_p`, or `bad`, the reason why it cannot be captioned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captioner:
+    """Generates captions of image files."""
+
     model: CoCa
     tokenizer: Tokenizer
     method: Method
@@ -34,7 +36,7 @@ class Captioner:
     max_pixels: int
 
     def lines(self, files: Sequence[str]) -> Iterator[Line]:
-        """One of each file, in order, on all ranks. Collective."""
+        """Yields the result of each file, in order, on all ranks. Collective."""
         for first in range(0, len(files), self.batch_size * self.comm.world):
             start = first + self.batch_size * self.comm.rank
             for lines in self.comm.gather_objects(self._batch(start, files[start : start + self.batch_size])):
@@ -56,12 +58,13 @@ class Captioner:
             with self.precision.autocast():
                 captions = generate_captions(self.model, image_b3SS, numbers, self.method, self.bounds)
             for i, caption in zip(pixels, captions, strict=True):
-                text = self.tokenizer.decode([*caption.tokens, Tokenizer.end_id])  # a final id 0 would be padding
+                # Without the end id, decode would drop a final id 0 as padding.
+                text = self.tokenizer.decode([*caption.tokens, Tokenizer.end_id])
                 lines[i] |= {"caption": text, "log_p": round(caption.log_p, 4)}
         return lines
 
     def _read(self, file: str) -> Pixels | str:
-        """The model's view of a file, or the reason why there is none."""
+        """Returns the transformed pixels of a file, or the reason why it cannot be used."""
         try:
             image = self.model.spec.image
             return eval_transform(decode(Path(file).read_bytes(), self.max_pixels), image.size, image.stretch)

@@ -1,6 +1,6 @@
-"""Linear probe: how well a linear classifier on the frozen image embeddings does (CLIP, arXiv:2103.00020, A.3).
+"""Linear probe: accuracy of a linear classifier on frozen image embeddings (CLIP, arXiv:2103.00020, A.3).
 
-Shape suffixes: N images, n those of a block, C classes, D embedding and one that is constant.
+Shape suffixes: N images, n images of a block, C classes, D embedding plus one constant feature.
 """
 
 from __future__ import annotations
@@ -20,25 +20,39 @@ if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
     from clipx.evaluator.base import Embedded, Embedder, Metrics
 
-_BLOCK = 8192  # images whose scores are computed at a time
-_PER_DECADE = 8
-_FIRST = (-6, -4, -2, 0, 2, 4, 6)  # powers of ten; between them the search goes on around the best
+_BLOCK = 8192  # images per matrix product
+_PER_DECADE = 8  # smallest step of the search for λ, as a fraction of a decade
+_FIRST = (-6, -4, -2, 0, 2, 4, 6)  # powers of ten of the first candidates for λ; the search then refines the best one
 
 
 @option("evaluator")
 @dataclass(kw_only=True, slots=True)
 class LinearProbeSpec(EvaluatorSpec):
-    """Multinomial logistic regression by L-BFGS in float64, with an L2 penalty λ that a part of the training images
-    chooses, and that is then trained with on all of them. The same on any number of ranks."""
+    """Multinomial logistic regression on frozen image embeddings, by L-BFGS in float64 with an L2 penalty λ.
+
+    λ is selected on a validation part of the training images; the final classifier is trained on all of them. The
+    result does not depend on the number of ranks.
+    """
 
     learns: ClassVar[bool] = True
     compared: ClassVar[tuple[str, ...]] = ("top1", "top5", "mean_per_class_recall")
 
     kind: str = "linear_probe"
-    train_samples: int | None = None  # so many training images, evenly spread over the data; null: all
-    validation_share: float = 0.2  # of the training images of each class: those that λ is chosen by
-    l2: float | None = None  # λ of Σ cross-entropy + λ/2·‖W‖², scikit-learn's 1/C; null: the best of 1e-6 … 1e6
-    max_iterations: int = 1000  # of L-BFGS
+    """Kind of evaluator: linear_probe."""
+
+    train_samples: int | None = None
+    """Number of training images to learn from, evenly spaced over the training data, at least 1. null: all images."""
+
+    validation_share: float = 0.2
+    """Share of the training images of each class that validate the candidates for λ, in (0, 0.5]. Has no effect if l2
+    is given. The default is every fifth image."""
+
+    l2: float | None = None
+    """Penalty λ, above 0, of the loss Σ cross-entropy + λ/2·‖W‖²; the inverse of scikit-learn's C. null: selects the λ
+    in [1e-6, 1e6] with the highest validation accuracy, by the search of arXiv:2103.00020, A.3."""
+
+    max_iterations: int = 1000
+    """Maximum number of L-BFGS iterations of each fit, at least 1."""
 
     def __post_init__(self) -> None:
         EvaluatorSpec.__post_init__(self)
@@ -47,35 +61,37 @@ class LinearProbeSpec(EvaluatorSpec):
             require(value is None or value >= 1, f"{key}.{name}={value} must be at least 1")
         require(
             0 < self.validation_share <= 0.5,
-            f"{key}.validation_share={self.validation_share} must lie in (0, 0.5]: 0.2 is every fifth image",
+            f"{key}.validation_share={self.validation_share} must be in (0, 0.5]: 0.2 is every fifth image",
         )
-        require(self.l2 is None or self.l2 > 0, f"{key}.l2={self.l2} must be above 0: null has it chosen")
+        require(self.l2 is None or self.l2 > 0, f"{key}.l2={self.l2} must be above 0: null selects it automatically")
 
     def check(self, data: Dataset) -> None:
+        """Raises ConfigError if labels are missing, or if no class has both training and held-out images."""
         from clipx.evaluator.base import PREVIEW_SAMPLES, preview
 
         assert data.held_out is not None
         train, held_out = ({sample.label for sample in preview(source)} for source in (data.train, data.held_out))
         if None in train | held_out:
             raise ConfigError(
-                "the linear probe needs labels and the data has none: give data.label_column (csv) or "
-                "data.label_key (webdataset), or leave it out with evaluator=[zeroshot]"
+                "the linear probe needs labels, and the data has none: give data.label_column (csv) or "
+                "data.label_key (webdataset), or drop the probe with evaluator=[zeroshot]"
             )
         if not train & held_out and data.classes is not None and len(data.classes.names) <= PREVIEW_SAMPLES:
             raise ConfigError(
-                "the linear probe has no class in both the training images and the held-out ones, so that there is "
-                "nothing it could learn: choose other data, or leave it out with evaluator=[zeroshot]"
+                "the linear probe needs classes with both training and held-out images, and the data has none: choose "
+                "other data, or drop the probe with evaluator=[zeroshot]"
             )
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
-        """top1, top5, mean per-class recall and chance among the training images' classes, and the λ that was used."""
+        """Returns top1, top5, mean_per_class_recall and chance over the classes of the training images, and l2, the λ
+        that was used. Collective."""
         from clipx.evaluator.zeroshot import scores
 
         assert data.held_out is not None
         train, test = (embedder.images(s, self.batch_size) for s in (self._train(data), data.held_out))
         classes = {label: i for i, label in enumerate(sorted(set(train.labels), key=str))}
         if len(classes) < 2:
-            raise DataError(f"the linear probe has training images of {len(classes)} class only: it needs two or more")
+            raise DataError(f"the training images have {len(classes)} class only: the linear probe needs two or more")
         x_ND, y_N = _tensors(train, classes)
         probe = Probe(embedder.comm, len(classes), self.max_iterations, embedder.heartbeat)
         l2 = self.l2 or self._best(probe, x_ND, y_N)
@@ -92,25 +108,28 @@ class LinearProbeSpec(EvaluatorSpec):
         return Split(data.train, self.train_samples, total, held_out=True)
 
     def _best(self, probe: Probe, x_ND: torch.Tensor, y_N: torch.Tensor) -> float:
-        """The λ whose classifier, of the training images without the validation part, is right most often on that."""
+        """Returns the λ with the highest validation accuracy; candidates are fitted to the other training images."""
         held_N = _every_of_class(y_N, round(1 / self.validation_share))
         if not held_N.any():
             raise DataError(
-                f"the linear probe has too few training images of each class for evaluator.linear_probe."
-                f"validation_share={self.validation_share}: raise it, or give evaluator.linear_probe.l2"
+                f"evaluator.linear_probe.validation_share={self.validation_share} selects no image, because the "
+                "classes have too few training images: raise it, or give evaluator.linear_probe.l2"
             )
         rest, held = (x_ND[~held_N], y_N[~held_N]), (x_ND[held_N], y_N[held_N])
 
-        def right(l2: float) -> float:
+        def accuracy(l2: float) -> float:
             weight_CD = probe.fit(*rest, l2)
             return ((held[0] @ weight_CD.T).argmax(1) == held[1]).double().mean().item()
 
-        return search(right)
+        return search(accuracy)
 
 
 def search(score: Callable[[float], float]) -> float:
-    """The λ with the highest score: of powers of 100 from 1e-6 to 1e6, then around the best of these at steps halved
-    down to an eighth of a decade, as CLIP's authors did. Of equals the largest, which fits the least."""
+    """Returns the λ with the highest score, by the search of CLIP's authors.
+
+    Candidates are powers of 100 from 1e-6 to 1e6, then values next to the best one, with steps halved down to an eighth
+    of a decade. Among equal scores the largest λ is selected, which regularizes most.
+    """
     found: dict[int, float] = {}
 
     def best(candidates: Sequence[int]) -> int:
@@ -130,7 +149,7 @@ def search(score: Callable[[float], float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Fits a classifier of C classes, the blocks of images spread over the ranks."""
+    """Fits a classifier of C classes, with the blocks of images distributed over the ranks."""
 
     comm: Comm
     classes: int
@@ -138,7 +157,10 @@ class Probe:
     heartbeat: Callable[[], None]
 
     def fit(self, x_ND: torch.Tensor, y_N: torch.Tensor, l2: float) -> torch.Tensor:
-        """[C, D] that minimises Σ cross-entropy + λ/2·‖W‖², W being the weights without those of the constant."""
+        """Returns the weights [C, D] that minimize Σ cross-entropy + λ/2·‖W‖². Collective.
+
+        W excludes the weights of the constant feature.
+        """
         with torch.inference_mode(False), torch.enable_grad():
             weight_CD = torch.zeros(self.classes, x_ND.shape[1], dtype=x_ND.dtype, device=x_ND.device)
             weight_CD.requires_grad_()
@@ -162,7 +184,7 @@ class Probe:
     def _loss(
         self, weight_CD: torch.Tensor, x_ND: torch.Tensor, y_N: torch.Tensor, l2: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss divided by N, and its gradient."""
+        """Returns the loss divided by N, and its gradient [C, D]."""
         from clipx.evaluator.base import rank_blocks
 
         grad_CD, loss = torch.zeros_like(weight_CD), weight_CD.new_zeros(1)
@@ -180,17 +202,22 @@ class Probe:
 
 
 def _tensors(embedded: Embedded, classes: dict[int | str | None, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """([N, D] in float64, each embedding with a 1 at its end; [N] of indices). DataError for a label that is new."""
+    """Returns the features [N, D] in float64, embeddings with an appended 1, and the class indices [N].
+
+    Raises DataError if a label is not in `classes`.
+    """
     unknown = next((label for label in embedded.labels if label not in classes), None)
     if unknown is not None:
-        raise DataError(f"label {unknown!r} of held-out data is no training image's: the linear probe cannot learn it")
+        raise DataError(
+            f"label {unknown!r} of held-out data has no training image: the linear probe needs images of every class"
+        )
     image_ND = embedded.image.double()
     labels_N = torch.tensor([classes[label] for label in embedded.labels], device=image_ND.device)
     return torch.cat([image_ND, image_ND.new_ones(len(image_ND), 1)], 1), labels_N
 
 
 def _every_of_class(y_N: torch.Tensor, every: int) -> torch.Tensor:
-    """Of each class's images the every-th, the 2·every-th and so on, as a mask."""
+    """Returns a mask [N] of every `every`-th image of each class: number every, 2·every, …"""
     order_N = torch.argsort(y_N, stable=True)
     counts_C = torch.bincount(y_N)
     starts_C = counts_C.cumsum(0) - counts_C

@@ -1,4 +1,4 @@
-"""Pictures of evaluations as PNG: sets of one model, steps of a training, or models side by side."""
+"""Plots evaluations as PNG: the sets of one model, the steps of a run, or several models."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 _STYLES = ("-", "--", ":", "-.")
 
 Rows = Mapping[str, Mapping[str, float]]
+"""{set: {metric: value}}."""
 
 
 def plot_sets(title: str, tables: Mapping[str, Rows]) -> bytes:
-    """A panel for each evaluator: a bar for each set, and a line where the first one ends."""
+    """Plots a panel per evaluator with a bar per set, and a line at the value of the first set. Returns a PNG."""
     figure = new_figure(title, 6.0 * len(tables), _height(max(map(len, tables.values()))))
     for axes, (name, rows) in zip(_axes(figure, len(tables)), tables.items(), strict=True):
         metric = next(iter(rows[AVERAGE]))
@@ -34,7 +35,7 @@ def plot_sets(title: str, tables: Mapping[str, Rows]) -> bytes:
 
 
 def plot_steps(title: str, found: Sequence[Evaluated]) -> bytes:
-    """A panel for each evaluator: its headline numbers over the steps, of each model."""
+    """Plots a panel per evaluator with the headline metrics of each model over the steps. Returns a PNG."""
     panels = _by_evaluator(found)
     figure = new_figure(title, 6.0 * len(panels), 4.2)
     models = list(dict.fromkeys(one.model for one in found))
@@ -62,8 +63,10 @@ def plot_steps(title: str, found: Sequence[Evaluated]) -> bytes:
 
 
 def plot_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
-    """A panel for each evaluator, each model a point: the first set against the mean of the others, and a line where
-    they are equal. Of a single set, bars."""
+    """Plots a panel per evaluator with a point per model: the first set against the mean of the others. Returns a PNG.
+
+    A line marks equal values. An evaluator with a single set gets a bar per model instead.
+    """
     sets = suite.compared()
     height = 4.6 if any(len(names) > 1 for names in sets.values()) else _height(len(found))
     figure = new_figure(title, 6.0 * len(sets), height)
@@ -91,7 +94,7 @@ def plot_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
 
 
 def _bars(axes: Axes, title: str, values: Mapping[str, float], lines: Mapping[str, str]) -> None:
-    """A bar for each label, its value beside it and what else `lines` has to say."""
+    """Draws a bar per label, annotated with its value and the text of `lines`."""
     style_axes(axes, title)
     places = range(len(values), 0, -1)
     colours = [MUTED if label in (AVERAGE, OTHERS) else COLOURS[0] for label in values]
@@ -108,11 +111,11 @@ def _bars(axes: Axes, title: str, values: Mapping[str, float], lines: Mapping[st
             va="center",
             fontsize=8,
         )
-        text.set_bbox({"facecolor": SURFACE, "edgecolor": "none", "pad": 1})  # over the line
+        text.set_bbox({"facecolor": SURFACE, "edgecolor": "none", "pad": 1})  # hides the line behind the text
 
 
 def _by_evaluator(found: Sequence[Evaluated]) -> dict[str, list[str]]:
-    """The headline numbers of each evaluator."""
+    """Returns {evaluator: names of its headline metrics}."""
     names = dict.fromkeys(name for one in found for name in one.numbers if is_headline(name))
     panels: dict[str, list[str]] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Prints the numbers of evaluated models and writes them as JSON, and as a plot where there is something to compare."""
+"""Prints the metrics of evaluated models and writes them as JSON, with a plot if there is something to compare."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from clipx.report.console import Screen
 
 
 def report_results(folder: Path, found: Sequence[Evaluated], suite: Suite, compare: bool, screen: Screen) -> None:
-    """Writes to `folder`. `compare`: models or steps side by side; else there is one."""
+    """Prints the metrics and writes them to `folder`.
+
+    Args:
+        found: the evaluated models and steps; a single one unless `compare` is set.
+        compare: prints a comparison of models or steps instead of the tables of one model.
+    """
     data = "-".join(dict.fromkeys(task.label for task in suite.tasks if task.name is None)) or "sets"
     folder.mkdir(parents=True, exist_ok=True)
     step = "" if compare or found[0].step is None else f"-step-{found[0].step}"
     path = folder / f"evaluation-{data}{step}.json"
     values, plot = _several(found, suite, data, screen) if compare else _single(found[0], suite, data, screen)
     path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".png").unlink(missing_ok=True)  # of an evaluation before
+    path.with_suffix(".png").unlink(missing_ok=True)  # plot of an earlier evaluation
     if plot is not None:
         path.with_suffix(".png").write_bytes(plot)
     screen.print(f"written to {path}" + ("" if plot is None else f" and {path.with_suffix('.png').name}"))
 
 
 def _single(one: Evaluated, suite: Suite, data: str, screen: Screen) -> tuple[dict[str, Any], bytes | None]:
-    """Prints tables of a model's numbers; returns them, and a plot where there are several sets."""
+    """Prints the metrics of one model. Returns them as JSON values, and a plot if there are several sets."""
     screen.table(f"{one.label}, on {data}", one.numbers)
     values = _values(one, suite, data=data)
     tables = values.get("robustness", {})
@@ -38,7 +43,7 @@ def _single(one: Evaluated, suite: Suite, data: str, screen: Screen) -> tuple[di
 
 
 def _several(found: Sequence[Evaluated], suite: Suite, data: str, screen: Screen) -> tuple[dict[str, Any], bytes]:
-    """The same of several models or steps, side by side."""
+    """Prints a comparison of several models or steps. Returns the metrics as JSON values, and a plot."""
     screen.console.print(comparison(f"on {data}", found))
     models = {one.model for one in found}
     if len(models) < len(found):

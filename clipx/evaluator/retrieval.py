@@ -1,4 +1,4 @@
-"""Retrieval among the held-out pairs: text to image and image to text, with any number of captions for an image."""
+"""Image-text retrieval among the held-out samples, in both directions, with any number of captions per image."""
 
 from __future__ import annotations
 
@@ -17,43 +17,52 @@ if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
     from clipx.evaluator.base import Embedder, Metrics
 
-_BLOCK = 1024  # rows scored at a time
+_BLOCK = 1024  # queries per matrix product
 _WAYS = ("image_to_text", "text_to_image")
 
 
 class DuplicateCaptions(StrEnum):
-    """Captions of several images that read the same."""
+    """Treatment of identical captions of several images."""
 
-    merged = "merged"  # one caption, right for every image that has it
-    apart = "apart"  # one for each image, and wrong for the others, as clip_benchmark counts
+    merged = "merged"
+    """One caption, which is a correct answer for every image that has it."""
+
+    apart = "apart"
+    """One caption per image, which is a wrong answer for the other images, as in clip_benchmark."""
 
 
 @option("evaluator")
 @dataclass(kw_only=True, slots=True)
 class RetrievalSpec(EvaluatorSpec):
-    """Recall@1/5/10 and median rank, both ways.
+    """Recall@1/5/10 and median rank of image-to-text and text-to-image retrieval.
 
-    A query has found its answer where any of its right ones is among the first. A tie counts against the right answer,
-    so that a model that says the same of everything finds nothing.
+    Recall@k is the share of queries with at least one correct answer among the first k. A tie counts against the
+    correct answer, so equal scores count as wrong.
     """
 
     parts: ClassVar[tuple[str, ...]] = _WAYS
     compared: ClassVar[tuple[str, ...]] = tuple(f"{way}/recall@{k}" for k in (1, 5) for way in _WAYS)
 
     kind: str = "retrieval"
+    """Kind of evaluator: retrieval."""
+
     duplicate_captions: DuplicateCaptions = DuplicateCaptions.merged
+    """Treatment of identical captions of several images. merged: one caption, which is correct for every image that has
+    it. apart: one caption per image, which is wrong for the other images, as in clip_benchmark."""
 
     def check(self, data: Dataset) -> None:
+        """Raises ConfigError if the held-out data has samples without captions."""
         from clipx.evaluator.base import preview
 
         assert data.held_out is not None
         if any(not sample.captions for sample in preview(data.held_out)):
             raise ConfigError(
-                "retrieval needs captions and the held-out data has samples without: choose data that has, or leave "
-                "retrieval out with evaluator=[zeroshot]"
+                "retrieval needs captions, and the held-out data has samples without a caption: choose other data, or "
+                "drop retrieval with evaluator=[zeroshot]"
             )
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
+        """Returns recall@1, recall@5, recall@10 and median_rank of both directions. Collective."""
         assert data.held_out is not None
         images = embedder.images(data.held_out, self.batch_size)
         texts = list(dict.fromkeys(text for texts in images.captions for text in texts))
@@ -70,15 +79,20 @@ class RetrievalSpec(EvaluatorSpec):
 
 
 def _pairs(captions: Sequence[Sequence[str]], texts: Sequence[str]) -> list[tuple[int, int]]:
-    """(image, text) of each caption that an image has."""
+    """Returns (index of the image, index of the text) of each distinct caption of each image."""
     number = {text: i for i, text in enumerate(texts)}
-    return [(image, number[text]) for image, own in enumerate(captions) for text in dict.fromkeys(own)]
+    return [(image, number[text]) for image, its_texts in enumerate(captions) for text in dict.fromkeys(its_texts)]
 
 
 def ranks(query_QD: torch.Tensor, key_KD: torch.Tensor, pairs_P2: torch.Tensor, comm: Comm) -> torch.Tensor:
-    """For each query the number of wrong keys that score at least as high as the best of its right ones.
+    """Returns the rank [Q] of each query's best correct key: the number of wrong keys with at least its score.
 
-    `pairs_P2` holds (query, key) for each right answer. Spread over the ranks; the result is on all of them.
+    Collective. The queries are distributed over the ranks; every rank gets the whole result.
+
+    Args:
+        query_QD: embeddings of the queries.
+        key_KD: embeddings of the keys.
+        pairs_P2: (query, key) of each correct answer.
     """
     from clipx.evaluator.base import rank_blocks
 
@@ -95,5 +109,6 @@ def ranks(query_QD: torch.Tensor, key_KD: torch.Tensor, pairs_P2: torch.Tensor, 
 
 
 def recalls(direction: str, rank_Q: torch.Tensor) -> Metrics:
+    """Returns recall@1/5/10 and the median rank, which counts from 1. `direction`: prefix of the metric names."""
     found = {f"{direction}/recall@{k}": (rank_Q < k).double().mean().item() for k in (1, 5, 10)}
     return {**found, f"{direction}/median_rank": 1 + rank_Q.double().median().item()}

@@ -1,4 +1,4 @@
-"""Evaluators: a model and held-out data in, named numbers out, on all ranks, at their own cadence."""
+"""Options and interface of evaluators, which compute named metrics of a model on held-out data, on all ranks."""
 
 from __future__ import annotations
 
@@ -14,34 +14,55 @@ from clipx.errors import ConfigError, require
 if TYPE_CHECKING:
     from clipx.evaluator.base import Embedder, Metrics
 
-# Keys of DataSpec that say how samples are drawn and changed for training.
-_OF_TRAINING = (
+# Options of DataSpec for the sampling and augmentation of training data.
+_TRAINING_OPTIONS = (
     *("batch_size", "micro_batches", "shuffle_window", "crop_scale", "replacement", "weight"),
     *("min_caption_chars", "min_side"),
 )
 
 
 def check_set(key: str, data: DataSpec, learns: bool) -> None:
-    """Raises ConfigError for an option of training. `learns`: whether a part of the set is learned from."""
-    for option, value in non_default_values(data, _OF_TRAINING if learns else (*_OF_TRAINING, "held_out_share")):
-        raise ConfigError(f"{key}.{option}={value} has no effect on a set, which is evaluated whole: leave it out")
+    """Raises ConfigError if a training option is set for a set.
+
+    Args:
+        key: key of the set, for the error message.
+        data: the set.
+        learns: whether the evaluator learns from a part of the set.
+    """
+    options = _TRAINING_OPTIONS if learns else (*_TRAINING_OPTIONS, "held_out_share")
+    for option, value in non_default_values(data, options):
+        raise ConfigError(f"{key}.{option}={value} has no effect on a set, which is evaluated as a whole: drop it")
 
 
 @dataclass(kw_only=True, slots=True)
 class EvaluatorSpec:
-    learns: ClassVar[bool] = False  # whether it learns from the training samples of the data it evaluates
-    parts: ClassVar[tuple[str, ...]] = ()  # that the names of its numbers begin with
-    compared: ClassVar[
-        tuple[str, ...]
-    ] = ()  # numbers by which sets are compared, the more the better; most telling first
+    """Options of every evaluator."""
+
+    learns: ClassVar[bool] = False
+    """Whether the evaluator learns from the training samples of the data that it evaluates."""
+
+    parts: ClassVar[tuple[str, ...]] = ()
+    """First parts of the names of its metrics, which sets must not have as names."""
+
+    compared: ClassVar[tuple[str, ...]] = ()
+    """Metrics for the comparison of sets and models, higher is better; the most informative one first."""
 
     kind: str = MISSING
-    every: str = "1ep"  # a duration (1ep, 500st, 1e6sa; happens at the end too), end, or none
-    batch_size: int = 256  # images or captions embedded at a time
-    held_out: bool = True  # whether the held-out samples of the run's data are evaluated
-    sets: dict[str, DataSpec] = field(
-        default_factory=dict
-    )  # others: +data@evaluator.EVALUATOR.sets.NAME=OPTION adds one
+    """Kind of evaluator; set by the choice of an option, e.g. evaluator=[zeroshot]."""
+
+    every: str = "1ep"
+    """Cadence of the evaluation: a duration in epochs, steps or samples (1ep, 500st, 1e6sa), which also evaluates at
+    the end of training; end: at the end only; none: never."""
+
+    batch_size: int = 256
+    """Number of images or texts embedded in one forward pass on each rank, at least 1."""
+
+    held_out: bool = True
+    """Whether to evaluate the held-out samples of the run's data. false needs at least one set in sets."""
+
+    sets: dict[str, DataSpec] = field(default_factory=dict)
+    """Further data sets to evaluate, by name: +data@evaluator.EVALUATOR.sets.NAME=OPTION adds one. NAME becomes a part
+    of its metric names. Each set is evaluated as a whole; options that sample or augment training data are refused."""
 
     def __post_init__(self) -> None:
         key = f"evaluator.{self.kind}"
@@ -49,18 +70,18 @@ class EvaluatorSpec:
         require(self.batch_size >= 1, f"{key}.batch_size={self.batch_size} must be at least 1")
         require(
             self.held_out or bool(self.sets),
-            f"{key}.held_out=false leaves nothing to evaluate: add a set by +data@{key}.sets.NAME=OPTION",
+            f"{key}.held_out=false leaves nothing to evaluate: add a set with +data@{key}.sets.NAME=OPTION",
         )
         for name, data in self.sets.items():
             require(
                 re.fullmatch(r"\w[\w.-]*", name) is not None,
-                f"{key}.sets.{name} is part of a metric's name: write it with letters, digits, - and _",
+                f"{key}.sets.{name} becomes a part of metric names: use letters, digits, - and _",
             )
             check_set(f"{key}.sets.{name}", data, self.learns)
 
     def check(self, data: Dataset) -> None:
-        """Raises where the held-out data lacks what this evaluator needs: called before training starts."""
+        """Raises ConfigError or DataError if the data does not fit this evaluator. Called before training starts."""
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
-        """Runs on all ranks; every rank returns the same numbers, whatever the number of ranks."""
+        """Returns {metric: value}, the same on every rank and for any number of ranks. Collective."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""All evaluators of a run and the data of each: the run's own, and sets besides. Opened and checked before training."""
+"""All evaluators of a run with their data: the run's held-out data and further sets, checked before training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clipx.evaluator.spec import EvaluatorSpec
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Data that an evaluator is given: of the set `name`, or where that is None the run's own."""
+    """Data for an evaluator: the set `name`, or the run's data if `name` is None."""
 
     evaluator: str
     name: str | None
@@ -29,16 +29,17 @@ class Task:
 
     @property
     def prefix(self) -> str:
-        """Of its metrics."""
+        """Prefix of the metric names: eval/EVALUATOR/ or eval/EVALUATOR/SET/."""
         return f"eval/{self.evaluator}/" + ("" if self.name is None else f"{self.name}/")
 
     @property
     def label(self) -> str:
+        """Name for tables and plots: that of the set, or of the run's data."""
         return self.data.name if self.name is None else self.name
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
-        """Errors say which set they are of."""
+        """Adds the key of the set to errors."""
         try:
             yield
         except ClipxError as error:
@@ -47,34 +48,39 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The evaluators by name, and what each is given: its own data first, then its sets as they were named."""
+    """Evaluators by name, and their tasks. For each evaluator: the run's data first, then its sets in order."""
 
     evaluators: Mapping[str, EvaluatorSpec]
     tasks: Sequence[Task]
 
     @classmethod
     def open(
-        cls, evaluators: Mapping[str, EvaluatorSpec], data: DataSpec | None, own: Dataset | None, comm: Comm
+        cls, evaluators: Mapping[str, EvaluatorSpec], data: DataSpec | None, dataset: Dataset | None, comm: Comm
     ) -> Suite:
-        """Opens the sets, each once, and checks that each evaluator has what it needs.
+        """Opens each set once, and checks that the data fits the evaluators. Collective.
 
-        `data` is what is evaluated besides the sets, where there is something; `own` where it is the run's own, and the
-        run has opened it. Collective. Raises ConfigError and DataError.
+        Args:
+            evaluators: {name: evaluator}.
+            data: data to evaluate in addition to the sets, if any.
+            dataset: `data` as opened by the run; None if `data` must be opened here.
+            comm: communicator.
+
+        Raises ConfigError and DataError.
         """
-        if own is not None and (wanting := [name for name, e in evaluators.items() if e.held_out]):
-            _check_held_out(wanting, own)
+        if dataset is not None and (names := [name for name, e in evaluators.items() if e.held_out]):
+            _check_held_out(names, dataset)
         opened: dict[str, Dataset] = {}
         tasks = []
         for name, evaluator in evaluators.items():
             given: dict[str | None, DataSpec] = {None: data} if data is not None and evaluator.held_out else {}
             for key, spec in (given | evaluator.sets).items():
-                if key is None and own is not None:
-                    tasks.append(Task(name, None, spec, own))
+                if key is None and dataset is not None:
+                    tasks.append(Task(name, None, spec, dataset))
                 else:
                     tasks.append(Task(name, key, spec, _open(name, key, spec, evaluator.learns, comm, opened)))
             if not any(task.evaluator == name for task in tasks):
                 raise ConfigError(
-                    f"evaluator.{name} has nothing to evaluate: give data=…, or a set by "
+                    f"evaluator.{name} has nothing to evaluate: give data=…, or a set with "
                     f"+data@evaluator.{name}.sets.NAME=OPTION"
                 )
         suite = cls(evaluators, tasks)
@@ -91,23 +97,25 @@ class Suite:
                 self._check_names(task)
 
     def _check_names(self, task: Task) -> None:
-        """A set has no name that numbers of the run's own data begin with, or that stands beside it in a table."""
-        own = next((t for t in self.tasks if t.evaluator == task.evaluator and t.name is None), None)
+        """Raises ConfigError if the name of a set conflicts with other metrics, or with another row of a table."""
+        run_task = next((t for t in self.tasks if t.evaluator == task.evaluator and t.name is None), None)
         taken = {*self.evaluators[task.evaluator].parts, "average"}
-        if own is not None:
-            taken |= {own.data.name, *(own.dataset.classes.subsets if own.dataset.classes else ())}
+        if run_task is not None:
+            taken |= {run_task.data.name, *(run_task.dataset.classes.subsets if run_task.dataset.classes else ())}
         if task.name in taken:
-            raise ConfigError(f"evaluator.{task.evaluator}.sets.{task.name} has a name that is taken: give it another")
+            raise ConfigError(
+                f"evaluator.{task.evaluator}.sets.{task.name} has a name that is already in use: choose another name"
+            )
 
     @property
     def sources(self) -> Sequence[Source]:
-        """Of the sets, each once."""
+        """Sources of the sets, without repetition."""
         datasets = [task.dataset for task in self.tasks if task.name is not None]
         found = [source for dataset in datasets for source in (dataset.train, dataset.held_out) if source is not None]
         return list({id(source): source for source in found}.values())
 
     def compared(self) -> dict[str, dict[str, str]]:
-        """{evaluator: {set: the name of the number by which sets are compared}}."""
+        """Returns {evaluator: {set: name of its first compared metric}}."""
         found: dict[str, dict[str, str]] = {}
         for task in self.tasks:
             for metric in self.evaluators[task.evaluator].compared[:1]:
@@ -115,7 +123,11 @@ class Suite:
         return found
 
     def evaluate(self, names: Sequence[str], embedder: Embedder) -> Metrics:
-        """The numbers of these evaluators: `eval/<evaluator>/<metric>`, of sets `eval/<evaluator>/<set>/<metric>`."""
+        """Runs these evaluators. Collective.
+
+        Returns:
+            Metrics named `eval/<evaluator>/<metric>`, and `eval/<evaluator>/<set>/<metric>` for sets.
+        """
         numbers: Metrics = {}
         for task in self.tasks:
             if task.evaluator in names:
@@ -125,11 +137,11 @@ class Suite:
         return numbers
 
 
-def _check_held_out(names: Sequence[str], own: Dataset) -> None:
-    if own.held_out is None:
+def _check_held_out(names: Sequence[str], dataset: Dataset) -> None:
+    if dataset.held_out is None:
         raise DataError(
-            f"evaluator=[{','.join(names)}] needs held-out data and this data holds out none: raise "
-            "data.held_out_share, name held-out data, train without with evaluator=[], or evaluate sets alone with "
+            f"evaluator=[{','.join(names)}] needs held-out samples, and the data has none: raise data.held_out_share, "
+            "give held-out data, train without evaluators with evaluator=[], or evaluate sets only with "
             f"evaluator.{names[0]}.held_out=false"
         )
 
@@ -137,15 +149,15 @@ def _check_held_out(names: Sequence[str], own: Dataset) -> None:
 def _open(
     evaluator: str, name: str | None, data: DataSpec, learns: bool, comm: Comm, opened: dict[str, Dataset]
 ) -> Dataset:
-    """A set; `opened` has those that were opened before, by what they are."""
-    how = type(data).open if learns else type(data).open_for_evaluation
+    """Opens a set. `opened` caches the opened sets, keyed by their configuration. Collective."""
+    open_one = type(data).open if learns else type(data).open_for_evaluation
     key = json.dumps([learns, to_dict(data)])
     try:
         if key not in opened:
-            opened[key] = open_on_all_ranks(data, comm, how)
+            opened[key] = open_on_all_ranks(data, comm, open_one)
         held_out = opened[key].held_out
         if held_out is None:
-            raise DataError("it holds nothing out: raise data.held_out_share, or name held-out data")
+            raise DataError("no held-out samples: raise data.held_out_share, or give held-out data")
         bad = held_out.bad
         check_bad_share(len(bad), sum(held_out.sizes) + len(bad), data.max_bad_share, bad[:1])
     except ClipxError as error:
@@ -154,7 +166,7 @@ def _open(
 
 
 def _at(error: ClipxError, evaluator: str, name: str | None, data: DataSpec) -> ClipxError:
-    """An error of a set names the keys where they are, and the set."""
+    """Returns the error with the key of the set and the full keys of its options."""
     if name is None:
         return error
     place = f"evaluator.{evaluator}.sets.{name}"

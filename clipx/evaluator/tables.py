@@ -1,4 +1,4 @@
-"""What several sets, steps or models gave, side by side: as tables on the terminal and as plain values for JSON."""
+"""Compares the metrics of several sets, steps or models: as tables for the terminal and as values for JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AVERAGE, OTHERS = "average", "average of the others"
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The numbers of a model, by name. `step`: of the checkpoint, where there is one."""
+    """Metrics of a model, by name. `step`: step of the checkpoint, None if unknown."""
 
     model: str
     step: int | None
@@ -24,14 +24,15 @@ class Evaluated:
 
     @property
     def label(self) -> str:
+        """Name of the model and step, for tables and plots."""
         return self.model if self.step is None else f"{self.model}, step {self.step}"
 
 
 def robustness(suite: Suite, numbers: Mapping[str, float]) -> dict[str, dict[str, dict[str, float]]]:
-    """{evaluator: {set: {metric: value}}} of each evaluator of several sets, with averages over sets, all alike.
+    """Returns {evaluator: {set: {metric: value}}} for each evaluator with several sets, with rows of averages.
 
-    `drop` is how far the first metric lies below that of the first set: of a set that is a shifted version of the
-    first, what the shift costs (arXiv:2007.00644).
+    Averages weight all sets equally. `drop` is the difference between the first metric of the first set and that of the
+    set: for a shifted version of the first set, the loss due to the shift (arXiv:2007.00644).
     """
     return {name: _compared(suite, name, numbers) for name in suite.evaluators if _compared(suite, name, numbers)}
 
@@ -54,6 +55,7 @@ def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def robustness_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> Table:
+    """Returns a table of an evaluator's `robustness`, with a row per set."""
     table = Table(title=title, title_justify="left")
     table.add_column("set")
     metrics = list(next(iter(rows.values())))
@@ -67,7 +69,7 @@ def robustness_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> Tab
 
 
 def comparison(title: str, found: Sequence[Evaluated]) -> Table:
-    """A row for each step or model, a column for each headline number."""
+    """Returns a table with a row per step or model and a column per headline metric."""
     names = list(dict.fromkeys(name for one in found for name in one.numbers if is_headline(name)))
     table = Table(title=title, title_justify="left")
     table.add_column("model")

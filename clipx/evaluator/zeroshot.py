@@ -1,4 +1,4 @@
-"""Zero-shot classification: each image takes the class whose description is nearest."""
+"""Zero-shot classification: assigns each image to the class whose text embedding is most similar."""
 
 from __future__ import annotations
 
@@ -22,25 +22,35 @@ Label = int | str | None
 @option("evaluator")
 @dataclass(kw_only=True, slots=True)
 class ZeroShotSpec(EvaluatorSpec):
-    """Class embeddings are means over the templates, renormalised (arXiv:2103.00020)."""
+    """Zero-shot classification. Class embeddings are renormalized means over the templates (arXiv:2103.00020)."""
 
     compared: ClassVar[tuple[str, ...]] = ("top1", "top5", "mean_per_class_recall")
 
     kind: str = "zeroshot"
-    # For all data of this evaluator; null: each one's own.
-    classnames: str | None = None  # imagenet, or a file with one name a line, in the order of the labels
-    templates: str | None = (
-        None  # openai_imagenet (80), simple (7), or a file with one a line, {} standing for the name
-    )
+    """Kind of evaluator: zeroshot."""
+
+    classnames: str | None = None
+    """Class names for all data of this evaluator: imagenet (1,000 names), or a text file with one name per line, in the
+    order of the labels. Subsets of a data set's classes are then not evaluated. null: the class names of each data
+    set."""
+
+    templates: str | None = None
+    """Prompt templates for all data of this evaluator: openai_imagenet (80), simple (7), or a text file with one
+    template per line, with {} for the class name. null: the templates of each data set, or "a photo of a {}." if it
+    has no classes."""
 
     def check(self, data: Dataset) -> None:
+        """Raises ConfigError or DataError if class names, templates or labels are missing or do not match."""
         from clipx.evaluator.base import preview
 
         assert data.held_out is not None
         self._numbers([sample.label for sample in preview(data.held_out)], self._classes(data))
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
-        """top1, top5, mean per-class recall and chance; for each subset of classes the same among themselves."""
+        """Returns top1, top5, mean_per_class_recall and chance. Collective.
+
+        For each subset of classes, SUBSET/METRIC is the metric of its images with the classes of the subset only.
+        """
         assert data.held_out is not None
         classes = self._classes(data)
         images = embedder.images(data.held_out, self.batch_size)
@@ -57,55 +67,56 @@ class ZeroShotSpec(EvaluatorSpec):
         return metrics
 
     def _classes(self, data: Dataset) -> Classes:
-        own = data.classes
+        data_classes = data.classes
         names = read_names(self.classnames, "evaluator.zeroshot.classnames") if self.classnames else None
-        if names is not None and own is not None:
+        if names is not None and data_classes is not None:
             require(
-                len(names) == len(own.names),
-                f"evaluator.zeroshot.classnames={self.classnames} has {len(names)} names where the data has "
-                f"{len(own.names)} classes: give one for each, or leave the data its own names",
+                len(names) == len(data_classes.names),
+                f"evaluator.zeroshot.classnames={self.classnames} has {len(names)} names, but the data has "
+                f"{len(data_classes.names)} classes: give one name per class, or null for the names of the data",
             )
-        elif names is None and own is None:
+        elif names is None and data_classes is None:
             raise ConfigError(
-                "evaluator.zeroshot.classnames has no value and the data names no classes: give a file with one name a "
-                "line, or leave zero-shot out with evaluator=[retrieval]"
+                "evaluator.zeroshot.classnames has no value, and the data has no class names: give a file with one "
+                "name per line, or drop zero-shot with evaluator=[retrieval]"
             )
-        subsets = own.subsets if own and not self.classnames else {}
-        return Classes(names or (own.names if own else ()), self._templates(own), subsets)
+        subsets = data_classes.subsets if data_classes and not self.classnames else {}
+        return Classes(names or (data_classes.names if data_classes else ()), self._templates(data_classes), subsets)
 
-    def _templates(self, own: Classes | None) -> Sequence[str]:
+    def _templates(self, data_classes: Classes | None) -> Sequence[str]:
         if self.templates:
             return read_templates(self.templates, "evaluator.zeroshot.templates")
         require(
-            own is None or bool(own.templates),
-            "evaluator.zeroshot.templates has no value and the data has no templates: give openai_imagenet, simple, or "
-            "a file with one a line, {} standing for the name",
+            data_classes is None or bool(data_classes.templates),
+            "evaluator.zeroshot.templates has no value, and the data has no templates: give openai_imagenet, simple, "
+            "or a file with one template per line, with {} for the class name",
         )
-        return own.templates if own else ("a photo of a {}.",)
+        return data_classes.templates if data_classes else ("a photo of a {}.",)
 
     def _numbers(self, labels: Sequence[Label], classes: Classes) -> list[int]:
-        """The labels as indices. Raises ConfigError where there are none, DataError for one that no class has."""
+        """Returns the labels as class indices. Raises ConfigError if a label is missing, DataError if it is unknown."""
         source = self.classnames or "the data's class names"
         index = {name: i for i, name in enumerate(classes.names)}
         count = len(classes.names)
         for label in labels:
             if label is None:
                 raise ConfigError(
-                    "zero-shot needs labels and the held-out data has none: give data.label_column (csv) or "
-                    "data.label_key (webdataset), or leave zero-shot out with evaluator=[retrieval]"
+                    "zero-shot needs labels, and the held-out data has none: give data.label_column (csv) or "
+                    "data.label_key (webdataset), or drop zero-shot with evaluator=[retrieval]"
                 )
             if isinstance(label, str) and label not in index:
                 raise DataError(f"label {label!r} is not in {source}, which has {count} names: add it")
             if isinstance(label, int) and not 0 <= label < count:
-                raise DataError(
-                    f"label {label} is out of step with {source}: {count} names allow labels 0 to {count - 1}"
-                )
+                raise DataError(f"label {label} does not match {source}: {count} names allow labels 0 to {count - 1}")
         return [index[label] if isinstance(label, str) else int(label or 0) for label in labels]
 
 
 def first_of_repeated(logits_NC: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-    """Of classes whose names are the same, as two of ImageNet's are missiles, the first wins, by the smallest step: it
-    would be none's otherwise, for a tie counts against the right class."""
+    """Lowers the logits of classes with a repeated name, each just below those of the preceding class of that name.
+
+    The first class of a name then wins. Otherwise none would, because a tie counts against the right class. ImageNet
+    has two classes named missile, for example. Modifies `logits_NC` in place and returns it.
+    """
     latest: dict[str, int] = {}
     for i, name in enumerate(names):
         if name in latest:
@@ -115,9 +126,12 @@ def first_of_repeated(logits_NC: torch.Tensor, names: Sequence[str]) -> torch.Te
 
 
 def scores(logits_NC: torch.Tensor, labels_N: torch.Tensor) -> Metrics:
-    """Accuracies in [0, 1]. A tie counts against the right class, so that equal scores are no success."""
-    own_N1 = logits_NC.gather(1, labels_N[:, None])
-    rank_N = (logits_NC >= own_N1).sum(1) - 1
+    """Returns top1, top5, mean_per_class_recall and chance, in [0, 1].
+
+    A tie counts against the right class, so equal scores count as wrong.
+    """
+    right_N1 = logits_NC.gather(1, labels_N[:, None])
+    rank_N = (logits_NC >= right_N1).sum(1) - 1
     hit = (rank_N == 0).double()
     present = labels_N.unique()
     recalls = [hit[labels_N == label].mean().item() for label in present]

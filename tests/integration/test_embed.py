@@ -206,7 +206,7 @@ def test_data_that_holds_out_none_has_none_to_embed(trained: Path, whole: Path, 
     (tmp_path / "a.jpg").write_bytes(compose(*TRAIN).data.open().train.read(0).image)
     (tmp_path / "pairs.csv").write_text("filepath,caption\na.jpg,one\n")
     options = ("split=held_out", "data=csv", f"data.path={tmp_path}/pairs.csv", "data.held_out_share=0")
-    with pytest.raises(DataError, match="^split=held_out: data=csv holds out none"):
+    with pytest.raises(DataError, match="^split=held_out: data=csv has no held-out samples"):
         written(trained, tmp_path / "out", *options)
 
 

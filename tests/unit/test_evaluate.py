@@ -78,7 +78,7 @@ def test_other_data_can_be_chosen(trained: Path) -> None:
         (("run=/nowhere",), "run=/nowhere holds no run (no config.yaml): check the path"),
         (("step=3",), "step-00000003 cannot be used: it does not exist; available steps: 4, 2"),
         (("step=last",), "step=last is not a step: give the number of a checkpoint, or all"),
-        (("data=csv", "data.path=x.csv", "data.held_out_share=0.5"), "data.held_out_share=0.5 has no effect on a set, which is evaluated whole"),
+        (("data=csv", "data.path=x.csv", "data.held_out_share=0.5"), "data.held_out_share=0.5 has no effect on a set, which is evaluated as a whole"),
         (("data=csv", "data.path=/nowhere.csv"), "data.path=/nowhere.csv cannot be read"),
         (("evaluator=[zeroshot]", "evaluator.zeroshot.held_out=false"), "evaluator.zeroshot.held_out=false leaves nothing to evaluate"),
     ],

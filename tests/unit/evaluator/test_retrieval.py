@@ -58,7 +58,7 @@ def test_a_caption_that_two_images_share_may_be_each_ones_own() -> None:
 
 def test_samples_without_captions_are_refused_before_training() -> None:
     data = dataset(["red", "blue"], captions=[["red"], []])
-    with pytest.raises(ConfigError, match="retrieval needs captions and the held-out data has samples without"):
+    with pytest.raises(ConfigError, match="retrieval needs captions, and the held-out data has samples without"):
         RetrievalSpec(kind="retrieval").check(data)
 
 

@@ -161,14 +161,14 @@ def test_a_single_set_has_no_such_table() -> None:
 def test_an_evaluator_without_anything_to_evaluate_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot.held_out=false leaves nothing to evaluate: add a set"):
         ZeroShotSpec(kind="zeroshot", held_out=False)
-    with pytest.raises(ConfigError, match=r"evaluator.zeroshot has nothing to evaluate: give data=…, or a set by"):
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot has nothing to evaluate: give data=…, or a set with"):
         opened(zeroshot(), with_own=False)
 
 
 def test_data_that_holds_nothing_out_is_refused_with_both_ways_out() -> None:
     data, _ = own()
     nothing = dataset(colours=["red"], labels=[2], classes=CLASSES)
-    with pytest.raises(DataError, match=r"needs held-out data .* train without .* or evaluate sets alone"):
+    with pytest.raises(DataError, match=r"needs held-out samples, .* train without .* or evaluate sets only"):
         Suite.open(zeroshot(), data, Dataset(nothing.train, None, CLASSES), ALONE)
 
 
@@ -177,7 +177,7 @@ def test_data_that_holds_nothing_out_is_refused_with_both_ways_out() -> None:
     [
         (lambda p: FolderSpec(name="x", path="/nowhere"), ConfigError, "evaluator.zeroshot.sets.a.path=/nowhere is not a folder"),
         (lambda p: pictures(p, {"red": []}), DataError, "evaluator.zeroshot.sets.a.path=.*: the class folder red contains no image"),
-        (lambda p: CsvSpec(name="x", path=str(p / "t.csv")), ConfigError, "needs labels .*: give evaluator.zeroshot.sets.a.label_column"),
+        (lambda p: CsvSpec(name="x", path=str(p / "t.csv")), ConfigError, "needs labels, .*: give evaluator.zeroshot.sets.a.label_column"),
     ],
     ids=["no folder", "an empty class folder", "no labels"],
 )  # fmt: skip
@@ -200,7 +200,7 @@ def _names(tmp_path: Path) -> str:
 
 def test_names_that_are_not_as_many_as_the_sets_classes_are_refused(tmp_path: Path) -> None:
     spec = ZeroShotSpec(kind="zeroshot", held_out=False, classnames="imagenet", sets={"a": right(tmp_path / "a")})
-    with pytest.raises(ConfigError, match="classnames=imagenet has 1000 names where the data has 3 classes") as raised:
+    with pytest.raises(ConfigError, match="classnames=imagenet has 1000 names, but the data has 3 classes") as raised:
         opened({"zeroshot": spec})
     assert str(raised.value).startswith("evaluator.zeroshot.sets.a: ")
 
@@ -208,14 +208,14 @@ def test_names_that_are_not_as_many_as_the_sets_classes_are_refused(tmp_path: Pa
 @pytest.mark.parametrize("name", ["image_to_text", "mine", "average"])
 def test_a_name_that_is_taken_is_refused(tmp_path: Path, name: str) -> None:
     spec = RetrievalSpec(kind="retrieval", sets={name: right(tmp_path / "a")})
-    with pytest.raises(ConfigError, match=f"evaluator.retrieval.sets.{name} has a name that is taken"):
+    with pytest.raises(ConfigError, match=f"evaluator.retrieval.sets.{name} has a name that is already in use"):
         opened({"retrieval": spec})
 
 
 def test_a_name_of_classes_that_are_scored_among_themselves_is_taken_too(tmp_path: Path) -> None:
     data, held = own()
     few = dataset(colours=["red"], labels=[2], classes=Classes(CLASSES.names, CLASSES.templates, {"few": (1, 2)}))
-    with pytest.raises(ConfigError, match="evaluator.zeroshot.sets.few has a name that is taken"):
+    with pytest.raises(ConfigError, match="evaluator.zeroshot.sets.few has a name that is already in use"):
         Suite.open(zeroshot(few=right(tmp_path / "a")), data, few, ALONE)
     assert held.classes is CLASSES
 
@@ -229,7 +229,7 @@ def test_options_of_training_have_no_effect_on_a_set() -> None:
 
 
 def test_a_name_that_is_no_part_of_a_metrics_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a/b is part of a metric's name"):
+    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a/b becomes a part of metric names"):
         ZeroShotSpec(kind="zeroshot", sets={"a/b": FolderSpec(name="x")})
 
 

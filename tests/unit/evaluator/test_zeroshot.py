@@ -87,10 +87,10 @@ def names(tmp_path: Path, text: str) -> str:
             [0, 3],
             "red\ngreen\nblue\n",
             DataError,
-            "label 3 is out of step with .*names.txt: 3 names allow labels 0 to 2",
+            "label 3 does not match .*names.txt: 3 names allow labels 0 to 2",
         ),
         (["red", "teal"], "red\ngreen\n", DataError, "label 'teal' is not in .*names.txt, which has 2 names"),
-        ([None, None], "red\n", ConfigError, "zero-shot needs labels .* data.label_column"),
+        ([None, None], "red\n", ConfigError, "zero-shot needs labels, .* data.label_column"),
         ([0, 1], "", ConfigError, "names.txt is empty"),
         ([0, 1], "red\nred\n", ConfigError, "names 'red' twice"),
     ],
@@ -104,7 +104,9 @@ def test_class_names_out_of_step_are_found_before_training(
 
 
 def test_no_class_names_anywhere_is_refused() -> None:
-    with pytest.raises(ConfigError, match="evaluator.zeroshot.classnames has no value and the data names no classes"):
+    with pytest.raises(
+        ConfigError, match="evaluator.zeroshot.classnames has no value, and the data has no class names"
+    ):
         ZeroShotSpec(kind="zeroshot").check(dataset(colours=["red"], labels=[0], classes=None))
 
 
@@ -142,13 +144,13 @@ def test_of_classes_with_one_name_the_first_wins() -> None:
 
 def test_data_with_names_and_no_templates_is_refused_with_the_choices() -> None:
     data = dataset(colours=["red"], labels=[0], classes=Classes(("red",), ()))
-    with pytest.raises(ConfigError, match="evaluator.zeroshot.templates has no value and the data has no templates"):
+    with pytest.raises(ConfigError, match="evaluator.zeroshot.templates has no value, and the data has no templates"):
         ZeroShotSpec(kind="zeroshot").check(data)
     ZeroShotSpec(kind="zeroshot", templates="simple").check(data)
 
 
 def test_as_many_names_as_the_data_has_classes_are_asked_for(tmp_path: Path) -> None:
     data = dataset(colours=["red"], labels=[0], classes=Classes(("red", "green"), ("{}",)))
-    with pytest.raises(ConfigError, match="names.txt has 1 names where the data has 2 classes: give one for each"):
+    with pytest.raises(ConfigError, match="names.txt has 1 names, but the data has 2 classes: give one name per class"):
         ZeroShotSpec(kind="zeroshot", classnames=names(tmp_path, "rouge\n")).check(data)
     ZeroShotSpec(kind="zeroshot", classnames=names(tmp_path, "rouge\nvert\n")).check(data)

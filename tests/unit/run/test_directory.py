@@ -46,7 +46,7 @@ def test_a_run_that_failed_before_its_first_line_may_be_started_anew(tmp_path: P
     """A mistake that is mended and typed again under the same name."""
     path = tmp_path / "run"
     (tmp_path / "names.txt").write_text("only\n")
-    with pytest.raises(ConfigError, match="names.txt has 1 names where the data has 144 classes"):
+    with pytest.raises(ConfigError, match="names.txt has 1 names, but the data has 144 classes"):
         Trainer(small(path, "evaluator=[zeroshot]", f"evaluator.zeroshot.classnames={tmp_path}/names.txt"))
     assert claim_and_save(RunDir(path)) == []
     assert claim_and_save(RunDir(path), "seed=7") == []
