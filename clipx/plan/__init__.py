@@ -1,1 +1,1 @@
-"""What a run needs, from its configuration alone. `python -m clipx.plan`."""
+"""Predicts parameters, memory, traffic, time and cost of a run from its configuration. `python -m clipx.plan`."""

@@ -1,4 +1,4 @@
-"""`python -m clipx.plan [key=value …]`: compose, check, count, predict. Nothing is trained or allocated."""
+"""`python -m clipx.plan [key=value …]`: predicts what a run needs. Trains and allocates nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from clipx.plan.spec import PlanSpec
 
 
 def show(spec: PlanSpec) -> None:
+    """Computes the plan and prints it as tables or JSON."""
     from clipx.plan import published
     from clipx.plan.estimate import plan
     from clipx.plan.show import as_dict, tables

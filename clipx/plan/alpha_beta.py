@@ -1,8 +1,8 @@
-"""Times of collectives by the alpha-beta model, over nodes of several GPUs each.
+"""Times of collectives in the alpha-beta model, over nodes of several GPUs each.
 
 A message of n bytes over a link takes α + n/β (Hockney 1994). Collectives are the usual bandwidth-optimal ones (Thakur,
-Rabenseifner, Gropp 2005), in two levels: each GPU talks to those of its own node, and to the one of its number in each
-other node, by an adapter of its own. Notation: N nodes, G GPUs in each, K = N·G, n bytes.
+Rabenseifner, Gropp 2005), in two levels: each GPU exchanges messages with the GPUs of its node, and with the GPU of the
+same local rank in each other node through a separate adapter. Notation: N nodes, G GPUs in each, K = N·G, n bytes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """From one GPU to another: α in s, β in bytes/s, in one direction."""
+    """Link from one GPU to another: latency α in s, bandwidth β in bytes/s in one direction."""
 
     latency: float
     bandwidth: float
 
     def time(self, messages: float, size: float) -> float:
-        """So many messages one after the other, of `size` bytes together."""
+        """Returns the seconds of `messages` consecutive messages of `size` bytes in total."""
         return messages * self.latency + size / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """K = nodes x gpus ranks."""
+    """Cluster of K = nodes x gpus ranks. Methods return seconds; `size` is in bytes."""
 
     nodes: int
-    gpus: int  # of a node
+    gpus: int  # in each node
     within: Link
     between: Link
 
@@ -42,19 +42,20 @@ class Cluster:
         return self.nodes * self.gpus
 
     def all_gather(self, size: float) -> float:
-        """`size` bytes on each rank afterwards: rings between the nodes, then one in each node."""
+        """Time of an all_gather with an output of `size` bytes: rings between the nodes, then a ring in each node."""
         n, g = self.nodes, self.gpus
         outer = self.between.time(n - 1, (n - 1) * size / self.ranks)
         return outer + self.within.time(g - 1, (g - 1) * size / g)
 
     def reduce_scatter(self, size: float) -> float:
-        """`size` bytes on each rank before: an all_gather the other way round."""
+        """Time of a reduce_scatter with an input of `size` bytes: that of the all_gather, its reverse."""
         return self.all_gather(size)
 
     def all_reduce(self, size: float) -> float:
-        """`size` bytes: reduced and scattered in each node, summed between the nodes, gathered again in each node.
+        """Time of an all_reduce of `size` bytes: reduce_scatter in each node, sum between nodes, all_gather in each
+        node.
 
-        Between the nodes a ring, or a tree where that is faster: fewer steps, in pieces that follow each other.
+        The sum between nodes uses a ring, or a pipelined tree, which takes fewer steps, if that is faster.
         """
         n, g = self.nodes, self.gpus
         inner = 2 * self.within.time(g - 1, (g - 1) * size / g)
@@ -63,12 +64,12 @@ class Cluster:
         return inner + (min(ring, tree) if n > 1 else 0.0)
 
     def broadcast(self, size: float) -> float:
-        """`size` bytes from one rank, down a tree of nodes and one in each node."""
+        """Time of a broadcast of `size` bytes from one rank, by a tree of nodes and a tree in each node."""
         n, g = (math.ceil(math.log2(count)) for count in (self.nodes, self.gpus))
         return self.between.time(n, size if n else 0.0) + self.within.time(g, size if g else 0.0)
 
     def time(self, kind: str, calls: float, size: float) -> float:
-        """Of so many collectives of a kind, of `size` bytes together."""
+        """Time of `calls` collectives of one kind, of `size` bytes in total."""
         return calls * {
             "all_gather": self.all_gather,
             "reduce_scatter": self.reduce_scatter,
@@ -78,12 +79,13 @@ class Cluster:
 
 
 def one_node(ranks: int, link: Link) -> Cluster:
+    """Returns a cluster of one node."""
     return Cluster(1, ranks, link, link)
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTime:
-    """What a collective over `ranks` processes of one node took."""
+    """Measured time of a collective over `ranks` processes of one node."""
 
     kind: str
     ranks: int
@@ -92,11 +94,11 @@ class CollectiveTime:
 
 
 def fit_link(measured: Sequence[CollectiveTime]) -> Link:
-    """The link that explains them best: least squares of the relative errors, for times span decades.
+    """Fits a link to measured times by least squares of the relative errors, for the times span decades.
 
-    The model is linear in α and 1/β; neither comes out below zero. There must be at least two, that differ.
+    The model is linear in α and 1/β, which are constrained to 0 or more. Needs at least two different measurements.
     """
-    import numpy as np  # late, as in _solve: composition imports the benchmarks' options, which hold a Link
+    import numpy as np  # imported here and in _solve: composition imports the benchmarks' options, which use Link
 
     terms_M2 = np.array([_terms(m.kind, m.ranks, m.size) for m in measured]) / np.array([[m.seconds] for m in measured])
     latency, inverse = _solve(terms_M2)
@@ -108,13 +110,13 @@ def fit_link(measured: Sequence[CollectiveTime]) -> Link:
 
 
 def _terms(kind: str, ranks: int, size: int) -> tuple[float, float]:
-    """How often the collective takes a latency, and how many bytes go through a link."""
+    """Returns the number of latencies of the collective, and the bytes that it sends through a link."""
     messages = one_node(ranks, Link(1.0, math.inf)).time(kind, 1, size)
     return messages, one_node(ranks, Link(0.0, 1.0)).time(kind, 1, size)
 
 
 def _solve(terms: np.ndarray) -> list[float]:
-    """The least-squares solution of terms · x = 1."""
+    """Returns the least-squares solution of terms · x = 1."""
     import numpy as np
 
     x: list[float] = np.linalg.lstsq(terms, np.ones(len(terms)), rcond=None)[0].tolist()

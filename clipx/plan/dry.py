@@ -1,7 +1,7 @@
-"""A dry run of the towers: forward and backward on tensors without memory, whose sizes and operations are counted.
+"""Dry run of the towers: forward and backward on tensors without memory, whose sizes and operations are counted.
 
-The tensors are torch's fake ones and say that they are on the CPU, so that attention is the fused kind, which keeps no
-matrix of scores, and autocast casts as it does on a device.
+The tensors are torch's fake tensors with device=cpu: attention is then the fused kernel, which stores no matrix of
+scores, and autocast casts as it does on a GPU.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from clipx.model.text import Packing
 from clipx.optimizer.spec import Group
 from clipx.precision.spec import Precision
 
-_COUNTED = 8  # samples whose FLOPs are counted: they are in proportion
+_COUNTED = 8  # samples whose FLOPs are counted; FLOPs are proportional to the number
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that live, each once, of those that are made while it is entered."""
+    """Context that counts the bytes of live storages that were allocated within it, each storage once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -60,28 +60,28 @@ def _storage(x: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TowerMemory:
-    """Bytes of forward and backward of `samples` samples, both towers."""
+    """Bytes of the forward and backward of `samples` samples through both towers, without weights and batch."""
 
     samples: int
-    activations: int  # that the backward needs, weights and batch not included
-    peak: int  # beside weights and batch: activations, gradients, and what is used in between
-    peak_again: int  # the same where all gradients are there already, of an earlier micro-batch
+    activations: int  # saved for the backward
+    peak: int  # activations, gradients and temporary tensors
+    peak_again: int  # the same if all gradients are allocated already, by an earlier micro-batch
 
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Of one sample."""
+    """FLOPs of one sample."""
 
-    image: float  # forward
-    text: float
-    backward: float  # of both, with what it computes a second time
+    image: float  # forward of the image tower
+    text: float  # forward of the text tower
+    backward: float  # backward of both towers, with recomputed forwards
 
 
 class DryRun:
-    """A model whose weights have no memory. `patch_dropout`: the share of patches left out."""
+    """Model whose weights use no memory."""
 
     def __init__(self, spec: ModelSpec, precision: Precision, patch_dropout: float = 0.0) -> None:
-        """`precision`: as built for the CPU."""
+        """`precision` must be built for the CPU. `patch_dropout` is the share of patches that are dropped."""
         self.spec, self.precision = spec, precision
         on_meta = spec.build(torch.device("meta"), precision.dtype, Varying(patch_dropout=patch_dropout > 0))
         freeze(on_meta, spec)
@@ -91,7 +91,7 @@ class DryRun:
             self.model = on_meta.to_empty(device="cpu")
 
     def memory(self, samples: int, tokens: float) -> TowerMemory:
-        """`tokens` of a text on average; the longest fills the context."""
+        """Counts the memory of a micro-batch. `tokens` is the mean length of a text; the longest fills the context."""
         with self._mode, LiveBytes() as live:
             image, packing = self._batch(samples, tokens)
             batch = live.now
@@ -106,7 +106,7 @@ class DryRun:
         return TowerMemory(samples, activations, peak, again)
 
     def flops(self, tokens: float) -> Flops:
-        """By a run of its own: torch's counter keeps tensors alive."""
+        """Counts FLOPs in a run separate from `memory`, for torch's FlopCounterMode keeps tensors alive."""
         with self._mode:
             image, packing = self._batch(_COUNTED, tokens)
             with FlopCounterMode(display=False) as of_image:
@@ -124,7 +124,7 @@ class DryRun:
         return image, _packing(samples, round(tokens * samples), self.spec.text.context_length)
 
     def _embed(self, batch: Tensor | Packing) -> Tensor:
-        """As the model does; but the texts are packed already, for how long they are is not known of fake ones."""
+        """Embeds a batch as the model does. Texts are packed already, for fake tensors have no values to measure."""
         with self.precision.autocast():
             if isinstance(batch, Tensor):
                 return self.model.encode_image(batch)
@@ -138,7 +138,7 @@ def _backward(image_BD: Tensor, text_BD: Tensor) -> None:
 
 
 def _packing(texts: int, tokens: int, length: int) -> Packing:
-    """Texts of so many tokens together, the longest of `length`."""
+    """Returns packed texts of `tokens` tokens in total, the longest of `length` tokens."""
     tokens_T, position_T, place_T = (torch.empty(tokens, dtype=torch.long) for _ in range(3))
     return Packing(tokens_T, position_T, place_T, torch.empty(texts, dtype=torch.long), (texts, length))
 
@@ -146,9 +146,10 @@ def _packing(texts: int, tokens: int, length: int) -> Packing:
 def state_bytes(
     groups: Sequence[Group], build: Callable[[list[Group]], torch.optim.Optimizer], dtype: torch.dtype
 ) -> int:
-    """Of an optimizer's state for weights of this type.
+    """Returns the bytes of an optimizer's state for weights of a dtype.
 
-    It takes a step on a matrix of 8 x 8 for each group; what it then keeps for one number it keeps for all of a group.
+    The optimizer takes a step on an 8 x 8 matrix for each group. The bytes of its state per element of that matrix are
+    multiplied by the number of elements of the group.
     """
     small = [nn.Parameter(torch.ones(8, 8, dtype=dtype)) for _ in groups]
     for parameter in small:
@@ -158,12 +159,12 @@ def state_bytes(
     optimizer.step()
     total = 0.0
     for group, parameter in zip(groups, small, strict=True):
-        kept = sum(x.nbytes for x in optimizer.state[parameter].values() if isinstance(x, Tensor) and x.numel() > 1)
+        state = sum(x.nbytes for x in optimizer.state[parameter].values() if isinstance(x, Tensor) and x.numel() > 1)
         trained = cast("list[tuple[str, nn.Parameter]]", group["params"])
-        total += kept / parameter.numel() * sum(p.numel() for _, p in trained)
+        total += state / parameter.numel() * sum(p.numel() for _, p in trained)
     return round(total)
 
 
 def stored_bytes(module: nn.Module) -> int:
-    """Parameters and buffers."""
+    """Returns the bytes of the parameters and buffers."""
     return sum(x.nbytes for x in (*module.parameters(), *module.buffers()))

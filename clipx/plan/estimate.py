@@ -1,4 +1,4 @@
-"""A run's plan: what is counted, and from it what is predicted."""
+"""Plan of a run: counted numbers and the predictions from them."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from clipx.plan.traffic import StepShape, Traffic, ddp_traffic, fsdp_traffic, ob
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Numbers of a run. Bytes and FLOPs; of one device and step unless the name says otherwise."""
+    """Numbers of a run, in bytes and FLOPs, for one device and one step unless noted."""
 
     spec: PlanSpec
     ranks: int
-    parameters: dict[str, int]  # image, text, objective
-    forward: ForwardFlops  # of a sample, texts of the whole context
-    sample_flops: float  # forward of a sample, texts of their own length
-    flops: float  # of a step, with what micro-batches compute twice
+    parameters: dict[str, int]  # number of parameters of image, text, objective
+    forward: ForwardFlops  # forward of a sample whose text fills the context
+    sample_flops: float  # forward of a sample whose text has the mean length
+    flops: float  # one step, with the forwards that micro-batches compute twice
     memory: Memory
-    largest: int | None  # micro-batch that the device holds
+    largest: int | None  # largest micro-batch that fits on the device
     traffic: Traffic
     step: Step
-    steps: int | None  # of the run; None where its length is not known
+    steps: int | None  # number of steps of the run; None if its length is unknown
 
     @property
     def micro_batch(self) -> int:
-        """Samples of a device and forward pass."""
+        """Number of samples in a forward pass of one device."""
         return self.spec.data.batch_size // self.ranks // self.spec.data.micro_batches
 
     @property
     def needed(self) -> float:
-        """Of a device's memory."""
+        """Bytes of memory that a device needs, with the reserve."""
         return self.memory.total + 1e9 * self.spec.reserve_gb
 
     @property
@@ -64,8 +64,10 @@ class Plan:
 
 
 def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Plan:
-    """Raises ConfigError. `largest`: whether to look for the largest batch, which takes two dry runs more."""
-    require(not spec.stages, f"stages={spec.stages}: a plan is of one span; plan each by its own values, and stages=[]")
+    """Plans a run. Raises ConfigError. `largest` also finds the largest micro-batch, which takes two more dry runs."""
+    require(
+        not spec.stages, f"stages={spec.stages}: a plan covers one stage: plan each with its values and with stages=[]"
+    )
     log("dry runs of the model")
     model_memory = MemoryModel(spec)
     limit = 1e9 * (spec.device_memory_gb - spec.reserve_gb)
@@ -98,7 +100,7 @@ def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Pl
 
 
 def _min_ranks(spec: PlanSpec, model_memory: MemoryModel, limit: float) -> int:
-    """The smallest power of two that divides the batch and whose share of it fits. Raises ConfigError."""
+    """Returns the smallest power of two that divides the batch and whose micro-batch fits. Raises ConfigError."""
     batch, micro, ranks = spec.data.batch_size, spec.data.micro_batches, 1
     while batch % (ranks * micro) == 0:
         if model_memory.needed(ranks, batch // ranks // micro) <= limit:
@@ -106,7 +108,7 @@ def _min_ranks(spec: PlanSpec, model_memory: MemoryModel, limit: float) -> int:
         ranks *= 2
     raise ConfigError(
         f"ranks=null: no power of two of devices with device_memory_gb={spec.device_memory_gb:g} holds "
-        f"data.batch_size={batch} in data.micro_batches={micro}: give more micro-batches, or ranks"
+        f"data.batch_size={batch} in data.micro_batches={micro}: raise data.micro_batches, or give ranks"
     )
 
 
@@ -114,18 +116,18 @@ def _check_ranks(spec: PlanSpec, ranks: int) -> None:
     spec.data.check_ranks(ranks)
     require(
         ranks < spec.gpus_per_node or ranks % spec.gpus_per_node == 0,
-        f"ranks={ranks} are no whole nodes of gpus_per_node={spec.gpus_per_node}: give a multiple, or less than a node",
+        f"ranks={ranks} must be a multiple of gpus_per_node={spec.gpus_per_node}, or below it",
     )
 
 
 def _flops(counted: Flops, samples: int, micro_batches: int) -> float:
-    """Of so many micro-batches, of which all but the last go forward twice."""
+    """Returns the FLOPs of a step: all micro-batches but the last go forward twice."""
     forward = counted.image + counted.text
     return samples * (micro_batches * (forward + counted.backward) + (micro_batches - 1) * forward)
 
 
 def _step_shape(spec: PlanSpec, model: CLIP, ranks: int) -> StepShape:
-    """The model's numbers are counted as float32 ones: 16-bit gradients are half as many."""
+    """Returns the shape of a step. Parameters are counted in units of 4 bytes: 16-bit gradients count half."""
     size = next(model.parameters()).itemsize
     if isinstance(spec.distributed, DdpSpec) and spec.distributed.compression is Compression.bf16:
         size = min(size, 2)
@@ -147,7 +149,7 @@ def _traffic(spec: PlanSpec, shape: StepShape) -> Traffic:
 
 
 def _step(spec: PlanSpec, shape: StepShape, flops: float) -> Step:
-    """The prediction of docs/scaling.md; with micro-batches, only the last one's backward hides the gradients."""
+    """Predicts a step as in docs/scaling.md. With micro-batches only the last backward hides the gradients."""
     machine = Machine(
         spec.gpus_per_node,
         Link(1e-6 * spec.within_us, 1e9 * spec.within_gbs),

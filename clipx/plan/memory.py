@@ -1,4 +1,4 @@
-"""What a step takes of a device's memory, by part, in bytes."""
+"""Memory of a device during a step, by part, in bytes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from clipx.plan.dry import DryRun, TowerMemory, state_bytes, stored_bytes
 from clipx.plan.spec import PlanSpec
 from clipx.precision.spec import Float8Spec, Fp32Spec, Int8Spec, PrecisionSpec
 
-_LINE = (512, 1024)  # samples between which a dry run gives what one more takes: so many that gradients hide nothing
-_TILES = 3  # of scores that live at the same time
+# Samples of the two dry runs that give the memory of a further sample. So many that activations exceed the gradients.
+_LINE = (512, 1024)
+_TILES = 3  # tiles of scores that are live at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`activations`, `gradients`, `gathered`, `loss` are not all there at once: the step's worst moment is `peak`."""
+    """Memory by part. `activations`, `gradients`, `gathered` and `loss` are not live all at once: `peak` is the
+    maximum."""
 
-    weights: int  # with their float32 masters, where there are any
+    weights: int  # with float32 master weights, if there are any
     optimizer: int
-    average: int
-    per_sample: int  # the objective's own state
+    average: int  # moving average of the weights
+    per_sample: int  # state of the objective
     batch: int
     buckets: int  # DDP's copies of the gradients
-    peak: int
+    peak: int  # maximum over a step, without the parts above
     activations: int = field(metadata={"part_of": "peak"})
     gradients: int = field(metadata={"part_of": "peak"})
-    gathered: int = field(metadata={"part_of": "peak"})  # FSDP: of the weights that others keep
+    gathered: int = field(metadata={"part_of": "peak"})  # FSDP: weights gathered from other ranks
     loss: int = field(metadata={"part_of": "peak"})
 
     @property
@@ -45,7 +47,7 @@ class Memory:
 
 
 class MemoryModel:
-    """Of a run on any number of devices. The model is built once, without memory."""
+    """Memory of a run on any number of devices. Builds the model once, without memory."""
 
     def __init__(self, spec: PlanSpec) -> None:
         self.spec = spec
@@ -56,22 +58,23 @@ class MemoryModel:
         self._line: tuple[TowerMemory, TowerMemory] | None = None
 
     def towers(self, samples: int) -> TowerMemory:
+        """Counts the memory of the towers for a micro-batch by a dry run."""
         return self.dry.memory(samples, self.spec.tokens)
 
     def objective(self, ranks: int, batch: int) -> Objective:
-        """Without memory, of one of `ranks` devices."""
+        """Builds the objective of one of `ranks` devices without memory."""
         samples = self.spec.data_samples or batch
         with torch.device("meta"):
             return self.spec.objective.build(_comm(ranks, "meta"), Length(samples, batch, samples))
 
     def memory(self, ranks: int, towers: TowerMemory) -> Memory:
-        """Of one of `ranks` devices, whose micro-batch is that of `towers`."""
+        """Returns the memory of one of `ranks` devices with the micro-batch of `towers`."""
         spec, model = self.spec, self.dry.model
         b = towers.samples * spec.data.micro_batches
         gradients, loss = sum(p.nbytes for p in model.parameters() if p.requires_grad), self._loss(ranks, b)
         masters = self._masters()
         backward = towers.peak if spec.data.micro_batches == 1 else towers.peak_again
-        stepping = gradients + masters + stored_bytes(model) + masters  # a logged step keeps the weights from before it
+        stepping = gradients + masters + stored_bytes(model) + masters  # a logged step copies the weights before it
         unsharded = Memory(
             weights=stored_bytes(model) + masters,
             optimizer=self.optimizer,
@@ -91,47 +94,49 @@ class MemoryModel:
         return replace(unsharded, buckets=0) if views else unsharded
 
     def _masters(self) -> int:
-        """The float32 weights that the optimizer steps, where others compute."""
+        """Returns the bytes of the float32 master weights, 0 if the model computes with float32 weights."""
         precision, numbers = self.precision, parameter_count(self.dry.model)
         return int(numbers * precision.stored.itemsize) if precision.master_weights else 0
 
     def _sharded(self, unsharded: Memory, spec: FsdpSpec, ranks: int) -> Memory:
-        """Each device keeps its part, and gathers two blocks at a time, or keeps all that it has gathered."""
+        """Returns the memory under FSDP: shards, and two gathered blocks, or all blocks without
+        reshard_after_forward."""
         parts = spec.shard_size or ranks
         blocks = [stored_bytes(block) for block in named_blocks(self.dry.model).values()]
         rest = stored_bytes(self.dry.model) - sum(blocks)
         largest = max([*blocks, rest])
         dtype = spec.param_dtype.dtype() or self.precision.dtype
         share = dtype.itemsize / self.precision.dtype.itemsize
-        every = stored_bytes(self.dry.model)
-        gathered = round(share * (min(2 * largest, every) if spec.reshard_after_forward else every))
+        whole = stored_bytes(self.dry.model)
+        gathered = round(share * (min(2 * largest, whole) if spec.reshard_after_forward else whole))
         gradients = unsharded.gradients // parts
-        here = not spec.cpu_offload
+        on_device = not spec.cpu_offload
         return replace(
             unsharded,
-            weights=here * unsharded.weights // parts,
-            optimizer=here * unsharded.optimizer // parts,
-            average=here * unsharded.average // parts,
+            weights=on_device * unsharded.weights // parts,
+            optimizer=on_device * unsharded.optimizer // parts,
+            average=on_device * unsharded.average // parts,
             buckets=0,
-            peak=unsharded.activations + gathered + max(unsharded.loss, largest + here * gradients),
+            peak=unsharded.activations + gathered + max(unsharded.loss, largest + on_device * gradients),
             gradients=gradients,
             gathered=gathered,
         )
 
     def _loss(self, ranks: int, b: int) -> int:
-        """Embeddings of all ranks, own embeddings and their gradients, and the tiles of scores."""
+        """Returns the bytes of the gathered embeddings, the local embeddings and their gradients, and tiles of
+        scores."""
         spec, batch = self.spec, b * ranks
         comm = _comm(ranks, "cpu" if spec.distributed.device == "cpu" else "cuda")
-        tile = batch  # of an objective that does not cut the matrix of pairs
+        tile = batch  # an objective without tiles computes the whole matrix of pairs
         if isinstance(spec.objective, TiledSpec):
             tile = spec.objective.tile_size(comm, Length(batch, batch, batch))
         gathered = 2 * (batch + b) if ranks > 1 else 0
-        own = 3 * 2 * b
+        local = 3 * 2 * b
         scores = _TILES * min(tile, b) * min(tile, batch)
-        return int(self.precision.wide.itemsize) * ((gathered + own) * self.dry.model.embed_dim + scores)
+        return int(self.precision.wide.itemsize) * ((gathered + local) * self.dry.model.embed_dim + scores)
 
     def needed(self, ranks: int, samples: int) -> float:
-        """Bytes of one of `ranks` devices with micro-batches of so many samples, by the line through two dry runs."""
+        """Returns the bytes of one of `ranks` devices with micro-batches of `samples`, linearly from two dry runs."""
         if self._line is None:
             self._line = self.towers(_LINE[0]), self.towers(_LINE[1])
         low, high = self._line
@@ -145,7 +150,7 @@ class MemoryModel:
         return self.memory(ranks, TowerMemory(samples, *(interpolate(name) for name in names))).total
 
     def largest(self, ranks: int, limit: float) -> int:
-        """The largest micro-batch of which a device's memory holds all; 0 where it holds not one sample."""
+        """Returns the largest micro-batch that fits into `limit` bytes. 0 if not even one sample fits."""
         low, high = 0, 1
         while self.needed(ranks, high) <= limit:
             low, high = high, 2 * high
@@ -160,14 +165,14 @@ def _comm(ranks: int, device: str) -> Comm:
 
 
 def _on_cpu(spec: PrecisionSpec) -> PrecisionSpec:
-    """The format as the CPU has it: with tensors of the same types."""
+    """Returns the precision for the CPU, with tensors of the same dtypes."""
     if isinstance(spec, Fp32Spec):
         return replace(spec, tf32=False)
     return replace(spec, emulate=True) if isinstance(spec, Float8Spec | Int8Spec) else spec
 
 
 def _least_patch_dropout(spec: PlanSpec) -> float:
-    """The smallest share of patches that the run leaves out: its most expensive steps are what is planned."""
+    """Returns the smallest patch dropout of the run, for the plan covers its most expensive steps."""
     model = spec.model
     if model.patch_dropout_final != "none":
         return 0.0

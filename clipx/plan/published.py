@@ -1,4 +1,4 @@
-"""The settings in which published models were trained, planned: one table of what each takes.
+"""Plans of the settings in which published models were trained, in one table.
 
 Sources: open_clip's docs/PRETRAINED.md and model cards for models, batches, GPUs and hours; the FastCLIP paper
 (arXiv:2407.01445) for the others. 32 epochs of LAION-400M are 12.8e9 samples.
@@ -20,11 +20,13 @@ from clipx.trainer.spec import RunSpec, compose
 
 @dataclass(frozen=True, slots=True)
 class Setting:
+    """Published training run."""
+
     name: str
     gpus: int
     batch: int
     options: tuple[str, ...]
-    hours: float | None = None  # that they say it took
+    hours: float | None = None  # published duration
 
 
 _LAION400M = ("data=laion400m", "data.shards=unread.tar", "precision=amp_bf16", "duration=12.8e9sa")
@@ -44,7 +46,7 @@ SETTINGS = (
 
 
 def plans(spec: PlanSpec, log: Callable[[str], None]) -> list[tuple[Setting, Plan]]:
-    """Of each setting, on the machine of `spec`."""
+    """Plans each setting on the machine of `spec`."""
     found = []
     for setting in SETTINGS:
         log(f"{setting.name} on {setting.gpus}")
@@ -64,8 +66,8 @@ def _spec(setting: Setting, spec: PlanSpec) -> PlanSpec:
 def table(found: list[tuple[Setting, Plan]]) -> Table:
     spec = found[0][1].spec
     title = f"published settings on {spec.gpu}, {spec.device_memory_gb:g} GB each"
-    columns = ("setting", "GPUs", "batch", "of a GPU", "Mparams", "GFLOPs", "GB", "fits", "step, ms", "samples/s",
-               "GB/s", "hours", "they say", "GPU-hours")  # fmt: skip
+    columns = ("setting", "GPUs", "batch", "per GPU", "Mparams", "GFLOPs", "GB", "fits", "step, ms", "samples/s",
+               "GB/s", "hours", "published", "GPU-hours")  # fmt: skip
     return shown.rich_table(title, columns, [_row(setting, one) for setting, one in found])
 
 

@@ -1,4 +1,4 @@
-"""A plan as tables, and as one JSON object."""
+"""Formats a plan as tables and as one JSON object."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from rich.table import Table
 from clipx.plan.estimate import Plan
 from clipx.report.console import format_clock
 
-_SHOWN = 1e6  # bytes from which a part has a row
+_SHOWN = 1e6  # parts of fewer bytes have no row
 
 Rows = Sequence[tuple[str, str]]
 
 
 def tables(plan: Plan) -> list[Table]:
+    """Returns tables of the model, the memory, the communication and the time."""
     spec = plan.spec
     title = (
-        f"{spec.model.name} on {spec.data.name}: {spec.data.batch_size:,} samples a step = {plan.micro_batch:,} x "
+        f"{spec.model.name} on {spec.data.name}: {spec.data.batch_size:,} samples per step = {plan.micro_batch:,} x "
         f"{spec.data.micro_batches} micro-batches x {plan.ranks} {spec.gpu}"
     )
     return [
         _table(f"{title}\nmodel", _model(plan)),
-        _table("memory of a device, GB", _memory(plan)),
-        _table("communication of a step, MB at each rank", _traffic(plan)),
-        _table("time, predicted", _time(plan)),
+        _table("memory per device, GB", _memory(plan)),
+        _table("communication per step, MB on each rank", _traffic(plan)),
+        _table("predicted time", _time(plan)),
     ]
 
 
 def rich_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], header: bool = True) -> Table:
-    """Cells as text; all columns but the first are aligned to the right."""
+    """Returns a table of text cells. All columns but the first are right-aligned."""
     table = Table(title=title, title_justify="left", show_header=header)
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left")
@@ -50,10 +51,10 @@ def _model(plan: Plan) -> Rows:
     return [
         *((f"parameters, {name}", f"{count:,}") for name, count in plan.parameters.items()),
         ("parameters", f"{sum(plan.parameters.values()):,}"),
-        ("GFLOPs of an image, forward", _number(forward.image / 1e9)),
-        (f"GFLOPs of a text, forward, all {length} tokens", _number(forward.text / 1e9)),
-        (f"GFLOPs of a text, forward, {spec.tokens:g} tokens", _number((plan.sample_flops - forward.image) / 1e9)),
-        ("TFLOPs of a step of all devices", _number(plan.flops * plan.ranks / 1e12)),
+        ("GFLOPs per image, forward", _number(forward.image / 1e9)),
+        (f"GFLOPs per text, forward, all {length} tokens", _number(forward.text / 1e9)),
+        (f"GFLOPs per text, forward, {spec.tokens:g} tokens", _number((plan.sample_flops - forward.image) / 1e9)),
+        ("TFLOPs per step, all devices", _number(plan.flops * plan.ranks / 1e12)),
     ]
 
 
@@ -62,13 +63,13 @@ def _memory(plan: Plan) -> Rows:
     limit = spec.device_memory_gb
     names = {
         "weights": "weights",
-        "optimizer": f"optimizer's state ({spec.optimizer.kind})",
-        "average": "average of the weights",
-        "per_sample": "objective's own state",
+        "optimizer": f"optimizer state ({spec.optimizer.kind})",
+        "average": "moving average of the weights",
+        "per_sample": "objective state",
         "batch": "batch",
-        "buckets": "DDP's buckets",
-        "peak": "the step at its peak",
-        "activations": "  of which at times activations",
+        "buckets": "DDP buckets",
+        "peak": "peak of the step",
+        "activations": "  parts, not all at once: activations",
         "gradients": "  gradients",
         "gathered": "  gathered weights of FSDP",
         "loss": "  embeddings and tiles of the loss",
@@ -77,7 +78,7 @@ def _memory(plan: Plan) -> Rows:
     verdict = "fits in" if plan.fits else "does not fit in"
     rows += [("reserve", f"{spec.reserve_gb:.2f}"), (f"needed; {verdict} {limit:g}", _gb(plan.needed))]
     if plan.largest is not None:
-        rows.append(("largest micro-batch of a device, samples", f"{plan.largest:,}"))
+        rows.append(("largest micro-batch per device, samples", f"{plan.largest:,}"))
     return rows
 
 
@@ -99,16 +100,16 @@ def _time(plan: Plan) -> Rows:
         (f"towers, ms, {spec.mfu:.0%} of {spec.peak_tflops:g} TFLOP/s", _number(1e3 * step.towers)),
         (f"loss, ms, at {spec.loss_tflops:g} TFLOP/s", _number(1e3 * step.loss)),
         ("gathers, ms", _number(1e3 * (step.gathers + step.rest))),
-        ("gradients, ms, that nothing hides", _number(1e3 * step.exposed)),
+        ("gradients, ms, not overlapped", _number(1e3 * step.exposed)),
         ("step, ms", _number(1e3 * step.seconds)),
-        ("samples/s; of a device", f"{rate:,.0f}; {rate / plan.ranks:,.0f}"),
+        ("samples/s; per device", f"{rate:,.0f}; {rate / plan.ranks:,.0f}"),
         (
-            f"GB/s from storage, {spec.bytes_per_sample:,.0f} bytes a sample",
+            f"GB/s from storage, {spec.bytes_per_sample:,.0f} bytes per sample",
             _number(rate * spec.bytes_per_sample / 1e9),
         ),
     ]
     if plan.steps is None or plan.hours is None or plan.gpu_hours is None:
-        return [*rows, (f"length of {spec.duration}", "not known: give samples=N")]
+        return [*rows, (f"length of {spec.duration}", "unknown: give samples=N")]
     rows += [
         ("steps", f"{plan.steps:,}"),
         ("duration", format_clock(3600 * plan.hours)),
@@ -118,7 +119,7 @@ def _time(plan: Plan) -> Rows:
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """Plain values."""
+    """Returns the plan as JSON values."""
     spec, step = plan.spec, plan.step
     return {
         "model": spec.model.name,

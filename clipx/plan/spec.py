@@ -1,5 +1,5 @@
-"""What a run needs before it is started: parameters, FLOPs, memory, traffic, time and money, from its configuration
-alone. `python -m clipx.plan`, docs/plan.md."""
+"""Options of `python -m clipx.plan`, which predicts the parameters, FLOPs, memory, traffic, time and cost of a run from
+its configuration (docs/plan.md)."""
 
 from __future__ import annotations
 
@@ -17,65 +17,106 @@ from clipx.trainer.spec import RunSpec
 @option("")
 @dataclass(kw_only=True, slots=True)
 class PlanSpec(RunSpec):
-    """A run, and the machine that it is planned for. `device_peak_tflops` is the run's own key: null takes gpu's."""
+    """A run, and the machine for which it is planned. `device_peak_tflops` is an option of the run: null uses the peak
+    of `gpu`."""
 
     kind: str = "plan"
-    json: bool = False  # one line of JSON in the tables' place
-    published: bool = False  # the published settings in one table, in place of this run
+    """Name of this command in the registry. Do not change it."""
 
-    ranks: int | None = None  # devices; null: as few, 1, 2, 4, …, as have the memory
-    samples: int | None = None  # in the data set, where data does not say
-    gpu: str = "H100"  # whose peak is taken
-    device_memory_gb: float = 80.0  # of 1e9 bytes
-    reserve_gb: float = 4.0  # of it for the CUDA context, NCCL, workspaces and fragmentation
-    mfu: float = 0.4  # share of the peak that the towers reach
-    loss_tflops: float = 30.0  # that the loss reaches in float32
+    json: bool = False
+    """Prints one line of JSON on stdout instead of tables."""
+
+    published: bool = False
+    """Plans the published settings of other work on this machine and prints one table, instead of planning this run."""
+
+    ranks: int | None = None
+    """Number of devices. At least 1; a multiple of `gpus_per_node`, or fewer. null: the smallest of 1, 2, 4, … whose
+    memory is sufficient."""
+
+    samples: int | None = None
+    """Number of samples in the data set, at least `data.batch_size`. null: the published number of the data set, if it
+    has one. Required by objectives with state for each sample if there is no published number."""
+
+    gpu: str = "H100"
+    """Device whose peak FLOP/s of the data sheet are used: B200, H200, "H100 PCIe", H100, A100, L40S or A10."""
+
+    device_memory_gb: float = 80.0
+    """Memory of a device in GB of 1e9 bytes. Above 0."""
+
+    reserve_gb: float = 4.0
+    """Part of `device_memory_gb` for the CUDA context, NCCL, workspaces of cuDNN and cuBLAS, and fragmentation, in GB
+    of 1e9 bytes. In [0, device_memory_gb)."""
+
+    mfu: float = 0.4
+    """Model FLOPs utilisation of the towers, a share of the peak in (0, 1]. 0.4 is what large models reach at best;
+    published LAION-400M runs reached about 0.12."""
+
+    loss_tflops: float = 30.0
+    """TFLOP/s that the loss reaches in float32. Above 0."""
+
     gpus_per_node: int = 8
-    within_us: float = 3.0  # latency from GPU to GPU in a node
-    within_gbs: float = 300.0  # GB/s of a GPU in one direction in a node
-    between_us: float = 10.0  # latency between nodes
-    between_gbs: float = 40.0  # GB/s of a GPU's adapter in one direction
-    text_tokens: float | None = None  # of a caption on average, start and end included; null: 20, or all if not packed
-    bytes_per_sample: float = 25e3  # in storage: LAION-400M's 10 TB at 256 pixels
-    price_per_gpu_hour: float | None = None  # in any currency
+    """Number of GPUs in each node. At least 1."""
+
+    within_us: float = 3.0
+    """Latency from GPU to GPU within a node, in microseconds. Above 0."""
+
+    within_gbs: float = 300.0
+    """Bandwidth of a GPU within a node, in GB/s in one direction. Above 0."""
+
+    between_us: float = 10.0
+    """Latency between nodes, in microseconds. Above 0."""
+
+    between_gbs: float = 40.0
+    """Bandwidth of a GPU's network adapter between nodes, in GB/s in one direction. Above 0."""
+
+    text_tokens: float | None = None
+    """Mean number of tokens of a caption, start and end tokens included. In [2, model.text.context_length]; needs
+    model.text.packed=true. null: 20, at most the context length; the context length if texts are not packed."""
+
+    bytes_per_sample: float = 25e3
+    """Bytes of a sample in storage. Above 0. The default is that of LAION-400M, 10 TB at 256 pixels."""
+
+    price_per_gpu_hour: float | None = None
+    """Price of a GPU-hour in any currency. Above 0. null: no cost is printed."""
 
     def __post_init__(self) -> None:
         RunSpec.__post_init__(self)
         require(
             not self.model.captions,
-            f"model={self.model.name} has a decoder, which a plan does not count: plan its towers as a CLIP's, e.g. "
-            "model=vit_b32",
+            f"model={self.model.name} has a decoder, which a plan does not count: plan a CLIP model with the same "
+            "towers, such as model=vit_b32",
         )
         require(self.gpu in DEVICES, f"gpu={self.gpu} is not known: choose from {', '.join(DEVICES)}")
-        require(self.ranks is None or self.ranks >= 1, f"ranks={self.ranks} must be at least 1: null finds the number")
+        require(
+            self.ranks is None or self.ranks >= 1, f"ranks={self.ranks} must be at least 1, or null to find the number"
+        )
         known = self.data.published
         require(
             self.samples is None or self.samples >= self.data.batch_size,
-            f"samples={self.samples} is less than data.batch_size={self.data.batch_size}: give the data set's size",
+            f"samples={self.samples} must be at least data.batch_size={self.data.batch_size}: give the data set's size",
         )
         require(
             self.samples is not None or known is not None or not self.objective.indexed,
-            f"objective={self.objective.kind} keeps state for each sample, and data={self.data.name} does not say how "
-            "many there are: give samples=N",
+            f"objective={self.objective.kind} stores state for each sample, and data={self.data.name} has no published "
+            "number of samples: give samples=N",
         )
         require(
             not self.objective.taught,
-            f"objective={self.objective.kind}: a plan knows nothing of a teacher's time and memory: plan with "
-            "objective=infonce, and add the teacher's forward (docs/distillation.md)",
+            f"objective={self.objective.kind} needs a teacher, whose time and memory a plan does not count: plan with "
+            "objective=infonce and add the teacher's forward (docs/distillation.md)",
         )
         objective_traffic(self.objective)
         require(
             isinstance(self.distributed, DdpSpec | FsdpSpec),
-            f"distributed={self.distributed.kind}: a plan knows the traffic and memory of ddp and fsdp only: plan "
-            "with one of them",
+            f"distributed={self.distributed.kind} has no model of traffic and memory here: plan with ddp or fsdp",
         )
         self._check_positive()
-        require(0 < self.mfu <= 1, f"mfu={self.mfu} must lie in (0, 1]: 0.4 is usual for large models")
+        require(0 < self.mfu <= 1, f"mfu={self.mfu} must be in (0, 1]: 0.4 is usual for large models")
         length = self.model.text.context_length
         require(
             self.text_tokens is None or (self.model.text.packed and 2 <= self.text_tokens <= length),
-            f"text_tokens={self.text_tokens} must lie in [2, {length}], the context, and has no effect with "
-            "model.text.packed=false: leave it out there",
+            f"text_tokens={self.text_tokens} must be in [2, {length}], the context length, and has no effect with "
+            "model.text.packed=false: correct or remove it",
         )
 
     def _check_positive(self) -> None:
@@ -84,19 +125,19 @@ class PlanSpec(RunSpec):
             require(getattr(self, key) > 0, f"{key}={getattr(self, key)} must be above 0")
         require(
             0 <= self.reserve_gb < self.device_memory_gb,
-            f"reserve_gb={self.reserve_gb} must lie in [0, device_memory_gb={self.device_memory_gb}): 4 is usual",
+            f"reserve_gb={self.reserve_gb} must be in [0, device_memory_gb={self.device_memory_gb}): 4 is usual",
         )
         price = self.price_per_gpu_hour
-        require(price is None or price > 0, f"price_per_gpu_hour={price} must be above 0; null leaves costs out")
+        require(price is None or price > 0, f"price_per_gpu_hour={price} must be above 0, or null for no cost")
 
     @property
     def data_samples(self) -> int | None:
-        """In the data set; None where nobody says."""
+        """Number of samples in the data set. None if unknown."""
         return self.data.published if self.samples is None else self.samples
 
     @property
     def tokens(self) -> float:
-        """Of a text, that are computed on average."""
+        """Mean number of tokens of a text that are computed."""
         length = float(self.model.text.context_length)
         if not self.model.text.packed:
             return length
@@ -104,11 +145,11 @@ class PlanSpec(RunSpec):
 
     @property
     def peak_tflops(self) -> float:
-        """Of one device. Raises ConfigError where it is not known."""
+        """Peak TFLOP/s of one device. Raises ConfigError if unknown."""
         peak = self.device_peak_tflops or peak_tflops(self.gpu, self.precision)
         require(
             peak is not None,
-            f"the peak of gpu={self.gpu} with precision={self.precision.kind} is not known: give device_peak_tflops",
+            f"the peak of gpu={self.gpu} with precision={self.precision.kind} is unknown: give device_peak_tflops",
         )
         assert peak is not None
         return peak

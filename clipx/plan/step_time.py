@@ -1,4 +1,4 @@
-"""The time of a training step on a cluster that need not be there: arithmetic, and the model of its network."""
+"""Predicted time of a training step on a cluster: FLOPs, and the alpha-beta model of its network."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from clipx.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, fsdp_tr
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a step's time depends on."""
+    """Properties of a model that determine the time of a step."""
 
     parameters: int
-    flops: float  # of a sample's forward, both towers
+    flops: float  # forward of a sample through both towers
     dim: int
     buffers: int = 0  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Assumed, or measured elsewhere."""
+    """Assumed or measured properties of a cluster."""
 
     gpus_per_node: int
     within: Link
     between: Link
-    flops: float  # a second, that the towers reach
-    loss_flops: float  # that the loss reaches, in float32
+    flops: float  # FLOP/s that the towers reach
+    loss_flops: float  # FLOP/s that the loss reaches in float32
 
     def cluster(self, gpus: int) -> Cluster:
+        """Returns the network of `gpus` GPUs, in full nodes."""
         of_node = min(gpus, self.gpus_per_node)
         return Cluster(gpus // of_node, of_node, self.within, self.between)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Seconds of a step on one of `gpus`, and what they are made of."""
+    """Seconds of a step on one of `gpus`, by part."""
 
     gpus: int
-    batch: int  # of all
-    towers: float
-    loss: float  # the pairs that this GPU scores
-    gathers: float  # of embeddings and statistics
-    gradients: float  # summed over all, were nothing hidden
-    exposed: float  # what of them the backward does not hide
-    rest: float
+    batch: int  # global batch
+    towers: float  # forward and backward of the towers
+    loss: float  # pairs that this GPU scores
+    gathers: float  # collectives of embeddings and statistics
+    gradients: float  # collectives of gradients, without overlap
+    exposed: float  # part of `gradients` that does not overlap the backward
+    rest: float  # other collectives
 
     @property
     def seconds(self) -> float:
@@ -53,25 +54,25 @@ class Step:
 
     @property
     def without_overlap(self) -> float:
-        """Seconds where communication and computation take turns."""
+        """Seconds of a step whose communication does not overlap computation."""
         return self.seconds - self.exposed + self.gradients
 
     @property
     def rate(self) -> float:
-        """Samples a second, of all GPUs."""
+        """Samples per second of all GPUs."""
         return self.batch / self.seconds
 
     def efficiency(self, smallest: Step) -> float:
-        """Samples a second and GPU, to those of the smallest."""
+        """Returns the samples per second and GPU relative to those of `smallest`."""
         return (self.rate / self.gpus) / (smallest.rate / smallest.gpus)
 
 
 def step(model: Model, machine: Machine, objective: ObjectiveTraffic, gpus: int, b: int, fsdp: bool = False) -> Step:
-    """One micro-batch of `b` samples on each GPU.
+    """Predicts a step with one micro-batch of `b` samples on each GPU.
 
-    Forward and backward of the towers are three forwards, the loss 6·b·B·D multiplications and additions of each. The
-    gradients' collectives run beside the backward (under FSDP, beside forward and backward), but for the last part,
-    which is ready only when it has ended. Loader, optimizer and evaluation are left out.
+    Forward and backward of the towers cost three forwards; the loss costs 6·b·B·D multiplications and as many
+    additions. The gradients' collectives overlap the backward (under FSDP, forward and backward), except for the last
+    bucket, which is ready only after the backward. Loader, optimizer and evaluation are not included.
     """
     cluster, batch = machine.cluster(gpus), b * gpus
     shape = StepShape(objective, b, gpus, model.dim, model.parameters, model.buffers)

@@ -11,60 +11,62 @@ from clipx.errors import ConfigError
 from clipx.objective.spec import ObjectiveSpec, ObjectiveTraffic
 
 _FLOAT, _LONG = 4, 8  # bytes
-_FIRST_BUCKET, _BUCKET = 2**20, 25 * 2**20  # bytes of gradients that DDP sums together
+_FIRST_BUCKET, _BUCKET = 2**20, 25 * 2**20  # bytes of DDP's gradient buckets
 
 
 CollectiveCounts = dict[str, tuple[int, int]]
-"""Calls and bytes of the larger side, by kind: what an all_gather yields, what an all_reduce sums."""
+"""Calls and bytes by kind. Bytes are those of the larger side: the output of an all_gather, the input of an
+all_reduce."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Of one step on one rank."""
+    """Collectives of one step on one rank."""
 
-    loss: CollectiveCounts = field(default_factory=dict)  # between the towers' forward and backward: nothing hides it
-    gradients: CollectiveCounts = field(default_factory=dict)  # beside the towers' backward
-    rest: CollectiveCounts = field(default_factory=dict)  # before and after
+    loss: CollectiveCounts = field(default_factory=dict)  # between the towers' forward and backward: no overlap
+    gradients: CollectiveCounts = field(default_factory=dict)  # overlaps the towers' backward
+    rest: CollectiveCounts = field(default_factory=dict)  # before and after the step
 
     def total(self) -> CollectiveCounts:
+        """Returns the sum over the parts."""
         found: CollectiveCounts = {}
         for kinds in (self.loss, self.gradients, self.rest):
             for kind, (calls, size) in kinds.items():
-                had = found.get(kind, (0, 0))
-                found[kind] = had[0] + calls, had[1] + size
+                before = found.get(kind, (0, 0))
+                found[kind] = before[0] + calls, before[1] + size
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step's traffic depends on."""
+    """Quantities that determine the traffic of a step."""
 
     objective: ObjectiveTraffic
-    b: int
+    b: int  # samples on each rank
     ranks: int
     dim: int
-    parameters: int  # of the model
-    buffers: int = 0  # bytes of the model's, which DDP sends from the first rank before each step
+    parameters: int  # number of parameters of the model
+    buffers: int = 0  # bytes of the model's buffers, which DDP broadcasts from rank 0 before each step
 
     @property
     def buckets(self) -> int:
-        """Parts in which DDP sums the gradients, to begin before the backward has ended. A tensor is never cut, so that
-        there may be fewer."""
+        """Number of buckets in which DDP sums the gradients during the backward. An upper bound: DDP does not split
+        tensors."""
         return 1 + max(0, -(-(self.parameters * _FLOAT - _FIRST_BUCKET) // _BUCKET))
 
 
 def objective_traffic(spec: ObjectiveSpec) -> ObjectiveTraffic:
-    """What the objective exchanges between ranks. Raises ConfigError where its spec does not say it."""
+    """Returns the traffic of an objective. Raises ConfigError if its spec does not declare it."""
     if spec.traffic is None:
         raise ConfigError(
-            f"objective={spec.kind} does not say what it exchanges between ranks: define the property traffic of its "
-            "spec, as clipx/objective/spec.py describes it"
+            f"objective={spec.kind} does not declare what it exchanges between ranks: define the property traffic of "
+            "its spec, see clipx/objective/spec.py"
         )
     return spec.traffic
 
 
 def ddp_traffic(shape: StepShape) -> Traffic:
-    """Data parallel (DDP)."""
+    """Returns the traffic of data parallelism (DDP)."""
     extra, batch = shape.objective, shape.b * shape.ranks
     gathers = [2 * shape.dim * _FLOAT] + ([extra.statistics * _FLOAT] if extra.statistics else [])
     gathers += [_LONG, extra.written * _FLOAT] if extra.read else []
@@ -75,13 +77,13 @@ def ddp_traffic(shape: StepShape) -> Traffic:
     return Traffic(
         {kind: found for kind, found in loss.items() if found[0]},
         {"all_reduce": (shape.buckets, shape.parameters * _FLOAT)},
-        {"all_reduce": (1, _LONG)} | buffers,  # whether any rank was told to stop
+        {"all_reduce": (1, _LONG)} | buffers,  # agreement on whether a rank received a signal to stop
     )
 
 
 def fsdp_traffic(shape: StepShape) -> Traffic:
-    """Sharded data parallel (FSDP): parameters are gathered for the forward and once more for the backward, their
-    gradients reduced and scattered. Not compared with a count."""
+    """Returns the traffic of sharded data parallelism (FSDP): all_gather of the parameters for the forward and again
+    for the backward, reduce_scatter of the gradients. Not verified against counted traffic."""
     traffic, size = ddp_traffic(shape), shape.parameters * _FLOAT
     traffic.gradients = {"all_gather": (2 * shape.buckets, 2 * size), "reduce_scatter": (shape.buckets, size)}
     return traffic

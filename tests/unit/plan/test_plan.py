@@ -217,7 +217,7 @@ def test_an_objective_from_elsewhere_is_planned_by_what_its_spec_says() -> None:
 def test_the_command_says_it_in_tables_and_in_json() -> None:
     words = ("-m", "clipx.plan", "data.batch_size=64", "ranks=2", "samples=12000")
     shown = run(sys.executable, *words).stdout
-    for heading in ("model", "memory of a device, GB", "communication of a step", "time, predicted"):
+    for heading in ("model", "memory per device, GB", "communication per step", "predicted time"):
         assert heading in shown
     (line,) = run(sys.executable, *words, "json=true").stdout.splitlines()
     found = json.loads(line)
@@ -231,16 +231,16 @@ def test_the_command_says_it_in_tables_and_in_json() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("mfu=40",), r"mfu=40.0 must lie in \(0, 1\]"),
+        (("mfu=40",), r"mfu=40.0 must be in \(0, 1\]"),
         (("gpu=H1000",), "gpu=H1000 is not known: choose from B200, H200"),
-        (("text_tokens=300",), "text_tokens=300.0 must lie in \\[2, 20\\]"),
+        (("text_tokens=300",), "text_tokens=300.0 must be in \\[2, 20\\]"),
         (("model.text.packed=false", "text_tokens=10"), "has no effect with model.text.packed=false"),
-        (("objective=fastclip_v3",), "data=shapes does not say how many there are: give samples=N"),
-        (("reserve_gb=90",), r"reserve_gb=90.0 must lie in \[0, device_memory_gb=80.0\)"),
+        (("objective=fastclip_v3",), "data=shapes has no published number of samples: give samples=N"),
+        (("reserve_gb=90",), r"reserve_gb=90.0 must be in \[0, device_memory_gb=80.0\)"),
         (("rank=8",), "rank is not a key here"),
         (
             ("objective=classification", "model.weights=unread.pt", "model.text.lock=all"),
-            "objective=classification does not say what it exchanges between ranks",
+            "objective=classification does not declare what it exchanges between ranks",
         ),
     ],
 )
@@ -252,7 +252,7 @@ def test_what_makes_no_sense_is_refused(overrides: tuple[str, ...], message: str
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("ranks=12", "data.batch_size=48"), "ranks=12 are no whole nodes of gpus_per_node=8"),
+        (("ranks=12", "data.batch_size=48"), "ranks=12 must be a multiple of gpus_per_node=8, or below it"),
         (("ranks=3",), "data.batch_size=256 is not divisible by 3 ranks"),
     ],
 )
