@@ -64,7 +64,7 @@ def run_in_pool(
     except BrokenProcessPool:
         raise DataError(
             f"{what}: a process was killed, probably because memory ran out: run the command again, and it continues "
-            "after the last complete shard"
+            "with the missing shards"
         ) from None
 
 
