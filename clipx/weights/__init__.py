@@ -1,1 +1,1 @@
-"""Weights of others: read, compared with the model, and written for others."""
+"""Pretrained weights: loading, comparison with the model, and export to other libraries."""

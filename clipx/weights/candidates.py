@@ -1,4 +1,4 @@
-"""The models that `python -m clipx.evaluate` evaluates: checkpoints of runs, or weights that others trained."""
+"""Models that `python -m clipx.evaluate` evaluates: checkpoints of runs, or pretrained weights."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from clipx.evaluate import EvaluateSpec
     from clipx.trainer.spec import RunSpec
 
-_MAX_NAMED = 10  # bad samples
-_MODELS = ("open_clip_config.json", "config.json")  # a folder with one of these is a model, whatever else is in it
+_MAX_NAMED = 10  # largest number of bad samples to print
+_MODELS = ("open_clip_config.json", "config.json")  # a folder with one of these files is a model
 
 
 def evaluate_runs(
     spec: EvaluateSpec, runs: Mapping[Path, RunSpec], steps: str | None, comm: Comm
 ) -> Iterator[tuple[Suite, Evaluated]]:
-    """The numbers of checkpoints. `steps`: a number, `all`, or None for the newest. Collective."""
+    """Evaluates checkpoints of runs. `steps`: a number, `all`, or None for the newest checkpoint. Collective."""
     suites: dict[str, Suite] = {}
     for path, run in runs.items():
         rundir = RunDir(path)
@@ -57,18 +57,18 @@ def evaluate_runs(
 
 
 def _suite(spec: EvaluateSpec, run: RunSpec, comm: Comm, suites: dict[str, Suite]) -> Suite:
-    """The evaluators of a run. `suites` caches those that were opened before."""
+    """Returns the evaluators of a run. `suites`: cache of opened suites. Collective."""
     evaluators = spec.evaluator or run.evaluator
     require(bool(evaluators), f"run={spec.run} has no evaluators: give evaluator=[…]")
     data = spec.data or run.data
     key = json.dumps([to_dict(data), *(to_dict(evaluator) for evaluator in evaluators.values()), *evaluators])
     if key not in suites:
-        own = (
+        of_run = (
             open_on_all_ranks(run.data, comm)
             if spec.data is None and any(e.held_out for e in evaluators.values())
             else None
         )
-        suites[key] = Suite.open(evaluators, None if spec.data is None and own is None else data, own, comm)
+        suites[key] = Suite.open(evaluators, None if spec.data is None and of_run is None else data, of_run, comm)
     return suites[key]
 
 
@@ -78,8 +78,8 @@ def _fill(checkpoint: Checkpoint, spec: EvaluateSpec, model: CLIP) -> None:
 
 
 def evaluate_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[tuple[Suite, Evaluated]]:
-    """The numbers of a file or a model's folder, or of each file in a folder. Collective."""
-    suite: Suite | None = None  # opened when the first weights are found, for data takes longer
+    """Evaluates the weights of a file or a model's folder, or of each file in a folder. Collective."""
+    suite: Suite | None = None  # opened after the first weights are loaded, because data takes longer
     precision: PrecisionSpec = spec.precision or option_from_dict("precision", {"kind": "fp32"})
     for location in _locations(spec.run):
         weights, model = load_with_spec(location, "run")
@@ -90,7 +90,7 @@ def evaluate_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[tuple[Suite, Ev
 
 
 def _locations(location: str) -> list[str]:
-    """The files of weights in a folder that is not itself a model, else the location."""
+    """Returns the files of weights in a folder that is not itself a model, else the location."""
     folder = Path(location)
     if not folder.is_dir() or any((folder / name).is_file() for name in _MODELS):
         return [location]
@@ -102,8 +102,8 @@ def model_name(location: str) -> str:
 
 
 def _print_bad(bad: Sequence[BadRecord]) -> None:
-    """For weights without a run directory, whose quarantine.jsonl would name the samples."""
+    """Prints bad samples to stderr. Weights without a run directory have no quarantine.jsonl."""
     for item in bad[:_MAX_NAMED]:
-        print(f"bad sample, left out: {item.key}: {item.reason}", file=sys.stderr)
+        print(f"skipped bad sample {item.key}: {item.reason}", file=sys.stderr)
     if len(bad) > _MAX_NAMED:
         print(f"and {len(bad) - _MAX_NAMED:,} more", file=sys.stderr)

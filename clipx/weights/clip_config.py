@@ -1,4 +1,4 @@
-"""The configuration of a model of two towers in open_clip's words, and back: see open_clip.py."""
+"""Conversion between ClipSpec and open_clip's configuration: see open_clip.py."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from clipx.model.tower_spec import CLIP_VOCABULARY, Clean, Gelu, ImageTowerSpec,
 from clipx.weights.clip_layout import RESNET, VIT, is_custom, layout_of
 
 TRAINING = {"drop_path_rate", "drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate"}
-"""Options of timm's that say how a tower is trained, and not what it is."""
+"""Options of timm that affect only the training of a tower, not its architecture."""
 
-_VIT = "vit_base_patch16_clip_224"  # of which timm's options make any ViT in CLIP's form
+_VIT = "vit_base_patch16_clip_224"  # timm's options turn it into any ViT in CLIP's form
 _VIT_FORM = {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12, "mlp_ratio": 4.0}
-_RESNETS = {  # by layers
+_RESNETS = {  # by the layers of the stages
     (3, 4, 6, 3): "resnet50_clip",
     (3, 4, 23, 3): "resnet101_clip",
     (4, 6, 10, 6): "resnet50x4_clip",
@@ -30,15 +30,15 @@ _RESNETS = {  # by layers
     (3, 15, 36, 10): "resnet50x64_clip",
 }
 _CLEAN = {Clean.clip: "lower", Clean.canonical: "canonicalize", Clean.whitespace: "whitespace"}
-_HEAD_WIDTH, _EPS = 64, 1e-5  # open_clip's, where nothing else is said
+_HEAD_WIDTH, _EPS = 64, 1e-5  # open_clip's defaults
 _HUB = "hf-hub:"
 
 
-# --------------------------------------------------------------------------------------------- from ours to theirs
+# --------------------------------------------------------------------------------------------- from clipx to open_clip
 
 
 def config_of(spec: ClipSpec) -> dict[str, Any]:
-    """See open_clip.config_of."""
+    """Returns open_clip's configuration of a model: see open_clip.config_of."""
     trunk = spec.build(torch.device("meta"), torch.float32).image.trunk
     rules = layout_of(trunk)
     if rules is VIT:
@@ -73,7 +73,7 @@ def _vit(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
         **({} if head == _HEAD_WIDTH else {"head_width": head}),
         "patch_size": trunk.patch_embed.patch_size[0],
         **({} if ratio == 4 else {"mlp_ratio": ratio}),
-        **({} if scaled else {"ls_init_value": 1e-4}),  # any: it says that there are scales
+        **({} if scaled else {"ls_init_value": 1e-4}),  # any value: enables the scales
         **_eps(trunk.norm.eps),
     }
 
@@ -91,19 +91,19 @@ def _resnet(trunk: Any) -> dict[str, Any]:
 
 def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
     image = spec.image
-    said = TRAINING if image.projection is Projection.linear else TRAINING | {"global_pool"}
-    other = {key: value for key, value in image.options.items() if key not in said}
-    _require(not other, f"model.image.options={other} has no words there: leave it out")
+    covered = TRAINING if image.projection is Projection.linear else TRAINING | {"global_pool"}
+    other = {key: value for key, value in image.options.items() if key not in covered}
+    _require(not other, f"model.image.options={other} has no counterpart there: remove it")
     usual = timm.get_pretrained_cfg(image.timm)
     size = usual.input_size[-1] if usual is not None and usual.fixed_input_size else image.size
     _require(
         size == image.size,
-        f"model.image.size={image.size}, where open_clip makes {image.timm} for {size} pixels only: choose an "
-        "architecture of timm that is made for this size",
+        f"model.image.size={image.size}, but open_clip builds {image.timm} for {size} pixels only: choose a timm "
+        "architecture for this size",
     )
     _require(
         not (spec.quick_gelu and isinstance(trunk, VisionTransformer)),
-        f"model.quick_gelu=true, which open_clip gives no tower from timm, as {image.timm} is",
+        f"model.quick_gelu=true, which open_clip does not support for a tower from timm, such as {image.timm}",
     )
     pool = "" if image.projection is Projection.linear else _pool_of(trunk, image.timm)
     drop = image.options.get("drop_path_rate")
@@ -117,7 +117,7 @@ def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
 
 
 def native_form(trunk: Any) -> dict[str, Any] | None:
-    """What a trunk is that open_clip has code of its own for, whatever it is called; None for others."""
+    """Returns the architecture of a trunk that open_clip implements itself, whatever its timm name. None for others."""
     rules = layout_of(trunk)
     if rules is RESNET:
         return {**_resnet(trunk), "heads": trunk.head.num_heads}
@@ -136,12 +136,12 @@ def native_form(trunk: Any) -> dict[str, Any] | None:
 
 
 def _pool_of(trunk: Any, name: str) -> str:
-    """timm's name of how a trunk pools."""
-    own = vars(trunk).get("global_pool")
-    if isinstance(own, str):
-        return own
+    """Returns timm's name of a trunk's pooling."""
+    attribute = vars(trunk).get("global_pool")
+    if isinstance(attribute, str):
+        return attribute
     pool = next((m.pool_type for m in trunk.modules() if isinstance(m, SelectAdaptivePool2d)), None)
-    _require(pool is not None, f"model.image.timm={name} does not say how it pools, which open_clip wants to be told")
+    _require(pool is not None, f"model.image.timm={name} does not name its pooling, which open_clip requires")
     return str(pool)
 
 
@@ -171,7 +171,7 @@ def _eps(eps: float) -> dict[str, Any]:
 
 
 def _ratio(width: int, hidden: int) -> float:
-    """For which int(width * ratio) is `hidden`."""
+    """Returns a ratio for which int(width * ratio) is `hidden`."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
 
@@ -181,11 +181,11 @@ def _require(ok: bool, fault: str) -> None:
         raise CheckpointError(f"open_clip has no configuration for this model: {fault}")
 
 
-# --------------------------------------------------------------------------------------------- from theirs to ours
+# --------------------------------------------------------------------------------------------- from open_clip to clipx
 
 
 def spec_of(config: dict[str, Any], name: str) -> ClipSpec:
-    """See open_clip.spec_of."""
+    """Returns the spec of open_clip's configuration: see open_clip.spec_of."""
     whole = _ConfigSection(config, "")
     prepared = _ConfigSection(whole.take("preprocess_cfg", {}) if "model_cfg" in config else {}, "preprocess_cfg")
     model = whole.section("model_cfg") if "model_cfg" in config else whole
@@ -250,16 +250,20 @@ def _resnet_tower(section: _ConfigSection, size: int) -> ImageTowerSpec:
     known = name is not None and _resnet(timm_on_meta(name))["width"] == width
     if name is None or not known:
         raise CheckpointError(
-            f"vision_cfg.layers={list(layers)} with width={width} is no ResNet of CLIP's that timm has: use "
+            f"vision_cfg.layers={list(layers)} with width={width} is not a ResNet of CLIP in timm: use "
             f"{', '.join(_RESNETS.values())}"
         )
     return ImageTowerSpec(timm=name, size=size)
 
 
 def timm_on_meta(name: str) -> Any:
-    """Only what is timm's own: of a name with a prefix, as hf-hub:, it would read a configuration elsewhere."""
+    """Builds a timm model on the meta device.
+
+    Accepts only names of timm itself: for a name with a prefix such as hf-hub: timm would read a configuration from
+    elsewhere. Raises CheckpointError for others.
+    """
     if not timm.is_model(name):
-        raise CheckpointError(f"vision_cfg.timm_model_name={name} is not a model of timm: use a timm that has it")
+        raise CheckpointError(f"vision_cfg.timm_model_name={name} is not a model of timm: install a timm that has it")
     with torch.device("meta"):
         return timm.create_model(name, pretrained=False, num_classes=0)
 
@@ -315,15 +319,15 @@ def _text_tower(section: _ConfigSection) -> TextTowerSpec:
 
 
 class _ConfigSection:
-    """A section of a configuration, whose keys must all be read."""
+    """Section of a configuration. Records the keys that were read, because all must be."""
 
     def __init__(self, values: Any, path: str) -> None:
         if not isinstance(values, Mapping):
-            raise CheckpointError(f"{path or 'the configuration'} is {values!r}, not a table of values: restore it")
+            raise CheckpointError(f"{path or 'the configuration'} is {values!r}, not a mapping: restore it")
         self._unread, self._path = dict(values), path
 
     def peek(self, key: str, default: Any) -> Any:
-        """The value of a key, which stays unread."""
+        """Returns the value of a key without marking it as read."""
         return self._unread.get(key, default)
 
     def take(self, key: str, *default: Any) -> Any:
@@ -335,12 +339,12 @@ class _ConfigSection:
         return _ConfigSection(self.take(key), self._full_key(key))
 
     def ignore(self, *keys: str) -> None:
-        """Marks keys as read that have no effect on the model here."""
+        """Marks keys as read that have no effect on the model in clipx."""
         for key in keys:
             self._unread.pop(key, None)
 
     def expect(self, **values: Any) -> None:
-        """These may be given, but with these values only. Raises CheckpointError."""
+        """Reads keys that may be absent or have the given values. Raises CheckpointError for other values."""
         for key, value in values.items():
             found = self.take(key, value)
             self.require(found == value, key, found)

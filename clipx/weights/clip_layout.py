@@ -1,4 +1,4 @@
-"""A model of two towers in open_clip's layouts: see open_clip.py."""
+"""Tensor names of a ClipSpec in open_clip's layouts: see open_clip.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _RESNET_STAGES = 4
 
 
 def blocks(ours: str, theirs: str) -> list[Rule]:
-    """A transformer's, which are called `ours` and a number here, `theirs` and a number there."""
+    """Returns the rules of transformer blocks, whose names begin with `ours` in clipx and `theirs` in open_clip."""
     return [Rule(f"{ours}#.{here}", f"{theirs}#.{there}") for here, there in _BLOCK.items()]
 
 
@@ -51,7 +51,7 @@ VIT = [
     Rule("image.trunk.norm.*", "visual.ln_post.*"),
     Rule("image.projection.weight", "visual.proj", turned=True),
 ]
-"""timm's in CLIP's form, which open_clip has in its own code."""
+"""A ViT of timm in CLIP's form, which open_clip implements itself."""
 
 RESNET = [
     Rule("image.trunk.stem.conv#.conv.weight", "visual.conv#.weight"),
@@ -65,17 +65,18 @@ RESNET = [
     Rule("image.trunk.head.proj.*", "visual.attnpool.c_proj.*"),
     *(Rule(f"image.trunk.head.{x}.*", f"visual.attnpool.{x}_proj.*") for x in "qkv"),
 ]
-"""timm's with OpenAI's stem and attention pool."""
+"""A ResNet of timm with OpenAI's stem and attention pool."""
 
 TIMM = [
     Rule("image.trunk.**", "visual.trunk.**"),
     Rule("image.projection.weight", "visual.head.proj.weight"),
 ]
-"""Any of timm's, which open_clip wraps as it is."""
+"""Any timm architecture, which open_clip wraps unchanged."""
 
 
 def text(prefix: str, bias: bool) -> list[Rule]:
-    """`prefix`: of their names; `bias`: the projection has one, which makes it another module there."""
+    """Returns the rules of the text tower. `prefix`: prefix of open_clip's names. `bias`: True if the projection has a
+    bias, which open_clip implements as another module."""
     projection = [Rule("text.projection.weight", f"{prefix}text_projection", turned=True)]
     return [
         Rule("text.token_embedding.weight", f"{prefix}token_embedding.weight"),
@@ -87,7 +88,7 @@ def text(prefix: str, bias: bool) -> list[Rule]:
 
 
 def rules(spec: ClipSpec, theirs: Iterable[str] | None) -> list[Rule]:
-    """See open_clip.ties."""
+    """Returns the rules of a model: see open_clip.ties."""
     if theirs is None:
         return [*image(spec), *text("text." if is_custom(spec) else "", spec.text.projection_bias)]
     theirs = list(theirs)
@@ -101,7 +102,7 @@ def image(spec: ClipSpec) -> list[Rule]:
 
 
 def layout_of(trunk: nn.Module) -> list[Rule]:
-    """VIT, RESNET or TIMM. Native is only what has the form in all its tensors, and no more of them."""
+    """Returns VIT, RESNET or TIMM. VIT and RESNET require that every tensor of the trunk has a name of that form."""
     names = [f"image.trunk.{name}" for name in trunk.state_dict()]
     if is_clip_vit(trunk) and fits(VIT, names):
         return VIT
@@ -111,6 +112,6 @@ def layout_of(trunk: nn.Module) -> list[Rule]:
 
 
 def is_custom(spec: ClipSpec) -> bool:
-    """Whether open_clip has it as `custom_text`: as in its own configurations, where the text tower is not CLIP's."""
-    own = spec.text
-    return not own.causal or own.pool is not Pool.end or own.projection_bias
+    """Returns True if open_clip's configuration needs `custom_text`, as for a text tower that is not CLIP's."""
+    text_tower = spec.text
+    return not text_tower.causal or text_tower.pool is not Pool.end or text_tower.projection_bias

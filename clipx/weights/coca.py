@@ -1,4 +1,4 @@
-"""CoCa in open_clip's layout: see open_clip.py."""
+"""Conversion between CoCaSpec and open_clip's configuration and tensor names: see open_clip.py."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from clipx.weights.clip_layout import VIT, blocks, layout_of, text
 from clipx.weights.key_mapping import Rule
 
 _POOL = "visual.attn_pool."
-_MLP_RATIO = 4.0  # of open_clip's decoders
+_MLP_RATIO = 4.0  # ratio of open_clip's decoders
 _RULES = [
-    # Before those of a ViT that pools nothing, whose last norm and projection have other names.
+    # Before the rules of a ViT without attention pool, whose last norm and projection have other names.
     Rule("image.trunk.norm.*", f"{_POOL}ln_k.*"),
     Rule("image.pool.query", f"{_POOL}query"),
     Rule("image.pool.norm.*", f"{_POOL}ln_q.*"),
@@ -34,24 +34,24 @@ _RULES = [
 
 
 def rules(spec: CoCaSpec, theirs: Iterable[str] | None) -> list[Rule]:
-    """See open_clip.ties. Raises CheckpointError where open_clip cannot pool the trunk's tokens."""
+    """Returns the rules of a model: see open_clip.ties. Raises CheckpointError if open_clip cannot pool its trunk."""
     trunk = spec.build(torch.device("meta"), torch.float32).image.trunk
     _require(
         layout_of(trunk) is VIT and trunk.embed_dim != spec.embed_dim,
         f"open_clip has no CoCa with model.image.timm={spec.image.timm}, of width {trunk.embed_dim}, and "
         f"model.embed_dim={spec.embed_dim}",
-        "take a ViT in CLIP's form, as vit_base_patch32_clip_224, and an embedding of another width",
+        "choose a ViT in CLIP's form, such as vit_base_patch32_clip_224, and another model.embed_dim than its width",
     )
     return [*_RULES, *_decoder(), *text("text.", spec.text.projection_bias)]
 
 
 def _decoder() -> list[Rule]:
-    """open_clip has a layer's two blocks in two lists."""
+    """Returns the rules of the decoder. open_clip has the two blocks of a layer in two lists."""
     here, there = "decoder.blocks.#.", "text_decoder.cross_attn.#."
-    own = {"norm_image.*": "ln_1_kv.*", "attn.weight": "attn.in_proj_weight", "attn.bias": "attn.in_proj_bias"}
+    only_cross = {"norm_image.*": "ln_1_kv.*", "attn.weight": "attn.in_proj_weight", "attn.bias": "attn.in_proj_bias"}
     shared = {"norm1.*": "ln_1.*", "attn.proj.*": "attn.out_proj.*", "norm2.*": "ln_2.*"}
     shared |= {"mlp.fc1.*": "mlp.c_fc.*", "mlp.fc2.*": "mlp.c_proj.*"}
-    cross = [Rule(f"{here}cross.{ours}", f"{there}{theirs}") for ours, theirs in (own | shared).items()]
+    cross = [Rule(f"{here}cross.{ours}", f"{there}{theirs}") for ours, theirs in (only_cross | shared).items()]
     texts = [
         replace(rule, ours=rule.ours.replace("#.", "#.text."))
         for rule in blocks("decoder.blocks.", "text_decoder.resblocks.")
@@ -60,12 +60,12 @@ def _decoder() -> list[Rule]:
 
 
 def config_of(spec: CoCaSpec) -> dict[str, Any]:
-    """See open_clip.config_of."""
+    """Returns open_clip's configuration of a model: see open_clip.config_of."""
     rules(spec, None)
     _require(
         spec.decoder.mlp_ratio == _MLP_RATIO,
         f"open_clip has no CoCa with model.decoder.mlp_ratio={spec.decoder.mlp_ratio:g}",
-        f"it makes decoders with {_MLP_RATIO:g}",
+        f"set it to {_MLP_RATIO:g}",
     )
     towers = ClipSpec(
         name=spec.name, embed_dim=spec.embed_dim, quick_gelu=spec.quick_gelu, image=spec.image, text=spec.text
@@ -87,11 +87,11 @@ def config_of(spec: CoCaSpec) -> dict[str, Any]:
 
 
 def spec_of(config: dict[str, Any], name: str) -> CoCaSpec:
-    """See open_clip.spec_of."""
+    """Returns the spec of open_clip's configuration: see open_clip.spec_of."""
     model = dict(config.get("model_cfg", config))
     vision, text_cfg, decoder = (dict(model.pop(key, {})) for key in ("vision_cfg", "text_cfg", "multimodal_cfg"))
-    for key, words in (("vision_cfg.attentional_pool", vision), ("text_cfg.embed_cls", text_cfg)):
-        found = words.pop(key.partition(".")[2], False)
+    for key, section in (("vision_cfg.attentional_pool", vision), ("text_cfg.embed_cls", text_cfg)):
+        found = section.pop(key.partition(".")[2], False)
         _require(found is True, f"{key}={found} in the configuration has no counterpart in clipx", "it must be true")
     queries, pool_heads = vision.pop("attn_pooler_queries", 256), vision.pop("attn_pooler_heads", 8)
     whole = {**model, "vision_cfg": vision, "text_cfg": text_cfg}
@@ -108,7 +108,7 @@ def spec_of(config: dict[str, Any], name: str) -> CoCaSpec:
     )
 
 
-def _decoder_spec(words: dict[str, Any], text_tower: TextTowerSpec) -> DecoderSpec:
+def _decoder_spec(section: dict[str, Any], text_tower: TextTowerSpec) -> DecoderSpec:
     shared = {
         "context_length": text_tower.context_length,
         "vocab_size": text_tower.vocabulary,
@@ -116,17 +116,17 @@ def _decoder_spec(words: dict[str, Any], text_tower: TextTowerSpec) -> DecoderSp
     }
     usual = {"context_length": 77, "vocab_size": CLIP_VOCABULARY, "width": 512}
     for key, value in shared.items():
-        found = words.pop(key, usual[key])
+        found = section.pop(key, usual[key])
         _require(
             found == value,
-            f"multimodal_cfg.{key}={found} beside text_cfg.{key}={value} has no counterpart in clipx",
-            "they must be the same",
+            f"multimodal_cfg.{key}={found} with text_cfg.{key}={value} has no counterpart in clipx",
+            "they must be equal",
         )
-    heads, layers = words.pop("heads", 8), words.pop("layers", 12)
-    for unread in ("mlp_ratio", "dim_head", "n_queries", "attn_pooler_heads"):  # open_clip reads none of them either
-        words.pop(unread, None)
-    key = next(iter(words), "")
-    _require(not words, f"multimodal_cfg.{key} in the configuration has no counterpart in clipx", "leave it out")
+    heads, layers = section.pop("heads", 8), section.pop("layers", 12)
+    for unread in ("mlp_ratio", "dim_head", "n_queries", "attn_pooler_heads"):  # open_clip does not read them either
+        section.pop(unread, None)
+    key = next(iter(section), "")
+    _require(not section, f"multimodal_cfg.{key} in the configuration has no counterpart in clipx", "remove it")
     return DecoderSpec(heads=heads, layers=layers)
 
 

@@ -1,4 +1,4 @@
-"""Whether weights are of the model that they are to fill: what shapes do not tell, two configurations do."""
+"""Comparison of the configuration of weights with that of the model to load: it covers what shapes cannot show."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec
 from clipx.weights.clip_config import TRAINING, native_form
 
-_ASIDE = {"name", "weights", "patch_dropout", "patch_dropout_schedule", "patch_dropout_end", "patch_dropout_final"}
+_IGNORED = {"name", "weights", "patch_dropout", "patch_dropout_schedule", "patch_dropout_end", "patch_dropout_final"}
 _TRAINED = {"checkpointing", "packed", "lock", "lock_norms"}
-"""What says how a model, or a part of it, is trained or computed, and not what it is."""
-_ARCHITECTURE = {"timm", "options", "size"}  # compared by what they make; to another size weights are fitted
+"""Options that affect how a model or tower is trained or computed, but not its function."""
+_ARCHITECTURE = {"timm", "options", "size"}  # compared by the resulting trunk; weights adapt to another size
 _SHOWN = 5
 
 
 def check_same(ours: ModelSpec, theirs: ModelSpec, place: str) -> None:
-    """Raises CheckpointError naming both values where the configuration that came with weights is of another model."""
+    """Raises CheckpointError if the configuration of weights (`theirs`) is of another model than `ours`.
+
+    The error has both values of each key. `place`: location of the weights.
+    """
     here, there = _values(ours), _values(theirs)
-    if _trunk(ours) != _trunk(theirs):  # or else two ways to write one tower
+    if _trunk(ours) != _trunk(theirs):  # may still be two names of one architecture
         here, there = here | _flat("model.image", _form(ours)), there | _flat("model.image", _form(theirs))
     keys = [key for key in {**here, **there} if not _equal(here.get(key), there.get(key))]
     if not keys:
         return
-    told = [f"{key}={_shown(there.get(key))} there against {_shown(here.get(key))} here" for key in keys[:_SHOWN]]
+    differences = [f"{key}={_shown(there.get(key))}, expected {_shown(here.get(key))}" for key in keys[:_SHOWN]]
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     raise CheckpointError(
-        f"{place} holds weights of another model: {'; '.join(told)}{more}: choose the model that they are of, or other "
-        "weights"
+        f"{place} holds weights of another model: {'; '.join(differences)}{more}: choose the model of these weights, "
+        "or other weights"
     )
 
 
 def _values(spec: ModelSpec) -> dict[str, Any]:
-    """What a model is, by keys of its configuration, but for the image tower's architecture."""
+    """Returns the values that define a model, by configuration key, without the image tower's architecture."""
     values = to_dict(spec)
     image, text = values.pop("image"), values.pop("text")
-    found = _flat("model", {key: value for key, value in values.items() if key not in _ASIDE})
+    found = _flat("model", {key: value for key, value in values.items() if key not in _IGNORED})
     found |= _flat("model.image", {key: value for key, value in image.items() if key not in _ARCHITECTURE})
     found |= _flat("model.text", text)
     found["model.text.tokenizer"] = "clip" if text["tokenizer"] == "clip" else "a tokenizer.json"
@@ -47,13 +50,13 @@ def _values(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _trunk(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
-    """timm's name without its tag of weights, and options."""
+    """Returns timm's name without the tag of weights, and the options that define the architecture."""
     image = spec.image
     return image.timm.partition(".")[0], {key: v for key, v in image.options.items() if key not in TRAINING}
 
 
 def _form(spec: ModelSpec) -> dict[str, Any]:
-    """What the image tower is, however it is written."""
+    """Returns the architecture of the image tower, independent of the timm name and options that select it."""
     name, options = _trunk(spec)
     form = native_form(spec.build(torch.device("meta"), torch.float32).image.trunk)
     return {"timm": name, "options": options} if form is None else form

@@ -1,4 +1,4 @@
-"""Weights at a URL come into the cache, once for all processes of a host."""
+"""Download of weights from a URL into the cache, once for all processes of a host."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from clipx.storage.remote import download, errors_as, file_system, retry
 
 
 def fetched(url: str) -> Path:
-    """`fetched_folder` for one file."""
+    """Downloads one file, as `fetched_folder` does, and returns its path."""
     folder, _, name = url.rpartition("/")
     return fetched_folder(folder, [name]) / name
 
 
 def fetched_folder(url: str, names: Sequence[str]) -> Path:
-    """A folder of the cache with these files of the one at `url`. Kept until somebody deletes it; where one of them is
-    another file by now, that is another folder.
+    """Downloads files of the folder at `url` and returns their folder in the cache.
 
-    Raises CheckpointError where one is not there or comes shorter than it is, StorageError in an outage.
+    The folder remains until the user deletes it. If a file at the URL has changed, a new folder is used. Raises
+    CheckpointError for a missing file or an incomplete download, StorageError in an outage.
     """
     places = [f"{url}/{name}" for name in names]
-    asked = []
+    versions = []
     for place in places:
-        with _looking(place):
-            asked.append(retry(place, RETRY_S, partial(_asked, place)))
+        with _read_errors(place):
+            versions.append(retry(place, RETRY_S, partial(_version, place)))
     folder = cache_folder("weights") / _digest(
-        url, *(f"{name} {said}" for name, said in zip(names, asked, strict=True))
+        url, *(f"{name} {version}" for name, version in zip(names, versions, strict=True))
     )
     folder.mkdir(exist_ok=True)
-    with _alone(folder):
-        for place, name, (size, _) in zip(places, names, asked, strict=True):
+    with _locked(folder):
+        for place, name, (size, _) in zip(places, names, versions, strict=True):
             if not (folder / name).exists():
                 _download(place, folder / name, size)
     return folder
 
 
-def _asked(url: str) -> tuple[int, str]:
-    """(bytes, a key of the content, as far as the storage has one)"""
+def _version(url: str) -> tuple[int, str]:
+    """Returns (size in bytes, key of the content if the storage has one)."""
     fs, place = file_system(url)
     fs.invalidate_cache()
     return int(fs.info(place)["size"]), str(fs.ukey(place))
@@ -55,17 +55,17 @@ def _asked(url: str) -> tuple[int, str]:
 def _download(url: str, path: Path, size: int) -> None:
     part = path.with_name(f".{path.name}.{uuid4().hex[:12]}")
     try:
-        with _looking(url):
+        with _read_errors(url):
             download(url, part, size, RETRY_S)
         if part.stat().st_size != size:
-            raise CheckpointError(f"{url} came with {part.stat().st_size:,} of its {size:,} bytes: try again")
+            raise CheckpointError(f"{url}: received {part.stat().st_size:,} of {size:,} bytes: try again")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 
 
 def files_at(url: str) -> set[str]:
-    """The names of what lies directly under a URL; none where that is no folder."""
+    """Returns the names of files and folders directly under a URL. Empty if it is not a folder."""
 
     def call() -> set[str]:
         fs, place = file_system(url)
@@ -73,14 +73,19 @@ def files_at(url: str) -> set[str]:
         return {entry.rstrip("/").rpartition("/")[2] for entry in fs.ls(place, detail=False)}
 
     try:
-        with errors_as(lambda said: CheckpointError(f"{url} cannot be listed ({said})"), FileNotFoundError):
+        with errors_as(
+            lambda reason: CheckpointError(f"{url} cannot be listed ({reason}): check the URL"), FileNotFoundError
+        ):
             return retry(url, RETRY_S, call)
     except FileNotFoundError:
         return set()
 
 
 def fetched_checkpoint(url: str) -> Path:
-    """A checkpoint of a run at `url`, or the newest where `url` is the run: in the cache, its hashes compared."""
+    """Downloads a checkpoint of a run at `url`, or the newest if `url` is the run, and verifies its hashes.
+
+    Returns its folder in the cache. Raises CheckpointError for a URL without checkpoint.
+    """
     place = url.rstrip("/")
     if not is_checkpoint(place.rpartition("/")[2]):
         found = remote_checkpoints(place)
@@ -90,7 +95,7 @@ def fetched_checkpoint(url: str) -> Path:
     run = place.rpartition(f"/{CHECKPOINTS}/")[0]
     folder = cache_folder("weights") / _digest(run) / CHECKPOINTS
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with _locked(folder):
         path = folder / place.rpartition("/")[2]
         return path if path.exists() else fetch(place, folder)
 
@@ -100,13 +105,13 @@ def _digest(*parts: str) -> str:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Of the processes of a host, and of a shared file system where it has locks, one at a time."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds an exclusive lock on a folder, among processes of a host, or of all hosts if the file system has locks."""
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _looking(url: str) -> AbstractContextManager[None]:
+def _read_errors(url: str) -> AbstractContextManager[None]:
     fix = "check the URL, and that the credentials allow reading"
-    return errors_as(lambda said: CheckpointError(f"model.weights={url} cannot be read ({said}): {fix}"))
+    return errors_as(lambda reason: CheckpointError(f"model.weights={url} cannot be read ({reason}): {fix}"))

@@ -1,4 +1,4 @@
-"""Writes a checkpoint of a run in the formats of other libraries."""
+"""Export of a checkpoint of a run to the formats of other libraries."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 def write_export(format: ExportFormat, out: Path, run: RunSpec, checkpoint: Checkpoint, prefix: str) -> list[str]:
-    """Writes a file or a folder, completely or not at all. Returns notes for the user.
+    """Writes a file or a folder atomically. Returns notes for the user.
 
-    `prefix`: of the exported weights in the checkpoint. Raises CheckpointError where the format has no place for them.
+    `prefix`: prefix of the exported weights in the checkpoint. Raises CheckpointError if the format does not support
+    the model.
     """
     log_scale, bias = learned_temperature(checkpoint)
     notes: list[str] = []
@@ -56,14 +57,14 @@ def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None
     image = run.model.image
     model = config_of(run.model)
     if weights.bias is not None:
-        model["init_logit_bias"] = weights.bias  # without it open_clip's model has none
-    # The resize and crop of clipx's evaluation; the size comes from the model.
+        model["init_logit_bias"] = weights.bias  # without this key, open_clip's model has no bias
+    # Resize and crop as in clipx's evaluation. open_clip takes the size from the model.
     mode = "squash" if image.stretch else "shortest"
     preprocess = {"mean": image.mean, "std": image.std, "interpolation": "bicubic", "resize_mode": mode}
     folder.mkdir()
     if run.model.text.tokenizer != "clip":
         _copy_tokenizer(run.model.text.tokenizer, folder)
-        model["text_cfg"]["hf_tokenizer_name"] = "tokenizer.json"  # any name: it looks in the folder
+        model["text_cfg"]["hf_tokenizer_name"] = "tokenizer.json"  # any name: open_clip looks in the folder
     config = json.dumps({"model_cfg": model, "preprocess_cfg": preprocess}, indent=1)
     (folder / "open_clip_config.json").write_text(config + "\n", encoding="utf-8")
     tensors = open_clip_checkpoint.state_dict(weights)
@@ -71,7 +72,7 @@ def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None
 
 
 def _copy_tokenizer(location: str, folder: Path) -> None:
-    """Into the folder, where transformers' AutoTokenizer finds it."""
+    """Copies the tokenizer into the folder, for AutoTokenizer of transformers."""
     for name, path in tokenizer_files(location).items():
         if path.is_file():
             shutil.copyfile(path, folder / name)
@@ -82,9 +83,9 @@ def _copy_tokenizer(location: str, folder: Path) -> None:
 
 @contextmanager
 def atomic_output(out: Path) -> Iterator[Path]:
-    """A temporary path beside `out`, which is renamed to `out` at the end.
+    """Yields a temporary path in the folder of `out` and renames it to `out` at the end.
 
-    Raises CheckpointError where it cannot be written.
+    Raises CheckpointError if the path cannot be written.
     """
     path = out.with_name(f".{out.name}.{uuid4().hex[:12]}")
     try:
@@ -92,7 +93,7 @@ def atomic_output(out: Path) -> Iterator[Path]:
         yield path
         path.rename(out)
     except OSError as error:
-        raise CheckpointError(f"out={out} cannot be written ({error.strerror or error}): give another") from error
+        raise CheckpointError(f"out={out} cannot be written ({error.strerror or error}): give another path") from error
     finally:
         if path.is_dir():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Files of tensors that others have written, read without running what is in them."""
+"""Tensor files from untrusted sources, read without executing code in them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from torch import Tensor
 from clipx.errors import CheckpointError
 from clipx.storage.remote import error_text
 
-METADATA = "clipx"  # the key of what clipx says of the model in a safetensors file
+METADATA = "clipx"  # metadata key of clipx's description of the model in a safetensors file
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _CONVERT = (
-    "in a process that you trust with it, convert it: safetensors.torch.save_file(model.state_dict(), "
+    "convert it in a process that you trust with it: safetensors.torch.save_file(model.state_dict(), "
     "'weights.safetensors')"
 )
-_WRAPPERS = ("module.", "_orig_mod.")  # that data parallelism and torch.compile put before all names
+_WRAPPERS = ("module.", "_orig_mod.")  # prefixes of all names from data parallelism and torch.compile
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """(tensors by name, what clipx says in the file of the model). Tensors stay on disk until they are looked at.
+    """Returns (tensors by name, clipx's description of the model in the file). Tensors stay on disk until accessed.
 
-    Of a training checkpoint its state_dict alone. Raises CheckpointError for what is not whole, or not tensors alone.
+    From a training checkpoint, reads only its state_dict. Raises CheckpointError for an incomplete file, or one with
+    other values than tensors.
     """
     if path.suffix == ".safetensors":
         return _safetensors(path)
     if path.suffix not in SUFFIXES:
-        raise CheckpointError(f"{path} is no file of weights: give one that ends in {', '.join(SUFFIXES)}")
+        raise CheckpointError(f"{path} is not a file of weights: give one that ends in {', '.join(SUFFIXES)}")
     loaded = unpickled(path)
     state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(state, Mapping) or not state:
@@ -39,8 +40,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise CheckpointError(
-                f"{path} is no state_dict: its {name} is a {type(value).__name__}, not a tensor; save the model's "
-                "state_dict"
+                f"{path} is not a state_dict, because {name} is a {type(value).__name__}, not a tensor: save the "
+                "model's state_dict"
             )
     return _bare(dict(state)), None
 
@@ -50,27 +51,27 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
 
     try:
         file: Any = safe_open(path, "pt")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         return _bare(tensors), (file.metadata() or {}).get(METADATA)
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file ({error_text(error)}): fetch it again") from None
+        raise CheckpointError(f"{path} is not a valid safetensors file ({error_text(error)}): get it again") from None
 
 
 def unpickled(path: Path) -> Any:
-    """By torch's reader that makes tensors and plain values, and calls nothing."""
+    """Reads a file of torch.save with weights_only=True: tensors and plain values, without calling any code in it."""
     zipped = zipfile.is_zipfile(path)
     if zipped and _is_script(path):
         raise CheckpointError(f"{path} is a TorchScript archive, which is a program: {_CONVERT}")
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except Exception as error:  # what it refuses; and on damaged files it keeps to no list
+    except Exception as error:  # content that torch rejects; damaged files raise exceptions of any type
         if isinstance(error, RuntimeError | OSError | EOFError):
             raise CheckpointError(
-                f"{path} is not a whole file of torch.save ({error_text(error)}): fetch it again"
+                f"{path} is not a valid file of torch.save ({error_text(error)}): get it again"
             ) from None
         raise CheckpointError(
-            f"{path} holds more than tensors and plain values, or is damaged, and reading it otherwise could run "
-            f"anything that is in it: {_CONVERT}"
+            f"{path} holds more than tensors and plain values, or is damaged; reading it with a full unpickler could "
+            f"run any code in it: {_CONVERT}"
         ) from None
 
 
@@ -90,11 +91,11 @@ def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises CheckpointError where it is not a table of values."""
+    """Reads a JSON object. Raises CheckpointError for any other file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error_text(error)}): restore it") from None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path} is not a table of values: restore it")
+        raise CheckpointError(f"{path} is not a JSON object: restore it")
     return values

@@ -1,6 +1,6 @@
-"""A model as transformers has it: a folder for its CLIPModel, CLIPProcessor and CLIPTokenizer, written without it.
+"""Export to transformers: a folder for CLIPModel, CLIPProcessor and CLIPTokenizer, written without transformers.
 
-(Read in transformers' code at 5.23.)
+(According to the code of transformers 5.23.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clipx.weights.open_clip_checkpoint import state_dict
 
 _BLOCK = {
     "ln_1.*": "layer_norm1.*",
-    "attn.in_proj_*": "self_attn.@_proj.*",  # @ stands for q, k and v
+    "attn.in_proj_*": "self_attn.@_proj.*",  # @ is replaced by q, k and v
     "attn.out_proj.*": "self_attn.out_proj.*",
     "ln_2.*": "layer_norm2.*",
     "mlp.c_fc.*": "mlp.fc1.*",
@@ -40,7 +40,7 @@ _RULES = [
     Rule("visual.class_embedding", "vision_model.embeddings.class_embedding"),
     Rule("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
     Rule("visual.conv1.weight", "vision_model.embeddings.patch_embedding.weight"),
-    Rule("visual.ln_pre.*", "vision_model.pre_layrnorm.*"),  # spelt like this
+    Rule("visual.ln_pre.*", "vision_model.pre_layrnorm.*"),  # spelled so in transformers
     *_blocks("visual.", "vision_model."),
     Rule("visual.ln_post.*", "vision_model.post_layernorm.*"),
     Rule("visual.proj", "visual_projection.weight", turned=True),
@@ -51,13 +51,16 @@ _RULES = [
     Rule("text_projection", "text_projection.weight", turned=True),
     Rule("logit_scale", "logit_scale"),
 ]
-"""What open_clip calls the tensors of a ViT in CLIP's form, and what transformers does."""
+"""Names of a CLIP ViT's tensors in open_clip and in transformers."""
 
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 
 
 def write(folder: Path, weights: LoadedWeights) -> list[str]:
-    """Makes the folder. Returns what CLIPModel has no place for. Raises CheckpointError for a model that it is not."""
+    """Writes the folder. Returns notes on what CLIPModel does not support.
+
+    Raises CheckpointError for a model that CLIPModel does not support.
+    """
     assert weights.spec is not None
     config = _config(weights.spec, weights.log_scale)
     tensors = dict(_renamed(state_dict(weights)))
@@ -66,7 +69,7 @@ def write(folder: Path, weights: LoadedWeights) -> list[str]:
     _write(folder / "config.json", config)
     _write(folder / "preprocessor_config.json", _preprocessor(weights.spec))
     _write_tokenizer(folder, weights.spec.text.context_length)
-    return [] if weights.bias is None else [f"the bias {weights.bias:.4g} is left out: CLIPModel has none"]
+    return [] if weights.bias is None else [f"dropped the bias {weights.bias:.4g}: CLIPModel has none"]
 
 
 def _renamed(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -85,7 +88,7 @@ def _renamed(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _config(spec: ModelSpec, log_scale: float | None) -> dict[str, Any]:
-    """CLIPConfig. Raises CheckpointError where CLIPModel is another model."""
+    """Returns the values of CLIPConfig. Raises CheckpointError for a model that CLIPModel does not support."""
     if not isinstance(spec, ClipSpec) or spec.captions:
         raise _refused(f"model {spec.name} is of kind {spec.kind}")
     known = config_of(spec)
@@ -135,14 +138,14 @@ def _tower(config: dict[str, Any], heads: int) -> dict[str, int]:
 
 
 def _check_keys(spec: ModelSpec, place: str, config: dict[str, Any], known: Iterable[str]) -> None:
-    """Raises CheckpointError for what open_clip has words for and CLIPConfig has not."""
+    """Raises CheckpointError for a key of open_clip's configuration that CLIPConfig does not have."""
     if further := sorted(config.keys() - set(known)):
-        raise _refused(f"model {spec.name} has {place}.{further[0]}={config[further[0]]} in open_clip's words")
+        raise _refused(f"model {spec.name} needs open_clip's {place}.{further[0]}={config[further[0]]}")
 
 
 def _refused(reason: str) -> CheckpointError:
     return CheckpointError(
-        f"format=hf is for ViTs in CLIP's form with CLIP's tokenizer, and {reason}: choose format=open_clip"
+        f"format=hf supports only ViTs in CLIP's form with CLIP's tokenizer, but {reason}: choose format=open_clip"
     )
 
 
@@ -150,7 +153,7 @@ def _refused(reason: str) -> CheckpointError:
 
 
 def _preprocessor(spec: ModelSpec) -> dict[str, Any]:
-    """CLIPImageProcessor's: what clipx's evaluation does to an image."""
+    """Returns the configuration of a CLIPImageProcessor that processes images as clipx's evaluation does."""
     size = spec.image.size
     return {
         "image_processor_type": "CLIPImageProcessor",
@@ -169,7 +172,7 @@ def _preprocessor(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _write_tokenizer(folder: Path, context_length: int) -> None:
-    """CLIPTokenizer's files, from clipx's own merges."""
+    """Writes the files of CLIPTokenizer, from clipx's merges."""
     entries, merges = vocabulary()
     ids = {entry: number for number, entry in enumerate([*entries, _START, _END])}
     _write(folder / "vocab.json", ids)

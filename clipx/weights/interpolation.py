@@ -1,4 +1,4 @@
-"""Interpolates between a model and its fine-tuned self (WiSE-FT, arXiv:2109.01903) and scores the mixtures."""
+"""Interpolation between a model and its fine-tuned version (WiSE-FT, arXiv:2109.01903), and its evaluation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScoredMixture:
-    """A share of the fine-tuned weights, and all numbers of either set."""
+    """Results of a mixture. alpha: share of the fine-tuned weights. target, reference: metrics of each data set."""
 
     alpha: float
     target: dict[str, float]
@@ -38,7 +38,7 @@ class ScoredMixture:
 
     @property
     def scores(self) -> tuple[float, float]:
-        """The metric on the target and on the reference."""
+        """Value of the metric on the target and on the reference."""
         return self.target[f"eval/{self.metric}"], self.reference[f"eval/{self.metric}"]
 
     @property
@@ -47,9 +47,9 @@ class ScoredMixture:
 
 
 def interpolate(base: LoadedWeights, finetuned: LoadedWeights, alpha: float) -> LoadedWeights:
-    """(1 - alpha) · base + alpha · finetuned, BatchNorm's averages included; at 0 and 1 exactly one of them.
+    """Returns (1 - alpha) · base + alpha · finetuned, BatchNorm's averages included. Exact at alpha 0 and 1.
 
-    Integers, as BatchNorm's counts, are the fine-tuned model's.
+    Integers, such as BatchNorm's counts, are taken from the fine-tuned model.
     """
 
     def lerp(a: Tensor, b: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def interpolate(base: LoadedWeights, finetuned: LoadedWeights, alpha: float) -> 
         return (1 - alpha) * a + alpha * b
 
     return LoadedWeights(
-        f"{alpha:g} of the way to {finetuned.location}",
+        f"mixture of {base.location} and {finetuned.location} at alpha {alpha:g}",
         {name: lerp(base.model[name], tensor) for name, tensor in finetuned.model.items()},
         finetuned.spec,
         lerp_optional(base.log_scale, finetuned.log_scale),
@@ -73,24 +73,27 @@ def interpolate(base: LoadedWeights, finetuned: LoadedWeights, alpha: float) -> 
 
 
 def check_mixable(base: LoadedWeights, finetuned: LoadedWeights) -> None:
-    """Raises ConfigError unless both are one architecture, in every option that affects what it computes."""
-    between = f"base={base.location} and finetuned={finetuned.location} are not one architecture"
+    """Raises ConfigError unless both models agree in every option that affects their function."""
+    between = f"base={base.location} and finetuned={finetuned.location} are different models"
     assert base.spec is not None and finetuned.spec is not None
     try:
         check_same(finetuned.spec, base.spec, f"base={base.location}")
     except CheckpointError as error:
         raise ConfigError(f"{between}: {error}") from None
     names = sorted(base.model.keys() ^ finetuned.model.keys())
-    require(not names, f"{between}: {', '.join(names[:3])} is in one alone: fine-tune that one model")
+    require(not names, f"{between}: only one has {', '.join(names[:3])}: give a base and its fine-tuned version")
     for name in finetuned.model:
         shapes = [list(weights.model[name].shape) for weights in (base, finetuned)]
-        require(shapes[0] == shapes[1], f"{between}: {name} has {shapes[0]} and {shapes[1]}: fine-tune that one model")
+        require(
+            shapes[0] == shapes[1],
+            f"{between}: {name} has shapes {shapes[0]} and {shapes[1]}: give a base and its fine-tuned version",
+        )
 
 
 def score_mixtures(
     spec: WiseFtSpec, model: ModelSpec, base: LoadedWeights, finetuned: LoadedWeights, comm: Comm
 ) -> Iterator[ScoredMixture]:
-    """The numbers of each alpha, in ascending order. Collective."""
+    """Evaluates the mixture of each alpha, in ascending order. Collective."""
     sets = (spec.data, spec.reference)
     suites = [Suite.open(spec.evaluator, data, open_on_all_ranks(data, comm), comm) for data in sets]
     for alpha in sorted(spec.alphas):
@@ -100,14 +103,17 @@ def score_mixtures(
         for numbers in (target, reference):
             require(
                 f"eval/{spec.metric}" in numbers,
-                f"metric={spec.metric} is not among what was measured: give one of "
+                f"metric={spec.metric} was not measured: give one of "
                 f"{', '.join(name.removeprefix('eval/') for name in numbers)}",
             )
         yield ScoredMixture(alpha, target, reference, spec.metric)
 
 
 def choose_mixture(mixtures: Sequence[ScoredMixture], choose: str) -> ScoredMixture:
-    """The one of the alpha `choose`; or `best`: by the mean of both sets, of equals the smallest alpha."""
+    """Selects the mixture of alpha `choose`, or for `best` the one with the largest mean of both data sets.
+
+    Of equal means, selects the smallest alpha.
+    """
     if choose == "best":
         return max(mixtures, key=lambda mixture: mixture.mean)
     return next(mixture for mixture in mixtures if f"{mixture.alpha:g}" == choose)
@@ -116,7 +122,7 @@ def choose_mixture(mixtures: Sequence[ScoredMixture], choose: str) -> ScoredMixt
 def write_mixture(
     out: Path, spec: WiseFtSpec, mixtures: Sequence[ScoredMixture], chosen: ScoredMixture, weights: LoadedWeights
 ) -> None:
-    """Writes a folder with the chosen model, the numbers and the plot, completely or not at all."""
+    """Writes a folder with the selected model, the metrics and the plot, atomically."""
     numbers: dict[str, Any] = {
         "zero": spec.base,
         "fine": spec.finetuned,
@@ -142,12 +148,12 @@ def _short(numbers: Mapping[str, float]) -> dict[str, float]:
 def plot_mixtures(
     metric: str, target: str, reference: str, mixtures: Sequence[ScoredMixture], chosen: ScoredMixture
 ) -> bytes:
-    """The curve as PNG: one set against the other, each alpha labelled."""
+    """Returns a plot as PNG: metric on the target over metric on the reference, with each alpha labeled."""
     figure = new_figure(f"{metric}, %", 6.4, 5.2)
     axes = figure.subplots()
-    style_axes(axes, f"chosen is alpha {chosen.alpha:g}")
-    axes.set_xlabel(f"{reference}: the reference", color=MUTED, fontsize=9)
-    axes.set_ylabel(f"{target}: fine-tuned for", color=MUTED, fontsize=9)
+    style_axes(axes, f"selected: alpha {chosen.alpha:g}")
+    axes.set_xlabel(f"{reference} (reference)", color=MUTED, fontsize=9)
+    axes.set_ylabel(f"{target} (target of fine-tuning)", color=MUTED, fontsize=9)
     axes.margins(0.12)
     positions = [(100 * mixture.scores[1], 100 * mixture.scores[0]) for mixture in mixtures]
     axes.plot(*zip(*positions, strict=True), color=COLOURS[0], lw=1.4, marker="o", ms=5)

@@ -1,4 +1,4 @@
-"""A tensor's names in two libraries, by rules that say what a name of a form here is there."""
+"""Mapping of tensor names between clipx and another library, by rules on the form of the names."""
 
 from __future__ import annotations
 
@@ -14,35 +14,41 @@ from clipx.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A tensor of a model here and there. The moments of an optimizer, which have its shape, go the same ways."""
+    """Names of a tensor in clipx and in the other library, and the conversion of its shape.
+
+    Also converts an optimizer's moments of the tensor, which have its shape.
+    """
 
     ours: str
     theirs: str
-    ones: int = 0  # how many leading dimensions of size 1 it has here alone
-    turned: bool = False  # a matrix, there transposed
+    ones: int = 0  # number of leading dimensions of size 1 that only clipx's tensor has
+    turned: bool = False  # True for a matrix that is transposed in the other library
 
     def to_theirs(self, tensor: Tensor) -> Tensor:
-        """Contiguous; no copy where nothing changes."""
+        """Converts clipx's tensor. Returns a contiguous tensor, without a copy if nothing changes."""
         tensor = tensor.reshape(tensor.shape[self.ones :])
         return tensor.mT.contiguous() if self.turned else tensor.contiguous()
 
     def to_ours(self, tensor: Tensor) -> Tensor:
-        """A view. Of a tensor with other dimensions than it should have, which is then refused for its shape, too."""
+        """Converts the other library's tensor. Returns a view.
+
+        Accepts a tensor with wrong dimensions, which the caller then rejects by its shape.
+        """
         tensor = tensor[(None,) * self.ones]
         return tensor.mT if self.turned and tensor.ndim >= 2 else tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Tensors by the form of their names: # stands for a number, * for a word as weight, ** for all of the rest."""
+    """Mapping of all names of a form. # matches a number, * a word such as weight, ** all of the rest."""
 
     ours: str
-    theirs: str  # as many of them, in the same order
+    theirs: str  # has the same wildcards in the same order
     ones: int = 0
     turned: bool = False
 
     def tie(self, name: str) -> Tie | None:
-        """None where it is not of this form here."""
+        """Returns the mapping of clipx's `name`, or None if the name does not have this form."""
         if (found := _form(self.ours).fullmatch(name)) is None:
             return None
         parts = iter(found.groups())
@@ -56,16 +62,19 @@ def _form(ours: str) -> re.Pattern[str]:
 
 
 def tied(rules: Iterable[Rule], ours: Iterable[str]) -> Iterator[Tie]:
-    """One for each of our names, by the first rule that matches. Raises CheckpointError where none does."""
+    """Yields the mapping of each of clipx's names by the first rule that matches.
+
+    Raises CheckpointError for a name without matching rule.
+    """
     rules = list(rules)
     for name in ours:
         tie = next(filter(None, (rule.tie(name) for rule in rules)), None)
         if tie is None:
-            raise CheckpointError(f"{name} has no name in the other library's layout: choose a model that both have")
+            raise CheckpointError(f"{name} has no name in the other library's layout: choose a model of both libraries")
         yield tie
 
 
 def fits(rules: Iterable[Rule], ours: Iterable[str]) -> bool:
-    """Whether each of our names has the form of a rule."""
+    """Returns True if each of clipx's names matches a rule."""
     rules = list(rules)
     return all(any(rule.tie(name) for rule in rules) for name in ours)

@@ -1,10 +1,10 @@
-"""Trained weights from a path or a URL, under clipx's own names.
+"""Loading of trained weights from a path or a URL, under clipx's tensor names.
 
     load_weights(location) -> LoadedWeights        load_into(model, weights)        save_weights(path, weights, step)
     load_model(location, key, device, dtype) -> (LoadedWeights, ModelSpec, CLIP)
 
-Reads clipx's own, open_clip's and OpenAI's: see open_clip.py for the names. files.py reads the files of others without
-running code in them.
+Reads weights of clipx, open_clip and OpenAI: see open_clip.py for their names. files.py reads untrusted files without
+executing code in them.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
 from clipx.weights.spec import WeightsChoice
 
 CONFIG = "open_clip_config.json"
-# In the order in which open_clip looks for them in a folder.
+# In the order of open_clip's search in a folder.
 _IN_FOLDER = (
     *("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin"),
     *("open_clip_pytorch_model.pth", "model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth"),
 )
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-_LOCAL = "local-dir:"  # open_clip's own prefix
+_LOCAL = "local-dir:"  # open_clip's prefix of a folder
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
-    """The tensors of a model by the names of its state_dict, and what is known of them.
+    """Tensors of a model by their names in its state_dict, with configuration and temperature.
 
-    Where no configuration came with them, and nothing says what model they are of, the names are open_clip's.
+    Without a configuration, the model is unknown and the names are open_clip's.
     """
 
     location: str  # as the user gave it
     model: Mapping[str, Tensor]
-    spec: ModelSpec | None  # the configuration that came with them
-    log_scale: float | None = None  # of the inverse temperature α they were trained with, at its end
-    bias: float | None = None  # of a sigmoid loss
+    spec: ModelSpec | None  # the configuration stored with the weights
+    log_scale: float | None = None  # log of the inverse temperature α at the end of training
+    bias: float | None = None  # bias of a sigmoid loss
 
 
 def save_weights(path: Path, weights: LoadedWeights, step: int | None) -> None:
-    """Writes a safetensors file with clipx's own names and the configuration in its metadata, for `load_weights`.
+    """Writes a safetensors file with clipx's tensor names and the configuration in its metadata, for `load_weights`.
 
-    `step`: of the checkpoint that they are from, if any.
+    `step`: step of the checkpoint of the weights, if any.
     """
     assert weights.spec is not None
     described = {
@@ -78,11 +78,11 @@ def save_weights(path: Path, weights: LoadedWeights, step: int | None) -> None:
 
 
 def load_weights(location: str) -> LoadedWeights:
-    """The weights at `location`: a run directory (its newest checkpoint; the moving average where one was kept), or one
-    checkpoint of it; a folder with open_clip_config.json, or hf-hub:ORG/NAME; a file, whose suffix says what it is. All
-    but hf-hub may be URLs.
+    """Loads the weights at `location`.
 
-    Raises CheckpointError where there are none, or they cannot be read safely.
+    A location is a run directory (its newest checkpoint, the moving average if it has one), one of its checkpoints, a
+    folder with open_clip_config.json, hf-hub:ORG/NAME, or a file, whose suffix names the format. All but hf-hub may be
+    URLs. Raises CheckpointError for a location without weights, or with weights that cannot be read safely.
     """
     check_url("model.weights", location)
     if location.startswith(HUB):
@@ -105,7 +105,7 @@ def load_weights(location: str) -> LoadedWeights:
 
 
 def _local_path(location: str) -> Path:
-    """The local path of a location; of a URL that of the downloaded copy."""
+    """Returns the local path of a location. Downloads a URL."""
     if is_local(location):
         return Path(local_path(location))
     url = location.rstrip("/")
@@ -130,36 +130,40 @@ def _of_run(location: str, folder: CheckpointDir, step: int | None) -> LoadedWei
 
 
 def weights_part(checkpoint: Checkpoint, choice: WeightsChoice, run: str) -> str:
-    """The prefix of the chosen weights in a run's checkpoint. Raises CheckpointError where it has none such."""
+    """Returns the prefix of the selected weights in a run's checkpoint. Raises CheckpointError if it has none."""
     averaged = any(name.startswith("average/") for name in checkpoint.tensors)
     if choice is WeightsChoice.average and not averaged:
-        raise CheckpointError(f"weights=average: run={run} kept none (optimizer.ema_decay=null): choose trained")
+        raise CheckpointError(
+            f"weights=average: run={run} has no average (optimizer.ema_decay=null): choose weights=trained"
+        )
     return "average" if averaged and choice is not WeightsChoice.trained else "model"
 
 
 def learned_temperature(checkpoint: Checkpoint) -> tuple[float | None, float | None]:
-    """(log α, bias) that the objective of a run had learned for all pairs; None where it learns none."""
+    """Returns (log α, bias) that the objective of a run learned for all pairs. None for what it does not learn."""
     return temperature_of(select_prefix("objective", checkpoint.tensors), "temperature.log_scale", "bias")
 
 
 def _of_file(location: str, path: Path) -> LoadedWeights:
-    tensors, said = read_tensors(path)
-    if said is None:
+    tensors, description = read_tensors(path)
+    if description is None:
         return LoadedWeights(location, tensors, None, *temperature_of(tensors))
     try:
-        values: dict[str, Any] = json.loads(said)
+        values: dict[str, Any] = json.loads(description)
         spec: ModelSpec = option_from_dict("model", values["model"])
         return LoadedWeights(location, tensors, spec, values["log_scale"], values["bias"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{location} says nothing sensible of its model ({error}): export it again") from None
+        raise CheckpointError(
+            f"{location} has an invalid description of its model ({error}): export it again"
+        ) from None
 
 
 def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights:
-    """`paths`: where what lies beside the weights is, or would be."""
+    """Loads a model in open_clip's form. `paths`: paths of the other files of the folder, which may be missing."""
     if CONFIG not in paths or weights is None:
         raise CheckpointError(
             f"model.weights={location} has no {CONFIG if CONFIG not in paths else 'file of weights'}: give a model in "
-            f"open_clip's form, which has {CONFIG} and one of {', '.join(_IN_FOLDER)}"
+            f"open_clip's form, with {CONFIG} and one of {', '.join(_IN_FOLDER)}"
         )
     spec = spec_of(read_json(paths[CONFIG]), location.rstrip("/").rpartition("/")[2])
     tokenizer = paths.get(_TOKENIZER[0])
@@ -175,7 +179,7 @@ def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None
 def load_model(
     location: str, key: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[LoadedWeights, ModelSpec, CLIP]:
-    """A trained model in evaluation mode, without gradients. Raises ClipxError as `load_with_spec` does."""
+    """Builds a trained model in evaluation mode, without gradients. Raises ClipxError as `load_with_spec` does."""
     weights, spec = load_with_spec(location, key)
     model = spec.build(device, dtype)
     load_into(model, weights)
@@ -184,9 +188,9 @@ def load_model(
 
 
 def load_with_spec(location: str, key: str) -> tuple[LoadedWeights, ModelSpec]:
-    """Weights and the configuration that came with them. `key`: the option that names the location.
+    """Loads weights with their configuration. `key`: the option that names the location.
 
-    Raises ClipxError where they cannot be read, or came without a configuration.
+    Raises ClipxError if they cannot be read, or have no configuration.
     """
     try:
         weights = load_weights(location)
@@ -194,24 +198,22 @@ def load_with_spec(location: str, key: str) -> tuple[LoadedWeights, ModelSpec]:
         raise type(error)(str(error).replace("model.weights=", f"{key}=")) from None
     if weights.spec is None:
         raise CheckpointError(
-            f"{key}={location} holds weights without a configuration, so that towers, tokenizer and image size are not "
-            f"known: give a run directory, a folder with {CONFIG}, or hf-hub:ORG/NAME"
+            f"{key}={location} holds weights without a configuration, so towers, tokenizer and image size are unknown: "
+            f"give a run directory, a folder with {CONFIG}, or hf-hub:ORG/NAME"
         )
     return weights, weights.spec
 
 
 def load_into(model: CLIP, weights: LoadedWeights) -> list[str]:
-    """Fills the model, strictly. Returns what was changed on the way, for the log.
+    """Loads weights into the model, strictly. Returns notes on changes to the weights, for the log.
 
-    Raises CheckpointError where they are of another model, naming both values, or what is missing, left over or of
-    another shape.
-
-    For another image size than the weights', learned positional embeddings are interpolated: bicubic, antialiased.
+    Interpolates learned positional embeddings (bicubic, antialiased) to another image size. Raises CheckpointError for
+    weights of another model, with both values of each difference, and for missing or unexpected tensors and shapes.
     """
     tensors, notes = weights.model, []
     if weights.spec is None:
         tensors = from_open_clip(model.spec, tensors, weights.location)
-        notes = [f"{weights.location} came without its configuration: nothing but names and shapes was compared"]
+        notes = [f"{weights.location} has no configuration: only names and shapes were compared"]
     else:
         check_same(model.spec, weights.spec, weights.location)
     fitted, changed = _fitted(model, tensors)
@@ -220,21 +222,21 @@ def load_into(model: CLIP, weights: LoadedWeights) -> list[str]:
 
 
 def _fitted(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
-    """The image tower's positional embeddings as the model's grid of patches wants them, and what was done."""
-    own = model.state_dict()
+    """Interpolates the image tower's positional embeddings to the model's grid of patches. Returns (tensors, notes)."""
+    expected = model.state_dict()
     names = [f"image.{name}" for name in model.image.positional_embeddings()]
     other: dict[str, Tensor] = {}
     notes = []
     for name in names:
-        wanted, found = own[name].shape[-2], tensors[name].shape[-2] if name in tensors else None
+        wanted, found = expected[name].shape[-2], tensors[name].shape[-2] if name in tensors else None
         if found is None or found == wanted:
             continue
         sides = [(math.isqrt(wanted - extra), math.isqrt(found - extra), extra) for extra in (0, 1)]
         grid = next(((new, old, e) for new, old, e in sides if new**2 + e == wanted and old**2 + e == found), None)
-        if grid is None:  # no square: left as it is, to be refused for its shape
+        if grid is None:  # not square: unchanged, and rejected by its shape later
             continue
-        other[name] = _resampled(tensors[name], *grid).view(own[name].shape)
-        notes.append(f"{name} was interpolated from {grid[1]}x{grid[1]} places to {grid[0]}x{grid[0]}")
+        other[name] = _resampled(tensors[name], *grid).view(expected[name].shape)
+        notes.append(f"{name} was interpolated from {grid[1]}x{grid[1]} positions to {grid[0]}x{grid[0]}")
     return ({**tensors, **other} if other else tensors), notes
 
 

@@ -1,8 +1,8 @@
-"""What open_clip calls the tensors and the configuration of a model (read in its code at 3.3.0), and back.
+"""Conversion of tensor names and configurations between clipx and open_clip (according to the code of 3.3.0).
 
-Native layout: visual.* of its own ViT or of OpenAI's ResNet, and the text tower's names at the top, as OpenAI's
-weights have them too. A tower from timm is visual.trunk.*, its projection visual.head.proj.*; with `custom_text` in
-the configuration the text tower's names begin with text. instead.
+Native layout, also that of OpenAI's weights: visual.* for open_clip's ViT or OpenAI's ResNet, and names without prefix
+for the text tower. A tower from timm has visual.trunk.*, and its projection visual.head.proj.*. With `custom_text` in
+the configuration, the names of the text tower begin with text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from clipx.weights import clip_config, clip_layout, coca
 from clipx.weights.key_mapping import Rule, Tie, tied
 
 NOT_IN_MODEL = ("logit_scale", "logit_bias", "input_resolution", "context_length", "vocab_size")
-"""Tensors of a file that are not the model's here: the objective has the temperature; three are numbers of OpenAI's."""
+"""Tensors of a file that clipx's model does not have: the objective has the temperature and bias, and the other three
+are constants of OpenAI's files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One kind of model as open_clip has it."""
+    """Conversions of one kind of model."""
 
-    rules: Callable[[Any, Iterable[str] | None], list[Rule]]  # of (the model's spec, the names in a file): see `ties`
+    rules: Callable[[Any, Iterable[str] | None], list[Rule]]  # arguments: spec, names in a file; see `ties`
     config_of: Callable[[Any], dict[str, Any]]
     spec_of: Callable[[dict[str, Any], str], ModelSpec]
 
@@ -45,31 +46,31 @@ def _layout_of(spec: ModelSpec) -> Layout:
 
 
 def ties(spec: ModelSpec, ours: Iterable[str], theirs: Iterable[str] | None = None) -> list[Tie]:
-    """The names there of `ours`, which are among a model's state_dict's. `theirs`: the names in a file that is read, by
-    which one layout of several is chosen; without them it is the one that open_clip makes of `config_of(spec)`.
+    """Returns open_clip's names of `ours`, names from a model's state_dict.
 
-    Raises CheckpointError where open_clip has no name for one.
+    `theirs`: names in the file to read, which select one of several layouts. None: the layout that open_clip builds
+    from `config_of(spec)`. Raises CheckpointError for a tensor without a name in open_clip.
     """
     return list(tied(_layout_of(spec).rules(spec, theirs), ours))
 
 
 def to_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A model's state_dict under open_clip's names; without the temperature, which the objective has."""
+    """Converts a model's state_dict to open_clip's names. The temperature is not part of it: the objective has it."""
     return {tie.theirs: tie.to_theirs(tensors[tie.ours]) for tie in ties(spec, tensors)}
 
 
 def from_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor], what: str = "the weights") -> dict[str, Tensor]:
-    """The model's state_dict from open_clip's, or OpenAI's, without what is `NOT_IN_MODEL`. Shapes are not compared.
+    """Converts a state_dict of open_clip or OpenAI to clipx's names, without `NOT_IN_MODEL`. Does not compare shapes.
 
-    Raises CheckpointError naming what is missing or left over, by the names in `tensors`.
+    Raises CheckpointError for missing and unexpected tensors, by their names in `tensors`.
     """
     found = ties(spec, spec.build(torch.device("meta"), torch.float32).state_dict(), tensors)
     wanted = {tie.theirs for tie in found}
     missing, extra = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted - set(NOT_IN_MODEL))
     if missing or extra:
         raise CheckpointError(
-            f"{what} do not fit model {spec.name}: missing {_some(missing)}; left over {_some(extra)}; choose the "
-            "model that they are of"
+            f"{what} do not fit model {spec.name}: missing {_some(missing)}; unexpected {_some(extra)}: choose the "
+            "model of these weights"
         )
     return {tie.ours: tie.to_ours(tensors[tie.theirs]) for tie in found}
 
@@ -77,30 +78,32 @@ def from_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor], what: str = "
 def temperature_of(
     tensors: Mapping[str, Tensor], scale: str = "logit_scale", bias: str = "logit_bias"
 ) -> tuple[float | None, float | None]:
-    """(log α, β) by their names among tensors; None for what is not there."""
+    """Returns (log α, β) by their names among tensors. None for a missing one."""
     log_scale, beta = tensors.get(scale), tensors.get(bias)
     return None if log_scale is None else log_scale.item(), None if beta is None else beta.item()
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:
-    """open_clip's `model_cfg`, as in its model_configs/*.json.
+    """Returns open_clip's `model_cfg`, as in its model_configs/*.json.
 
-    Raises CheckpointError where it has no words for a model of this kind.
+    Raises CheckpointError for a model that open_clip's configuration cannot express.
     """
     return _layout_of(spec).config_of(spec)
 
 
 def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
-    """The spec of a model from an open_clip_config.json, `model_cfg` with or without `preprocess_cfg`; or from
-    `model_cfg` alone, as in open_clip's model_configs.
+    """Returns the spec of a model from open_clip's configuration.
 
-    Raises CheckpointError naming what in it has no words here.
+    `config`: the content of open_clip_config.json (`model_cfg` with or without `preprocess_cfg`), or `model_cfg` alone,
+    as in open_clip's model_configs. Raises CheckpointError naming a key without counterpart in clipx.
     """
     try:
         spec_class = CoCaSpec if "multimodal_cfg" in config.get("model_cfg", config) else ClipSpec
         return LAYOUTS[spec_class].spec_of(config, name)
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:  # of values of other types
-        raise CheckpointError(f"the configuration of {name} is not open_clip's ({error}): restore it") from None
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:  # values of wrong types
+        raise CheckpointError(
+            f"the configuration of {name} is not a configuration of open_clip ({error}): restore it"
+        ) from None
 
 
 def _some(names: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""open_clip's training checkpoints: {"epoch", "name", "state_dict", "optimizer"}, read and written.
+"""Reading and writing of open_clip's training checkpoints: {"epoch", "name", "state_dict", "optimizer"}.
 
-Its optimizer is AdamW with two groups, gains and biases and then the rest, and knows parameters by their numbers: in
-each group the order of its model's named_parameters(). (Read in open_clip_train's code at 3.3.0.)
+open_clip's optimizer is AdamW with two groups: gains and biases, then the rest. Its state identifies parameters by
+number, in each group in the order of the model's named_parameters(). (According to the code of open_clip_train 3.3.0.)
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from clipx.weights.load import LoadedWeights
 from clipx.weights.open_clip import from_open_clip, ties, to_open_clip
 
 LEARNED = (Tie("temperature.log_scale", "logit_scale"), Tie("bias", "logit_bias"))
-"""What an objective learns here is its model's there."""
+"""Parameters of the objective in clipx and of the model in open_clip."""
 
 LEARNED_THERE = tuple(tie.theirs for tie in LEARNED)
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
-# Parameters of a module come before those of the modules in it. What one pattern matches stays in clipx's own order,
-# but for the numbers in it; a ResNet block's shortcut comes after its convolutions.
-_OWN = ("positional_embedding", "text_projection", "logit_scale", "logit_bias")
+# Order of open_clip's named_parameters(). Parameters of a module precede those of its submodules. Names that match one
+# pattern are sorted by the numbers in them, then in clipx's order. The shortcut of a ResNet block follows its
+# convolutions.
+_TOP = ("positional_embedding", "text_projection", "logit_scale", "logit_bias")
 _VISUAL = (
     *(r"visual\.class_embedding", r"visual\.positional_embedding", r"visual\.proj", r"visual\.(?:conv|bn)\d\..*"),
     *(r"visual\.ln_pre\..*", r"visual\.transformer\..*", r"visual\.layer(\d+)\.(\d+)\.(downsample)?.*"),
@@ -57,12 +58,12 @@ _DECODER = (
     *(r"text_decoder\.text_projection", r"text_decoder\.resblocks\.(\d+)\..*"),
     *(r"text_decoder\.cross_attn\.(\d+)\.(?=(ln_2|mlp)?)(?=(ln_1_kv)?).*", r"text_decoder\.ln_final\..*"),
 )
-_ORDER = (*_OWN, *_VISUAL, *_TEXT, *_TEXT_APART)
-_COCA_ORDER = (*_OWN, *_TEXT_APART, *_VISUAL, *_DECODER)
+_ORDER = (*_TOP, *_VISUAL, *_TEXT, *_TEXT_APART)
+_COCA_ORDER = (*_TOP, *_TEXT_APART, *_VISUAL, *_DECODER)
 
 
 def state_dict(weights: LoadedWeights) -> dict[str, Tensor]:
-    """A model as open_clip has it: float32, with logit_scale, and logit_bias where there is a bias."""
+    """Returns open_clip's state_dict of a model: float32, with logit_scale, and with logit_bias if there is a bias."""
     assert weights.spec is not None and weights.log_scale is not None
     tensors = {name: _float32(tensor) for name, tensor in to_open_clip(weights.spec, weights.model).items()}
     tensors["logit_scale"] = torch.tensor(weights.log_scale)
@@ -75,20 +76,20 @@ def state_dict(weights: LoadedWeights) -> dict[str, Tensor]:
 
 
 def write(file: Path, weights: LoadedWeights, name: str, optimizer: OptimizerSpec, found: Checkpoint) -> list[str]:
-    """Writes the checkpoint from which open_clip's trainer goes on. Returns what it does not hold.
+    """Writes a checkpoint from which open_clip's trainer resumes. Returns notes on what it does not hold.
 
-    Raises CheckpointError where the optimizer is another, or has no moments for some parameters.
+    Raises CheckpointError for another optimizer than AdamW, or one without moments of some parameters.
     """
     assert weights.spec is not None
     if not isinstance(optimizer, AdamWSpec):
         raise CheckpointError(
-            f"optimizer={optimizer.kind} does not keep what AdamW, open_clip's optimizer, goes on from: choose "
-            "format=open_clip, which has the weights alone"
+            f"optimizer={optimizer.kind} has no state for AdamW, open_clip's optimizer: choose format=open_clip, which "
+            "has the weights only"
         )
     seen, length = (found.state.get(key) for key in ("samples_seen", "epoch_samples"))
     if type(seen) is not int or type(length) is not int or length < 1:
         raise CheckpointError(
-            f"{found.folder} does not say how many samples an epoch has, for an older clipx wrote it: train on, and "
+            f"{found.folder} is of an older clipx, without the number of samples per epoch: continue training and "
             "export the next checkpoint"
         )
     tensors = state_dict(weights)
@@ -98,7 +99,7 @@ def write(file: Path, weights: LoadedWeights, name: str, optimizer: OptimizerSpe
     if missing := [p for p in parameters if p not in states and p not in LEARNED_THERE]:
         raise CheckpointError(
             f"{len(missing)} of {len(parameters)} parameters were not trained ({missing[0]} and others), and open_clip "
-            "numbers those that it trains: choose format=open_clip, which has the weights alone"
+            "numbers only trained parameters: choose format=open_clip, which has the weights only"
         )
     buffers = [buffer for buffer in tensors if buffer not in parameters]
     saved = {
@@ -111,19 +112,19 @@ def write(file: Path, weights: LoadedWeights, name: str, optimizer: OptimizerSpe
     return [_describe(seen, length), *([] if "logit_scale" in states else [_NO_MOMENTS])]
 
 
-_NO_MOMENTS = "logit_scale was not learned: open_clip's AdamW begins with it"
+_NO_MOMENTS = "logit_scale was not learned: open_clip's AdamW starts without state for it"
 
 
 def _describe(seen: int, length: int) -> str:
-    again = f"; the {seen % length:,} samples that were seen of the next are seen again" if seen % length else ""
+    again = f"; it repeats the {seen % length:,} samples seen of the next epoch" if seen % length else ""
     return (
-        f"open_clip goes on after epoch {seen // length} of {length:,} samples{again}; its own options say what it "
-        "trains, and random numbers, a loss scale and an average of the weights begin anew there"
+        f"open_clip resumes after epoch {seen // length} of {length:,} samples{again}; its options select what it "
+        "trains; random numbers, the loss scale and the average of the weights start anew"
     )
 
 
 def in_their_order(names: Iterable[str]) -> list[str]:
-    """open_clip's names, given in the order of clipx's own parameters, in that of its model's named_parameters()."""
+    """Sorts open_clip's names from the order of clipx's parameters to that of open_clip's named_parameters()."""
     names = list(names)
     order = _COCA_ORDER if any(name.startswith("text_decoder.") for name in names) else _ORDER
     keyed: list[tuple[list[int], str]] = []
@@ -135,17 +136,17 @@ def in_their_order(names: Iterable[str]) -> list[str]:
 
 
 def is_gain_or_bias(name: str, tensor: Tensor) -> bool:
-    """Whether it is in the first of open_clip's two groups, which does not decay; these are its words for it."""
+    """Returns True for a parameter of open_clip's first group, without decay. Uses open_clip's substrings of names."""
     return tensor.ndim < 2 or any(word in name for word in ("bn", "ln", "bias", "logit_scale"))
 
 
 def _parameter_ties(spec: ModelSpec, theirs: Iterable[str] | None = None) -> list[Tie]:
-    """Of a model's parameters, in their order here."""
+    """Returns the names of a model's parameters, in clipx's order."""
     return ties(spec, [name for name, _ in spec.build(torch.device("meta"), torch.float32).named_parameters()], theirs)
 
 
 def _their_states(spec: ModelSpec, optimizer: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """AdamW's state of each parameter, by its name there; from clipx's, which has `<parameter>/<state>`."""
+    """Returns AdamW's state of each parameter by open_clip's name, from clipx's state named `<parameter>/<state>`."""
     found: dict[str, dict[str, Tensor]] = {}
     for prefix, known in (("model", _parameter_ties(spec)), ("objective", LEARNED)):
         for tie in known:
@@ -159,7 +160,7 @@ def _their_states(spec: ModelSpec, optimizer: Mapping[str, Tensor]) -> dict[str,
 def _their_optimizer(
     spec: AdamWSpec, parameters: Mapping[str, Tensor], states: Mapping[str, dict[str, Tensor]]
 ) -> dict[str, Any]:
-    """What its optimizer's state_dict() gives: parameters by their numbers, those of the first group first."""
+    """Returns the state_dict() of open_clip's optimizer: parameters by number, those of the first group first."""
     without = [name for name, tensor in parameters.items() if is_gain_or_bias(name, tensor)]
     rest = [name for name in parameters if name not in set(without)]
     stand_ins = {name: torch.empty(0) for name in parameters}
@@ -177,39 +178,43 @@ def _their_optimizer(
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Where open_clip's trainer stood at the end of an epoch."""
+    """State of open_clip's trainer at the end of an epoch."""
 
-    epoch: int  # how many are done
-    steps: int  # of its optimizer
-    tensors: dict[str, Tensor]  # as clipx's own checkpoints have them: model/…, objective/…, optimizer/…
-    options: dict[str, Any]  # of its AdamW, by their names in optimizer=adamw
+    epoch: int  # number of completed epochs
+    steps: int  # number of optimizer steps
+    tensors: dict[str, Tensor]  # named as in clipx's checkpoints: model/…, objective/…, optimizer/…
+    options: dict[str, Any]  # options of AdamW, by their names in optimizer=adamw
 
 
 def read(place: str, spec: ModelSpec, learned: Collection[str]) -> Training:
-    """The checkpoint of a training by open_clip, for a model and an objective with the parameters `learned`.
+    """Reads a training checkpoint of open_clip, for a model and an objective with the parameters `learned`.
 
-    Raises CheckpointError where it is none, or of another model, objective or optimizer.
+    Raises CheckpointError for another file, or a checkpoint of another model, objective or optimizer.
     """
     saved = _loaded(place)
     named = {name.removeprefix("module."): tensor for name, tensor in saved["state_dict"].items()}
     model = from_open_clip(spec, named, place)
     states, options = _states_by_name(place, saved["optimizer"], spec, named)
-    beside = {tie.ours: tie for tie in LEARNED if tie.theirs in named}
-    if strange := sorted(beside.keys() ^ set(learned)):
+    of_objective = {tie.ours: tie for tie in LEARNED if tie.theirs in named}
+    if different := sorted(of_objective.keys() ^ set(learned)):
         raise CheckpointError(
-            f"{place} and this objective do not both learn {', '.join(strange)}: choose objective=infonce for a "
-            "checkpoint of CLIP's loss, objective=siglip for one with logit_bias"
+            f"only one of {place} and this objective learns {', '.join(different)}: choose objective=infonce for a "
+            "checkpoint of CLIP's loss, objective=siglip for a checkpoint with logit_bias"
         )
     optimizer = {
         f"model.{tie.ours}/{key}": value if key == "step" else tie.to_ours(value)
         for tie in _parameter_ties(spec, named)
         for key, value in states[tie.theirs].items()
     }
-    numbers = {f"{name}/{key}": v.reshape(()) for name, tie in beside.items() for key, v in states[tie.theirs].items()}
+    scalars = {
+        f"objective.{name}/{key}": value.reshape(())
+        for name, tie in of_objective.items()
+        for key, value in states[tie.theirs].items()
+    }
     tensors = {
         **add_prefix("model", model),
-        **add_prefix("objective", {name: named[tie.theirs].reshape(()) for name, tie in beside.items()}),
-        **add_prefix("optimizer", {**optimizer, **{f"objective.{key}": value for key, value in numbers.items()}}),
+        **add_prefix("objective", {name: named[tie.theirs].reshape(()) for name, tie in of_objective.items()}),
+        **add_prefix("optimizer", {**optimizer, **scalars}),
     }
     return Training(saved["epoch"], int(max(state["step"] for state in states.values())), tensors, options)
 
@@ -217,7 +222,7 @@ def read(place: str, spec: ModelSpec, learned: Collection[str]) -> Training:
 def _states_by_name(
     place: str, optimizer: dict[str, Any], spec: ModelSpec, named: Mapping[str, Tensor]
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """AdamW's state of each parameter by its name there, and the optimizer's options."""
+    """Returns AdamW's state of each parameter by open_clip's name, and the options of the optimizer."""
     known = {tie.theirs for tie in _parameter_ties(spec, named)} | set(LEARNED_THERE)
     parameters = {name: tensor for name, tensor in named.items() if name in known}
     order = sorted(parameters, key=lambda name: not is_gain_or_bias(name, parameters[name]))
@@ -230,33 +235,33 @@ def _states_by_name(
         kinds = set()
     if kinds != {frozenset(("step", *_MOMENTS))}:
         raise CheckpointError(
-            f"{place} has the state of another optimizer than open_clip's AdamW: begin with model.weights={place}"
+            f"{place} has the state of another optimizer than open_clip's AdamW: start with model.weights={place}"
         )
     if len(numbers) != len(order) or states.keys() != set(numbers):
         raise CheckpointError(
-            f"{place} trains {len(states)} parameters and model {spec.name} with its temperature has {len(order)}: it "
-            f"was trained with a locked tower, or is of another model; begin with model.weights={place}"
+            f"{place} has optimizer state for {len(states)} parameters, but model {spec.name} with its temperature has "
+            f"{len(order)}, so it is of another model or a locked tower: start with model.weights={place}"
         )
     return {name: states[number] for name, number in zip(order, numbers, strict=True)}, options
 
 
 def _loaded(place: str) -> dict[str, Any]:
-    """The values in a .pt file, by path or by URL, of which nothing is run. Raises CheckpointError."""
+    """Reads the values of a .pt file, by path or URL, without executing code in it. Raises CheckpointError."""
     path = Path(local_path(place)) if is_local(place) else fetched(place)
     if not path.is_file():
-        raise CheckpointError(f"resume={place} is no file: check the path")
+        raise CheckpointError(f"resume={place} is not a file: check the path")
     saved = unpickled(path)
     wanted = {"epoch": int, "state_dict": dict, "optimizer": dict}
     right = isinstance(saved, dict) and all(isinstance(saved.get(key), kind) for key, kind in wanted.items())
     if not right or saved["epoch"] < 0 or not all(torch.is_tensor(value) for value in saved["state_dict"].values()):
         raise CheckpointError(
-            f"resume={place} is no checkpoint of open_clip's trainer, which has epoch, state_dict and optimizer: for "
-            f"weights alone give model.weights={place}"
+            f"resume={place} is not a checkpoint of open_clip's trainer with epoch, state_dict and optimizer: for "
+            f"weights only, give model.weights={place}"
         )
     found: dict[str, Any] = saved
     return found
 
 
 def _float32(tensor: Tensor) -> Tensor:
-    """Counts stay what they are."""
+    """Converts floating point tensors to float32. Integers, such as counts, stay unchanged."""
     return tensor.float() if tensor.is_floating_point() else tensor

@@ -212,14 +212,14 @@ def test_clipx_reads_its_own_file_back(runs: dict[str, Path], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("tiny", ["format=hf"], "format=hf is for ViTs in CLIP's form with CLIP's tokenizer, and the image tower of model tiny is timm's test_resnet: choose format=open_clip"),
-        ("tiny", ["format=open_clip", "weights=average"], "weights=average: run={run} kept none (optimizer.ema_decay=null): choose trained"),
+        ("tiny", ["format=hf"], "format=hf supports only ViTs in CLIP's form with CLIP's tokenizer, but the image tower of model tiny is timm's test_resnet: choose format=open_clip"),
+        ("tiny", ["format=open_clip", "weights=average"], "weights=average: run={run} has no average (optimizer.ema_decay=null): choose weights=trained"),
         ("vit", ["format=open_clip_checkpoint", "out={tmp}/e.pt", "weights=average"], "weights=average has no optimizer moments, which format=open_clip_checkpoint needs: choose weights=trained"),
         ("vit", ["format=safetensors"], "out={tmp}/out must be a file name with format=safetensors: give one that ends in .safetensors"),
         ("vit", ["format=onnx"], "format=onnx: Invalid value 'onnx', expected one of [open_clip, hf, safetensors, open_clip_checkpoint]"),
         ("vit", ["format=open_clip", "out={run}"], "out={run} exists already: give another name, or remove it"),
         ("vit", ["format=open_clip", "step=3"], "step-00000003 cannot be used: it does not exist; available steps: 4, 2"),
-        ("vit", ["format=open_clip", "out={run}/config.yaml/out"], "out={run}/config.yaml/out cannot be written (File exists): give another"),
+        ("vit", ["format=open_clip", "out={run}/config.yaml/out"], "out={run}/config.yaml/out cannot be written (File exists): give another path"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_exported_is_one_line_and_nothing_is_left(
@@ -237,7 +237,7 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_left(
 def test_the_command_says_it_in_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
     done = run(*EXPORT, f"run={runs['tiny']}", f"out={tmp_path}/out", "format=hf", check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.startswith("error: format=hf is for ViTs in CLIP's form with CLIP's tokenizer")
+    assert done.stderr.startswith("error: format=hf supports only ViTs in CLIP's form with CLIP's tokenizer")
 
 
 def test_an_empty_folder_may_be_there(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -266,9 +266,7 @@ def test_a_training_with_a_locked_tower_or_another_optimizer_is_refused(tmp_path
     options = small(tmp_path / "run", *OPTIONS["vit"], f"resume={saved}")
     fewer = {number: state for number, state in optimizer["state"].items() if number > 3}
     changed(saved, optimizer={**optimizer, "state": fewer})
-    with pytest.raises(
-        ClipxError, match="so it is of another model or a locked tower: start with model.weights="
-    ):
+    with pytest.raises(ClipxError, match="so it is of another model or a locked tower: start with model.weights="):
         Trainer(options)
     others = {number: {"momentum": state["exp_avg"]} for number, state in optimizer["state"].items()}
     changed(saved, optimizer={**optimizer, "state": others})

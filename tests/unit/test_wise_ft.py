@@ -130,9 +130,7 @@ def test_two_architectures_are_refused_by_name(models: tuple[LoadedWeights, Load
     ):
         spec = compose(*NARROW, *words).model
         other = LoadedWeights("other", spec.build(torch.device("meta"), torch.float32).state_dict(), spec)
-        with pytest.raises(
-            ConfigError, match=f"base={zero.location} and finetuned=other are not one architecture.*{key}"
-        ):
+        with pytest.raises(ConfigError, match=f"base={zero.location} and finetuned=other are different models.*{key}"):
             check_mixable(zero, other)
 
 
