@@ -52,11 +52,11 @@ class CaptionSpec:
     """Name of this command's options. The key itself cannot be set."""
 
     run: str = MISSING
-    """Captioning model, e.g. of model=coca_vit_b32: any value of model.weights. Required. Of a run, the moving average
+    """Captioning model, e.g. of model=coca_vit_b32: any value of model.weights. Of a run, the moving average
     of its weights if it has one."""
 
     images: str = MISSING
-    """Images to caption. Required. A folder (its JPEG, PNG and WebP files at any depth), a glob pattern, or a file."""
+    """Images to caption. A folder (its JPEG, PNG and WebP files at any depth), a glob pattern, or a file."""
 
     out: str | None = None
     """Output file for the JSON lines, in addition to standard output. It must not exist. null: no file."""

@@ -67,11 +67,11 @@ class EmbedSpec:
     """Name of this command's options. The key itself cannot be set."""
 
     run: str = MISSING
-    """Model that embeds: any value of model.weights. Required. Of a run, the moving average of its weights if it has
+    """Model that embeds: any value of model.weights. Of a run, the moving average of its weights if it has
     one."""
 
     out: str = MISSING
-    """Output folder, or its URL. Required."""
+    """Output folder, or its URL."""
 
     split: EmbedSplit = EmbedSplit.train
     """Samples to embed: `train` or `held_out`."""

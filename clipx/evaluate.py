@@ -30,7 +30,7 @@ class EvaluateSpec:
     """Name of this command's options. The key itself cannot be set."""
 
     run: str = MISSING
-    """Model to evaluate. Required. A run directory, one of its checkpoints, a folder of run directories, any other
+    """Model to evaluate. A run directory, one of its checkpoints, a folder of run directories, any other
     value of model.weights, or a folder of weight files."""
 
     step: str | None = None

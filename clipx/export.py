@@ -23,7 +23,7 @@ class ExportSpec:
     """Name of this command's options. The key itself cannot be set."""
 
     run: str = MISSING
-    """Run directory. Required."""
+    """Run directory."""
 
     step: int | None = None
     """Checkpoint of the run, by its number of steps. null: the newest one."""
@@ -33,13 +33,13 @@ class ExportSpec:
     average). format=open_clip_checkpoint exports the trained weights, to which the optimizer's moments belong."""
 
     format: ExportFormat = MISSING
-    """Format of the output. Required. `open_clip`: a folder for
+    """Format of the output. `open_clip`: a folder for
     open_clip.create_model_and_transforms("local-dir:FOLDER"). `hf`: a folder for transformers'
     CLIPModel.from_pretrained. `safetensors`: a file with clipx's parameter names and the model's configuration.
     `open_clip_checkpoint`: a .pt file from which open_clip's trainer resumes."""
 
     out: str = MISSING
-    """Path of the output. Required. A folder, or a file: *.safetensors for format=safetensors, *.pt for
+    """Path of the output. A folder, or a file: *.safetensors for format=safetensors, *.pt for
     format=open_clip_checkpoint. It must not exist, or be an empty folder."""
 
     def __post_init__(self) -> None:

@@ -32,10 +32,10 @@ class WiseFtSpec:
     """Name of this command's options. The key itself cannot be set."""
 
     base: str = MISSING
-    """Weights with which fine-tuning began: any value of model.weights. Required."""
+    """Weights with which fine-tuning began: any value of model.weights."""
 
     finetuned: str = MISSING
-    """Fine-tuned weights: any value of model.weights. Required."""
+    """Fine-tuned weights: any value of model.weights."""
 
     alphas: list[float] = field(default_factory=lambda: [i / 10 for i in range(11)])
     """Shares of the fine-tuned weights in the mixtures, different numbers in [0, 1]. 0: base, 1: finetuned."""

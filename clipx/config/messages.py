@@ -45,14 +45,14 @@ def one_line(error: BaseException) -> str:
         siblings = [str(name) for name in parent if name != "hydra"] if isinstance(parent, DictConfig) else []
         key = f"{_list_of(cause.object_type)}{cause.full_key}"
         return unknown_key(key, siblings, free=OmegaConf.get_type(parent) is dict) + _file(text)
-    key, sentence = cause.full_key or "", str(cause).splitlines()[0]
+    key, message = cause.full_key or "", str(cause).splitlines()[0]
     if not isinstance(cause, ValidationError):
-        return f"{key}: {sentence}{_file(text)}"
+        return f"{key}: {message}{_file(text)}"
     if cause.parent_node is None:  # OmegaConf does not know the key of a node without a parent
-        sentence = sentence if cause is error else f"{str(error).splitlines()[0]}: {sentence}"
-        return f"{sentence}: add an option of a group by +GROUP@KEY=OPTION, e.g. +data@data.sources.NAME=csv"
+        message = message if cause is error else f"{str(error).splitlines()[0]}: {message}"
+        return f"{message}: add an option of a group by +GROUP@KEY=OPTION, e.g. +data@data.sources.NAME=csv"
     value = "null" if cause.value is None else cause.value
-    return f"{key}={value}: {sentence}{_fix(key, cause.child_node)}{_file(text)}"
+    return f"{key}={value}: {message}{_fix(key, cause.child_node)}{_file(text)}"
 
 
 def unreadable(override: str) -> str:
