@@ -242,7 +242,7 @@ def test_a_still_batch_norm_is_so_after_evaluation_and_synchronised(weights: dic
     norms = [m for m in t.learner.model.modules() if isinstance(m, BATCH_NORM)]
     assert t.learner.model.training and 0 < sum(m.training for m in norms) < len(norms)
     words = ("model.image.lock=all", "distributed.sync_batchnorm=true")
-    with pytest.raises(ConfigError, match="or where all of it is locked"):
+    with pytest.raises(ConfigError, match="or with all of it locked"):
         Trainer(small(tmp_path / "y", *options(weights, "resnet", *words)))
 
 
