@@ -1,1 +1,1 @@
-"""Benchmarks: clipx and open_clip side by side, in one run. `python -m clipx.bench`."""
+"""Benchmarks that compare clipx with open_clip in one run. `python -m clipx.bench`."""

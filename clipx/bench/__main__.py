@@ -1,4 +1,5 @@
-"""`python -m clipx.bench <name> [key=value …]`: compose, check, measure, publish. Without a name it lists them."""
+"""`python -m clipx.bench <name> [key=value …]`: runs a benchmark and publishes its results. Without a name: lists the
+benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from clipx.config.registry import CONF_DIR
 
 
 def bench(words: Sequence[str], spec: BenchSpec) -> None:
-    """`words` are what was typed."""
+    """Runs a benchmark and publishes its results. `words` are the arguments of the command line."""
     from clipx.bench.publish import check, publish
     from clipx.report.console import stdout_console
 
@@ -26,15 +27,16 @@ def bench(words: Sequence[str], spec: BenchSpec) -> None:
 
 
 def names() -> list[str]:
+    """Returns the names of the benchmarks."""
     return sorted(path.stem for path in (CONF_DIR / "bench").glob("*.yaml"))
 
 
 def overview() -> str:
-    """The benchmarks and what each measures: the first line of its module."""
+    """Returns the usage and the list of benchmarks, each with the first line of its module's docstring."""
     about = {name: (importlib.import_module(f"clipx.bench.{name}").__doc__ or "").splitlines()[0] for name in names()}
     lines = [f"  {name:<14}{text}" for name, text in about.items()]
     usage = "python -m clipx.bench NAME [KEY=VALUE …]"
-    return "\n".join([usage, "", *lines, "", "NAME --help shows a benchmark's keys and their values."])
+    return "\n".join([usage, "", *lines, "", "NAME --help shows the keys of a benchmark and their values."])
 
 
 def _named(name: str) -> str:
@@ -42,6 +44,7 @@ def _named(name: str) -> str:
 
 
 def main() -> None:
+    """Moves the benchmark's name to the end of the command line, and runs Hydra's main."""
     words = sys.argv[1:]
     if words in ([], ["--help"], ["-h"]):
         print(overview())
@@ -50,8 +53,8 @@ def main() -> None:
         print(f"error: {words[0]} is not a benchmark: name one of {', '.join(names())} first", file=sys.stderr)
         sys.exit(2)
     if "=" not in words[0] and not words[0].startswith("-"):
-        own = gathered(words[1:]) if words[0] == "step" else words[1:]
-        sys.argv[1:] = [*own, _named(words[0])]  # last, for -m must stand before all overrides
+        rest = gathered(words[1:]) if words[0] == "step" else words[1:]
+        sys.argv[1:] = [*rest, _named(words[0])]  # at the end, for -m must precede all overrides
     cli(partial(bench, words), "bench")()
 
 

@@ -1,4 +1,4 @@
-"""A step in micro-batches beside open_clip's accum_freq: time, memory, exactness."""
+"""Training step in micro-batches, compared with open_clip's accum_freq: time, memory, error of the gradients."""
 
 from __future__ import annotations
 
@@ -15,44 +15,62 @@ from clipx.errors import require
 if TYPE_CHECKING:
     from clipx.bench.steps import Gradients
 
-_TOLERANCE = 1e-3  # of our gradients against float64
+_TOLERANCE = 1e-3  # relative error of clipx's gradients against float64
 
 
 @option("bench")
 @dataclass(kw_only=True, slots=True)
 class AccumulationSpec(BenchSpec):
-    """Towers of two transformers, InfoNCE, one process, float32; the largest batch gives the headline's numbers."""
+    """Step in micro-batches, compared with open_clip's accum_freq. Two transformers, InfoNCE, one process, float32.
+
+    clipx computes 2A - 1 forwards of a micro-batch for A micro-batches and open_clip 2A, which is 31/32 of the towers'
+    work at A = 8, and the loss once instead of A times: the saving grows with batch x width relative to the towers'
+    work. The default towers have the size of model=tiny. Large towers with small batches are the opposite case:
+    width=192 layers=6 image_size=64 context=32 batches=[256].
+    """
 
     kind: str = "accumulation"
-    # Samples; gradients are compared on the smallest. clipx takes the towers forward 2A - 1 times where open_clip does
-    # 2A times, 31/32 of the work at A = 8 whatever they are, and computes the loss once instead of A times: what that
-    # saves grows with batch x width over the towers' work. The defaults are towers of the size of model=tiny; large
-    # towers with small batches, as width=192 layers=6 image_size=64 context=32 batches=[256], show the other end.
+    """Name of this benchmark in the registry."""
+
     batches: list[int] = field(default_factory=lambda: [512, 2048])
+    """Batch sizes in samples. Each is at least 2 and a multiple of `micro_batches`. Gradients are compared on the
+    smallest; the largest gives the headline numbers."""
+
     micro_batches: int = 8
-    width: int = 128  # of both towers and of the embedding
+    """Number of micro-batches in a step. At least 1."""
+
+    width: int = 128
+    """Width of both towers and of the embeddings: a multiple of 64, the width of a head, or below 64 for one head."""
+
     layers: int = 2
-    image_size: int = 48  # pixels, in patches of 16
-    context: int = 20  # tokens
-    repeats: int = 3  # rounds of the largest batch; smaller ones take up to five times as many
+    """Number of layers of each tower. At least 1."""
+
+    image_size: int = 48
+    """Side of the images in pixels. A multiple of 16, the side of a patch."""
+
+    context: int = 20
+    """Number of tokens of each text. At least 1."""
+
+    repeats: int = 3
+    """Number of rounds of the largest batch. At least 1. Smaller batches take up to five times as many."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
-        require(bool(self.batches), "batches=[] leaves nothing to measure: name at least one, batches=[256]")
+        require(bool(self.batches), "batches=[] is empty: give at least one, batches=[256]")
         for batch in self.batches:
             require(
                 batch >= 2 and batch % self.micro_batches == 0,
-                f"batches={self.batches} holds {batch}, which {self.micro_batches} micro_batches cannot share evenly: "
-                f"give multiples of {self.micro_batches}",
+                f"batches={self.batches} contains {batch}, which is not divisible by micro_batches="
+                f"{self.micro_batches}: give multiples of {self.micro_batches}",
             )
         self.check_counts("micro_batches", "layers", "repeats", "context")
         require(
             self.width >= 1 and self.width % min(64, self.width) == 0,
-            f"width={self.width} is not a number of heads of 64: give a multiple of 64, or less than 64 for one head",
+            f"width={self.width} must be a multiple of 64, the width of a head, or below 64 for one head",
         )
         require(
             self.image_size >= 16 and self.image_size % 16 == 0,
-            f"image_size={self.image_size} is not a number of patches of 16 pixels: give a multiple of 16",
+            f"image_size={self.image_size} must be a multiple of 16, the side of a patch",
         )
 
     def run(self, log: Callable[[str], None]) -> Findings:
@@ -68,7 +86,7 @@ class AccumulationSpec(BenchSpec):
         times: dict[int, dict[str, list[float]]] = {}
         for size in sizes:
             log(f"time: batch {size}")
-            rounds = self.repeats * min(5, sizes[-1] // size)  # a short step is more easily disturbed
+            rounds = self.repeats * min(5, sizes[-1] // size)  # timings of short steps vary more
             times[size] = processes.run(steps.times, towers, size, parts, rounds, self.seed)[0]
         log(f"memory: batch {sizes[-1]}")
         peaks: list[list[int]] = processes.in_pairs(
@@ -92,16 +110,16 @@ class AccumulationSpec(BenchSpec):
         return Findings(figures, {"times": times, "memory": memory}, self._tables(figures))
 
     def _check(self, ours: Gradients) -> None:
-        """Raises BenchError where clipx's gradients are not those of the whole batch."""
+        """Raises BenchError if clipx's gradients differ from those of the whole batch."""
         if not (abs(ours.scale_ratio - 1) <= _TOLERANCE and ours.encoder_error <= _TOLERANCE):
             raise BenchError(
-                f"clipx's gradients are not those of the whole batch: {ours.scale_ratio:.6g} times the scale's, "
-                f"the encoders' off by {ours.encoder_error:.2g}: its time says nothing until they are"
+                f"clipx's gradients differ from those of the whole batch: {ours.scale_ratio:.6g} times the scale's, "
+                f"relative error of the towers' {ours.encoder_error:.2g}: its times are not valid"
             )
 
     def _tables(self, figures: dict[str, Any]) -> list[Table]:
         clock = Table(
-            f"a step in {self.micro_batches} micro-batches, s",
+            f"step in {self.micro_batches} micro-batches, s",
             ("batch", "clipx", "open_clip", "ratio", "forward of a micro-batch", "open_clip's loss"),
         )
         for size, seconds in figures["seconds"].items():
@@ -109,10 +127,10 @@ class AccumulationSpec(BenchSpec):
             clock.rows.append((size, *shown[:2], f"{figures['time_ratios'][size]:.3f}", *shown[2:]))
         rest = Table("gradients against the whole batch in float64, and peak memory", ("", "clipx", "open_clip"))
         for text, key, form in (
-            ("gradient of the log of the scale, times the true one", "logit_scale_ratio", ".5g"),
-            ("relative error of the encoders' gradients", "encoder_error", ".1e"),
+            ("gradient of the log of the scale, relative to the exact one", "logit_scale_ratio", ".5g"),
+            ("relative error of the towers' gradients", "encoder_error", ".1e"),
         ):
             rest.rows.append((text, *(format(figures[f"{key}_{side}"], form) for side in ("ours", "theirs"))))
         peaks = (f"{figures['memory_mib'][side]:,.0f} MiB" for side in ("ours", "theirs"))
-        rest.rows.append((f"peak memory beyond weights and batch, batch {figures['batch']}", *peaks))
+        rest.rows.append((f"peak memory without weights and batch, batch {figures['batch']}", *peaks))
         return [clock, rest]

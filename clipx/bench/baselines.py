@@ -1,4 +1,4 @@
-"""The losses that are compared: clipx's objectives and open_clip's, each as a forward from given features."""
+"""Losses that are compared: clipx's objectives and open_clip's losses, each as a forward from given features."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from clipx.distributed.comm import Comm
 from clipx.objective.base import StepInputs
 from clipx.trainer.spec import compose
 
-SAMPLES = 2_723_840  # of CC3M: the size of a per-sample state
+SAMPLES = 2_723_840  # samples of CC3M, the size of per-sample state
 
 
 @dataclass(slots=True)
 class Contestant:
-    """A loss of b local samples of the global batch. `forward` returns a scalar; `done` is called after its backward.
+    """Loss of b local samples of the global batch. `forward` returns a 0-dim tensor; `done` is called after its
+    backward.
 
-    Gradients of the global loss are those of `forward`'s divided by `share`: where data parallelism averages, open_clip
-    leaves each rank world times its part.
+    The gradients of the global loss are those of `forward` divided by `share`: open_clip relies on data parallelism to
+    average, so that the gradients of each rank are `world` times its part.
     """
 
     forward: Callable[[Tensor, Tensor], Tensor]
@@ -37,7 +38,7 @@ class Contestant:
     done: Callable[[], None] = field(default=lambda: None)
 
     def step(self, image_bD: Tensor, text_bD: Tensor, counter: Collectives | None = None) -> Tensor:
-        """Forward and backward; the loss, detached."""
+        """Runs forward and backward. Returns the detached loss."""
         for x in (image_bD, text_bD, *self.parameters):
             x.grad = None
         loss = self.forward(image_bD, text_bD)
@@ -49,7 +50,7 @@ class Contestant:
 
 
 def contestant(name: str, comm: Comm, batch: int, seed: int) -> Contestant:
-    """By name: `open_clip`, `open_clip_plain`, `open_clip_siglip`, or one of clipx's objectives. `batch`: b."""
+    """Builds `open_clip`, `open_clip_plain`, `open_clip_siglip`, or an objective of clipx. `batch` is b."""
     if name.startswith("open_clip"):
         return _open_clip(name, comm)
     return _clipx(name, comm, batch, seed)
@@ -97,7 +98,7 @@ def _parameter(value: float, comm: Comm) -> nn.Parameter:
 
 
 def _open_clip_losses() -> ModuleType:
-    """open_clip/loss.py by itself: the package around it takes seconds to import, in each process."""
+    """Imports open_clip/loss.py alone, for importing the package takes seconds in each process."""
     name = "clipx.bench.open_clip_loss"
     if name not in sys.modules:
         package = importlib.util.find_spec("open_clip")
@@ -110,7 +111,7 @@ def _open_clip_losses() -> ModuleType:
 
 
 def features(comm: Comm, batch: int, dim: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Random unit features of this rank's samples, images and texts, which take gradients."""
+    """Returns random unit features of this rank's images and texts, each [b, D], which require gradients."""
     random = torch.Generator().manual_seed(seed * 1000 + comm.rank)
     image_bD, text_bD = (F.normalize(torch.randn(batch, dim, generator=random), dim=1) for _ in range(2))
     return image_bD.to(comm.device).requires_grad_(), text_bD.to(comm.device).requires_grad_()

@@ -1,4 +1,4 @@
-"""How long training stands still for a checkpoint: clipx beside torch.save, DCP and asynchronous DCP."""
+"""Pause of the training for a checkpoint: clipx compared with torch.save, DCP and asynchronous DCP."""
 
 from __future__ import annotations
 
@@ -28,17 +28,31 @@ _LABELS = {
 @option("bench")
 @dataclass(kw_only=True, slots=True)
 class CheckpointBenchSpec(BenchSpec):
-    """The state of a model and of AdamW, float32, written below `run_dir` by one process; files are removed after."""
+    """Pause of the training for a checkpoint of a model and AdamW in float32.
+
+    One process writes files below `run_dir`, which are removed afterwards.
+    """
 
     kind: str = "checkpoint"
-    parameters: int = 150_000_000  # ViT-B-32's; the state is three times as many numbers
-    repeats: int = 5  # rounds, in each of which all take turns; one more before them is not counted
-    outage_steps: int = 1000  # timed while checkpoint.remote does not answer, and as many without
+    """Name of this benchmark in the registry."""
+
+    parameters: int = 150_000_000
+    """Number of parameters of the model. At least 1. The state has three times as many numbers. The default is
+    ViT-B-32."""
+
+    repeats: int = 5
+    """Number of rounds, in each of which all implementations save in turns. At least 1. One warm-up round is added."""
+
+    outage_steps: int = 1000
+    """Number of steps that are timed while checkpoint.remote does not respond, and without it. At least 100."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         self.check_counts("parameters", "repeats")
-        require(self.outage_steps >= 100, f"outage_steps={self.outage_steps} has no 99th percentile: give 100 or more")
+        require(
+            self.outage_steps >= 100,
+            f"outage_steps={self.outage_steps} must be at least 100: fewer have no 99th percentile",
+        )
 
     def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench import saving
@@ -50,7 +64,7 @@ class CheckpointBenchSpec(BenchSpec):
         timings: dict[str, list[SaveTiming]] = Processes(device, self.threads).run(
             saving.race, str(folder), self.parameters, self.repeats, self.seed
         )[0]
-        log(f"{self.outage_steps} steps while checkpoint.remote does not answer")
+        log(f"{self.outage_steps} steps while checkpoint.remote does not respond")
         steps: dict[str, list[float]] = Processes(device, self.threads).run(
             saving.outage, str(Path(self.run_dir) / "outage"), self.outage_steps, self.seed
         )[0]
@@ -81,8 +95,8 @@ class CheckpointBenchSpec(BenchSpec):
 
     def _table(self, figures: dict[str, Any]) -> Table:
         table = Table(
-            f"a checkpoint of {figures['bytes'] / 1e9:.3g} GB",
-            ("", "training stands still, s", "the first time, s", "on disk after, s", "a step meanwhile, times"),
+            f"checkpoint of {figures['bytes'] / 1e9:.3g} GB",
+            ("", "pause of training, s", "first pause, s", "until on disk, s", "step time meanwhile, relative"),
         )
         for name, label in _LABELS.items():
             keys = ("stall_seconds", "first_stall_seconds", "total_seconds", "slowdown")
@@ -90,7 +104,7 @@ class CheckpointBenchSpec(BenchSpec):
         return table
 
     def _outage(self, figures: dict[str, Any]) -> Table:
-        table = Table("a step while checkpoint.remote does not answer", ("", "median, s", "99th percentile, s"))
+        table = Table("step while checkpoint.remote does not respond", ("", "median, s", "99th percentile, s"))
         for name in ("alone", "outage"):
             keys = ("step_median_seconds", "step_p99_seconds")
             table.rows.append((name, *(f"{figures[key][name]:.4g}" for key in keys)))

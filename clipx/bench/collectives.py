@@ -1,7 +1,4 @@
-"""What collectives take between processes of this machine, and what a training step hands to them.
-
-For the benchmark of the network.
-"""
+"""Measuring processes of the network benchmark: times of collectives, and traffic of a training step."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from clipx.plan.traffic import CollectiveCounts
 from clipx.trainer.spec import compose
 
 KINDS = ("all_gather", "all_reduce", "broadcast")
-_WARM_UP = 2  # steps: in the second DDP orders its buckets anew, which takes collectives of its own
+_WARM_UP = 2  # steps: in the second DDP rebuilds its buckets, which takes additional collectives
 
 
 def collective_times(comm: Comm, sizes: Sequence[int], rounds: int) -> dict[tuple[str, int], list[float]]:
-    """Seconds on this rank, of each kind and size in bytes (of the larger side), in each round."""
+    """Returns the seconds on this rank in each round, by kind and size in bytes of the larger side. Collective."""
     steps = {(kind, size): _step(kind, size, comm.world, comm.device) for kind in KINDS for size in sizes}
     interleaved(steps, 1, comm)  # the warm-up
     return interleaved(steps, rounds, comm)
@@ -39,8 +36,10 @@ def _step(kind: str, size: int, ranks: int, device: torch.device) -> Callable[[]
 
 
 def count_traffic(comm: Comm, overrides: Sequence[Sequence[str]], folder: str) -> list[CollectiveCounts]:
-    """What one step of each run moves, by the operators of its process group. A real trainer takes it, on one of
-    several ranks."""
+    """Counts the collectives of one step of each run, on the operators of its process group. Collective.
+
+    The step is that of a real Trainer on one of several ranks. Returns calls and bytes of the larger side by kind.
+    """
     from clipx.run.signals import StopSignals
     from clipx.trainer.trainer import Trainer
 

@@ -1,4 +1,4 @@
-"""What a benchmark found: figures, tables, a picture; and the numbers that they are made of."""
+"""Results of a benchmark: figures, tables and a plot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ K = TypeVar("K")
 
 @dataclass(slots=True)
 class Table:
-    """What a person reads. Cells are text already; the first columns name a row, the others hold numbers."""
+    """Table of text cells for the terminal. The first columns name a row, the others contain numbers."""
 
     title: str
     columns: Sequence[str]
@@ -21,24 +21,24 @@ class Table:
 
 @dataclass(slots=True)
 class Findings:
-    """What a benchmark found."""
+    """Results of a benchmark."""
 
-    figures: dict[str, Any]  # the headline numbers and ratios: with name and folder, the last line of the output
-    details: Any  # everything that was measured, for results.json
+    figures: dict[str, Any]  # headline numbers and ratios; the last line of the output has them with name and folder
+    details: Any  # all measurements, for results.json
     tables: Sequence[Table]
     picture: bytes | None = None  # PNG
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median over the rounds of ours / theirs."""
+    """Returns the median over the rounds of ours / theirs."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def medians(times: Mapping[K, Sequence[float]]) -> dict[K, float]:
-    """Of each contestant's rounds, to four digits."""
+    """Returns the median of each implementation's rounds, rounded to four digits."""
     return {name: rounded(statistics.median(rounds)) for name, rounds in times.items()}
 
 
 def rounded(value: float) -> float:
-    """To four digits."""
+    """Rounds to four digits."""
     return float(f"{value:.4g}")

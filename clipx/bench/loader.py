@@ -1,4 +1,4 @@
-"""The data loader beside open_clip's: JPEG shards to ready batches; and whether a run waits for its loader."""
+"""Data loader, JPEG shards to batches, compared with open_clip's; or the time that a run waits for its loader."""
 
 from __future__ import annotations
 
@@ -19,27 +19,46 @@ from clipx.errors import require
 @option("bench")
 @dataclass(kw_only=True, slots=True)
 class LoaderSpec(BenchSpec):
-    """Random crops of 224 pixels out of synthetic photographs in shards, by `workers` processes on each side."""
+    """Data loader compared with open_clip's: random crops of 224 pixels of synthetic photographs in shards."""
 
     kind: str = "loader"
-    train_run: str | None = None  # a run directory: its loader is measured instead, and whether the run waits for it
-    sides: list[int] = field(default_factory=lambda: [256, 512])  # width of the photographs, pixels
-    aspect: float = 0.75  # height of a photograph by its width; 1 for the squares of img2dataset's border and crop
-    samples: int = 2048  # photographs of each size
+    """Name of this benchmark in the registry."""
+
+    train_run: str | None = None
+    """Run directory whose loader is measured instead, with a report whether the run waits for it. Then only `run_dir`,
+    `threads` and `batches` have an effect. null: measures synthetic photographs."""
+
+    sides: list[int] = field(default_factory=lambda: [256, 512])
+    """Widths of the photographs in pixels. Each is at least 32. All are measured one after the other."""
+
+    aspect: float = 0.75
+    """Height of a photograph divided by its width, in [0.25, 4]. 1 is that of img2dataset's resize modes border and
+    crop."""
+
+    samples: int = 2048
+    """Number of photographs of each width. At least two batches."""
+
     batch: int = 128
+    """Number of samples in a batch. At least 1."""
+
     workers: int = 2
-    batches: int = 20  # that a round measures, after as many as a loader keeps ready
-    repeats: int = 3  # rounds; in each the sides take turns
+    """Number of worker processes of each loader. At least 1."""
+
+    batches: int = 20
+    """Number of batches that a round measures, after as many as a loader prefetches. At least 1."""
+
+    repeats: int = 3
+    """Number of rounds, in each of which all loaders run in turns. At least 1."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
-        require(bool(self.sides), "sides=[] leaves nothing to measure: name at least one, sides=[512]")
-        require(min(self.sides, default=32) >= 32, f"sides={self.sides} must hold numbers from 32")
-        require(0.25 <= self.aspect <= 4, f"aspect={self.aspect:g} must lie between 0.25 and 4: photographs have 0.75")
+        require(bool(self.sides), "sides=[] is empty: give at least one, sides=[512]")
+        require(min(self.sides, default=32) >= 32, f"sides={self.sides} must contain numbers of at least 32")
+        require(0.25 <= self.aspect <= 4, f"aspect={self.aspect:g} must be in [0.25, 4]: photographs have 0.75")
         self.check_counts("samples", "batch", "workers", "batches", "repeats")
         require(
             self.samples >= 2 * self.batch,
-            f"samples={self.samples} is less than two batches of {self.batch}: give at least {2 * self.batch}",
+            f"samples={self.samples} must be at least {2 * self.batch}, two batches of batch={self.batch}",
         )
 
     def run(self, log: Callable[[str], None]) -> Findings:
@@ -50,7 +69,7 @@ class LoaderSpec(BenchSpec):
         reason = without_spdl()
         left_out = {} if reason is None else {"spdl": reason}
         for name, why in left_out.items():
-            log(f"{name} is left out: {why}")
+            log(f"skipping {name}: {why}")
         contestants = {name: call for name, call in CONTESTANTS.items() if name not in left_out}
         with tempfile.TemporaryDirectory() as folder:
             rates = {
@@ -61,7 +80,7 @@ class LoaderSpec(BenchSpec):
     def _rates(
         self, contestants: Mapping[str, Callable[..., float]], side: int, folder: Path, log: Callable[[str], None]
     ) -> dict[str, list[float]]:
-        """Images a second of each contestant in each round."""
+        """Measures the images per second of each loader in each round."""
         from clipx.bench.pipelines import write_photographs
 
         log(f"{side} pixels: writing {self.samples:,} photographs")
@@ -81,7 +100,7 @@ class LoaderSpec(BenchSpec):
         for side, found in rates.items():
             figures[f"ratio_{side}"] = round(ratio(found["clipx"], found["open_clip"]), 3)
             figures[f"share_of_decode_bound_{side}"] = round(ratio(found["clipx"], found["decode"]), 3)
-            # Workers do nothing but tokenise in the one, and everything in the other.
+            # Workers only tokenise in the denominator, and do all the work in the numerator.
             figures[f"tokens_share_{side}"] = round(ratio(found["clipx"], found["tokens"]), 4)
         largest = max(rates)
         figures["share_of_decode_bound"] = figures[f"share_of_decode_bound_{largest}"]
@@ -89,15 +108,15 @@ class LoaderSpec(BenchSpec):
         figures["left_out"] = left_out
         labels = {
             "clipx": "clipx",
-            "threads": "clipx's work in threads of one process",
-            "spdl": "spdl's decoder and filters in threads of one process",
+            "threads": "clipx, threads of one process",
+            "spdl": "spdl's decoder and filters, threads of one process",
             "open_clip": "open_clip",
-            "decode": "bare libjpeg-turbo decoding, whole images",
+            "decode": "libjpeg-turbo alone, whole images",
             "tokens": "clipx's tokenizer alone, texts",
         }
         table = Table(
-            f"images a second, {self.workers} workers; clipx times as many as each",
-            ("", *(text for side in rates for text in (f"{side} px", "times"))),
+            f"images per second with {self.workers} workers; ratio of clipx to each",
+            ("", *(text for side in rates for text in (f"{side} px", "ratio"))),
         )
         for name, label in labels.items():
             if name in left_out:
@@ -118,16 +137,16 @@ class LoaderSpec(BenchSpec):
         from clipx.trainer.saved_run import load_run
 
         spec = load_run(Path(run_dir))
-        log(f"the loader of {run_dir}: {spec.data.workers} workers, without training beside it")
+        log(f"the loader of {run_dir}: {spec.data.workers} workers, without training")
         rate = Processes("cpu", self.threads).run(rate_of_run, run_dir, self.batches)[0]
         rows = [row for row in read_rows(RunDir(Path(run_dir)).metrics) if "train/data_wait_share" in row]
-        require(bool(rows), f"train_run={run_dir} has logged no step yet: train it first")
+        require(bool(rows), f"train_run={run_dir} has logged no step: train it first")
         wait = statistics.median(row["train/data_wait_share"] for row in rows)
         trained = statistics.median(row["train/samples_per_second_per_device"] for row in rows)
         bound = wait > 0.05
         verdict = (
-            f"the run waits for its loader {wait:.0%} of the time: raise data.workers={spec.data.workers}, give "
-            "the job more cores, or shards of smaller images"
+            f"the run waits for its loader {wait:.0%} of the time: raise data.workers={spec.data.workers}, give the "
+            "job more cores, or prepare shards of smaller images"
             if bound
             else f"the run does not wait for its loader ({wait:.0%} of the time)"
         )
@@ -139,7 +158,7 @@ class LoaderSpec(BenchSpec):
             "loader_samples_per_second": round(rate, 1),
             "training_samples_per_second_per_device": round(trained, 1),
         }
-        table = Table(run_dir, ("", "a second"))
-        table.rows += [("samples loaded, by one rank's workers alone", f"{rate:,.0f}")]
-        table.rows += [("samples trained on, by each device", f"{trained:,.0f}")]
+        table = Table(run_dir, ("", "per second"))
+        table.rows += [("samples loaded by the workers of one rank, without training", f"{rate:,.0f}")]
+        table.rows += [("samples trained per device", f"{trained:,.0f}")]
         return Findings(figures, {"benchmark": self.kind, **figures, "results": self.run_dir}, [table])

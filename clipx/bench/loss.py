@@ -1,4 +1,4 @@
-"""Loss and gradients from given features beside open_clip's: time, memory and bytes moved."""
+"""Loss and gradients of given features, compared with open_clip's losses: time, memory and traffic."""
 
 from __future__ import annotations
 
@@ -25,45 +25,65 @@ _LABELS = {
     PLAIN: "open_clip ClipLoss, neither",
     SIGLIP: "open_clip SigLipLoss",
 }
-_LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 1e-5, 1e-4  # relative, of float32
+_LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 1e-5, 1e-4  # relative errors in float32
 _MIB = 2**20
 
 
 @option("bench")
 @dataclass(kw_only=True, slots=True)
 class LossSpec(BenchSpec):
-    """The headline is one rank with `batch` samples of width `dim`. Around it three sweeps: the same global batch over
-    more ranks, one of which is measured; real ranks; widths."""
+    """Loss and gradients of given features, compared with open_clip's losses.
+
+    The headline is one rank with `batch` samples of width `dim`. Three sweeps vary the number of ranks that share the
+    global batch, one of which is measured, the number of real ranks, and the width.
+    """
 
     kind: str = "loss"
-    objectives: list[str] = field(default_factory=lambda: ["infonce"])  # clipx's; the first gives the headline's ratios
-    batch: int = 8192  # samples
+    """Name of this benchmark in the registry."""
+
+    objectives: list[str] = field(default_factory=lambda: ["infonce"])
+    """Objectives of clipx to measure. At least one; the first gives the headline ratios."""
+
+    batch: int = 8192
+    """Global batch of the headline in samples. At least 2, and divisible by each number in `parts`."""
+
     dim: int = 512
-    parts: list[int] = field(default_factory=lambda: [2, 4, 8])  # ranks that share `batch`, one of which is measured
-    ranks: list[int] = field(default_factory=lambda: [1, 2])  # real processes, `small` samples each
-    dims: list[int] = field(default_factory=lambda: [256, 1024])  # widths, with `small` samples
-    small: int = 2048  # samples
-    repeats: int = 5  # rounds of the headline; the sweeps take half as many
+    """Width of the features. At least 1."""
+
+    parts: list[int] = field(default_factory=lambda: [2, 4, 8])
+    """Numbers of ranks that share `batch`. Each is at least 1. One of the ranks is measured, without the others."""
+
+    ranks: list[int] = field(default_factory=lambda: [1, 2])
+    """Numbers of real processes with `small` samples each. Each is at least 1."""
+
+    dims: list[int] = field(default_factory=lambda: [256, 1024])
+    """Widths of the features, measured with `small` samples. Each is at least 1."""
+
+    small: int = 2048
+    """Number of samples on each rank in the sweeps over `ranks` and `dims`. At least 2."""
+
+    repeats: int = 5
+    """Number of rounds of the headline. At least 1. The sweeps take half as many."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
-        require(bool(self.objectives), "objectives=[] leaves nothing to measure: name at least one, [infonce]")
+        require(bool(self.objectives), "objectives=[] is empty: give at least one, objectives=[infonce]")
         self.check_counts("dim", "repeats")
         for key, several in {"parts": self.parts, "ranks": self.ranks, "dims": self.dims}.items():
-            require(min(several, default=1) >= 1, f"{key}={several} must hold numbers from 1")
+            require(min(several, default=1) >= 1, f"{key}={several} must contain numbers of at least 1")
         for key, batch in {"batch": self.batch, "small": self.small}.items():
-            require(batch >= 2, f"{key}={batch} has no negatives: give at least 2")
+            require(batch >= 2, f"{key}={batch} must be at least 2: one sample has no negatives")
         for part in self.parts:
             require(
                 self.batch % part == 0,
-                f"batch={self.batch} is not divisible by the {part} ranks of parts: "
-                f"give a multiple of {part}, or other parts=[…]",
+                f"batch={self.batch} is not divisible by {part}, which parts contains: "
+                f"give a multiple of {part}, or change parts=[…]",
             )
         for name in self.objectives:
             compose(f"objective={name}")
 
     def points(self) -> list[LossCase]:
-        """What is measured, the headline first."""
+        """Returns the sizes to measure, the headline first."""
         return [
             LossCase("headline", self.batch, 1, self.dim),
             *(LossCase("b", self.batch // part, part, self.dim, stand_in=True) for part in self.parts if part > 1),
@@ -84,16 +104,16 @@ class LossSpec(BenchSpec):
 
 @dataclass(frozen=True, slots=True)
 class LossCase:
-    """Sizes that are measured: b samples of width D on each of K ranks."""
+    """Size to measure: b samples of width D on each of K ranks."""
 
     sweep: str
     batch: int
     ranks: int
     dim: int
-    stand_in: bool = False  # whether one rank is measured without the others
+    stand_in: bool = False  # measures one rank without the others
 
     def run(self, processes: Processes, call: Callable[..., T], *args: object) -> list[T]:
-        """What `call` returns on each rank."""
+        """Calls `call` in new processes. Returns its result on each rank."""
         size = (self.batch, self.dim)
         return processes.run(call, size, *args, ranks=self.ranks, stand_in=self.stand_in)
 
@@ -103,11 +123,11 @@ class LossCase:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Who is measured, and whom each of clipx's objectives is compared with."""
+    """Losses to measure, and the loss of open_clip with which each objective is compared."""
 
     names: list[str]
-    reference: dict[str, str]  # of each objective: its own loss in open_clip, or else ClipLoss
-    same: dict[str, str]  # those whose loss and gradients must be the reference's
+    reference: dict[str, str]  # open_clip's loss of the same objective, else ClipLoss, by objective
+    same: dict[str, str]  # part of `reference`: objectives that must have its loss and gradients
 
     @classmethod
     def of(cls, objectives: Sequence[str]) -> Contest:
@@ -121,15 +141,15 @@ class Contest:
 
 @dataclass(slots=True)
 class Row:
-    """A loss at one size."""
+    """Measurements of a loss at one size."""
 
     point: LossCase
     name: str
     device: str
-    times: list[float]  # s, of the slowest rank, in each round
+    times: list[float]  # seconds of the slowest rank in each round
     loss: float
-    loss_error: float | None  # relative, where it must be the reference's
-    gradient_error: float | None  # relative, against the exact one of open_clip, where the objective has one
+    loss_error: float | None  # relative error against the reference, if it must be the same
+    gradient_error: float | None  # relative error against the reference, if it must be the same
     collectives: dict[str, dict[str, int]]
     bytes: int
     moves_gradients: bool
@@ -144,17 +164,17 @@ class Row:
         return _LABELS.get(self.name, f"clipx {self.name}")
 
 
-# --------------------------------------------------------------------------------------------------- measuring
+# ------------------------------------------------------------------------------------------------- measurement
 
 
 def _race(spec: LossSpec, contest: Contest, point: LossCase, device: str, log: Callable[[str], None]) -> list[Row]:
-    """Time, loss and collectives of all at one size. Raises BenchError where two that must agree do not."""
+    """Measures time, loss and collectives of all losses at one size. Raises BenchError if equal losses differ."""
     import torch
 
     from clipx.bench import race
 
     if not point.stand_in and point.ranks > max(1, torch.cuda.device_count()):
-        device = "cpu"  # there are not enough GPUs for them
+        device = "cpu"  # more ranks than GPUs
     log(f"time: {point}")
     rounds = spec.repeats if point.sweep == "headline" else (spec.repeats + 1) // 2
     references = {} if point.stand_in else contest.same | ({PLAIN: LOCAL} if PLAIN in contest.names else {})
@@ -166,7 +186,7 @@ def _race(spec: LossSpec, contest: Contest, point: LossCase, device: str, log: C
 
 
 def _row(point: LossCase, name: str, device: str, laps: Sequence[Lap]) -> Row:
-    """What the ranks showed together: the slowest's times, the mean of their losses."""
+    """Combines the measurements of the ranks: times of the slowest rank, mean of the losses."""
     errors = [lap.gradient_error for lap in laps if lap.gradient_error is not None]
     return Row(
         point,
@@ -183,7 +203,7 @@ def _row(point: LossCase, name: str, device: str, laps: Sequence[Lap]) -> Row:
 
 
 def _check(ours: Row, theirs: Row) -> None:
-    """Sets `ours.loss_error`. Raises BenchError where two that compute the same do not agree."""
+    """Sets `ours.loss_error`. Raises BenchError if the loss or the gradients differ from the reference."""
     ours.loss_error = abs(ours.loss - theirs.loss) / abs(theirs.loss)
     for what, error, most in (
         (f"the loss {ours.loss:.8g}", ours.loss_error, _LOSS_TOLERANCE),
@@ -191,13 +211,13 @@ def _check(ours: Row, theirs: Row) -> None:
     ):
         if error is None or not error <= most:
             raise BenchError(
-                f"{what} of {ours.label} at {ours.point} differs from that of {theirs.label} by {error} of it, more "
-                f"than {most:g}: one of the two is wrong, so their times say nothing"
+                f"{what} of {ours.label} at {ours.point} differs from that of {theirs.label} by a relative error of "
+                f"{error}, more than {most:g}: one of the two is wrong, and their times are not valid"
             )
 
 
 def _add_memory(spec: LossSpec, rows: Sequence[Row], device: str, log: Callable[[str], None]) -> None:
-    """Sets the peak memory of each row, measured in a process of its own (one for each rank)."""
+    """Measures the peak memory of each row in a separate process for each rank, and sets it."""
     from clipx.bench import race
 
     def measure(processes: Processes, row: Row) -> None:
@@ -207,7 +227,7 @@ def _add_memory(spec: LossSpec, rows: Sequence[Row], device: str, log: Callable[
     Processes(device, spec.threads).in_pairs(measure, rows)
 
 
-# ----------------------------------------------------------------------------------------------------- telling
+# ------------------------------------------------------------------------------------------------------ output
 
 
 def _figures(spec: LossSpec, contest: Contest, rows: Sequence[Row], device: str) -> dict[str, Any]:
@@ -245,7 +265,7 @@ def _ratios(rows: dict[str, Row], name: str, reference: str) -> dict[str, float]
 
 
 def _most_ranks(rows: Iterable[Row]) -> list[Row]:
-    """The rows of the most real ranks."""
+    """Returns the rows with the largest number of real ranks."""
     real = [row for row in rows if not row.point.stand_in]
     most = max(row.point.ranks for row in real)
     chosen = [row.point for row in real if row.point.ranks == most]
@@ -254,8 +274,8 @@ def _most_ranks(rows: Iterable[Row]) -> list[Row]:
 
 def _tables(spec: LossSpec, rows: Sequence[Row], ratios: dict[str, dict[str, float]]) -> list[Table]:
     sizes = Table(
-        "forward and backward from given features, float32",
-        ("loss", "sweep", "b", "K", "B", "D", "time, s", "memory, MiB", "moved, MiB", "gradient error"),
+        "forward and backward of given features, float32",
+        ("loss", "sweep", "b", "K", "B", "D", "time, s", "memory, MiB", "traffic, MiB", "gradient error"),
     )
     for row in rows:
         point, error = row.point, row.gradient_error
@@ -276,7 +296,7 @@ def _tables(spec: LossSpec, rows: Sequence[Row], ratios: dict[str, dict[str, flo
     moved = _most_ranks(rows)
     travels = Table(
         f"collectives of a step on each rank: {moved[0].point}",
-        ("loss", "collective", "calls", "sent, MiB", "received, MiB", "gradients travel"),
+        ("loss", "collective", "calls", "sent, MiB", "received, MiB", "sends gradients"),
     )
     for row in moved:
         for kind, counts in row.collectives.items() or [("none", dict.fromkeys(("calls", "sent", "received"), 0))]:
@@ -302,8 +322,8 @@ def _picture(spec: LossSpec, contest: Contest, rows: Sequence[Row]) -> bytes:
 
     quantities: dict[str, tuple[str, Callable[[Row], float]]] = {
         "time": ("time, s", lambda row: row.seconds),
-        "memory": ("peak extra memory, MiB", lambda row: row.memory / _MIB),
-        "moved": ("moved, MiB", lambda row: row.bytes / _MIB),
+        "memory": ("additional peak memory, MiB", lambda row: row.memory / _MIB),
+        "moved": ("traffic, MiB", lambda row: row.bytes / _MIB),
     }
     axes: dict[str, tuple[str, Callable[[LossCase], bool], Callable[[LossCase], int]]] = {
         "b": (f"local batch b, of B = {spec.batch:,}", lambda p: p.sweep in ("headline", "b"), lambda p: p.batch),
@@ -315,4 +335,4 @@ def _picture(spec: LossSpec, contest: Contest, rows: Sequence[Row]) -> bytes:
         ),
     }
     drawn = [("time", "b"), ("memory", "b"), ("moved", "K"), ("time", "D"), ("memory", "D"), ("time", "K")]
-    return draw("loss and gradients from given features", [panel(*which) for which in drawn], columns=3)
+    return draw("loss and gradients of given features", [panel(*which) for which in drawn], columns=3)

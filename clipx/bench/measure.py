@@ -1,4 +1,4 @@
-"""Time, peak memory and collectives of a step."""
+"""Measures time, peak memory and collectives of a step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ K = TypeVar("K")
 
 
 def interleaved(steps: Mapping[K, Callable[[], object]], rounds: int, comm: Comm) -> dict[K, list[float]]:
-    """Seconds of each step in each round. Side by side and in turning order, for what slows the machine for a while
-    slows all of a round, and what a step leaves behind meets each of the others."""
+    """Returns the seconds of each step in each round. Collective.
+
+    The steps of a round run one after the other, in rotating order: a temporary load of the machine slows all steps of
+    a round, and the effects of a step on caches and memory reach each of the others.
+    """
     names = list(steps)
     times: dict[K, list[float]] = {name: [] for name in names}
     for i in range(rounds):
@@ -39,6 +42,7 @@ def interleaved(steps: Mapping[K, Callable[[], object]], rounds: int, comm: Comm
 
 
 def synchronize(device: torch.device) -> None:
+    """Waits for a CUDA device. No effect on other devices."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -50,21 +54,20 @@ _M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def return_freed_memory() -> None:
-    """Has glibc give each freed tensor back to the system, so that resident memory is that of the live ones.
+    """Makes glibc return freed tensors to the system, so that resident memory is that of the live tensors.
 
-    Left alone it raises the size from which it does so to that of what was freed, up to 32 MiB, and keeps the rest for
-    later: resident memory then depends on what ran before. Call it first in a process. Elsewhere than with glibc it
-    does nothing.
+    By default glibc raises its mmap threshold to the size of freed blocks, up to 32 MiB, and caches smaller blocks:
+    resident memory then depends on earlier allocations. Call it first in a process. No effect without glibc.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 16 * _PAGE)
 
 
 def peak_memory(step: Callable[[], object], device: torch.device) -> int:
-    """Bytes that a step needs at its peak beyond what is held before it; at least a page.
+    """Returns the peak bytes of a step beyond the memory in use before it; at least a page.
 
-    On CUDA what tensors take. On Linux the process's resident memory, by the kernel's high-water mark, which is reset
-    first; elsewhere, or where it cannot be reset, what the step adds to the mark, which an earlier peak may hide.
+    On CUDA: memory of tensors. On Linux: resident memory by the kernel's high-water mark, which is reset first. On
+    other systems, or if it cannot be reset: the increase of the mark, which is too low after an earlier higher peak.
     """
     gc.collect()
     if device.type == "cuda":
@@ -88,7 +91,7 @@ def _reset_high_water() -> bool:
 
 
 def _resident(field: str) -> int:
-    """VmRSS or VmHWM of /proc/self/status, in bytes."""
+    """Returns VmRSS or VmHWM of /proc/self/status in bytes."""
     status = Path("/proc/self/status")
     if not status.is_file():
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -99,7 +102,7 @@ def _resident(field: str) -> int:
 
 # -------------------------------------------------------------------------------------------------- collectives
 
-# As the names of the dispatcher's operators begin, without the underscores around them -> the usual name.
+# Prefix of the dispatcher's operator name, without surrounding underscores -> usual name of the collective.
 _KINDS = {
     "reduce_scatter": "reduce_scatter",
     "allgather": "all_gather",
@@ -113,11 +116,11 @@ _SUMMING = {"reduce_scatter", "all_reduce", "reduce"}
 
 
 class Collectives(TorchDispatchMode):
-    """Counts what a process hands to its process group and gets back from it, while it is entered.
+    """Context that counts the calls and bytes that a process sends to and receives from its process group.
 
     Every function of torch.distributed, its autograd variants and C++ callers such as DDP's reducer reach a process
-    group through the operators of c10d (`_c10d_functional` for the functional ones), and autograd runs its backward
-    under the caller's modes: nothing is worked out from a formula, and nothing of either side is missed.
+    group through the operators of c10d (`_c10d_functional` for the functional ones), and autograd runs the backward
+    under the caller's modes: all collectives of both implementations are counted, none is computed from a formula.
     """
 
     def __init__(self) -> None:
@@ -155,8 +158,8 @@ class Collectives(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Of the larger side of each kind: what an all_gather yields, what a reduce_scatter takes."""
-        rows = (row for kind, row in self.kinds.items() if kind != "send")  # which is another rank's recv
+        """Bytes of the larger side of each kind: the output of an all_gather, the input of a reduce_scatter."""
+        rows = (row for kind, row in self.kinds.items() if kind != "send")  # counted as the recv of another rank
         return sum(max(row["sent"], row["received"]) for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Collectives by the alpha-beta model: fitted to gloo here, and a step's time on clusters that are assumed."""
+"""Collectives in the alpha-beta model: fitted to gloo on this machine, steps predicted for assumed clusters."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from clipx.plan.step_time import Machine, Model, Step, step
 from clipx.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, objective_traffic
 from clipx.trainer.spec import compose
 
-# One of each way in which objectives communicate.
+# One objective for each communication pattern.
 _OBJECTIVES = ("infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr")
-# A run that two processes make a few steps of: its traffic is counted.
+# Run whose traffic is counted over a few steps of two processes.
 _RUN = (
     "data.samples=256", "data.held_out_samples=48", "data.batch_size=32", "data.workers=0", "duration=4st",
     "schedule.warmup=1st", "logger=[]", "evaluator=[]", "checkpoint=none", "distributed=cpu",
@@ -33,60 +33,96 @@ _RUN = (
 @option("bench")
 @dataclass(kw_only=True, slots=True)
 class NetworkBenchSpec(BenchSpec):
-    """Measured here: collectives between `ranks` processes, and what a step moves. The rest is computed from numbers
-    that are assumptions: eight H100 or the like in a node, an adapter of 400 Gbit/s for each."""
+    """Collectives on this machine, and predicted step times on clusters.
+
+    Measured: collectives between `ranks` processes, and the traffic of a step. Predicted from assumptions: steps on
+    nodes of eight H100 or similar GPUs with a 400 Gbit/s adapter each.
+    """
 
     kind: str = "network"
-    ranks: list[int] = field(default_factory=lambda: [2, 3, 4])  # processes
-    # bytes; the model is fitted to every other one from the first, and compared with the rest
+    """Name of this benchmark in the registry."""
+
+    ranks: list[int] = field(default_factory=lambda: [2, 3, 4])
+    """Numbers of processes between which collectives are measured. Each is at least 2."""
+
     sizes: list[int] = field(default_factory=lambda: [2**n for n in range(10, 25, 2)])
-    repeats: int = 7  # rounds, the fastest of which counts: what else runs here only slows them
+    """Sizes of the collectives in bytes, at least 4 different ones. The model is fitted to every second size, beginning
+    with the smallest, and compared with the others."""
+
+    repeats: int = 7
+    """Number of rounds, of which the fastest counts: other load on the machine only adds time. At least 1."""
 
     model: str = "vit_b32"
+    """Model of the predicted steps: a name in the group model."""
+
     objective: str = "infonce"
-    batch: int = 256  # samples of each GPU, however many there are
-    global_batch: int = 32768  # samples of all GPUs together
+    """Objective of the predicted steps: a name in the group objective."""
+
+    batch: int = 256
+    """Samples on each GPU in weak scaling. At least 1."""
+
+    global_batch: int = 32768
+    """Samples on all GPUs in strong scaling. Divisible by each number in `gpus`."""
+
     gpus: list[int] = field(default_factory=lambda: [8, 16, 32, 64, 128, 256, 512, 1024])
+    """Numbers of GPUs to predict for. Each is a multiple of `gpus_per_node`, or less than one node."""
+
     gpus_per_node: int = 8
-    within_us: float = 3.0  # latency from GPU to GPU in a node
-    within_gbs: float = 300.0  # GB/s of a GPU in one direction: two thirds of NVLink's 450
-    between_us: float = 10.0  # latency between nodes
-    between_gbs: float = 40.0  # GB/s of a GPU's adapter in one direction: four fifths of 400 Gbit/s
-    tflops: float = 400.0  # that the towers reach in bf16: two fifths of 989
-    loss_tflops: float = 30.0  # that the loss reaches in float32: nearly half of 67
+    """Assumed number of GPUs in each node. At least 1."""
+
+    within_us: float = 3.0
+    """Assumed latency from GPU to GPU within a node, in microseconds. Above 0."""
+
+    within_gbs: float = 300.0
+    """Assumed bandwidth of a GPU within a node, in GB/s in one direction. Above 0. The default is two thirds of the 450
+    of NVLink."""
+
+    between_us: float = 10.0
+    """Assumed latency between nodes, in microseconds. Above 0."""
+
+    between_gbs: float = 40.0
+    """Assumed bandwidth of a GPU's network adapter, in GB/s in one direction. Above 0. The default is four fifths of
+    400 Gbit/s."""
+
+    tflops: float = 400.0
+    """Assumed TFLOP/s that the towers reach in bf16. Above 0. The default is two fifths of the 989 of an H100."""
+
+    loss_tflops: float = 30.0
+    """Assumed TFLOP/s that the loss reaches in float32. Above 0. The default is nearly half of the 67 of an H100."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         require(
-            min(self.ranks, default=0) >= 2, f"ranks={self.ranks} must hold numbers from 2: one process moves nothing"
+            min(self.ranks, default=0) >= 2,
+            f"ranks={self.ranks} must contain numbers of at least 2: one process has no collectives",
         )
         require(
             len(set(self.sizes)) >= 4 and min(self.sizes) >= 1,
-            f"sizes={self.sizes} must hold at least 4 numbers of bytes: two to fit, two to compare with",
+            f"sizes={self.sizes} must contain at least 4 different numbers of bytes: two to fit, two to compare with",
         )
         self.check_counts("repeats", "batch", "gpus_per_node")
         for key in ("within_us", "within_gbs", "between_us", "between_gbs", "tflops", "loss_tflops"):
             require(getattr(self, key) > 0, f"{key}={getattr(self, key)} must be above 0")
-        require(bool(self.gpus), "gpus=[] leaves nothing to predict: name at least one, [8]")
+        require(bool(self.gpus), "gpus=[] is empty: give at least one, gpus=[8]")
         for gpus in self.gpus:
             require(
                 gpus >= 1 and (gpus % self.gpus_per_node == 0 or gpus < self.gpus_per_node),
-                f"gpus={self.gpus} holds {gpus}, no whole nodes of gpus_per_node={self.gpus_per_node}: give a "
-                "multiple, or less than one node",
+                f"gpus={self.gpus} contains {gpus}, which must be a multiple of gpus_per_node={self.gpus_per_node}, or "
+                "below it",
             )
             require(
                 self.global_batch % gpus == 0,
-                f"global_batch={self.global_batch} is not divisible by the {gpus} of gpus: give a multiple of it",
+                f"global_batch={self.global_batch} is not divisible by {gpus}, which gpus contains: give a multiple",
             )
         compose(f"objective={self.objective}", f"model={self.model}")
 
     def run(self, log: Callable[[str], None]) -> Findings:
         processes = Processes("cpu", self.threads)
-        log("counting what a step moves, on 2 processes")
+        log("counting the traffic of a step on 2 processes")
         moved = _moved(self, processes)
         measured = []
         for ranks in sorted(set(self.ranks)):
-            log(f"collectives of {ranks} processes on gloo")
+            log(f"measuring collectives of {ranks} processes on gloo")
             measured += _measured(self, processes, ranks)
         links, checks = _fitted(measured, sorted(set(self.sizes))[::2])
         model = _model(compose(f"model={self.model}").model)
@@ -103,8 +139,8 @@ class NetworkBenchSpec(BenchSpec):
             "strong_efficiency": {str(row.step.gpus): rounded(row.efficiency) for row in strong},
         }
         predicted = {
-            f"weak: {self.batch:,} samples a GPU": weak,
-            f"strong: {self.global_batch:,} samples in all": strong,
+            f"weak: {self.batch:,} samples per GPU": weak,
+            f"strong: {self.global_batch:,} samples in total": strong,
         }
         details = {
             "collectives": [asdict(c.measured) | {"model": c.seconds, "held_out": c.held_out} for c in checks],
@@ -116,7 +152,7 @@ class NetworkBenchSpec(BenchSpec):
         return Findings(figures, details, tables, _picture(self, predicted))
 
     def machine(self) -> Machine:
-        """The assumed one."""
+        """Returns the assumed machine."""
         return Machine(
             self.gpus_per_node,
             Link(1e-6 * self.within_us, 1e9 * self.within_gbs),
@@ -126,12 +162,12 @@ class NetworkBenchSpec(BenchSpec):
         )
 
 
-# ------------------------------------------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------------------------------------------- measurement
 
 
 def _moved(spec: NetworkBenchSpec, processes: Processes) -> dict[str, Any]:
-    """Calls and bytes of a small run's step by objective and kind, counted and worked out: of `objective`, and of one
-    for each way in which objectives communicate. Raises BenchError where they differ."""
+    """Returns calls and bytes of a small run's step by objective and kind, counted and by formula, for `objective` and
+    for one objective of each communication pattern. Raises BenchError if they differ."""
     from clipx.bench.collectives import count_traffic
 
     names = list(dict.fromkeys([spec.objective, *_OBJECTIVES]))
@@ -145,12 +181,12 @@ def _moved(spec: NetworkBenchSpec, processes: Processes) -> dict[str, Any]:
     for name, own, seen in zip(names, runs, found, strict=True):
         traffic = objective_traffic(own.objective)
         shape = StepShape(traffic, run.data.batch_size // 2, 2, size.dim, size.parameters, size.buffers)
-        worked_out = ddp_traffic(shape).total()
-        moved[name] = {"counted": seen, "formula": worked_out}
-        if _bytes(seen) != _bytes(worked_out):
+        formula = ddp_traffic(shape).total()
+        moved[name] = {"counted": seen, "formula": formula}
+        if _bytes(seen) != _bytes(formula):
             raise BenchError(
-                f"a step with objective={name} moves {_bytes(seen)} bytes, and not {_bytes(worked_out)} as it should: "
-                "what is predicted says nothing"
+                f"a step with objective={name} moves {_bytes(seen)} bytes, but the formula gives {_bytes(formula)}: "
+                "the predictions are not valid"
             )
     return moved
 
@@ -174,20 +210,20 @@ def _measured(spec: NetworkBenchSpec, processes: Processes, ranks: int) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A measurement beside the model."""
+    """Comparison of a measurement with the model."""
 
     measured: CollectiveTime
-    seconds: float  # the model's
-    held_out: bool
+    seconds: float  # predicted by the model
+    held_out: bool  # not used in the fit
 
     @property
     def factor(self) -> float:
-        """By which the model is off, either way: from 1."""
+        """Ratio of prediction and measurement, the larger by the smaller: at least 1."""
         return max(self.seconds / self.measured.seconds, self.measured.seconds / self.seconds)
 
 
 def _fitted(measured: Sequence[CollectiveTime], fit_to: Sequence[int]) -> tuple[dict[str, Link], list[Check]]:
-    """A link for each kind of collective, and how it does: gloo's kinds differ in what they do beside sending."""
+    """Fits and checks a link for each kind of collective: gloo's kinds differ in their work other than sending."""
     kinds = dict.fromkeys(m.kind for m in measured)
     links = {kind: fit_link([m for m in measured if m.kind == kind and m.size in fit_to]) for kind in kinds}
     checks = [
@@ -201,19 +237,21 @@ def _deviation(checks: Sequence[Check]) -> dict[str, Any]:
     return {"held_out_factor": rounded(statistics.median(factors)), "held_out_worst": rounded(max(factors))}
 
 
-# ------------------------------------------------------------------------------------------------ what is predicted
+# ----------------------------------------------------------------------------------------------------- prediction
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
+    """Predicted step, and efficiencies relative to the smallest number of GPUs."""
+
     step: Step
-    efficiency: float  # against the fewest GPUs
-    without_overlap: float  # the same, were no communication hidden
-    fsdp: float  # the same, with sharded parameters
+    efficiency: float
+    without_overlap: float  # efficiency if communication does not overlap computation
+    fsdp: float  # efficiency with sharded parameters
 
 
 def _model(spec: ModelSpec) -> Model:
-    """What a step's time depends on, of a model that is not allocated."""
+    """Returns the properties of a model that determine the time of a step. Allocates no weights."""
     from clipx.model.clip import parameter_count
 
     model, flops = spec.build(torch.device("meta"), torch.float32), ForwardFlops.of(spec)
@@ -232,12 +270,12 @@ def _steps(spec: NetworkBenchSpec, model: Model, b: Callable[[int], int]) -> lis
     ]
 
 
-# ----------------------------------------------------------------------------------------------------- telling
+# ----------------------------------------------------------------------------------------------------- output
 
 
 def _traffic_table(moved: dict[str, Any]) -> Table:
-    title = "what a step of model=tiny moves, b = 16, K = 2"
-    table = Table(title, ("objective", "collective", "calls", "bytes, counted", "bytes, worked out"))
+    title = "traffic of a step of model=tiny, b = 16, K = 2"
+    table = Table(title, ("objective", "collective", "calls", "bytes, counted", "bytes, formula"))
     for name, row in moved.items():
         for kind, (calls, size) in row["counted"].items():
             table.rows.append((name, kind, f"{calls}", f"{size:,}", f"{row['formula'][kind][1]:,}"))
@@ -245,8 +283,8 @@ def _traffic_table(moved: dict[str, Any]) -> Table:
 
 
 def _check_table(checks: Sequence[Check]) -> Table:
-    columns = ("collective", "ranks", "bytes", "measured, ms", "model, ms", "off by", "")
-    table = Table("collectives on gloo, here", columns)
+    columns = ("collective", "ranks", "bytes", "measured, ms", "model, ms", "factor", "")
+    table = Table("collectives on gloo on this machine", columns)
     for check in checks:
         m = check.measured
         times = (f"{1e3 * seconds:.3g}" for seconds in (m.seconds, check.seconds))
@@ -259,7 +297,7 @@ def _step_table(title: str, rows: Sequence[Predicted]) -> Table:
     parts = ("towers", "loss", "gathers", "gradients", "exposed", "step")
     table = Table(
         title,
-        ("GPUs", "B", *(f"{part}, ms" for part in parts), "samples/s", "efficiency", "nothing hidden", "FSDP"),
+        ("GPUs", "B", *(f"{part}, ms" for part in parts), "samples/s", "efficiency", "no overlap", "FSDP"),
     )
     for row in rows:
         s = row.step
@@ -276,8 +314,8 @@ def _picture(spec: NetworkBenchSpec, predicted: Mapping[str, Sequence[Predicted]
 
     def shares(title: str, rows: Sequence[Predicted]) -> Panel:
         curves = {
-            "gradients beside the backward": [(row.step.gpus, row.efficiency) for row in rows],
-            "nothing hidden": [(row.step.gpus, row.without_overlap) for row in rows],
+            "gradients overlap the backward": [(row.step.gpus, row.efficiency) for row in rows],
+            "no overlap": [(row.step.gpus, row.without_overlap) for row in rows],
             "parameters sharded (FSDP)": [(row.step.gpus, row.fsdp) for row in rows],
         }
         return Panel(f"efficiency, {title}", "GPUs", curves, log=True)
@@ -288,4 +326,4 @@ def _picture(spec: NetworkBenchSpec, predicted: Mapping[str, Sequence[Predicted]
         return Panel(f"ms, {title}", "GPUs", curves, log=True, log_y=True)
 
     panels = [make(*item) for make in (shares, parts) for item in predicted.items()]
-    return draw(f"a step of {spec.model} with {spec.objective}: predicted, not measured", panels, columns=2)
+    return draw(f"step of {spec.model} with {spec.objective}: predicted, not measured", panels, columns=2)

@@ -1,4 +1,4 @@
-"""Panels of curves as PNG."""
+"""Plots panels of curves as PNG."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_
 
 @dataclass(frozen=True, slots=True)
 class Panel:
+    """Panel of a plot."""
+
     title: str
-    x: str
-    curves: Mapping[str, Sequence[tuple[float, float]]]  # by the label they are drawn with
-    log: bool = False  # whether x doubles from tick to tick
+    x: str  # label of the x axis
+    curves: Mapping[str, Sequence[tuple[float, float]]]  # points by label
+    log: bool = False  # logarithmic x axis with base 2
     log_y: bool = False
 
 
 def draw(title: str, panels: Sequence[Panel], columns: int) -> bytes:
-    """Axes begin at zero, unless they are logarithmic: what grows linearly looks so. Ticks are where something was
-    measured."""
+    """Returns the plot as PNG. Linear axes begin at 0. The ticks of x are at the measured values."""
     rows = -(-len(panels) // columns)
     figure = new_figure(title, 4 * columns, 3.2 * rows)
-    known: list[str] = []  # the labels of the last legend
+    known: list[str] = []  # labels of the last legend
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
         style_axes(axes, panel.title)
         axes.set_xlabel(panel.x, color=MUTED, fontsize=8)

@@ -1,4 +1,7 @@
-"""What a process does for the benchmark of loaders: writes photographs, and runs one pipeline over them."""
+"""Measuring processes of the loader benchmark: write photographs, and run one pipeline over them.
+
+The functions of CONTESTANTS return items per second.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ _CAPTION = "a photo of a small {} house beside the lake on a cloudy morning, wit
 
 
 def write_photographs(comm: Comm, folder: str, side: int, aspect: float, samples: int, seed: int) -> None:
-    """WebDataset shards of JPEGs, quality 90, `side` wide: smooth areas, edges, and a little grain, as photographs have
-    them; about 0.25 bytes a pixel."""
+    """Writes WebDataset shards of JPEGs with quality 90 and width `side`. Like photographs they have smooth areas,
+    edges and a little grain; about 0.25 bytes per pixel."""
     Path(folder).mkdir(parents=True)
     colours = ("red", "green", "white", "wooden", "stone")
     for shard in range(_SHARDS):
@@ -52,7 +55,7 @@ def _photograph(size: tuple[int, int], seed: int) -> bytes:
     rng = np.random.default_rng(seed)
     side = size[0]
     image = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
-    for _ in range(12):  # things with edges
+    for _ in range(12):  # objects with edges
         left, top = (int(rng.integers(0, length)) for length in size)
         width, height = (int(rng.integers(side // 20, side // 4)) for _ in range(2))
         patch = Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)).resize((width, height))
@@ -64,7 +67,7 @@ def _photograph(size: tuple[int, int], seed: int) -> bytes:
 
 
 def _source(folder: str) -> Source:
-    os.environ["CLIPX_CACHE"] = f"{folder}/cache"  # what is measured once leaves nothing in the user's
+    os.environ["CLIPX_CACHE"] = f"{folder}/cache"  # a benchmark must leave nothing in the user's cache
     return Shards.open(expand(f"{folder}/*.tar", "shards"), "txt", None)
 
 
@@ -75,13 +78,13 @@ def _stream(folder: str, seed: int) -> TrainBatches:
 
 
 def _fork_workers() -> None:
-    """As in a training process, whose loader forks its workers; one that was spawned would spawn them."""
+    """Makes the loader fork its workers as in a training process. A spawned process would spawn them."""
     if "fork" in get_all_start_methods():
         set_start_method("fork", force=True)
 
 
 def _per_second(batches: Iterable[object], batch: int, count: int, ready: int) -> float:
-    """Images a second over `count` batches, after as many as were `ready` when the first one came."""
+    """Returns the images per second over `count` batches. Skips the batches that were `ready` with the first one."""
     stream = iter(batches)
     for _ in range(ready + 1):
         next(stream)
@@ -92,7 +95,7 @@ def _per_second(batches: Iterable[object], batch: int, count: int, ready: int) -
 
 
 def _loader(stream: TrainBatches, batch: int, workers: int, prefetch: int) -> Iterable[object]:
-    """The endless loader of one rank."""
+    """Builds the endless training loader of one rank."""
     return train_loader(
         stream.source,
         stream.order,
@@ -110,31 +113,32 @@ def _loader(stream: TrainBatches, batch: int, workers: int, prefetch: int) -> It
 
 
 def clipx_processes(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    """Measures clipx's loader with worker processes."""
     _fork_workers()
     return _per_second(_loader(_stream(folder, seed), batch, workers, _PREFETCH), batch, count, workers * _PREFETCH)
 
 
 def clipx_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
-    """The same batches made by threads: decoder and filter leave Python's lock, the rest does not."""
+    """Measures the same batches from threads: the decoder and the filter release the GIL, the rest does not."""
     torch.set_num_threads(1)
     stream = _stream(folder, seed)
 
-    def made(positions: range) -> Batch:
+    def make(positions: range) -> Batch:
         batch = stream[positions]
         if isinstance(batch, Batch):
             return batch
         raise batch
 
-    return _in_threads(made, batch, workers, count)
+    return _in_threads(make, batch, workers, count)
 
 
-def _in_threads(made: Callable[[range], Batch], batch: int, workers: int, count: int) -> float:
+def _in_threads(make: Callable[[range], Batch], batch: int, workers: int, count: int) -> float:
     def batches(pool: ThreadPoolExecutor) -> Iterator[Batch]:
         positions = (range(i * batch, (i + 1) * batch) for i in itertools.count())
-        waiting = [pool.submit(made, next(positions)) for _ in range(workers * (_PREFETCH + 1))]
+        waiting = [pool.submit(make, next(positions)) for _ in range(workers * (_PREFETCH + 1))]
         while True:
             ready = waiting.pop(0).result()
-            waiting.append(pool.submit(made, next(positions)))
+            waiting.append(pool.submit(make, next(positions)))
             yield ready
 
     with ThreadPoolExecutor(workers) as pool:
@@ -144,16 +148,16 @@ def _in_threads(made: Callable[[range], Batch], batch: int, workers: int, count:
 
 
 def spdl_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
-    """clipx's samples, boxes and tokens; spdl decodes, cuts, resizes and batches with FFmpeg, free of Python's lock.
+    """Measures spdl with clipx's samples, boxes and tokens. spdl decodes, crops, resizes and batches without the GIL.
 
-    A thread makes a whole batch, as clipx's do: spdl's own pipeline, a task an image, takes a fifth more of the cores.
+    A thread makes a whole batch, as clipx's threads do: spdl's Pipeline, with a task per image, takes a fifth more CPU.
     """
     import spdl.io
 
     torch.set_num_threads(1)
     stream = _stream(folder, seed)
 
-    def made(positions: range) -> Batch:
+    def make(positions: range) -> Batch:
         frames, captions, indices = [], [], [stream.order(position) for position in positions]
         for position, index in zip(positions, indices, strict=True):
             rng = random.Random(f"{seed}/{position}")
@@ -163,12 +167,12 @@ def spdl_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, 
         image_bSS3 = spdl.io.to_torch(spdl.io.convert_frames(frames))
         return Batch(image_bSS3.permute(0, 3, 1, 2), stream.tokenizer(captions), torch.tensor(indices))
 
-    return _in_threads(made, batch, workers, count)
+    return _in_threads(make, batch, workers, count)
 
 
 def spdl_frame(encoded: bytes, size: int, rng: random.Random) -> Any:
-    """What `train_transform` makes, as spdl's frame. FFmpeg resizes in YCbCr, its shortest way: bicubic, but not the
-    same pixels."""
+    """Returns the result of `train_transform` as a frame of spdl. FFmpeg resizes in YCbCr, its fastest path: bicubic,
+    but with different pixels."""
     import spdl.io
 
     packets = spdl.io.demux_image(encoded)
@@ -179,7 +183,7 @@ def spdl_frame(encoded: bytes, size: int, rng: random.Random) -> Any:
 
 
 def without_spdl() -> str | None:
-    """Why spdl cannot be measured here; None where it can."""
+    """Returns the reason why spdl cannot be measured on this machine, or None."""
     try:
         from spdl.io.utils import get_ffmpeg_versions
 
@@ -187,16 +191,16 @@ def without_spdl() -> str | None:
     except ImportError:
         return "spdl is not installed"
     except RuntimeError:
-        return "spdl is installed, but not the shared libraries of FFmpeg, which it needs"
+        return "spdl is installed, but not the shared libraries of FFmpeg that it needs"
     return None
 
 
 def open_clip(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
-    """Its own pipeline as its trainer builds it, endless."""
+    """Measures open_clip's pipeline as its trainer builds it, endless."""
     import open_clip as package
     from open_clip_train import data as its_data
 
-    # It was written for webdataset 0.2, which had no mark after the last file of a tar to trip over.
+    # open_clip was written for webdataset 0.2, which yields no end-of-file marker after the last file of a tar.
     its_data.tar_file_expander = partial(its_data.tar_file_expander, eof_value=None)
     _fork_workers()
     samples = sum(_source(folder).sizes)
@@ -216,16 +220,18 @@ def open_clip(comm: Comm, folder: str, batch: int, workers: int, count: int, see
 
 
 def decode_bound(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
-    """libjpeg-turbo on images in memory, whole, in as many processes: nothing is read, cropped or handed over."""
+    """Measures libjpeg-turbo on whole images in memory, in `workers` processes, without reading, cropping or
+    sending."""
     return _in_processes(workers, partial(_decode, folder, batch * count // workers))
 
 
 def tokens_bound(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    """Measures clipx's tokenizer alone, in `workers` processes."""
     return _in_processes(workers, partial(_tokenise, batch, batch * count * 8 // workers))
 
 
 def _in_processes(workers: int, work: Callable[[], tuple[int, float, float]]) -> float:
-    """Items a second of all processes together, between their common start and end."""
+    """Returns the sum over the processes of items per second."""
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         done = [future.result() for future in [pool.submit(work) for _ in range(workers)]]
     return sum(items / (end - start) for items, start, end in done)
@@ -264,7 +270,7 @@ CONTESTANTS: Mapping[str, Callable[..., float]] = {
 
 
 def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:
-    """Samples a second that the loader of a run makes for one rank, with nothing beside it."""
+    """Measures the samples per second of a run's loader for one rank, without training."""
     from clipx.trainer.saved_run import load_run
 
     _fork_workers()

@@ -1,4 +1,4 @@
-"""Fresh processes to measure in: nothing of an earlier measurement is left in their memory or caches."""
+"""Runs measurements in new processes, so that earlier ones leave nothing in their memory or caches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class RankConfig:
-    """Rank, device and threads of a measuring process. Passed to the process, hence plain values."""
+    """Rank, device and threads of a measuring process. Plain values, for it is pickled to the process."""
 
     rank: int
     ranks: int
@@ -36,13 +36,13 @@ class RankConfig:
     stand_in: bool = False
 
     def join(self) -> Comm:
-        """The process's own device, threads and process group.
+        """Sets the threads and the device of the process, and initialises its process group. Collective.
 
-        A stand-in is one rank of many without the others: its collectives return at once, with its own tensors instead
-        of theirs. Time and memory are those of a rank; waiting and the network are left out.
+        A stand-in is one rank of a group without the others: its collectives return immediately, with its own tensors
+        in place of those of other ranks. Time and memory are those of one rank, without waiting and the network.
         """
         torch.set_num_threads(self.threads)
-        # torch announces successors of what open_clip and clipx gather with, at every call.
+        # torch warns at every call that the gather functions of open_clip and clipx are deprecated.
         warnings.filterwarnings("ignore", r"`?torch\.distributed\.", FutureWarning)
         device = torch.device("cpu") if self.device == "cpu" else torch.device("cuda", self.rank)
         if device.type == "cuda":
@@ -73,14 +73,15 @@ def _run(config: RankConfig, call: Callable[..., T], args: tuple[object, ...]) -
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Starts processes on a device, which share `threads` (0: as many as there are cores)."""
+    """Starts processes on a device, which share `threads` (0: the number of available cores)."""
 
     device: str  # cpu, cuda
     threads: int = 0
 
     def run(self, call: Callable[..., T], *args: object, ranks: int = 1, stand_in: bool = False) -> list[T]:
-        """What `call(comm, *args)` returns on each of `ranks` new processes, in rank order, or on one that stands in
-        for the first of them. Raises BenchError where a process ends without an answer.
+        """Calls `call(comm, *args)` on each of `ranks` new processes, or with `stand_in` on the first of them alone.
+
+        Returns the results in rank order. Raises BenchError if a process ends without a result.
         """
         number = 1 if stand_in else ranks
         threads = max(1, (self.threads or cores()) // number)
@@ -90,18 +91,18 @@ class Processes:
         ):
             configs = [RankConfig(rank, ranks, self.device, threads, folder, stand_in) for rank in range(number)]
             waiting = [pool.submit(_run, config, call, args) for config in configs]
-            done, _ = wait(waiting, return_when=FIRST_EXCEPTION)  # the others of a failed rank fail after it
+            done, _ = wait(waiting, return_when=FIRST_EXCEPTION)  # the other ranks fail after the first one
             try:
                 for future in done:
                     future.result()
                 return [future.result() for future in waiting]
             except BrokenProcessPool as error:
                 raise BenchError(
-                    "a measuring process was ended, as when memory runs out: give smaller sizes"
+                    "a measuring process was killed, probably for lack of memory: give smaller sizes"
                 ) from error
 
     def in_pairs(self, call: Callable[[Processes, U], T], items: Iterable[U]) -> list[T]:
-        """`call` for each item, on the CPU two at a time with half of the threads each: for what is not timed."""
+        """Calls `call` for each item, on the CPU two at a time with half of the threads each. Not for timings."""
         at_once = 2 if self.device == "cpu" else 1
         share = replace(self, threads=max(1, (self.threads or cores()) // at_once))
         with ThreadPoolExecutor(at_once) as pool:

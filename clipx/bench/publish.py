@@ -1,4 +1,4 @@
-"""What a benchmark leaves: tables on the terminal, results.json, a picture, and one line of JSON at the end."""
+"""Publishes the results of a benchmark: tables on the terminal, results.json, a plot, and a last line of JSON."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from clipx.plan.show import rich_table
 
 
 def check(spec: BenchSpec) -> None:
-    """Raises ConfigError where the benchmark cannot run here, before it takes time."""
+    """Raises ConfigError if the benchmark cannot run on this machine, before anything is measured."""
     require(
         "RANK" not in os.environ,
-        f"RANK={os.environ.get('RANK')} is set, but a benchmark starts its own processes: run it with plain python",
+        f"RANK={os.environ.get('RANK')} is set, but a benchmark starts its processes itself: run it without torchrun",
     )
     try:
         version("open_clip_torch")
     except PackageNotFoundError as error:
-        raise ConfigError("open_clip, which is compared with, is not installed: pip install 'clipx[bench]'") from error
+        raise ConfigError("benchmarks need open_clip, which is not installed: pip install 'clipx[bench]'") from error
     results = Path(spec.run_dir) / "results.json"
-    require(not results.exists(), f"run_dir={spec.run_dir} already holds results: give another, or leave it out")
+    require(not results.exists(), f"run_dir={spec.run_dir} already contains results: give another, or remove it")
 
 
 def publish(spec: BenchSpec, found: Findings, command: Sequence[str], console: Console) -> None:
-    """Writes the folder, shows the tables, and ends with the figures in one line."""
+    """Writes the folder, prints the tables, and prints the figures as the last line."""
     folder = Path(spec.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     figures = {"benchmark": spec.kind, **found.figures, "results": spec.run_dir}
@@ -60,6 +60,7 @@ def publish(spec: BenchSpec, found: Findings, command: Sequence[str], console: C
 
 
 def machine() -> dict[str, Any]:
+    """Returns the processor, the number of cores, the GPUs and the system."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -67,6 +68,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
+    """Returns the versions of Python, torch, open_clip and clipx."""
     names = {"torch": "torch", "open_clip": "open_clip_torch", "clipx": "clipx"}
     return {"python": platform.python_version()} | {name: version(package) for name, package in names.items()}
 

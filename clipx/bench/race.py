@@ -1,4 +1,4 @@
-"""What a process does for the benchmark of losses: a race of several, or the peak memory of one."""
+"""Measuring processes of the loss benchmark: times of several losses in turns, or the peak memory of one."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from clipx.bench.baselines import contestant, features
 from clipx.bench.measure import Collectives, interleaved, peak_memory, return_freed_memory
 from clipx.distributed.comm import Comm
 
-_WARM_UP = 256  # samples: enough to load the kernels, and little to leave behind
+_WARM_UP = 256  # samples: enough to load the kernels, few enough to leave little memory behind
 
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """What a loss showed on one rank."""
+    """Measurements of a loss on one rank."""
 
-    times: list[float]  # s, in each round
+    times: list[float]  # seconds in each round
     loss: float
-    gradient_error: float | None  # relative, of the gradients of images and texts, against the one it should equal
+    gradient_error: float | None  # relative error of the features' gradients against those of the reference loss
     collectives: dict[str, dict[str, int]]  # of a step, by kind: calls, bytes sent, bytes received
     bytes: int
-    moves_gradients: bool  # whether anything as large as the gradients of b samples travelled
+    moves_gradients: bool  # a tensor as large as the gradients of b samples was sent
 
 
 def race(
     comm: Comm, size: tuple[int, int], names: Sequence[str], references: Mapping[str, str], rounds: int, seed: int
 ) -> dict[str, Lap]:
-    """A Lap of each name. `size` is (b, D); `references` names the one whose gradients each must have."""
+    """Measures the losses `names` in turns. Collective. `size` is (b, D); `references` has the loss that must have the
+    same gradients, by name."""
     batch, dim = size
     racers = {name: contestant(name, comm, batch, seed) for name in names}
     image_bD, text_bD = features(comm, batch, dim, seed)
     counters, losses, gradients = {}, {}, {}
-    for name, racer in racers.items():  # also the warm-up: the first step of a size is slower than the others
+    for name, racer in racers.items():  # also the warm-up: the first step of a size is slower
         with Collectives() as counters[name]:
             losses[name] = racer.step(image_bD, text_bD, counters[name]).item()
         assert image_bD.grad is not None
@@ -58,7 +59,7 @@ def race(
 
 
 def memory(comm: Comm, size: tuple[int, int], name: str, seed: int) -> int:
-    """Peak bytes of a step of one loss beyond its features. `size` is (b, D)."""
+    """Returns the peak bytes of a step of one loss without its features. Collective. `size` is (b, D)."""
     batch, dim = size
     return_freed_memory()
     small = min(batch, _WARM_UP)

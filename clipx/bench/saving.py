@@ -1,4 +1,4 @@
-"""What the process of the benchmark of checkpoints does: each contestant saves the same state, in turns."""
+"""Measuring process of the checkpoint benchmark: all implementations save the same state in turns."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ from clipx.checkpoint.spec import CheckpointSpec
 from clipx.checkpoint.uploader import Uploader
 from clipx.distributed.comm import Comm
 
-_BLOCK = (768, 3072)  # of a ViT-B's MLP
-_WORK = 512  # the side of the matrices that the training thread multiplies meanwhile
-_ROUNDS = 10  # of steps in an outage and without one, in turns
+_BLOCK = (768, 3072)  # weight of an MLP of ViT-B
+_WORK = 512  # side of the matrices that the training thread multiplies meanwhile
+_ROUNDS = 10  # rounds of steps with and without an outage
 
 Wait = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class SaveTiming:
-    """One save."""
+    """Timing of one save."""
 
-    stall: float  # s, until training may go on
-    total: float  # s, until it is on disk
-    slowdown: float  # of a step of work until then, times one with nothing beside it; 1 where nothing is left to do
+    stall: float  # seconds until training may continue
+    total: float  # seconds until the checkpoint is on disk
+    slowdown: float  # time of a step of work until then, relative to one without a save; 1 if no work is left
 
 
 def race(comm: Comm, folder: str, parameters: int, repeats: int, seed: int) -> dict[str, list[SaveTiming]]:
-    """Timings of each contestant, the first of which allocates what later ones reuse."""
-    warnings.filterwarnings("ignore", r"torch\.distributed is disabled", UserWarning)  # DCP says so of one process
+    """Measures each implementation in turns. The first save of each also allocates memory that later ones reuse."""
+    # DCP warns about a single process.
+    warnings.filterwarnings("ignore", r"torch\.distributed is disabled", UserWarning)
     tensors = state(parameters, comm.device, seed)
     root = Path(folder)
     root.mkdir(parents=True)
     saver = AsyncWriter(root / "clipx", CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
-    saver.reserve(tensors)  # as a run does after its first step; it is done when its first turn comes
+    saver.reserve(tensors)  # as a run does after its first step; finished before the first save of clipx
     contestants: dict[str, Callable[[Path], Wait]] = {
         "torch_save": lambda path: _torch_save(tensors, path),
         "dcp": lambda path: _dcp(tensors, path),
@@ -66,7 +67,7 @@ def race(comm: Comm, folder: str, parameters: int, repeats: int, seed: int) -> d
                 alone = statistics.median(work() for _ in range(20))
                 timings[name].append(_timed_save(lambda name=name, path=path: contestants[name](path), work, alone))  # type: ignore[misc]
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-                os.sync()  # what is still to be written is the next one's burden otherwise
+                os.sync()  # otherwise pending writes would delay the next save
     finally:
         saver.close()
         shutil.rmtree(root)
@@ -74,7 +75,7 @@ def race(comm: Comm, folder: str, parameters: int, repeats: int, seed: int) -> d
 
 
 def state(parameters: int, device: torch.device, seed: int) -> dict[str, Tensor]:
-    """Weights and AdamW's two averages of them, in the sizes of a transformer's blocks."""
+    """Returns weights and AdamW's two moments of them, in the sizes of a transformer's blocks."""
     torch.manual_seed(seed)
     block = _BLOCK[0] * _BLOCK[1]
     sizes = [block] * (parameters // block) + ([parameters % block] if parameters % block else [])
@@ -108,7 +109,7 @@ def _in_thread(wait: Wait) -> Future[object]:
 
 
 def _work(comm: Comm, seed: int) -> Callable[[], float]:
-    """A step of work on the training's thread; returns its seconds."""
+    """Returns a function that does a step of work on the training thread and returns its seconds."""
     x = torch.randn(_WORK, _WORK, generator=torch.Generator().manual_seed(seed)).to(comm.device)
 
     def step() -> float:
@@ -122,7 +123,8 @@ def _work(comm: Comm, seed: int) -> Callable[[], float]:
 
 
 def outage(comm: Comm, folder: str, steps: int, seed: int) -> dict[str, list[float]]:
-    """Seconds of steps `alone`, and beside uploads to a storage that takes connections and never answers."""
+    """Measures the seconds of steps `alone`, and in an `outage`: with uploads to a storage that accepts connections and
+    never responds."""
     work = _work(comm, seed)
     root = Path(folder)
     saver = AsyncWriter(root / CHECKPOINTS, CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
@@ -141,7 +143,7 @@ def outage(comm: Comm, folder: str, steps: int, seed: int) -> dict[str, list[flo
         }
         os.environ |= {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "AWS_DEFAULT_REGION": "us-east-1"}
         deaf.settimeout(60)
-        first, _ = start(), deaf.accept()  # from here on it is known to try, and what it needs is imported
+        first, _ = start(), deaf.accept()  # the uploader has tried once, and its imports are done
         first.close()
         for _ in range(_ROUNDS):
             mirror = start()
@@ -152,7 +154,7 @@ def outage(comm: Comm, folder: str, steps: int, seed: int) -> dict[str, list[flo
     return times
 
 
-# ------------------------------------------------------------------------------------------------- contestants
+# --------------------------------------------------------------------------------------------- implementations
 
 
 def _clipx(saver: AsyncWriter, tensors: dict[str, Tensor]) -> Wait:

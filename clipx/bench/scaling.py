@@ -1,4 +1,4 @@
-"""Throughput of training on more and more nodes, through the launchers: speed-up and efficiency."""
+"""Throughput of training on increasing numbers of nodes, started by the launchers: speed-up and efficiency."""
 
 from __future__ import annotations
 
@@ -24,50 +24,86 @@ _PLAIN = ("checkpoint=none", "evaluator=[]", "logger=[]", "schedule.warmup=1st")
 
 
 class ScalingMode(StrEnum):
-    weak = "weak"  # `batch` samples of each rank: more ranks, larger batches
-    strong = "strong"  # `batch` samples of all ranks together
+    """Meaning of the batch size."""
+
+    weak = "weak"
+    """`batch` samples on each rank: the global batch grows with the ranks."""
+
+    strong = "strong"
+    """`batch` samples on all ranks together."""
 
 
 class Launcher(StrEnum):
-    auto = "auto"  # clipx_slurm where there is sbatch
+    """Launcher of the runs."""
+
+    auto = "auto"
+    """clipx_slurm if sbatch is on PATH and `tasks` is empty, else clipx_local."""
+
     clipx_slurm = "clipx_slurm"
+    """SLURM jobs."""
+
     clipx_local = "clipx_local"
+    """Processes on this machine."""
 
 
 @option("bench")
 @dataclass(kw_only=True, slots=True)
 class ScalingSpec(BenchSpec):
-    """One run of clipx.train for each size, one after the other; its own metrics say how fast it was."""
+    """Throughput of clipx.train on increasing numbers of ranks: one run for each size, read from the run's metrics."""
 
     kind: str = "scaling"
+    """Name of this benchmark in the registry."""
+
     mode: ScalingMode = ScalingMode.weak
+    """Meaning of `batch`: `weak`, samples on each rank, or `strong`, samples on all ranks together."""
+
     launcher: Launcher = Launcher.auto
-    nodes: list[int] = field(default_factory=list)  # of clipx_slurm; []: 1 and 2
-    tasks_per_node: int = 1  # of clipx_slurm: ranks
-    tasks: list[int] = field(default_factory=list)  # of clipx_local: ranks on this machine; []: 1 and 2
-    batch: int = 64  # samples of a step
-    steps: int = 60  # of each run
-    interval: int = 10  # steps; throughput is the median over the intervals but the first, in which all warms up
-    train: list[str] = field(default_factory=list)  # more of clipx.train's: "train=['model=vit_b32','data=cc12m']"
-    launch: list[str] = field(default_factory=list)  # more of hydra.launcher's: "launch=['partition=gpu','time=1h']"
+    """Launcher of the runs: clipx_slurm, clipx_local, or auto, which is clipx_slurm if sbatch is on PATH and `tasks` is
+    empty, else clipx_local."""
+
+    nodes: list[int] = field(default_factory=list)
+    """Numbers of nodes of clipx_slurm. Each is at least 1. []: 1 and 2. Not for clipx_local."""
+
+    tasks_per_node: int = 1
+    """Number of ranks on each node of clipx_slurm. At least 1. Not for clipx_local."""
+
+    tasks: list[int] = field(default_factory=list)
+    """Numbers of ranks of clipx_local on this machine. Each is at least 1. []: 1 and 2. Not for clipx_slurm."""
+
+    batch: int = 64
+    """Number of samples in a step, on each rank or on all (`mode`). At least 1; with mode=strong divisible by all
+    numbers of ranks."""
+
+    steps: int = 60
+    """Number of steps of each run. At least twice `interval`."""
+
+    interval: int = 10
+    """Number of steps in a log interval. At least 1. Throughput is the median over the intervals except the first, the
+    warm-up."""
+
+    train: list[str] = field(default_factory=list)
+    """Further overrides of clipx.train: "train=['model=vit_b32','data=cc12m']". They take precedence."""
+
+    launch: list[str] = field(default_factory=list)
+    """Further options of hydra.launcher: "launch=['partition=gpu','time=1h']". They take precedence."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         self.check_counts("tasks_per_node", "batch", "interval")
         require(
             self.steps >= 2 * self.interval,
-            f"steps={self.steps} holds no second interval={self.interval}: give {2 * self.interval} or more",
+            f"steps={self.steps} must be at least {2 * self.interval}, twice interval={self.interval}",
         )
         for key, sizes in (("nodes", self.nodes), ("tasks", self.tasks)):
-            require(min(sizes, default=1) >= 1, f"{key}={sizes} must hold numbers from 1")
+            require(min(sizes, default=1) >= 1, f"{key}={sizes} must contain numbers of at least 1")
         for key in ("train", "launch"):
             for word in getattr(self, key):
-                require("=" in word, f"{key} holds {word}, which is not KEY=VALUE: write \"{key}=['a=b','c=d']\"")
+                require("=" in word, f"{key} contains {word}, which is not KEY=VALUE: write \"{key}=['a=b','c=d']\"")
         slurm = self.slurm
-        none, name = ("tasks", "clipx_slurm") if slurm else ("nodes", "clipx_local")
-        other = f"is not {name}'s: leave it out, or choose launcher="
-        require(not getattr(self, none), f"{none}={getattr(self, none)} {other}")
-        require(slurm or self.tasks_per_node == 1, f"tasks_per_node={self.tasks_per_node} {other}")
+        unused, name = ("tasks", "clipx_slurm") if slurm else ("nodes", "clipx_local")
+        rule = f"has no effect on {name}: remove it, or choose another launcher="
+        require(not getattr(self, unused), f"{unused}={getattr(self, unused)} {rule}")
+        require(slurm or self.tasks_per_node == 1, f"tasks_per_node={self.tasks_per_node} {rule}")
         for ranks in self.ranks().values():
             require(
                 self.mode is ScalingMode.weak or self.batch % ranks == 0,
@@ -76,12 +112,13 @@ class ScalingSpec(BenchSpec):
 
     @property
     def slurm(self) -> bool:
+        """True if the runs are SLURM jobs."""
         return self.launcher is Launcher.clipx_slurm or (
             self.launcher is Launcher.auto and shutil.which("sbatch") is not None and not self.tasks
         )
 
     def ranks(self) -> dict[int, int]:
-        """By number of nodes, or of tasks on this machine."""
+        """Returns the number of ranks by number of nodes, or of tasks on this machine."""
         if self.slurm:
             return {nodes: nodes * self.tasks_per_node for nodes in sorted(set(self.nodes or (1, 2)))}
         return {tasks: tasks for tasks in sorted(set(self.tasks or (1, 2)))}
@@ -112,14 +149,14 @@ class ScalingSpec(BenchSpec):
         return "nodes" if self.slurm else "tasks"
 
     def words(self, size: int, ranks: int) -> list[str]:
-        """What `clipx.train` is told for one size. What is typed in `train` and `launch` comes last, and holds."""
+        """Returns the arguments of `clipx.train` for one size. `train` and `launch` come last, to take precedence."""
         launcher: dict[str, Any] = {"tasks": size}
         if self.slurm:
             launcher = {"nodes": size, "tasks_per_node": self.tasks_per_node, "wait": "true"}
             launcher |= {"gpus_per_node": 0} if self.device == "cpu" else {}
         folder = Path(self.run_dir).absolute() / f"{self._unit}-{size}"
         most = max(self.ranks().values())
-        # The same for each size, however many ranks of this machine share its cores.
+        # The same for all sizes: the largest number of ranks shares the cores of this machine.
         threads = [] if self.slurm else [f"distributed.threads={max(1, (self.threads or cores()) // most)}"]
         return [
             "-m",
@@ -140,45 +177,45 @@ class ScalingSpec(BenchSpec):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One run: `nodes` of SLURM's, or tasks of this machine."""
+    """Measurements of one run."""
 
-    nodes: int
+    nodes: int  # nodes of SLURM, or tasks on this machine
     ranks: int
-    batch: int  # samples of a step
-    rates: list[float]  # samples/s, in each interval but the first
-    waits: float  # share of the time that waits for data
+    batch: int  # samples in a step
+    rates: list[float]  # samples/s in each interval except the first
+    waits: float  # share of the time spent waiting for data
 
     @property
     def rate(self) -> float:
         return statistics.median(self.rates)
 
     def efficiency(self, smallest: Size) -> float:
-        """Samples a second and rank, to those of the smallest."""
+        """Returns the samples per second and rank relative to those of `smallest`."""
         return (self.rate / self.ranks) / (smallest.rate / smallest.ranks)
 
 
 def _measured(spec: ScalingSpec, size: int, ranks: int) -> Size:
-    """Raises BenchError where the run does not finish."""
+    """Runs clipx.train for one size and reads its metrics. Raises BenchError if the run fails."""
     words = spec.words(size, ranks)
     done = subprocess.run([sys.executable, "-m", "clipx.train", *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise BenchError(f"the run with {spec._unit}={size} ended with exit code {done.returncode}: {said}")
+        last_line = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise BenchError(f"the run with {spec._unit}={size} ended with exit code {done.returncode}: {last_line}")
     return read(Path(spec.run_dir) / f"{spec._unit}-{size}" / "0" / "metrics.jsonl", size, ranks)
 
 
 def read(metrics: Path, size: int, ranks: int) -> Size:
-    """What a run's metrics say. Raises BenchError where they say too little."""
+    """Reads the metrics of a run. Raises BenchError if they have fewer than two intervals."""
     rows: list[Row] = [row for row in read_rows(metrics) if "train/samples_per_second" in row]
     if len(rows) < 2:
-        raise BenchError(f"{metrics} holds {len(rows)} intervals, the first of which does not count: give more steps=")
+        raise BenchError(f"{metrics} has {len(rows)} intervals, the first of which is the warm-up: raise steps=")
     batch = int(rows[0]["samples"] / rows[0]["step"])
     waits = statistics.fmean(row["train/data_wait_share"] for row in rows[1:])
     return Size(size, ranks, batch, [row["train/samples_per_second"] for row in rows[1:]], waits)
 
 
 def _table(spec: ScalingSpec, rows: Sequence[Size]) -> Table:
-    columns = (spec._unit, "ranks", "B", "samples/s", "of a rank", "speed-up", "ideal", "efficiency", "waits for data")
+    columns = (spec._unit, "ranks", "B", "samples/s", "per rank", "speed-up", "ideal", "efficiency", "data wait share")
     table = Table(_title(spec), columns)
     for row in rows:
         ideal, first = row.ranks / rows[0].ranks, rows[0]
@@ -206,5 +243,5 @@ def _picture(spec: ScalingSpec, rows: Sequence[Size]) -> bytes:
 
 
 def _title(spec: ScalingSpec) -> str:
-    whose = "of each rank" if spec.mode is ScalingMode.weak else "of all ranks"
+    whose = "per rank" if spec.mode is ScalingMode.weak else "in total"
     return f"{spec.mode} scaling, {spec.batch:,} samples {whose}, {spec._launcher}"

@@ -1,6 +1,7 @@
-"""Benchmarks: one file and one YAML each, `python -m clipx.bench <name> [key=value …]`.
+"""Options that all benchmarks share. A benchmark is one file and one YAML, `python -m clipx.bench <name> [key=value
+…]`.
 
-A benchmark measures clipx and another implementation side by side, in the same run and on the same inputs.
+It measures clipx and another implementation in turns, in the same run and on the same inputs.
 """
 
 from __future__ import annotations
@@ -14,34 +15,43 @@ from clipx.errors import ClipxError, require
 
 
 class BenchError(ClipxError):
-    """A measurement that cannot be trusted or could not be made."""
+    """A measurement failed or is not valid."""
 
 
 @dataclass(kw_only=True, slots=True)
 class BenchSpec:
-    """The base of all benchmarks' options."""
+    """Base class of the options of benchmarks."""
 
     kind: str = MISSING
-    run_dir: str = MISSING  # results.json and the picture are written here
-    device: str = "auto"  # auto (cuda where there is one), cpu, cuda
-    threads: int = 0  # of all processes that run at the same time; 0: as many as there are cores
+    """Name of the benchmark in the registry. Choose a benchmark as the first word of the command line."""
+
+    run_dir: str = MISSING
+    """Folder in which results.json and the plots are written. It must not contain results.json yet."""
+
+    device: str = "auto"
+    """Device to measure on: auto, cpu or cuda. auto is cuda if a CUDA device is visible, else cpu."""
+
+    threads: int = 0
+    """Number of CPU threads that all concurrent processes share. 0 or more. 0: the number of available cores."""
+
     seed: int = 0
+    """Seed of the random weights and inputs."""
 
     def __post_init__(self) -> None:
         require(
             self.device in ("auto", "cpu", "cuda"),
             f"device={self.device} is not a device: choose from auto, cpu, cuda",
         )
-        require(self.threads >= 0, f"threads={self.threads} must be 0, for as many as there are cores, or more")
+        require(self.threads >= 0, f"threads={self.threads} must be 0, for all cores, or more")
 
     def check_counts(self, *keys: str) -> None:
-        """Raises ConfigError where the number of a key is less than 1."""
+        """Raises ConfigError if the value of a key is below 1."""
         for key in keys:
             count = getattr(self, key)
             require(count >= 1, f"{key}={count} must be at least 1")
 
     def device_type(self) -> str:
-        """cpu or cuda. Raises ConfigError where the device is not there."""
+        """Returns cpu or cuda. Raises ConfigError if the device is not available."""
         import torch
 
         require(
@@ -51,5 +61,5 @@ class BenchSpec:
         return "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
 
     def run(self, log: Callable[[str], None]) -> Findings:
-        """Measures. `log` shows a line of progress. Raises BenchError."""
+        """Measures and returns the findings. `log` prints a line of progress. Raises BenchError."""
         raise NotImplementedError

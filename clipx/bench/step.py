@@ -1,4 +1,4 @@
-"""Training steps of composed runs side by side: keys of clipx.train, such as model.patch_dropout=0,0.5."""
+"""Training steps of composed runs, compared with each other: keys of clipx.train, such as model.patch_dropout=0,0.5."""
 
 from __future__ import annotations
 
@@ -22,34 +22,45 @@ from clipx.config.registry import option
 from clipx.errors import ConfigError, require
 from clipx.trainer.spec import compose
 
-_MODEL = "model=vit_b32"  # where none is named
+_MODEL = "model=vit_b32"  # the default
 
 
 @option("bench")
 @dataclass(kw_only=True, slots=True)
 class StepSpec(BenchSpec):
-    """Whole steps in one process, each run on the same random batch; time of all in turns, memory of each by itself."""
+    """Whole training steps of several runs on the same random batch. One process measures the times of all runs in
+    turns; a separate process measures the memory of each."""
 
     kind: str = "step"
-    batch: int = 32  # samples
-    repeats: int = 5  # rounds
-    overrides: list[str] = field(default_factory=list)  # of clipx.train, which need not be typed as a list
+    """Name of this benchmark in the registry."""
+
+    batch: int = 32
+    """Number of samples in a step. At least 2."""
+
+    repeats: int = 5
+    """Number of rounds, in each of which all runs take a step in turns. At least 1."""
+
+    overrides: list[str] = field(default_factory=list)
+    """Overrides of clipx.train; a key with several values, key=a,b, gives a run for each value. Type them as plain
+    arguments: `python -m clipx.bench step key=a,b`. The default model is vit_b32."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
-        require(self.batch >= 2, f"batch={self.batch} has no negatives: give at least 2")
+        require(self.batch >= 2, f"batch={self.batch} must be at least 2: one sample has no negatives")
         self.check_counts("repeats")
         for word in self.overrides:
-            require(not word.startswith("data.batch_size="), f"{word} is this benchmark's own batch: give batch=…")
+            require(not word.startswith("data.batch_size="), f"{word} is set by this benchmark: give batch=…")
             require(
-                not word.startswith("stages"), f"{word} is of several steps: compare model.image.size=112,224 or so"
+                not word.startswith("stages"),
+                f"{word} covers several steps: compare the stages' values, such as model.image.size=112,224",
             )
         for words in self.runs().values():
             taught = compose(*words, f"data.batch_size={self.batch}").objective.taught
-            require(not taught, "objective=distillation: this benchmark's random batch has no teacher: leave it out")
+            require(not taught, "objective=distillation needs a teacher, which this benchmark does not have: remove it")
 
     def runs(self) -> dict[str, list[str]]:
-        """The overrides of each run, by those in which it differs from others. Raises ConfigError."""
+        """Returns the overrides of each run, by the overrides in which it differs from the others. Raises
+        ConfigError."""
         try:
             parsed = OverridesParser.create().parse_overrides(self.overrides)
             points = list(itertools.product(*({o.get_key_element(): _values(o) for o in parsed}.values())))
@@ -72,7 +83,7 @@ class StepSpec(BenchSpec):
         peaks = {name: processes.run(training.memory, words, self.batch, self.seed)[0] for name, words in runs.items()}
         first = next(iter(runs))
         ratios = {name: ratio(took, times[first]) for name, took in times.items()}
-        table = Table(f"a training step of {self.batch} samples", ("", "s", "of the first", "peak MiB"))
+        table = Table(f"training step of {self.batch} samples", ("", "s", "relative to the first", "peak MiB"))
         for name, took in times.items():
             seconds = f"{statistics.median(took):.3f}"
             table.rows.append((name, seconds, f"{ratios[name]:.3f}", f"{peaks[name] / 2**20:,.0f}"))
@@ -94,11 +105,11 @@ def _values(override: Override) -> list[str]:
 
 
 def gathered(words: Sequence[str]) -> list[str]:
-    """What is typed after `step`: this benchmark's own keys and flags as they are, all else as its `overrides`."""
-    own = {f.name for f in dataclasses.fields(StepSpec)}
-    overrides = [word for word in words if re.match(r"[~+\w].*=|~", word) and word.partition("=")[0] not in own]
+    """Returns the arguments of the benchmark with the overrides of clipx.train collected in `overrides=[…]`."""
+    keys = {f.name for f in dataclasses.fields(StepSpec)}
+    overrides = [word for word in words if re.match(r"[~+\w].*=|~", word) and word.partition("=")[0] not in keys]
     if not overrides:
         return list(words)
     rest = [word for word in words if word not in overrides]
-    texts = ["'" + re.sub(r"(\\*)'", r"\1\1\\'", quote_pattern(word)) + "'" for word in overrides]  # as Hydra quotes
+    texts = ["'" + re.sub(r"(\\*)'", r"\1\1\\'", quote_pattern(word)) + "'" for word in overrides]  # Hydra's quoting
     return [*rest, f"overrides=[{','.join(texts)}]"]

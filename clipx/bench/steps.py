@@ -1,4 +1,5 @@
-"""A step in micro-batches as clipx and as open_clip takes it, on the same towers. For the benchmark of accumulation."""
+"""Measuring processes of the accumulation benchmark: a step in micro-batches of clipx and of open_clip, on the same
+towers."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class TowerConfig:
     context: int
 
     def build(self, device: torch.device, seed: int) -> nn.Module:
-        """open_clip's CLIP model, which returns image features, text features and the scale."""
+        """Builds open_clip's CLIP model, which returns image features, text features and the scale."""
         from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 
         torch.manual_seed(seed)
@@ -50,7 +51,7 @@ class TowerConfig:
         return model
 
     def batch(self, size: int, device: torch.device, seed: int) -> Batch:
-        """Random images and captions that end with the largest token, where the text tower reads."""
+        """Returns random images and captions. Captions end with the largest token, at which the text tower pools."""
         random = torch.Generator().manual_seed(seed)
         image = torch.randn(size, 3, self.image_size, self.image_size, generator=random)
         tokens = torch.randint(1, _VOCABULARY - 1, (size, self.context), generator=random)
@@ -59,7 +60,7 @@ class TowerConfig:
 
 
 class Embeddings(nn.Module):
-    """The model as clipx has models: embeddings alone, for the scale is the objective's."""
+    """Model with clipx's interface: returns only the embeddings, for the objective has the scale."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Embeddings(nn.Module):
 
 
 def open_clip_loss(image_BD: Tensor, text_BD: Tensor, scale: Tensor) -> Tensor:
-    """ClipLoss of one process."""
+    """Returns open_clip's ClipLoss of one process."""
     from open_clip.loss import ClipLoss
 
     loss: Tensor = ClipLoss()(image_BD, text_BD, scale)
@@ -79,28 +80,30 @@ def open_clip_loss(image_BD: Tensor, text_BD: Tensor, scale: Tensor) -> Tensor:
 
 
 def open_clip_step(model: nn.Module, batch: Batch, micro_batches: int) -> None:
-    """What open_clip's training does with accum_freq=A, of its version 3.3: the features of all micro-batches without
-    gradient; then for each one a forward with gradient, a loss over its features among the cached others, and a
-    backward of its own."""
+    """Runs the step of open_clip 3.3 with accum_freq=A.
+
+    Computes the features of all micro-batches without gradient; then for each micro-batch a forward with gradient, the
+    loss over its features and the cached features of the others, and a backward.
+    """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     with torch.no_grad():
         cached = [model(*chunk)[:2] for chunk in chunks]
     for j, chunk in enumerate(chunks):
-        *own, scale = model(*chunk)
-        sides = [torch.cat([*(c[k] for c in cached[:j]), own[k], *(c[k] for c in cached[j + 1 :])]) for k in (0, 1)]
+        *new, scale = model(*chunk)
+        sides = [torch.cat([*(c[k] for c in cached[:j]), new[k], *(c[k] for c in cached[j + 1 :])]) for k in (0, 1)]
         open_clip_loss(sides[0], sides[1], scale).backward()
 
 
 @dataclass(slots=True)
 class Pair:
-    """Both sides on the same weights and the same batch. `ours` and `theirs` leave gradients and return nothing."""
+    """Both steps on the same weights and batch. `ours` and `theirs` set the gradients and return nothing."""
 
     model: nn.Module
     batch: Batch
     ours: Callable[[], None]
     theirs: Callable[[], None]
-    our_scale: Tensor  # the parameter of the log of the scale, which is the objective's
-    their_scale: Tensor  # the model's
+    our_scale: Tensor  # log of the scale, a parameter of the objective
+    their_scale: Tensor  # log of the scale, a parameter of the model
 
     @classmethod
     def build(cls, towers: TowerConfig, size: int, micro_batches: int, comm: Comm, seed: int) -> Pair:
@@ -127,7 +130,7 @@ class Pair:
 def times(
     comm: Comm, towers: TowerConfig, size: int, micro_batches: int, rounds: int, seed: int
 ) -> dict[str, list[float]]:
-    """Seconds of both, and of what they are made of: a micro-batch's forward and a loss over the whole batch."""
+    """Returns the seconds of both steps, of the forward of a micro-batch, and of a loss over the whole batch."""
     pair = Pair.build(towers, size, micro_batches, comm, seed)
     image, tokens = (x.chunk(micro_batches)[0] for x in (pair.batch.image, pair.batch.tokens))
     features = [F.normalize(torch.randn(size, towers.width, device=comm.device), dim=1) for _ in range(2)]
@@ -150,14 +153,14 @@ def times(
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """How one side's gradients compare with those of the whole batch."""
+    """Comparison of one step's gradients with those of the whole batch."""
 
-    scale_ratio: float  # of the log of the scale: found / true
-    encoder_error: float  # of all the towers' parameters together: norm of the difference / norm of the true
+    scale_ratio: float  # gradient of the log of the scale: measured / exact
+    encoder_error: float  # all parameters of the towers: norm of the difference / norm of the exact gradient
 
 
 def gradients(comm: Comm, towers: TowerConfig, size: int, micro_batches: int, seed: int) -> dict[str, Gradients]:
-    """Both sides' gradients against one graph over the whole batch, by autograd of the definition in float64."""
+    """Compares the gradients of both steps with autograd of the definition over the whole batch in float64."""
     pair = Pair.build(towers, size, micro_batches, comm, seed)
     exact = copy.deepcopy(pair.model).double()
     image_BD, text_BD, scale = exact(pair.batch.image.double(), pair.batch.tokens)
@@ -184,12 +187,12 @@ def _gradient(x: Tensor) -> Tensor:
 
 
 def _towers(model: nn.Module) -> Tensor:
-    """The gradients of all parameters but the scale, as one vector."""
+    """Returns the gradients of all parameters except the scale as one vector."""
     return torch.cat([_gradient(p).flatten() for name, p in model.named_parameters() if name != "logit_scale"])
 
 
 def memory(comm: Comm, towers: TowerConfig, size: int, micro_batches: int, seed: int, side: str) -> int:
-    """Peak bytes of a step of `ours` or `theirs` beyond the weights and the batch."""
+    """Returns the peak bytes of the step of `ours` or `theirs` without weights and batch."""
     return_freed_memory()
     small = Pair.build(towers, min(size, 4 * micro_batches), micro_batches, comm, seed)
     (small.ours if side == "ours" else small.theirs)()

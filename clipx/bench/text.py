@@ -1,4 +1,4 @@
-"""A ViT-B/32 training step on captions as long as real ones, with and without what follows their end tokens."""
+"""Training step of ViT-B/32 on captions of realistic lengths: packed texts compared with padded texts and open_clip."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ from clipx.bench.spec import BenchError, BenchSpec
 from clipx.config.registry import option
 from clipx.errors import require
 
-_TOLERANCE = 1e-5  # relative, of the loss in float32
+_TOLERANCE = 1e-5  # relative error of the loss in float32
 
 
 @option("bench")
 @dataclass(kw_only=True, slots=True)
 class TextSpec(BenchSpec):
-    """Whole steps: both towers, InfoNCE, AdamW, float32, one process; the same weights and batch on both sides."""
+    """Whole training steps with packed and with padded texts, and of open_clip, on the same batch.
+
+    Both towers of ViT-B/32, InfoNCE, AdamW, float32, one process.
+    """
 
     kind: str = "text"
-    batch: int = 32  # samples
-    repeats: int = 5  # rounds
+    """Name of this benchmark in the registry."""
+
+    batch: int = 32
+    """Number of samples in a step. At least 2."""
+
+    repeats: int = 5
+    """Number of rounds, in each of which all implementations take a step in turns. At least 1."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
-        require(self.batch >= 2, f"batch={self.batch} has no negatives: give at least 2")
+        require(self.batch >= 2, f"batch={self.batch} must be at least 2: one sample has no negatives")
         self.check_counts("repeats")
 
     def run(self, log: Callable[[str], None]) -> Findings:
@@ -40,9 +48,9 @@ class TextSpec(BenchSpec):
         )[0]
         error = abs(losses["packed"] / losses["padded"] - 1)
         if error > _TOLERANCE:
-            raise BenchError(f"packed texts give another loss, by {error:.2g}: the time says nothing until they do not")
+            raise BenchError(f"packed texts change the loss by a relative {error:.2g}: their times are not valid")
         seconds = medians(times)
-        table = Table(f"a training step of {self.batch} samples", ("", "s", "packed takes"))
+        table = Table(f"training step of {self.batch} samples", ("", "s", "packed, relative"))
         for name, took in seconds.items():
             table.rows.append((name, f"{took:.3f}", f"{ratio(times['packed'], times[name]):.3f}"))
         figures = {

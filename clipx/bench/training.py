@@ -1,6 +1,5 @@
-"""Training steps of whole models as a composed run takes them, and as open_clip does.
+"""Measuring processes of the step and text benchmarks: training steps of composed runs and of open_clip.
 
-For benchmarks of a run's options.
 Shape suffixes: B batch, S side of an image, L context length.
 """
 
@@ -21,13 +20,13 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.spec import compose
 
-MEDIAN, SPREAD = 12, 0.6  # tokens of a caption without start and end; deviation of their logarithm
+MEDIAN, SPREAD = 12, 0.6  # tokens of a caption without start and end; standard deviation of their logarithm
 
 Step = Callable[[], Tensor]
 
 
 def captions(texts: int, length: int, seed: int) -> Tensor:
-    """[B, L] random tokens, as many in each text as captions from the web have."""
+    """Returns random tokens [B, L] with the lengths of captions from the web."""
     random = torch.Generator().manual_seed(seed)
     tokens_BL = torch.randint(1, Tokenizer.start_id, (texts, length), generator=random)
     used_B = (MEDIAN * torch.exp(SPREAD * torch.randn(texts, generator=random))).round().clamp(1, length - 2).long()
@@ -39,6 +38,7 @@ def captions(texts: int, length: int, seed: int) -> Tensor:
 
 
 def batch_for(model: ModelSpec, size: int, device: torch.device, seed: int) -> Batch:
+    """Returns a random batch of uint8 images and captions."""
     random = torch.Generator().manual_seed(seed)
     image = torch.randint(0, 256, (size, 3, model.image.size, model.image.size), generator=random, dtype=torch.uint8)
     image = image.contiguous(memory_format=torch.channels_last)
@@ -46,7 +46,7 @@ def batch_for(model: ModelSpec, size: int, device: torch.device, seed: int) -> B
 
 
 def step_of(overrides: Sequence[str], size: int, comm: Comm, seed: int) -> Step:
-    """A training step of the run that `overrides` compose, always on the same batch. It returns the loss."""
+    """Builds a training step of the run that `overrides` compose, on a fixed batch. The step returns the loss."""
     spec = compose(*overrides, f"data.batch_size={size}", f"seed={seed}")
     length = Length(epoch=max(SAMPLES, size), batch=size, total=10 * max(SAMPLES, size))
     learner = Learner(spec, comm, length, Varying(spec.model.drops_patches))
@@ -64,7 +64,7 @@ def step_of(overrides: Sequence[str], size: int, comm: Comm, seed: int) -> Step:
 
 
 def open_clip_vit_b32(size: int, comm: Comm, seed: int) -> Step:
-    """The same of open_clip's ViT-B-32, with its loss and the optimizer of its trainer."""
+    """Builds the same step of open_clip's ViT-B-32, with its loss and the optimizer of its trainer."""
     import open_clip
     from open_clip.loss import ClipLoss
 
@@ -89,17 +89,17 @@ def open_clip_vit_b32(size: int, comm: Comm, seed: int) -> Step:
 def times(
     comm: Comm, runs: Mapping[str, Sequence[str]], open_clip: bool, size: int, rounds: int, seed: int
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of a step of each run, by name, in each round; and the loss of each one's first step."""
+    """Returns the seconds of a step of each run in each round, by name, and the loss of each first step."""
     steps = {name: step_of(overrides, size, comm, seed) for name, overrides in runs.items()}
     if open_clip:
         steps["open_clip"] = open_clip_vit_b32(size, comm, seed)
-    losses = {name: step().item() for name, step in steps.items()}  # the warm-up as well
+    losses = {name: step().item() for name, step in steps.items()}  # also the warm-up
     return interleaved(steps, rounds, comm), losses
 
 
 def memory(comm: Comm, overrides: Sequence[str], size: int, seed: int) -> int:
-    """Peak bytes of a step beyond weights, the optimizer's state and the batch."""
+    """Returns the peak bytes of a step without weights, optimizer state and batch."""
     return_freed_memory()
     step = step_of(overrides, size, comm, seed)
-    step()  # after which the optimizer has its state
+    step()  # allocates the optimizer state
     return peak_memory(step, comm.device)

@@ -57,11 +57,11 @@ def test_the_list_of_benchmarks_and_a_benchmarks_keys_need_no_torch() -> None:
             "dims, small, repeats (did you mean batch?)",
         ),
         (["loss", "batch=many"], "batch=many: Value 'many' of type 'str' could not be converted to Integer"),
-        (["loss", "batch=100"], "batch=100 is not divisible by the 8 ranks of parts: give a multiple of 8, or other parts=[…]"),
+        (["loss", "batch=100"], "batch=100 is not divisible by 8, which parts contains: give a multiple of 8, or change parts=[…]"),
         (["loss", "device=tpu"], "device=tpu is not a device: choose from auto, cpu, cuda"),
         (
             ["accumulation", "batches=[100]"],
-            "batches=[100] holds 100, which 8 micro_batches cannot share evenly: give multiples of 8",
+            "batches=[100] contains 100, which is not divisible by micro_batches=8: give multiples of 8",
         ),
     ],
 )  # fmt: skip
@@ -98,7 +98,7 @@ def test_loss_compares_time_memory_and_what_travels(tmp_path: Path) -> None:
     assert errors == {1: 0, 2: pytest.approx(0.5)}  # 1/K of what they should be
 
     again = run(*BENCH, "loss", f"run_dir={tmp_path / 'out'}", check=False)
-    assert again.stderr == f"error: run_dir={tmp_path / 'out'} already holds results: give another, or leave it out\n"
+    assert again.stderr == f"error: run_dir={tmp_path / 'out'} already contains results: give another, or remove it\n"
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_accumulation_compares_time_and_gradients(tmp_path: Path) -> None:
     assert max(figures["encoder_error_ours"], figures["encoder_error_theirs"]) < 1e-5
     assert figures["time_ratios"] == {"16": figures["time_ratio"]}
     assert figures["memory_mib"].keys() == {"ours", "theirs"}
-    assert "a step in 8 micro-batches" in printed
+    assert "step in 8 micro-batches" in printed
     assert results["figures"] == figures
 
 

@@ -62,20 +62,20 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
 def test_a_single_interval_is_no_measurement(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(json.dumps({"step": 2, "samples": 32, "train/samples_per_second": 5.0}) + "\n")
-    with pytest.raises(BenchError, match="holds 1 intervals, the first of which does not count: give more steps="):
+    with pytest.raises(BenchError, match="has 1 intervals, the first of which is the warm-up: raise steps="):
         read(metrics, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 10}, "steps=10 holds no second interval=10: give 20 or more"),
-        ({"tasks": [0]}, "tasks=[0] must hold numbers from 1"),
-        ({"launcher": Launcher.clipx_slurm, "tasks": [1]}, "tasks=[1] is not clipx_slurm's: leave it out, or choose launcher="),
-        ({"launcher": Launcher.clipx_local, "nodes": [1]}, "nodes=[1] is not clipx_local's: leave it out, or choose launcher="),
-        ({"launcher": Launcher.clipx_local, "tasks_per_node": 2}, "tasks_per_node=2 is not clipx_local's: leave it out, or choose launcher="),
+        ({"steps": 10}, "steps=10 must be at least 20, twice interval=10"),
+        ({"tasks": [0]}, "tasks=[0] must contain numbers of at least 1"),
+        ({"launcher": Launcher.clipx_slurm, "tasks": [1]}, "tasks=[1] has no effect on clipx_slurm: remove it, or choose another launcher="),
+        ({"launcher": Launcher.clipx_local, "nodes": [1]}, "nodes=[1] has no effect on clipx_local: remove it, or choose another launcher="),
+        ({"launcher": Launcher.clipx_local, "tasks_per_node": 2}, "tasks_per_node=2 has no effect on clipx_local: remove it, or choose another launcher="),
         ({"launcher": Launcher.clipx_local, "tasks": [3], "mode": ScalingMode.strong}, "batch=64 is not divisible by 3 ranks, which share it: give a multiple, or mode=weak"),
-        ({"train": ["seed"]}, "train holds seed, which is not KEY=VALUE: write \"train=['a=b','c=d']\""),
+        ({"train": ["seed"]}, "train contains seed, which is not KEY=VALUE: write \"train=['a=b','c=d']\""),
     ],
 )  # fmt: skip
 def test_what_cannot_be_scaled_is_one_line(options: dict[str, object], message: str) -> None:
@@ -121,10 +121,10 @@ def test_the_network_is_fitted_to_every_other_size_and_compared_with_the_rest(tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ranks": [1, 2]}, "ranks=[1, 2] must hold numbers from 2: one process moves nothing"),
-        ({"sizes": [1, 1, 2, 3]}, "sizes=[1, 1, 2, 3] must hold at least 4 numbers of bytes: two to fit, two to compare with"),
-        ({"gpus": [12]}, "gpus=[12] holds 12, no whole nodes of gpus_per_node=8: give a multiple, or less than one node"),
-        ({"global_batch": 100, "gpus": [8]}, "global_batch=100 is not divisible by the 8 of gpus: give a multiple of it"),
+        ({"ranks": [1, 2]}, "ranks=[1, 2] must contain numbers of at least 2: one process has no collectives"),
+        ({"sizes": [1, 1, 2, 3]}, "sizes=[1, 1, 2, 3] must contain at least 4 different numbers of bytes: two to fit, two to compare with"),
+        ({"gpus": [12]}, "gpus=[12] contains 12, which must be a multiple of gpus_per_node=8, or below it"),
+        ({"global_batch": 100, "gpus": [8]}, "global_batch=100 is not divisible by 8, which gpus contains: give a multiple"),
         ({"between_gbs": 0.0}, "between_gbs=0.0 must be above 0"),
     ],
 )  # fmt: skip

@@ -43,8 +43,11 @@ def test_comma_separated_values_are_runs_named_by_what_they_differ_in() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("data.batch_size=8", "data.batch_size=8 is this benchmark's own batch: give batch="),
-        ("stages=[{until:50%,lr_scale:2},{}]", "is of several steps: compare model.image.size=112,224 or so"),
+        ("data.batch_size=8", "data.batch_size=8 is set by this benchmark: give batch="),
+        (
+            "stages=[{until:50%,lr_scale:2},{}]",
+            "covers several steps: compare the stages' values, such as model.image.size=112,224",
+        ),
         ("model.patch_dropout=0,1", "model.patch_dropout=1.0 must be in"),
         ("bacth=8", "bacth is not a key here"),
     ],
