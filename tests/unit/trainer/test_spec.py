@@ -64,7 +64,7 @@ OUT_OF_RANGE = [
     ((), "distributed.timeout_s=0.0", "above 0"),
     ((), "checkpoint.every=daily", "none"),
     ((), "checkpoint.keep_last=0", "at least 1"),
-    ((), "evaluator.zeroshot.every=0ep", "above zero"),
+    ((), "evaluator.zeroshot.every=0ep", "less than one sample"),
     ((), "evaluator.retrieval.batch_size=0", "at least 1"),
     ((WANDB,), "logger.wandb.mode=silent", "online, offline"),
 ]
