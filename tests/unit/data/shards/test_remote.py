@@ -111,7 +111,7 @@ def test_many_shards_on_s3_are_indexed_by_processes(bucket: str, monkeypatch: py
 def test_counts_beside_a_shard_on_s3_are_read(bucket: str, endpoint: str) -> None:
     admin(endpoint).pipe_file(f"{bucket}/00001_stats.json", b'{"successes": 11}')
     (bad,) = opened(f"{bucket}/*.tar").bad
-    assert (bad.key, "00001_stats.json says 11" in bad.reason) == (f"{bucket}/00001.tar", True)
+    assert (bad.key, "00001_stats.json lists 11" in bad.reason) == (f"{bucket}/00001.tar", True)
 
 
 def test_a_shard_that_is_replaced_on_s3_is_indexed_anew(bucket: str, endpoint: str, tmp_path: Path) -> None:
