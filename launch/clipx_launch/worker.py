@@ -46,7 +46,7 @@ def main() -> None:
     result = _run(point)
     code = result.exit_code
     if result.state == "stopped" and ((point.launch_dir / "requeue").exists() or rank > 0):
-        code = Exit.FINISHED  # after another code srun would end the other ranks, which may still be saving
+        code = Exit.FINISHED  # after another code srun would end the other ranks, which may not have ended yet
     if rank == 0 or result.state == "failed":
         point.write_result(result)
     sys.stdout.flush()
