@@ -121,7 +121,7 @@ def test_a_stopped_run_saves_and_goes_on_by_the_same_command_until_it_is_finishe
     assert wait_for_job(job) == ["FAILED"]
     assert launch_json(point, "result")["state"] == "stopped"
     batch = (tmp_path / f".launch/logs/{job}.log").read_text()
-    assert "not put back into the queue (hydra.launcher.max_requeue=0)" in batch
+    assert "stopped and saved, but not requeued (hydra.launcher.max_requeue=0)" in batch
     done = len(rows(point))
     assert [path.name for path in (point / "checkpoints").glob("step-*")] == [f"step-{done:08d}"]
 
