@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from helpers.runs import SMALL, run
+from helpers.runs import SMALL, VIT, run, start
 from helpers.samples import img2dataset, write_tar
 
 from clipx.data.loader import ImageView, train_loader
@@ -44,32 +43,21 @@ def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order_of_the_res
 
 
 def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "clipx.train", f"run_dir={tmp_path}/run", "data.samples=512", "data.workers=2"]
-    options = [
-        "data.batch_size=32",
-        "data.held_out_samples=48",
-        "duration=10000st",
-        "logger=[]",
-        "evaluator=[]",
-        "log_every=1st",
-    ]
-    log = tmp_path / "log.txt"
-    with log.open("wb") as out:
-        run = subprocess.Popen([*command, *options], stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    options = (*SMALL, *VIT, "data.samples=512", "data.workers=2", "duration=10000st", "checkpoint=none")
+    run = start(tmp_path / "out", "-m", "clipx.train", *options, f"run_dir={tmp_path}/run")
     try:
         until = time.monotonic() + 120
         metrics = tmp_path / "run" / "metrics.jsonl"  # there before the workers are, which a logged step has read from
         while not (metrics.is_file() and metrics.stat().st_size):
-            assert run.poll() is None and time.monotonic() < until, log.read_text()
+            assert run.poll() is None and time.monotonic() < until, run.err.read_text()
             time.sleep(0.1)
-        children = map(int, Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split())
-        worker = max(pid for pid in children if "clipx.train" in Path(f"/proc/{pid}/cmdline").read_text())
+        worker = max(map(int, Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()))
         os.kill(worker, signal.SIGKILL)
         assert run.wait(100) == 1
     finally:
         run.kill()
         run.wait()
-    (line,) = [line for line in log.read_text().splitlines() if line.startswith("error")]
+    (line,) = [line for line in run.err.read_text().splitlines() if line.startswith("error")]
     assert line.startswith("error: a loader process of this rank died (DataLoader worker (pid")
     assert str(worker) in line
 

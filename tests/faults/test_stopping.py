@@ -19,7 +19,8 @@ import pytest
 import submitit
 import torch
 from helpers import SCRIPTS
-from helpers.runs import SMALL
+from helpers.forks import Fork
+from helpers.runs import SMALL, start
 from submitit.helpers import DelayedSubmission
 
 from clipx.distributed.comm import Comm
@@ -35,7 +36,7 @@ class Job:
     """Processes that run `stopping.py`: the launcher, or one for each rank."""
 
     folder: Path
-    processes: Sequence[subprocess.Popen[str]]
+    processes: Sequence[subprocess.Popen[str] | Fork]
 
     def pid(self, rank: int) -> int:
         return int((self.folder / f"pid.{rank}").read_text())
@@ -76,10 +77,15 @@ def job(folder: Path, fault: str, ranks: int, *options: str, launcher: Sequence[
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for rank in range(1 if launcher else ranks):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-        command = [sys.executable, *launcher, SCRIPT, f"run_dir={run}", f"name={fault}", "distributed=cpu", *options]
-        with (folder / f"stderr.{rank}").open("w") as err:
-            own = {} if launcher or ranks == 1 else {**place, "MASTER_PORT": str(port)}
-            processes.append(subprocess.Popen(command, env={**env, **own}, stdout=err, stderr=err, text=True))
+        words = (SCRIPT, f"run_dir={run}", f"name={fault}", "distributed=cpu", *options)
+        own = {} if launcher or ranks == 1 else {**place, "MASTER_PORT": str(port)}
+        err = folder / f"stderr.{rank}"
+        if not launcher:
+            processes.append(Fork(words, {**env, **own}, err, err))
+            continue
+        with err.open("w") as file:
+            command = [sys.executable, *launcher, *words]
+            processes.append(subprocess.Popen(command, env=env, stdout=file, stderr=file, text=True))
     started = Job(run, processes)
     try:
         yield started
@@ -263,8 +269,7 @@ def test_a_rank_that_is_stopped_is_no_reason_to_wait_for_ever(tmp_path: Path) ->
 def test_loader_processes_do_not_outlive_the_process_they_read_for(tmp_path: Path) -> None:
     """They look every 5 s."""
     options = (*SMALL, "data.workers=2", "duration=4000ep", "checkpoint=none", f"run_dir={tmp_path}/run")
-    command = (sys.executable, "-m", "clipx.train", *options)
-    trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    trainer = start(tmp_path / "out", "-m", "clipx.train", *options)
     try:
         wait_until(lambda: (tmp_path / "run/metrics.jsonl").is_file(), 60)
         children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children")

@@ -35,7 +35,7 @@ def start_server() -> None:
 
 
 class Fork:
-    """`python WORDS…` with `env` for its environment; what it says goes into two files."""
+    """`python WORDS…` in the environment `env`, with the methods of `subprocess.Popen`. Output goes to two files."""
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], out: Path, err: Path) -> None:
         self.words, self.out, self.err = words, out, err
@@ -43,10 +43,34 @@ class Fork:
         self._process = CONTEXT.Process(target=_become, args=(list(words), dict(env), os.getcwd(), out, err))  # noqa: PTH109
         self._process.start()
 
-    def wait(self, seconds: float | None = None) -> int | None:
-        """The exit code; None where it still runs then."""
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self, seconds: float = 0) -> int | None:
+        """Returns the exit code, or None for a process that still runs after `seconds`."""
         self._process.join(seconds)
         return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit code. Raises TimeoutExpired."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(list(self.words), timeout or 0)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Returns what an ended process printed to stdout and to stderr. Raises TimeoutExpired."""
+        self.wait(timeout)
+        return self.out.read_text(), self.err.read_text()
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         self._process.kill()
@@ -77,7 +101,7 @@ def _first_failure(forks: Sequence[Fork], words: Sequence[str], deadline: float)
     running = list(forks)
     while running:
         for fork in list(running):
-            found = fork.wait(0.02)
+            found = fork.poll(0.02)
             if found is not None:
                 running.remove(fork)
                 if found and not code:

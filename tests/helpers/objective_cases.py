@@ -16,10 +16,9 @@ from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.objective.spec import ObjectiveSpec
 from clipx.precision.spec import Precision
-from clipx.trainer.spec import compose
 from helpers import objective_reference
 from helpers.objective_reference import MovingAverage
-from helpers.runs import NEEDED
+from helpers.runs import NEEDED, compose
 
 ONE = Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu"))
 FP64 = Precision(torch.float64, None, "cpu")

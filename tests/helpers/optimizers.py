@@ -15,7 +15,7 @@ from clipx.model.clip import CLIP
 from clipx.objective.base import Objective
 from clipx.optimizer.groups import parameter_groups, set_learning_rate
 from clipx.optimizer.spec import OptimizerSpec
-from clipx.trainer.spec import compose
+from helpers.runs import compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 OPTIONS = sorted(path.stem for path in (CONF_DIR / "optimizer").glob("*.yaml"))

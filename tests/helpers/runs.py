@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
 
 from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.format import CheckpointDir, RankRows
 from clipx.checkpoint.spec import CheckpointSpec
+from clipx.config.compose import checked, isolated_hydra, prepare, quote_pattern
 from clipx.config.lazy_torch import torch
+from clipx.config.messages import COMPOSITION_ERRORS, one_line
+from clipx.config.registry import CONF_DIR
 from clipx.distributed.comm import Comm
-from clipx.trainer.spec import RunSpec, compose
+from clipx.errors import ConfigError
+from clipx.trainer.spec import RunSpec
 from helpers import forks
 from helpers.s3_server import free_ports
 
@@ -56,6 +67,29 @@ def small(run_dir: Path, *overrides: str) -> RunSpec:
     return compose(*SMALL, f"run_dir={run_dir}", f"name={run_dir.name}", *overrides)
 
 
+def compose(*overrides: str, config_name: str = "train") -> RunSpec:
+    """Does what `clipx.compose` does, seven times as fast, for tests of anything but composition itself.
+
+    What the choices of groups select is composed once; values are set in a copy, by Hydra's parser and rules.
+    """
+    lines = tuple(map(quote_pattern, overrides))
+    try:
+        prepare(lines, [])
+        parsed = OverridesParser.create().parse_overrides(list(lines))
+        choices = [x for x in parsed if x.package is not None or (CONF_DIR / x.key_or_group).is_dir()]
+        cfg = copy.deepcopy(_chosen(config_name, tuple(str(x.input_line) for x in choices)))
+        ConfigLoaderImpl._apply_overrides_to_config([x for x in parsed if x not in choices], cfg)
+        return cast("RunSpec", checked(cfg))
+    except COMPOSITION_ERRORS as error:
+        raise ConfigError(one_line(error)) from error
+
+
+@functools.lru_cache(maxsize=128)
+def _chosen(config_name: str, choices: tuple[str, ...]) -> DictConfig:
+    with isolated_hydra():
+        return hydra.compose(config_name, list(choices))
+
+
 def run(
     *command: str, check: bool = True, timeout: float = 240, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
@@ -69,6 +103,13 @@ def run(
         done = forks.run([{}], command[1:], _env(), timeout)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def start(folder: Path, *words: str, **env: str) -> forks.Fork:
+    """Starts `python WORDS…` as a fork, which a test waits for, signals or kills. Its output goes to files in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = len(list(folder.glob("*.err")))
+    return forks.Fork(words, {**_env(), **env}, folder / f"{number}.out", folder / f"{number}.err")
 
 
 def torchrun(

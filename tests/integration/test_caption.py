@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import SCRIPTS
-from helpers.runs import SMALL, VIT, losses, run, small, torchrun
+from helpers.runs import SMALL, VIT, compose, losses, run, small, torchrun
 from helpers.scripts.resume_each_step import FIVE, differences
 from safetensors.torch import load_file
 
@@ -24,7 +24,6 @@ from clipx.data import shapes
 from clipx.data.shapes import draw, full_caption, random_scene
 from clipx.errors import ConfigError
 from clipx.model.tokenizer import Tokenizer
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 GRADIENTS = str(SCRIPTS / "gradients.py")

@@ -44,7 +44,9 @@ def test_composing_from_python_imports_nothing_that_takes_long() -> None:
     without_heavy_modules("from clipx import compose\nfor data in ('shapes', 'laion400m'): compose(f'data={data}')")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--help", "data.shuffle_window"], ["modl=x"], ["-sc", "install=bash"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--help", "data.shuffle_window"], ["modl=x"], ["-sc", "install=bash"]]
+)
 def test_a_command_that_does_not_train_imports_nothing_that_takes_long(arguments: list[str]) -> None:
     without_heavy_modules(typed(*arguments))
 

@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 import torch
 from helpers.benchmark_set import write_set
-from helpers.runs import VIT, run, small
+from helpers.runs import VIT, compose, run, small
 from helpers.samples import jpeg
 from PIL import Image
 from torch import Tensor
@@ -29,7 +29,6 @@ from clipx.errors import ClipxError
 from clipx.export import export
 from clipx.model.clip import CLIP
 from clipx.trainer.saved_run import load_run
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_weights
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import SCRIPTS
-from helpers.runs import VIT, torchrun
+from helpers.runs import VIT, compose, torchrun
 from helpers.scripts.fsdp_training import trained
 from safetensors.torch import load_file
 
 from clipx.errors import ConfigError
-from clipx.trainer.spec import compose
 
 SCRIPT = str(SCRIPTS / "fsdp_training.py")
 TEN = (

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import open_clip
 import pytest
 import torch
-from helpers.runs import VIT, events, run, small
+from helpers.runs import VIT, compose, events, run, small
 from open_clip.factory import get_model_config
 from open_clip.loss import SigLipLoss
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from clipx.checkpoint.format import CheckpointDir
 from clipx.data.loader import Batch
 from clipx.errors import ClipxError
 from clipx.export import export
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 from clipx.weights.open_clip import spec_of, ties, to_open_clip
 from clipx.weights.open_clip_checkpoint import LEARNED_THERE, in_their_order, is_gain_or_bias

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import tensors
+from helpers.runs import compose, tensors
 
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 STORED = Path(__file__).parent / "stored_run"

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from helpers import objective_reference
 from helpers.objective_cases import ONE, assert_same, features, spec
-from helpers.runs import torchrun
+from helpers.runs import compose, torchrun
 from helpers.scripts import objective_grid
 from open_clip.loss import DistillClipLoss
 from safetensors.torch import load_file
@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clipx.config.duration import Length
 from clipx.errors import ConfigError
 from clipx.objective.base import Objective, StepInputs
-from clipx.trainer.spec import compose
 
 B, WIDTH = 6, 9  # of the teacher, unlike the student's
 SETTINGS = ("objective.init_temperature=0.2", "objective.contrastive_weight=0.7", "objective.distill_weight=1.9")

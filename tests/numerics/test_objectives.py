@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from helpers import objective_cases as cases
 from helpers import objective_reference as reference
 from helpers.objective_cases import AVERAGES, EACH, SETTINGS, VARIANTS, assert_same, build, features, read, score
+from helpers.runs import compose
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipx.objective.base import Objective, StepInputs
-from clipx.trainer.spec import compose
 
 N = 30  # samples of the data set
 B = 6

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import yaml
 from helpers.payloads import Flag
-from helpers.runs import VIT, small
+from helpers.runs import VIT, compose, small
 
 from clipx.checkpoint.downloader import fetch
 from clipx.checkpoint.format import MANIFEST, STATE, TENSORS, CheckpointDir, find_damage, sha256
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.evaluate import evaluate, main
 from clipx.trainer.saved_run import load_run
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 SHARD = "shard.00000-of-00001.safetensors"
@@ -185,7 +184,9 @@ def test_a_state_of_another_form_is_refused_in_one_line(theirs: Path, content: s
 def test_values_of_another_type_are_refused_by_name(theirs: Path, flag: Flag, key: str, value: Any) -> None:
     state = state_of(theirs)
     write_state(theirs, json.dumps({**state, "state": {**state["state"], key: value}}))
-    with pytest.raises(CheckpointError, match=rf"{STATE} holds .* as {key}, which clipx does not write: restore the file"):
+    with pytest.raises(
+        CheckpointError, match=rf"{STATE} holds .* as {key}, which clipx does not write: restore the file"
+    ):
         resumed(theirs)
     assert flag.absent
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.payloads import sample, write_tar
-from helpers.runs import SMALL, VIT, run
+from helpers.runs import SMALL, VIT, compose, run
 
 from clipx.data.index import IndexSpec, index
 from clipx.data.index import main as index_main
@@ -22,7 +22,6 @@ from clipx.evaluate import main as evaluate_main
 from clipx.export import main as export_main
 from clipx.storage.url import check_secrets, check_url, redacted
 from clipx.train import main as train_main
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 SECRET = "S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr"  # 40 characters, as both services' keys have

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from helpers import ROOT
 from helpers.benchmark_set import write_set
-from helpers.runs import SMALL, rows, run, torchrun
+from helpers.runs import SMALL, compose, rows, run, torchrun
 from helpers.samples import jpeg
 from PIL import Image
 
 from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec
-from clipx.trainer.spec import compose
 
 TRAIN = (sys.executable, "-m", "clipx.train", *SMALL, "checkpoint.every=2st", "evaluator=[zeroshot,retrieval]")
 EVALUATE = (sys.executable, "-m", "clipx.evaluate")

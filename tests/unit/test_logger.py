@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.runs import SMALL, small
+from helpers.runs import SMALL, compose, small
 
 from clipx.errors import ConfigError
 from clipx.logger import Jsonl, Sinks, read_rows
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.runs import small
+from helpers.runs import compose, small
 from open_clip_train import scheduler as open_clip  # type: ignore[import-untyped]
 
 from clipx.config.duration import Cadence, Duration, Length, check_cadence
 from clipx.errors import ConfigError
 from clipx.schedule import ConstantCooldownSpec, ConstantScheduleSpec, CosineSpec, ScheduleSpec
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 EPOCH, BATCH = 6400, 64  # 100 steps an epoch

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import VIT, rows, run, small
+from helpers.runs import VIT, compose, rows, run, small
 from PIL import Image
 
 import clipx.wise_ft  # noqa: F401  # registers its options
 from clipx.errors import ConfigError
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 from clipx.weights.interpolation import check_mixable, interpolate
 from clipx.weights.load import LoadedWeights, load_into, load_weights

@@ -7,8 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
+from helpers.runs import compose
+
 from clipx.embed import embed
-from clipx.trainer.spec import compose
 
 left = int(sys.argv[1])
 replace = Path.replace

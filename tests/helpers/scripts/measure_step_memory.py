@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
+from helpers.runs import compose
 
 from clipx.bench.measure import peak_memory, return_freed_memory
 from clipx.bench.training import captions
@@ -13,7 +14,6 @@ from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
 from clipx.precision.loss_scaler import LossScale
 from clipx.trainer.gradcache import forward_backward
-from clipx.trainer.spec import compose
 
 
 def main(samples: int, overrides: list[str]) -> None:

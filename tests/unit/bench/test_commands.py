@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from helpers.runs import run
+from helpers.runs import compose, run
 
 from clipx.bench.spec import BenchSpec
 from clipx.config.registry import CONF_DIR
-from clipx.trainer.spec import compose
 
 BENCH = (sys.executable, "-m", "clipx.bench")
 NAMES = sorted(path.stem for path in (CONF_DIR / "bench").glob("*.yaml"))

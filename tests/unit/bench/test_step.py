@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.runs import VIT
+from helpers.runs import VIT, compose
 
 from clipx.bench.step import StepSpec, gathered
 from clipx.bench.training import memory, times
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
-from clipx.trainer.spec import compose
 
 
 def spec(*words: str) -> StepSpec:

@@ -52,7 +52,9 @@ def test_a_named_step_is_loaded(folder: CheckpointDir) -> None:
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(folder: CheckpointDir) -> None:
-    with pytest.raises(CheckpointError, match=r"step-00000025 cannot be used: it does not exist; available steps: 30, 20, 10"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000025 cannot be used: it does not exist; available steps: 30, 20, 10"
+    ):
         folder.load(25)
 
 

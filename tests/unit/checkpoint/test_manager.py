@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import SMALL, VIT, events, losses, rows, small, tensors, untimed_rows
+from helpers.forks import Fork
+from helpers.runs import SMALL, VIT, events, losses, rows, small, start, tensors, untimed_rows
 from helpers.s3_server import FaultyProxy
 
 from clipx.checkpoint.format import CheckpointDir
@@ -72,7 +71,9 @@ def test_the_best_by_a_metric_is_saved_when_it_is_found_and_stays(tmp_path: Path
 
 
 def test_a_metric_that_no_evaluator_gives_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="checkpoint.best=loss is not a metric of an evaluator of this run: give one of"):
+    with pytest.raises(
+        ConfigError, match="checkpoint.best=loss is not a metric of an evaluator of this run: give one of"
+    ):
         small(tmp_path, "evaluator=[retrieval]", "checkpoint.best=loss")
 
 
@@ -202,20 +203,18 @@ def test_an_outage_at_the_start_is_no_new_run(
 # ------------------------------------------------------------------------------------------- stopping the real thing
 
 
-def started(run_dir: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = (sys.executable, "-m", "clipx.train", *SMALL, *VIT, *overrides, f"run_dir={run_dir}")
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def started(run_dir: Path, *overrides: str) -> Fork:
+    return start(run_dir.parent / "out", "-m", "clipx.train", *SMALL, *VIT, *overrides, f"run_dir={run_dir}")
 
 
-def until(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
+def until(run_dir: Path, step: int, process: Fork) -> None:
     """Waits until a run has logged a step."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         path = run_dir / "metrics.jsonl"
         if path.is_file() and len(path.read_text().splitlines()) >= step:
             return
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert process.poll() is None, process.err.read_text()
         time.sleep(0.02)
     pytest.fail(f"step {step} did not come")
 
@@ -224,7 +223,7 @@ def until(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
 def test_a_stopped_run_says_so_by_its_exit_code_and_ends_as_one_that_was_not(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    long = ("duration=40st", "evaluator=[retrieval]", "evaluator.retrieval.every=1st")
+    long = ("duration=20st", "evaluator=[retrieval]", "evaluator.retrieval.every=1st")
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     Trainer(small(straight, *VIT, *long)).fit()
     process = started(stopped, *long)
@@ -236,7 +235,7 @@ def test_a_stopped_run_says_so_by_its_exit_code_and_ends_as_one_that_was_not(
     assert "saved; continue with resume=" in said
     process = started(stopped, *long, "resume=auto")
     assert process.wait(timeout=200) == 0
-    assert same(tensors(stopped, 40), tensors(straight, 40))
+    assert same(tensors(stopped, 20), tensors(straight, 20))
     assert untimed_rows(straight) == untimed_rows(stopped), "the evaluation that the signal came before is made up for"
 
 

@@ -62,12 +62,16 @@ def test_going_back_to_a_step_keeps_what_came_after_under_another_name(tmp_path:
 
 
 def test_a_step_that_is_not_there_is_named_with_those_that_are(done: Path) -> None:
-    with pytest.raises(CheckpointError, match="step-00000007 cannot be used: it does not exist; available steps: 4, 3, 2, 1"):
+    with pytest.raises(
+        CheckpointError, match="step-00000007 cannot be used: it does not exist; available steps: 4, 3, 2, 1"
+    ):
         Trainer(small(done, *FOUR, "resume=step:7"))
 
 
 def test_latest_does_not_begin_anew(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"resume=latest: .*/run holds no run: check the name, or use resume=none"):
+    with pytest.raises(
+        CheckpointError, match=r"resume=latest: .*/run holds no run: check the name, or use resume=none"
+    ):
         Trainer(small(tmp_path / "run", "resume=latest"))
 
 

@@ -42,7 +42,9 @@ def test_a_module_that_does_not_fit_is_refused_by_name() -> None:
     state = dict(model.state_dict())
     state["extra"] = state.pop("0.bias")
     state["0.weight"] = state["0.weight"][:2]
-    with pytest.raises(CheckpointError, match=r"missing 0.bias; unexpected extra; different shape 0.weight \[2, 3, 3, 3\]"):
+    with pytest.raises(
+        CheckpointError, match=r"missing 0.bias; unexpected extra; different shape 0.weight \[2, 3, 3, 3\]"
+    ):
         load_module(model, state, "model")
 
 

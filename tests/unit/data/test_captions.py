@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from helpers.runs import compose
 from helpers.samples import captions, img2dataset, jpeg, write_tar
 
 from clipx.config.saved import from_dict, save, to_dict
@@ -24,7 +25,7 @@ from clipx.data.spec import open_data
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
-from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec
 
 WEIGHTS = {"txt": 0.2, "json.caption": 0.3, "json.recaption": 0.5}
 BOTH = "{txt:0.3,json.recaption:0.7}"
@@ -167,7 +168,9 @@ def test_a_sample_counts_where_one_of_the_keys_has_a_caption(tmp_path: Path) -> 
     source = opened(shard, {"txt": 1, "json.recaption": 1})
     assert source.sizes == [6]
     assert [list(source.read(i).captions) for i in range(5)] == [["json", "txt"], ["txt"], ["json"], ["json"], ["txt"]]
-    with pytest.raises(BadSample, match=r"^caption is missing: json\.recaption contains no text; caption is not UTF-8$"):
+    with pytest.raises(
+        BadSample, match=r"^caption is missing: json\.recaption contains no text; caption is not UTF-8$"
+    ):
         source.read(5)
     assert {Path(bad.key).name: bad.reason for bad in source.bad} == {
         "a.tar:none": "caption is missing or empty",

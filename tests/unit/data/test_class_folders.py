@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.runs import SMALL, rows, run
+from helpers.runs import SMALL, compose, rows, run
 from helpers.samples import encode, jpeg, picture, read_all
 
 from clipx.data.folder import FolderSpec
 from clipx.errors import ConfigError, DataError
-from clipx.trainer.spec import compose
 
 
 def folders(place: Path, **images: int) -> Path:

@@ -128,7 +128,9 @@ def test_images_without_names_have_no_captions_and_cannot_be_trained_on(tmp_path
     data = spec(tmp_path).open()
     assert data.classes is None
     assert data.held_out is not None and data.held_out.read(0).captions == ()
-    with pytest.raises(BadSample, match=r"label 0 has no caption: classnames.txt or .*templates.txt has no entry for it"):
+    with pytest.raises(
+        BadSample, match=r"label 0 has no caption: classnames.txt or .*templates.txt has no entry for it"
+    ):
         data.train.read(0)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.runs import compose
 from helpers.samples import captions, encode, jpeg, picture, read_all
 
 from clipx.data.csv import CsvSpec
@@ -14,7 +15,6 @@ from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.errors import ConfigError, DataError
-from clipx.trainer.spec import compose
 
 
 def spec(path: Path | str | None, **options: Any) -> CsvSpec:

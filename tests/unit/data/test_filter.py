@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import events, rows, small
+from helpers.runs import compose, events, rows, small
 from helpers.samples import Numbers, encode, img2dataset, picture, write_tar
 
 from clipx.data.filter import Filtered
 from clipx.data.source import BadSample, Sample
 from clipx.data.spec import Dataset, DataSpec, open_data
 from clipx.errors import ConfigError
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers.runs import VIT, rows, run, tensors, torchrun
+from helpers.runs import VIT, compose, rows, run, tensors, torchrun
 from helpers.samples import Numbers, encode, img2dataset, picture, write_tar
 
 from clipx.config.registry import CONF_DIR
@@ -25,7 +25,7 @@ from clipx.data.order import Order
 from clipx.data.spec import Classes
 from clipx.errors import CheckpointError, ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
-from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec
 from clipx.trainer.trainer import Trainer
 
 SIZES = ([7, 0, 5], [30], [1], [4, 4, 9])

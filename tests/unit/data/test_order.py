@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.runs import small
+from helpers.runs import compose, small
 from helpers.samples import Numbers
 from scipy import stats
 
 from clipx.data.loader import ImageView, train_loader
 from clipx.data.order import Order
 from clipx.model.tokenizer import Tokenizer
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 SIZES = [

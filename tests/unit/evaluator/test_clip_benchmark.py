@@ -14,6 +14,7 @@ import torch
 from clip_benchmark.datasets.builder import build_wds_dataset
 from clip_benchmark.metrics import zeroshot_classification, zeroshot_retrieval
 from helpers.benchmark_set import write_set
+from helpers.runs import compose
 from helpers.samples import jpeg
 from PIL import Image
 from torch import Tensor
@@ -28,7 +29,6 @@ from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.zeroshot import ZeroShotSpec
 from clipx.precision.spec import Precision
-from clipx.trainer.spec import compose
 
 CPU = torch.device("cpu")
 ALONE = Comm(0, 1, 0, CPU)

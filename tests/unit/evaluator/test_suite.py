@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.color_model import RGB, Told, dataset, embedder
+from helpers.runs import compose
 from PIL import Image
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import robustness
 from clipx.evaluator.zeroshot import ZeroShotSpec
-from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))
 CLASSES = Classes(("blue", "green", "red"), ("{}",))

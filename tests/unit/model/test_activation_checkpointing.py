@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.runs import VIT, small
+from helpers.runs import VIT, compose, small
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,7 +18,6 @@ from clipx.bench.training import captions
 from clipx.errors import ConfigError
 from clipx.model.clip import CLIP
 from clipx.trainer.gradcache import forward_backward
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")

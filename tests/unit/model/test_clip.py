@@ -9,6 +9,7 @@ import open_clip.model  # type: ignore[import-untyped]
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.runs import compose
 from torch import Tensor
 
 from clipx.config.registry import CONF_DIR
@@ -16,7 +17,6 @@ from clipx.model.clip import CLIP, parameter_count
 from clipx.model.spec import ClipSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import ImageTowerSpec, TextTowerSpec
-from clipx.trainer.spec import compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

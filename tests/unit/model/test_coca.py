@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from helpers.captioners import CPU, LENGTH, TEXTS, build, images, open_clip_twin, small_spec, tokens
 from helpers.objective_cases import FP64, ONE
+from helpers.runs import compose
 from open_clip.loss import CoCaLoss  # type: ignore[import-untyped]
 from torch import Tensor
 
@@ -32,7 +33,6 @@ from clipx.objective.base import Objective, StepInputs
 from clipx.optimizer.groups import decayed
 from clipx.optimizer.spec import DecayRule
 from clipx.trainer.gradcache import forward_backward
-from clipx.trainer.spec import compose
 from clipx.weights.open_clip import config_of, spec_of, ties, to_open_clip
 
 # ------------------------------------------------------------------------------------------------ open_clip agrees

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import tokenizers
-from helpers.runs import small
+from helpers.runs import compose, small
 from open_clip.tokenizer import HFTokenizer  # type: ignore[import-untyped]
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from clipx.errors import ConfigError
 from clipx.model.hf_tokenizer import FileTokenizer
 from clipx.model.tower_spec import Clean
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_weights
 

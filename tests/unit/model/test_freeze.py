@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import VIT, events, small, tensors
+from helpers.runs import VIT, compose, events, small, tensors
 from torch import Tensor, nn
 
 from clipx.checkpoint.state import optimizer_tensors
@@ -18,7 +18,6 @@ from clipx.model.flops import Utilisation
 from clipx.model.freeze import NORMS, freeze, frozen_count
 from clipx.objective.base import StepInputs
 from clipx.trainer.gradcache import forward_backward
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 META = torch.device("meta")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.runs import VIT, rows, small, tensors
+from helpers.runs import VIT, compose, rows, small, tensors
 from torch import Tensor, nn
 
 from clipx.config.duration import Length
@@ -17,7 +17,6 @@ from clipx.model.spec import Varying
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
 from clipx.trainer.gradcache import forward_backward
-from clipx.trainer.spec import compose
 from clipx.trainer.summary import metrics_row
 from clipx.trainer.trainer import Trainer
 

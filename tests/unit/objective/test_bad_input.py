@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.objective_cases import AVERAGES, EACH, SETTINGS, assert_same, build, features, read, score, spec
-from helpers.runs import VIT, small
+from helpers.runs import VIT, compose, small
 
 from clipx.errors import ClipxError, ConfigError
 from clipx.objective.base import StepInputs
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 N, B = 30, 6
@@ -82,7 +81,9 @@ def test_data_without_numbers_is_refused_at_composition_where_they_are_needed(tm
     if name not in AVERAGES:
         assert not compose(*overrides, config_dir=tmp_path).data.indexed
         return
-    with pytest.raises(ConfigError, match=rf"objective={name} needs per-sample state, but data=stream has no sample indices"):
+    with pytest.raises(
+        ConfigError, match=rf"objective={name} needs per-sample state, but data=stream has no sample indices"
+    ):
         compose(*overrides, config_dir=tmp_path)
 
 

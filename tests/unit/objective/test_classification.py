@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.runs import VIT, rows, small, tensors
+from helpers.runs import VIT, compose, rows, small, tensors
 from torch import Tensor
 
 from clipx.config.duration import Length
@@ -22,7 +22,6 @@ from clipx.objective.base import StepInputs
 from clipx.objective.classification import ClassificationSpec
 from clipx.objective.losses.classification import Classification
 from clipx.trainer.gradcache import forward_backward
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))

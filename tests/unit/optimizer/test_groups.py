@@ -9,6 +9,7 @@ import open_clip.model  # type: ignore[import-untyped]
 import pytest
 import torch
 from helpers.optimizers import META, OPTIONS, Optimizing
+from helpers.runs import compose
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
@@ -18,7 +19,6 @@ from clipx.objective.base import Objective
 from clipx.optimizer.adamw import AdamWSpec
 from clipx.optimizer.groups import decayed, parameter_groups, set_learning_rate
 from clipx.optimizer.spec import DecayRule
-from clipx.trainer.spec import compose
 
 MODELS = ["vit_b32", "rn50", "convnext_base_w", "tiny"]
 PUBLISHED, CURRENT = DecayRule.published, DecayRule.current

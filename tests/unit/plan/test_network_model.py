@@ -6,7 +6,7 @@ import math
 
 import pytest
 from helpers import ROOT
-from helpers.runs import NEEDED
+from helpers.runs import NEEDED, compose
 
 from clipx.bench.network import _OBJECTIVES
 from clipx.config.registry import CONF_DIR
@@ -14,7 +14,6 @@ from clipx.objective.infonce import InfoNCESpec
 from clipx.plan.alpha_beta import Cluster, CollectiveTime, Link, fit_link, one_node
 from clipx.plan.step_time import Machine, Model, step
 from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic
-from clipx.trainer.spec import compose
 
 FAST, SLOW = Link(3e-6, 300e9), Link(10e-6, 40e9)
 MACHINE = Machine(8, FAST, SLOW, 400e12, 30e12)

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from helpers import SCRIPTS
-from helpers.runs import run
+from helpers.runs import compose, run
 from torch import Tensor
 
 import clipx.plan.__main__  # noqa: F401  # registers its options
@@ -24,7 +24,7 @@ from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan
 from clipx.plan.memory import MemoryModel
 from clipx.plan.spec import PlanSpec
-from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec
 
 LAION = ("data=laion400m", "data.shards=unread.tar", "precision=amp_bf16")
 # Half a gigabyte of activations in 32 samples, so that what else a process does is small beside them.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.objective_cases import read
-from helpers.runs import VIT, events, small, tensors, untimed_rows
+from helpers.runs import VIT, compose, events, small, tensors, untimed_rows
 from torch import Tensor, nn
 
 from clipx.checkpoint.state import optimizer_tensors
@@ -28,7 +28,6 @@ from clipx.precision.spec import (
     Precision,
     PrecisionSpec,
 )
-from clipx.trainer.spec import compose
 from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
 

@@ -287,7 +287,10 @@ def test_a_job_that_stands_still_while_it_takes_the_lock_is_waited_for_and_then_
     monkeypatch.setattr(module, "_GUARD_S", 0.1)
     process = guarded(tmp_path)
     try:
-        with pytest.raises(Locked, match=r"run.lock.guard is held for more than 0.1 s by a process that was suspended .*: end that process, or"):
+        with pytest.raises(
+            Locked,
+            match=r"run.lock.guard is held for more than 0.1 s by a process that was suspended .*: end that process, or",
+        ):
             RunLock(tmp_path, COMM, no_event).acquire()
     finally:
         process.kill()

@@ -92,7 +92,9 @@ def test_in_another_thread_it_says_that_it_does_nothing(
     thread.start()
     thread.join()
     assert found == [None]
-    assert caplog.messages == ["signals do not stop this run after a step: it does not run in the main thread of the program"]
+    assert caplog.messages == [
+        "signals do not stop this run after a step: it does not run in the main thread of the program"
+    ]
 
 
 def test_a_forked_process_does_not_take_part(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.runs import SMALL, VIT, losses, run, small, tensors, torchrun, untimed_rows
+from helpers.runs import SMALL, VIT, compose, losses, run, small, tensors, torchrun, untimed_rows
 from helpers.samples import Numbers, encode, picture
 from PIL import Image
 from safetensors.torch import save_file
@@ -31,7 +31,6 @@ from clipx.teacher.embedding_store import npy_files
 from clipx.teacher.live import Teacher
 from clipx.teacher.spec import TeacherPrecision, TeacherSpec
 from clipx.teacher.stored import StoredEmbeddings
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))

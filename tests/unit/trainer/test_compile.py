@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import VIT, small
+from helpers.runs import VIT, compose, small
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -17,7 +17,6 @@ from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.objective.losses import contrastive
 from clipx.trainer.compile import Backend, CompileSpec
-from clipx.trainer.spec import compose
 from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
 

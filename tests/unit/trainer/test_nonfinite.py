@@ -104,9 +104,7 @@ def test_rollback_without_a_checkpoint_ends_the_run(tmp_path: Path) -> None:
 
 def test_by_default_the_run_ends_before_anything_changes(tmp_path: Path) -> None:
     trainer = poisoned(Trainer(small(tmp_path / "run", "checkpoint.every=1st")), 2)
-    with pytest.raises(
-        ClipxError, match="not finite at step 2: lower optimizer.lr.*the last checkpoint is older"
-    ):
+    with pytest.raises(ClipxError, match="not finite at step 2: lower optimizer.lr.*the last checkpoint is older"):
         trainer.fit()
     assert all(p.isfinite().all() for p in trainer.learner.model.parameters())
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-00000001", "step-00000002"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from helpers.runs import compose
 
 from clipx.errors import ConfigError
-from clipx.trainer.spec import compose
 
 WANDB = "logger=[wandb]"
 

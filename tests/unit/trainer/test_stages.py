@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import VIT, rows, small, tensors
+from helpers.runs import VIT, compose, rows, small, tensors
 
 from clipx.config.duration import Length
 from clipx.config.saved import from_dict, to_dict
@@ -18,7 +18,7 @@ from clipx.errors import CheckpointError, ConfigError
 from clipx.model.spec import Varying
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
-from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
 from clipx.trainer.trainer import Trainer
 
@@ -105,9 +105,7 @@ def test_what_only_data_and_ranks_can_tell_is_refused_before_any_training() -> N
         check_ranks(spec.stages, spec.data, 3)
     with pytest.raises(ConfigError, match=r"^stages.1.until=1ep is not after stages.0.until=60%"):
         plan("[{until:60%,batch_size:20},{until:1ep},{lr_scale:2}]")
-    with pytest.raises(
-        ConfigError, match=r"^stages.1 starts at sample 480 and is shorter than one step of 10: end it"
-    ):
+    with pytest.raises(ConfigError, match=r"^stages.1 starts at sample 480 and is shorter than one step of 10: end it"):
         plan("[{until:25%,batch_size:480},{until:30%},{lr_scale:2}]")
     with pytest.raises(ConfigError, match=r"^stages.0.batch_size=600 is larger than the data set of 500 samples"):
         plan("[{until:60%,batch_size:600},{}]")
@@ -115,7 +113,9 @@ def test_what_only_data_and_ranks_can_tell_is_refused_before_any_training() -> N
 
 @pytest.mark.parametrize(("name", "size"), [("vit_base_patch32_clip_224", 100), ("beit_base_patch16_224", 128)])
 def test_a_size_that_the_tower_does_not_take_is_refused_by_name(name: str, size: int) -> None:
-    with pytest.raises(ConfigError, match=rf"^stages: image_size={size} does not fit timm's {name} built for .*=224 \("):
+    with pytest.raises(
+        ConfigError, match=rf"^stages: image_size={size} does not fit timm's {name} built for .*=224 \("
+    ):
         tower(name, 224, size)
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import SMALL, events, rows, small, tensors
+from helpers.runs import SMALL, compose, events, rows, run, small, start, tensors
 
 from clipx.checkpoint.format import sha256
 from clipx.checkpoint.resume import step_of
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 
 # Twenty steps of 32 in epochs of 250 samples: steps 7.8, 15.6, … are ends of epochs. Dropout draws random numbers.
@@ -71,19 +69,16 @@ def test_evaluating_and_saving_more_often_change_nothing(tmp_path: Path, straigh
 
 def test_a_run_killed_at_any_moment_resumes_and_ends_the_same(tmp_path: Path, straight: Path) -> None:
     run_dir = tmp_path / "killed"
-    command = [
-        sys.executable, "-m", "clipx.train", *SMALL, *TWENTY, "checkpoint.every=2st", f"run_dir={run_dir}", "resume=auto",
-    ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = ("-m", "clipx.train", *SMALL, *TWENTY, "checkpoint.every=2st", f"run_dir={run_dir}", "resume=auto")
+    process = start(tmp_path / "out", *command)
     deadline = time.monotonic() + 120
     while not list(run_dir.glob("checkpoints/step-0000000[4-9]")) and time.monotonic() < deadline:
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert process.poll() is None, process.err.read_text()
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (run_dir / "checkpoints" / "step-00000020").exists()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run(sys.executable, *command)
     assert "resumed  at step" in done.stdout
     assert_same_run(straight, run_dir)
     assert not list(run_dir.glob("checkpoints/tmp.*"))

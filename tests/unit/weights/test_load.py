@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.open_clip_models import SMALL, built, check_features, trained
-from helpers.runs import small
+from helpers.runs import compose, small
 from open_clip.factory import load_checkpoint  # type: ignore[import-untyped]
 from safetensors.torch import save_file
 from torch import nn
@@ -19,7 +19,6 @@ from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 from clipx.objective.base import Objective
-from clipx.trainer.spec import compose
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
 from clipx.weights.open_clip import spec_of

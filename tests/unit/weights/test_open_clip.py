@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from helpers.open_clip_models import CONTEXT, PUBLISHED, SMALL, built, check_features, published, trained
+from helpers.runs import compose
 from torch import nn
 
 from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
 from clipx.model.flops import ForwardFlops
 from clipx.model.spec import ClipSpec, ModelSpec
-from clipx.trainer.spec import compose
 from clipx.weights.open_clip import NOT_IN_MODEL, config_of, from_open_clip, spec_of, ties, to_open_clip
 
 META, CPU = torch.device("meta"), torch.device("cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import run
+from helpers.runs import compose, run
 from helpers.samples import img2dataset, write_tar
 
 from clipx.data.index import IndexSpec, index
@@ -18,7 +18,6 @@ from clipx.data.shards.tar import IMAGE, TXT
 from clipx.data.shards.urls import expand
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
-from clipx.trainer.spec import compose
 
 SIZES = [3, 0, 5, 1, 4]
 
@@ -133,7 +132,7 @@ def test_it_composes_without_torch() -> None:
     code = """
 import sys
 import clipx.data.index, clipx.data.prepare.prepare
-from clipx.trainer.spec import compose
+from helpers.runs import compose
 print(compose("shards=a.tar", config_name="index").shards, compose("source=a.csv", "out=b", config_name="prepare").out)
 sys.exit("torch" in sys.modules)
 """

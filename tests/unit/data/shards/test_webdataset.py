@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import webdataset
+from helpers.runs import compose
 from helpers.samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
 from PIL import Image
 
@@ -25,7 +26,6 @@ from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import Shards, WebDatasetSpec, expand
 from clipx.errors import ConfigError, DataError
-from clipx.trainer.spec import compose
 
 
 def spec(shards: Path | str | None, **options: Any) -> WebDatasetSpec:
