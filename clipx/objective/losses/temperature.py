@@ -96,8 +96,8 @@ class SampleTemperature:
     def __init__(
         self, init: float, minimum: float, lr: float, betas: Sequence[float], eps: float, rooted: bool = True
     ) -> None:
-        """Stores the settings of Adam. `init` and `minimum` are τ. `rooted`: divide the step by the square root of the
-        second moment (Adam), not by the second moment, as the published code does."""
+        """Stores the settings of Adam. `init` and `minimum` are τ. `rooted`: divides the step by the square root of the
+        second moment (Adam); False: by the second moment itself, as in the published code."""
         self.init, self.minimum, self.lr, self.betas, self.eps, self.rooted = init, minimum, lr, betas, eps, rooted
 
     def tau(self, state_b6: Tensor) -> Tensor:
