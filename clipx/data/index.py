@@ -28,7 +28,7 @@ class IndexSpec:
     """Kind of the command's configuration. Fixed."""
 
     shards: str = MISSING
-    """Shards to index, as data.shards: path, brace pattern, glob, @list.txt or URL; several joined by ::. Required."""
+    """Shards to index, as data.shards: path, brace pattern, glob, @list.txt or URL; several joined by ::."""
 
     caption_key: Any = "txt"
     """Location of the captions, as data.caption_key: txt, json.KEY, or several with weights. Decides which samples are

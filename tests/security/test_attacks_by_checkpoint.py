@@ -228,7 +228,7 @@ CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
     ),
     "kind": (
         lambda run_dir, flag: config_with(run_dir, data={"kind": "os.system"}),
-        "data.kind=os.system is not known",
+        "data.kind=os.system is not registered",
     ),
     "environment": (lambda run_dir, flag: config_with(run_dir, name="${oc.env:VICTIM}"), "found an interpolation"),
     "another resolver": (lambda run_dir, flag: config_with(run_dir, name="x${now:%Y}"), "found an interpolation"),
