@@ -91,9 +91,8 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
         # Hydra's parser has no public name, and options must be registered before Hydra composes.
         arguments = get_args_parser().parse_args()
         folders = [Path(arguments.config_dir)] if arguments.config_dir else []
-        keys = [word for word in arguments.overrides if arguments.help and not re.match(r"~|[^=]+=", word)]
-        if keys:
-            print(_help(config_name, keys, [word for word in arguments.overrides if word not in keys], folders))
+        if arguments.help and arguments.overrides:
+            print(_help(config_name, arguments.overrides, folders))
             return []
         prepare([] if arguments.shell_completion else arguments.overrides, folders)
         hydra_main(config_path=str(CONF_DIR), config_name=config_name, version_base="1.3")(job)()
@@ -108,13 +107,18 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
     return failed
 
 
-def _help(config_name: str, keys: Sequence[str], overrides: Sequence[str], folders: Sequence[Path]) -> str:
-    """Returns what `--help KEY…` prints for the configuration that the overrides select. Raises ConfigError."""
+def _help(config_name: str, words: Sequence[str], folders: Sequence[Path]) -> str:
+    """Returns what `--help KEY… OVERRIDE…` prints. Without a key, the groups that the overrides select are described.
+
+    Raises ConfigError.
+    """
+    overrides = [word for word in words if re.match(r"~|[^=]+=", word)]
+    keys = [word for word in words if word not in overrides]
     prepare(overrides, folders)
     searchpath = f"hydra.searchpath={[str(folder.absolute()) for folder in folders]}"
     with isolated_hydra():
         cfg = compose(config_name, [*overrides, searchpath], return_hydra_config=True)
-    return help_text(cfg, keys, folders)
+    return help_text(cfg, keys or [word.lstrip("+~").partition("=")[0] for word in overrides], folders)
 
 
 def _worded(error: Exception, message: str) -> ConfigError:

@@ -165,12 +165,15 @@ def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> 
     """
     choices = OmegaConf.to_container(cfg.hydra.runtime.choices)
     assert isinstance(choices, dict)
+    launcher = cfg.hydra.launcher
     with open_dict(cfg):
         del cfg["hydra"]
     known = list(entries(cfg))
+    if dataclasses.is_dataclass(OmegaConf.get_type(launcher)):
+        known += entries(launcher, "hydra.launcher.")
     width = min(shutil.get_terminal_size().columns, 120)
     parts: list[str] = []
-    for key in keys:
+    for key in (key.replace("/", ".") for key in keys):
         if (CONF_DIR / key).is_dir() and key in choices:
             parts.append(_group_header(cfg, key, choices[key], folders, width))
         found = [entry for entry in known if entry.key == key or entry.key.startswith(f"{key}.")] or _elsewhere(key)
@@ -196,12 +199,15 @@ def _group_header(cfg: DictConfig, group: str, choice: Any, folders: Sequence[Pa
 
 def _elsewhere(key: str) -> list[Entry]:
     """Returns a key's entries in the options of its group that the configuration does not select."""
-    group, _, rest = key.partition(".")
+    launcher = key.startswith("hydra.launcher.")
+    prefix = "hydra.launcher." if launcher else f"{key.partition('.')[0]}."
+    choice = "hydra/launcher=clipx_" if launcher else f"{prefix[:-1]}="
     found: dict[tuple[str, str, str], Entry] = {}
+    group = "launcher" if launcher else prefix[:-1]
     for name, stored in ConfigStore.instance().repo.get("schema", {}).get(group, {}).items():
         cls = OmegaConf.get_type(stored.node)
-        for entry in _entries(typing.cast("type", cls), None, f"{group}."):
-            if rest and (entry.key == key or entry.key.startswith(f"{key}.")):
-                option = f"{group}={name.removesuffix('.yaml')}"
+        for entry in _entries(typing.cast("type", cls), None, prefix):
+            if entry.key == key or entry.key.startswith(f"{key}."):
+                option = f"{choice}{name.removesuffix('.yaml')}"
                 found[entry.key, option, entry.doc] = dataclasses.replace(entry, option=option)
     return list(found.values())

@@ -17,7 +17,7 @@ from clipx.objective.spec import TiledSpec
 from clipx.optimizer.groups import parameter_groups
 from clipx.plan.dry import DryRun, TowerMemory, state_bytes, stored_bytes
 from clipx.plan.spec import PlanSpec
-from clipx.precision.spec import Float8Spec, Fp32Spec, Int8Spec, PrecisionSpec
+from clipx.precision.spec import Fp32Spec, PrecisionSpec, QuantizedSpec
 
 # Samples of the two dry runs that give the memory of a further sample. So many that activations exceed the gradients.
 _LINE = (512, 1024)
@@ -168,7 +168,7 @@ def _on_cpu(spec: PrecisionSpec) -> PrecisionSpec:
     """Returns the precision for the CPU, with tensors of the same dtypes."""
     if isinstance(spec, Fp32Spec):
         return replace(spec, tf32=False)
-    return replace(spec, emulate=True) if isinstance(spec, Float8Spec | Int8Spec) else spec
+    return replace(spec, emulate=True) if isinstance(spec, QuantizedSpec) else spec
 
 
 def _least_patch_dropout(spec: PlanSpec) -> float:

@@ -214,12 +214,12 @@ class Bf16Spec(PrecisionSpec):
         return "half"
 
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
-        _check_16_bit(self.kind, self.master_weights, ema_decay, shards_parameters)
+        check_16_bit(self.kind, self.master_weights, ema_decay, shards_parameters)
 
     def build(self, device: torch.device) -> Precision:
         _require_bf16(device, "bf16", "amp_fp16 or fp32")
         description = (
-            f"bfloat16 weights{_masters(self.master_weights)}; needs bfloat16 (NVIDIA: compute capability 8.0)"
+            f"bfloat16 weights{describe_masters(self.master_weights)}; needs bfloat16 (NVIDIA: compute capability 8.0)"
         )
         return Precision(torch.bfloat16, None, device.type, description, self.master_weights)
 
@@ -252,7 +252,7 @@ class Fp16Spec(_ScaledSpec):
         )
 
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
-        _check_16_bit(self.kind, self.master_weights, ema_decay, shards_parameters)
+        check_16_bit(self.kind, self.master_weights, ema_decay, shards_parameters)
 
     def build(self, device: torch.device) -> Precision:
         _require_capability(device, VOLTA, "precision=fp16", "fp32")
@@ -262,12 +262,14 @@ class Fp16Spec(_ScaledSpec):
                 "precision=fp16 with precision.master_weights=false: gradients and moments below 6e-8 become 0, and "
                 "training may diverge; precision.master_weights=true or precision=bf16 avoids it"
             )
-        description = f"float16 weights{_masters(self.master_weights)}; needs float16 (NVIDIA: compute capability 7.0)"
+        description = (
+            f"float16 weights{describe_masters(self.master_weights)}; needs float16 (NVIDIA: compute capability 7.0)"
+        )
         return Precision(torch.float16, None, device.type, description, self.master_weights, scale)
 
 
 @dataclass(kw_only=True, slots=True)
-class _QuantizedSpec(PrecisionSpec):
+class QuantizedSpec(PrecisionSpec):
     """Base of the formats that quantize linear layers inside the towers' blocks by torchao. The rest is in bfloat16."""
 
     emulate: bool = False
@@ -278,7 +280,7 @@ class _QuantizedSpec(PrecisionSpec):
     def product_format(self) -> str:
         return "half"  # only linear layers of blocks compute in fewer bits
 
-    def _check_device(self, device: torch.device, least: Capability) -> None:
+    def check_device(self, device: torch.device, least: Capability) -> None:
         if importlib.util.find_spec("torchao") is None:
             raise ConfigError(
                 f"precision={self.kind} needs torchao, which is not installed: pip install 'clipx[quantized]', or use "
@@ -294,67 +296,7 @@ class _QuantizedSpec(PrecisionSpec):
         _require_capability(device, least, f"precision={self.kind}", "amp_bf16")
 
 
-@option("precision")
-@dataclass(kw_only=True, slots=True)
-class Float8Spec(_QuantizedSpec):
-    """float32 weights, bfloat16 products, and float8 products in the linear layers of blocks (arXiv:2209.05433).
-
-    Inputs and weights are rounded to e4m3, gradients to e5m2, with one scale per tensor, recomputed at each product.
-    Needs torchao.
-    """
-
-    kind: str = "float8"
-    """Name of this number format, selected by precision=float8. The key itself cannot be set."""
-
-    def build(self, device: torch.device) -> Precision:
-        self._check_device(device, ADA)
-        description = f"float32 weights, bfloat16 products, float8 linear layers; {_needs(self.emulate, ADA)}"
-        return Precision(torch.float32, torch.bfloat16, device.type, description)
-
-    def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-        # The number of tokens varies: products over tokens are padded to a multiple of 16, as the hardware requires.
-        config = Float8LinearConfig(pad_inner_dim=True, emulate=self.emulate)
-        names = _linears(blocks)
-        for name, block in blocks.items():
-            convert_to_float8_training(
-                block, config=config, module_filter_fn=lambda _, layer, name=name: f"{name}.{layer}" in names
-            )
-        return names
-
-
-@option("precision")
-@dataclass(kw_only=True, slots=True)
-class Int8Spec(_QuantizedSpec):
-    """bfloat16 weights with float32 master weights, and int8 products in the linear layers of blocks.
-
-    Each row of one factor and each column of the other has a scale, recomputed at each product, in forward and backward
-    (torchao's int8 mixed-precision training). Needs torchao.
-    """
-
-    kind: str = "int8"
-    """Name of this number format, selected by precision=int8. The key itself cannot be set."""
-
-    def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
-        _check_16_bit(self.kind, True, ema_decay, shards_parameters)
-
-    def build(self, device: torch.device) -> Precision:
-        self._check_device(device, AMPERE)
-        description = f"bfloat16 weights{_masters(True)}, int8 linear layers; {_needs(self.emulate, AMPERE)}"
-        return Precision(torch.bfloat16, None, device.type, description, master_weights=True)
-
-    def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
-        from torchao.prototype.quantized_training import int8_mixed_precision_training
-        from torchao.quantization import quantize_
-
-        config, names = int8_mixed_precision_training(module_swap=True), _linears(blocks)
-        for name, block in blocks.items():
-            quantize_(block, config, filter_fn=lambda _, layer, name=name: f"{name}.{layer}" in names)
-        return names
-
-
-def _linears(blocks: Mapping[str, nn.Module]) -> list[str]:
+def linears_to_convert(blocks: Mapping[str, nn.Module]) -> list[str]:
     """Returns the linear layers with sides that are multiples of 16, as the hardware requires. Raises ConfigError."""
     names = [
         f"{name}.{layer}"
@@ -370,7 +312,7 @@ def _linears(blocks: Mapping[str, nn.Module]) -> list[str]:
     return names
 
 
-def _check_16_bit(kind: str, masters: bool, ema_decay: float | None, shards_parameters: bool) -> None:
+def check_16_bit(kind: str, masters: bool, ema_decay: float | None, shards_parameters: bool) -> None:
     require(
         masters or ema_decay is None,
         f"optimizer.ema_decay={ema_decay} is lost in the rounding of precision={kind} without master weights: set "
@@ -406,11 +348,11 @@ def _version(capability: Capability) -> str:
     return ".".join(map(str, capability))
 
 
-def _masters(on: bool) -> str:
+def describe_masters(on: bool) -> str:
     return " with float32 master weights" if on else ""
 
 
-def _needs(emulate: bool, least: Capability) -> str:
+def describe_requirement(emulate: bool, least: Capability) -> str:
     return "emulated, on any device" if emulate else f"needs NVIDIA of compute capability {_version(least)}"
 
 

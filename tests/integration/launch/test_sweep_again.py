@@ -75,7 +75,7 @@ def test_resuming_goes_on_with_failed_points_as_they_were_launched_and_leaves_ot
         assert states(sweep)["2"][0] == "starting"
     assert states(sweep)["1"][0] == "finished", logs(killed.folder)
     assert [row["step"] for row in rows(killed.folder)] == [1, 2, 3, 4], "each step once"
-    assert "going on" in logs(killed.folder) or "step 2" in logs(killed.folder), logs(killed.folder)
+    assert "resumed" in logs(killed.folder) or "step 2" in logs(killed.folder), logs(killed.folder)
     assert ((sweep / "0/.launch/point.json").stat().st_mtime_ns, run_named(sweep, "0").rows) == before
     first, again = launch_json(sweep, "sweep")["launches"]
     assert again["settings"] == first["settings"]

@@ -16,15 +16,15 @@ from clipx.checkpoint.state import optimizer_tensors
 from clipx.errors import ClipxError, ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
+from clipx.precision.float8 import Float8Spec
+from clipx.precision.int8 import Int8Spec
 from clipx.precision.spec import (
     AmpBf16Spec,
     AmpFp16Spec,
     Bf16Spec,
-    Float8Spec,
     Fp16Spec,
     Fp32Spec,
     Fp64Spec,
-    Int8Spec,
     Precision,
     PrecisionSpec,
 )

@@ -1,0 +1,53 @@
+"""int8 products in the linear layers of blocks, by torchao."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clipx.config.lazy_torch import torch
+from clipx.config.registry import option
+from clipx.precision.spec import (
+    AMPERE,
+    Precision,
+    QuantizedSpec,
+    check_16_bit,
+    describe_masters,
+    describe_requirement,
+    linears_to_convert,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@option("precision")
+@dataclass(kw_only=True, slots=True)
+class Int8Spec(QuantizedSpec):
+    """bfloat16 weights with float32 master weights, and int8 products in the linear layers of blocks.
+
+    Each row of one factor and each column of the other has a scale, recomputed at each product, in forward and backward
+    (torchao's int8 mixed-precision training). Needs torchao.
+    """
+
+    kind: str = "int8"
+    """Name of this number format, selected by precision=int8. The key itself cannot be set."""
+
+    def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
+        check_16_bit(self.kind, True, ema_decay, shards_parameters)
+
+    def build(self, device: torch.device) -> Precision:
+        self.check_device(device, AMPERE)
+        needs = describe_requirement(self.emulate, AMPERE)
+        description = f"bfloat16 weights{describe_masters(True)}, int8 linear layers; {needs}"
+        return Precision(torch.bfloat16, None, device.type, description, master_weights=True)
+
+    def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
+        from torchao.prototype.quantized_training import int8_mixed_precision_training
+        from torchao.quantization import quantize_
+
+        config, names = int8_mixed_precision_training(module_swap=True), linears_to_convert(blocks)
+        for name, block in blocks.items():
+            quantize_(block, config, filter_fn=lambda _, layer, name=name: f"{name}.{layer}" in names)
+        return names
