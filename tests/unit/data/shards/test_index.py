@@ -1,4 +1,4 @@
-"""The index of shards as a command: parts, counts told by others, changes, the manifest; and lists of shards."""
+"""The shard index and its command: parts, counts of other tools, changed shards, the manifest, lists of shards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def command(*words: str, check: bool = True) -> tuple[int, str, str]:
 
 
 def cells(output: str) -> list[str]:
-    """The row of the table."""
+    """Returns the cells of the table's data row."""
     (row,) = [line for line in output.splitlines() if line.startswith("│")]
     return [cell.strip() for cell in row.strip("│").split("│")]
 
@@ -47,7 +47,7 @@ def cached() -> set[str]:
     return {path.name for path in (Path(os.environ["CLIPX_CACHE"]) / "index").iterdir()}
 
 
-def test_the_command_indexes_and_prints_what_the_shards_hold(shards: Path) -> None:
+def test_index_command_prints_counts_bytes_and_fingerprint(shards: Path) -> None:
     before = set(shards.iterdir())
     _, out, _ = command(f"shards={shards}/{{00000..00004}}.tar")
     size = sum(path.stat().st_size for path in shards.glob("*.tar"))
@@ -57,22 +57,24 @@ def test_the_command_indexes_and_prints_what_the_shards_hold(shards: Path) -> No
     assert len(cached()) == 2 * len(SIZES)
 
 
-def test_a_run_takes_the_index_that_the_command_made(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_uses_the_index_of_the_command(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(f"shards={shards}/*.tar")
     monkeypatch.setattr("clipx.data.shards.index.scan", None)
     assert index_shards(expand(f"{shards}/*.tar", "shards"), TXT)[0].samples == 3
 
 
-def test_parts_in_processes_of_their_own_make_the_whole(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_indexed_in_separate_processes_equal_the_whole_index(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[set[str]] = [set()]
     for k in (1, 2, 3):
         _, out, _ = command(f"shards={shards}/*.tar", f"part={k}/3")
         assert cells(out)[:2] == [["2", "4"], ["2", "4"], ["1", "5"]][k - 1]
-        assert len(cells(out)) == 4, "an epoch is of the whole"
-        assert len(cached() - seen[-1]) == 2 * len(SIZES[k - 1 :: 3]), "each part indexes its own shards only"
+        assert len(cells(out)) == 4, "only the whole index prints the samples of an epoch"
+        assert len(cached() - seen[-1]) == 2 * len(SIZES[k - 1 :: 3]), "each part indexes only its shards"
         seen.append(cached())
     parts = index_shards(expand(f"{shards}/*.tar", "shards"), TXT)
-    assert cached() == seen[-1], "nothing is left to index"
+    assert cached() == seen[-1], "all shards are indexed already"
     monkeypatch.setenv("CLIPX_CACHE", str(shards.parent / "other"))
     whole = index_shards(expand(f"{shards}/*.tar", "shards"), TXT)
     assert [(i.samples, i.digest, i.bad, i.size) for i in parts] == [
@@ -87,7 +89,7 @@ def test_a_part_may_be_empty(shards: Path) -> None:
     assert out == "part 7 of 16 of 5 shards is empty: nothing to do\n"
 
 
-def test_a_manifest_is_written_where_it_is_asked_for(shards: Path) -> None:
+def test_manifest_is_written_to_the_given_path(shards: Path) -> None:
     command(f"shards={shards}/*.tar", f"manifest={shards}/sub/m.json")
     manifest = json.loads((shards / "sub" / "m.json").read_text())
     train = WebDatasetSpec(name="x", shards=f"{shards}/*.tar", held_out_share=0).open().train
@@ -97,7 +99,7 @@ def test_a_manifest_is_written_where_it_is_asked_for(shards: Path) -> None:
     assert [shard["bytes"] for shard in manifest["shards"]] == [p.stat().st_size for p in sorted(shards.glob("*.tar"))]
 
 
-def test_held_out_samples_are_no_part_of_an_epoch(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_held_out_samples_are_excluded_from_the_epoch(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index(IndexSpec(shards=f"{shards}/*.tar", held_out_share=0.25))
     data = WebDatasetSpec(name="x", shards=f"{shards}/*.tar", held_out_share=0.25).open()
     assert sum(data.train.sizes) == 10
@@ -115,12 +117,12 @@ def test_held_out_samples_are_no_part_of_an_epoch(shards: Path, capsys: pytest.C
         ({"held_out_share": 0.7}, r"held_out_share=0.7 must be in"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         IndexSpec(shards="a.tar", **options)
 
 
-def test_the_commands_errors_are_one_line(shards: Path) -> None:
+def test_errors_of_the_command_are_one_line(shards: Path) -> None:
     code, out, err = command("shards=/nowhere/*.tar", check=False)
     assert (code, out) == (2, "")
     assert err == "error: shards=/nowhere/*.tar matches no shard: check the path, and quote braces and * in the shell\n"
@@ -128,7 +130,7 @@ def test_the_commands_errors_are_one_line(shards: Path) -> None:
     assert command("shards=a", "parts=1/2", check=False)[2].startswith("error: parts is not a key here: the keys are ")
 
 
-def test_it_composes_without_torch() -> None:
+def test_composing_index_and_prepare_imports_no_torch() -> None:
     code = """
 import sys
 import clipx.data.index, clipx.data.prepare.prepare
@@ -139,7 +141,7 @@ sys.exit("torch" in sys.modules)
     assert run(sys.executable, "-c", code).stdout == "a.tar b\n"
 
 
-# ------------------------------------------------------------------------------------------ counts told by others
+# ------------------------------------------------------------------------------------------ counts of other tools
 
 
 def bad_of(url: Path | str) -> list[str]:
@@ -163,17 +165,17 @@ def test_sizes_json_is_a_cross_check(shards: Path, capsys: pytest.CaptureFixture
     index(IndexSpec(shards=f"{shards}/*.tar"))
     out = capsys.readouterr().out
     assert cells(out)[3] == "3"
-    assert "3 × shard has 3 usable samples, but sizes.json lists 4: " in out, "told once, with how often"
+    assert "3 × shard has 3 usable samples, but sizes.json lists 4: " in out, "reported once, with the number of shards"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"{}"])
-def test_counts_that_cannot_be_read_say_nothing(shards: Path, content: bytes) -> None:
+def test_unreadable_counts_are_ignored(shards: Path, content: bytes) -> None:
     (shards / "00002_stats.json").write_bytes(content)
     (shards / "sizes.json").write_bytes(content)
     assert bad_of(shards / "00002.tar") == []
 
 
-def test_a_cut_shard_is_told_with_what_it_should_hold(shards: Path) -> None:
+def test_a_truncated_shard_reports_the_damage_and_the_expected_count(shards: Path) -> None:
     stats(shards / "00002_stats.json", 5)
     os.truncate(shards / "00002.tar", 6000)
     damage, count = bad_of(shards / "00002.tar")
@@ -191,35 +193,35 @@ def indexed(path: Path) -> ShardIndex:
     return found
 
 
-def test_each_change_of_a_shard_is_seen(shards: Path) -> None:
+def test_a_change_of_size_or_mtime_reindexes_the_shard(shards: Path) -> None:
     path = shards / "00002.tar"
     first, time = indexed(path), path.stat().st_mtime_ns
     with path.open("ab") as file:
         file.write(bytes(10240))
     os.utime(path, ns=(time, time))
     longer = indexed(path)
-    assert longer.table != first.table, "another size at the same time"
+    assert longer.table != first.table, "another size, the same mtime"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"caption 3", b"caption X"))
     os.utime(path, ns=(time, time + 1_000_000))
-    assert indexed(path).table != longer.table, "the same size a millisecond later"
+    assert indexed(path).table != longer.table, "the same size, an mtime 1 ms later"
     os.utime(path, ns=(time, time))
-    assert indexed(path).table == longer.table, "and as it was, it is the one that is known"
+    assert indexed(path).table == longer.table, "the cached index matches again at the previous size and mtime"
 
 
-def test_a_shard_that_moves_is_indexed_anew_and_has_the_same_digest(shards: Path) -> None:
+def test_a_moved_shard_is_reindexed_with_the_same_digest(shards: Path) -> None:
     first = indexed(shards / "00002.tar")
     (shards / "00002.tar").rename(shards / "moved.tar")
     moved = indexed(shards / "moved.tar")
     assert (moved.table != first.table, moved.digest) == (True, first.digest)
 
 
-def test_a_link_is_the_shard_it_leads_to(shards: Path) -> None:
+def test_a_symlink_shares_the_index_of_its_target(shards: Path) -> None:
     (shards / "link.tar").symlink_to(shards / "00002.tar")
     assert indexed(shards / "link.tar").table == indexed(shards / "00002.tar").table
 
 
-def test_the_table_says_where_the_members_are(shards: Path) -> None:
+def test_the_table_holds_offset_and_size_of_each_member(shards: Path) -> None:
     content = (shards / "00002.tar").read_bytes()
     table = load_table(indexed(shards / "00002.tar").table)
     assert table.shape == (5, 4, 2)
@@ -230,7 +232,7 @@ def test_the_table_says_where_the_members_are(shards: Path) -> None:
         assert content[offset : offset + 3] == b"\xff\xd8\xff"
 
 
-def test_a_process_that_is_killed_is_named(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_indexing_process_raises_a_clear_error(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object) -> None:
         os.kill(os.getpid(), 9)
 
@@ -244,7 +246,7 @@ def test_a_process_that_is_killed_is_named(shards: Path, monkeypatch: pytest.Mon
 # --------------------------------------------------------------------------------------------------------- lists
 
 
-def test_a_list_in_a_file_names_shards(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_file_expands_to_shards(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["# a comment", "", " 00002.tar ", f"{shards}/00000.tar", "0000{3..4}.tar", f"file://{shards}/00001.tar"]
     (shards / "list.txt").write_text("\r\n".join(lines))
     names = ["00002.tar", "00000.tar", "00003.tar", "00004.tar", "00001.tar"]
@@ -272,7 +274,7 @@ def test_a_list_in_a_file_names_shards(shards: Path, monkeypatch: pytest.MonkeyP
         (b"00000.tar\n00000.tar", r"names \S+/00000.tar more than once: name each shard once"),
     ],
 )
-def test_a_list_that_names_nothing_is_refused(shards: Path, content: bytes | None, message: str) -> None:
+def test_an_invalid_list_file_raises_an_error(shards: Path, content: bytes | None, message: str) -> None:
     if content is not None:
         (shards / "list.txt").write_bytes(content)
     with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""Shards on a real S3 server: read as local ones are, through every fault of the storage, and cached whole."""
+"""Shards on a real S3 server: reads equal local reads, also during storage faults and with the shard cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SIZES = (6, 9, 5)
 
 @pytest.fixture
 def proxy(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
-    """With a cache of the test's own."""
+    """The faulty proxy with a separate CLIPX_CACHE for each test."""
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     clear_caches()
     yield proxy
@@ -46,7 +46,7 @@ def proxy(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def clear_caches() -> None:
-    """What fsspec and clipx keep for a process."""
+    """Clears the caches of fsspec and clipx in this process."""
     forget_sessions()
     remote._prefetcher.cache_clear()
     cache._background.cache_clear()
@@ -55,7 +55,7 @@ def clear_caches() -> None:
 
 @pytest.fixture
 def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -> str:
-    """Three shards in a bucket of the test's own, and the same in tmp_path/local. It was never read by clipx."""
+    """A new bucket of three shards that clipx has not read yet; tmp_path/local holds copies."""
     start = 0
     for k, size in enumerate(SIZES):
         write_tar(tmp_path / "local" / f"{k:05d}.tar", img2dataset(range(start, start + size)))
@@ -74,7 +74,7 @@ def opened(url: str, **options: float) -> Source:
 def wait_until(true: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not true():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "the condition is still false after 60 s"
         time.sleep(0.02)
 
 
@@ -86,35 +86,35 @@ def run_later(seconds: float, call: functools.partial[None]) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["{00000..00002}.tar", "*.tar"])
-def test_shards_on_s3_are_read_as_local_ones(bucket: str, tmp_path: Path, pattern: str) -> None:
+def test_shards_on_s3_equal_local_shards(bucket: str, tmp_path: Path, pattern: str) -> None:
     far, near = opened(f"{bucket}/{pattern}"), opened(f"{tmp_path}/local/*.tar")
     assert read_all(far) == read_all(near)
     assert (far.sizes, far.fingerprint) == (near.sizes, near.fingerprint)
     assert far.key(0) == f"{bucket}/00000.tar:000000000.jpg"
 
 
-def test_a_list_on_s3_names_shards(bucket: str, endpoint: str) -> None:
+def test_a_list_file_on_s3_expands_to_shards(bucket: str, endpoint: str) -> None:
     admin(endpoint).pipe_file(f"{bucket}/list.txt", b"00000.tar\n00002.tar\n")
     assert opened(f"@{bucket}/list.txt").sizes == [6, 5]
 
 
-def test_the_command_indexes_shards_on_s3(bucket: str) -> None:
+def test_index_command_indexes_shards_on_s3(bucket: str) -> None:
     done = run(sys.executable, "-m", "clipx.data.index", f"shards={bucket}/*.tar")
     assert "│      3 │      20 │" in done.stdout
 
 
-def test_many_shards_on_s3_are_indexed_by_processes(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_shards_on_s3_are_indexed_in_parallel_processes(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipx.data.shards.index._REMOTE", 2)
     assert captions(opened(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
-def test_counts_beside_a_shard_on_s3_are_read(bucket: str, endpoint: str) -> None:
+def test_stats_json_next_to_a_shard_on_s3_is_read(bucket: str, endpoint: str) -> None:
     admin(endpoint).pipe_file(f"{bucket}/00001_stats.json", b'{"successes": 11}')
     (bad,) = opened(f"{bucket}/*.tar").bad
     assert (bad.key, "00001_stats.json lists 11" in bad.reason) == (f"{bucket}/00001.tar", True)
 
 
-def test_a_shard_that_is_replaced_on_s3_is_indexed_anew(bucket: str, endpoint: str, tmp_path: Path) -> None:
+def test_a_replaced_shard_on_s3_is_reindexed(bucket: str, endpoint: str, tmp_path: Path) -> None:
     url = f"{bucket}/00000.tar"
     before = index_shards([url], TXT)[0]
     assert index_shards([url], TXT)[0] == before
@@ -126,7 +126,7 @@ def test_a_shard_that_is_replaced_on_s3_is_indexed_anew(bucket: str, endpoint: s
     assert (after.table != before.table, after.digest != before.digest) == (True, True)
 
 
-def test_a_sample_is_one_request_and_those_expected_come_together(bucket: str, proxy: FaultyProxy) -> None:
+def test_a_sample_costs_one_request_and_prefetches_run_in_parallel(bucket: str, proxy: FaultyProxy) -> None:
     source = opened(f"{bucket}/*.tar")
     source.read(0)
     proxy.requests = 0
@@ -138,33 +138,33 @@ def test_a_sample_is_one_request_and_those_expected_come_together(bucket: str, p
     wait_until(lambda: proxy.requests == 20)
     proxy.set("up")
     assert [source.read(i).captions for i in range(10)] == [[f"caption {i}"] for i in range(10)]
-    assert proxy.requests == 20, "all were under way before the first was answered"
+    assert proxy.requests == 20, "all requests start before the first is answered"
 
 
-def test_what_was_expected_and_not_read_is_forgotten(bucket: str) -> None:
+def test_a_new_prefetch_drops_unread_samples_of_the_previous(bucket: str) -> None:
     source = opened(f"{bucket}/*.tar")
     source.prefetch(range(10))  # type: ignore[attr-defined]
     source.prefetch([11])  # type: ignore[attr-defined]
     assert waiting() == 1
     other = opened(f"{bucket}/00000.tar")
     other.prefetch([0])  # type: ignore[attr-defined]
-    assert waiting() == 2, "of another source"
+    assert waiting() == 2, "prefetches of another source are separate"
     assert [source.read(i).captions for i in (3, 11)] == [["caption 3"], ["caption 11"]]
     assert other.read(0).captions == ["caption 0"]
     assert waiting() == 0
 
 
 def waiting() -> int:
-    """What was asked for and not read."""
+    """Returns the number of prefetched reads that were not consumed."""
     return sum(map(len, remote._prefetcher(os.getpid()).futures.values()))
 
 
-def test_indexing_reads_blocks_and_not_headers(bucket: str, proxy: FaultyProxy) -> None:
+def test_indexing_reads_whole_blocks_of_small_members(bucket: str, proxy: FaultyProxy) -> None:
     index_shards([f"{bucket}/00001.tar"], TXT)
-    assert proxy.requests <= 6, "its size, the counts beside it, the folder's, and the shard"
+    assert proxy.requests <= 6, "its size, the counts next to it, the counts of the folder, and the shard"
 
 
-def test_of_a_file_with_large_members_the_headers_are_read(bucket: str, endpoint: str, tmp_path: Path) -> None:
+def test_sequential_reads_skip_large_members(bucket: str, endpoint: str, tmp_path: Path) -> None:
     size = 4 * BLOCK + 100
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
@@ -178,15 +178,15 @@ def test_of_a_file_with_large_members_the_headers_are_read(bucket: str, endpoint
         assert file.tell() == size
 
 
-def test_any_file_system_of_fsspec_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_fsspec_file_systems_are_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     content = write_tar(tmp_path / "a.tar", img2dataset(range(4))).read_bytes()
     fsspec.filesystem("memory").pipe_file("/shards/a.tar", content)
     assert captions(opened("memory://shards/*.tar")) == [f"caption {i}" for i in range(4)]
 
 
-def test_a_server_that_knows_no_ranges_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's own web server sends the whole file."""
+def test_a_server_without_range_requests_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's built-in web server ignores range requests and sends the whole file."""
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     write_tar(tmp_path / "a.tar", [("x.npy", bytes(BLOCK)), *img2dataset(range(4))])
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
@@ -208,9 +208,7 @@ def remote_file(bucket: str, **access: float) -> ShardFile:
 
 
 @pytest.mark.parametrize(("mode", "amount"), [("some", 3), ("some", 4)])
-def test_requests_that_fail_now_and_then_are_tried_again(
-    bucket: str, proxy: FaultyProxy, mode: str, amount: int
-) -> None:
+def test_sporadic_request_failures_are_retried(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
     proxy.set(mode, amount)
     assert captions(opened(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
 
@@ -220,20 +218,22 @@ OUTAGES = [("down", 0), ("status", 500), ("status", 503), ("hang", 0), ("cut", 7
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("mode", "amount"), OUTAGES)
-def test_a_storage_that_comes_back_costs_no_sample(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
+def test_a_temporary_outage_loses_no_sample(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
     source = opened(f"{bucket}/*.tar")
     source.read(0)
     proxy.set(mode, amount)
     run_later(1.5, functools.partial(proxy.set, "up"))
     start = time.monotonic()
     assert source.read(7).captions == ["caption 7"]
-    assert time.monotonic() - start > 1, "it was tried through the outage"
+    assert time.monotonic() - start > 1, "the read is retried during the outage"
     assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("mode", "amount"), OUTAGES)
-def test_an_outage_ends_in_an_error_that_names_the_url(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
+def test_a_permanent_outage_raises_an_error_with_the_url(
+    bucket: str, proxy: FaultyProxy, mode: str, amount: int
+) -> None:
     source = opened(f"{bucket}/*.tar", retry_s=2.0)
     proxy.set(mode, amount)
     with pytest.raises(
@@ -244,7 +244,7 @@ def test_an_outage_ends_in_an_error_that_names_the_url(bucket: str, proxy: Fault
     assert source.read(7).captions == ["caption 7"]
 
 
-def test_an_outage_while_indexing_names_the_url(
+def test_an_outage_while_indexing_raises_an_error_with_the_url(
     bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clipx.data.shards.urls._RETRY_S", 1.0)
@@ -254,7 +254,7 @@ def test_an_outage_while_indexing_names_the_url(
             opened(f"{bucket}/{pattern}", retry_s=1.0)
 
 
-def test_indexing_goes_on_through_an_outage(bucket: str, proxy: FaultyProxy) -> None:
+def test_indexing_continues_after_an_outage(bucket: str, proxy: FaultyProxy) -> None:
     proxy.set("cut", 3000)  # in the middle of a shard
     run_later(1.5, functools.partial(proxy.set, "up"))
     assert opened(f"{bucket}/{{00000..00002}}.tar").sizes == list(SIZES)
@@ -262,13 +262,13 @@ def test_indexing_goes_on_through_an_outage(bucket: str, proxy: FaultyProxy) -> 
 
 @contextlib.contextmanager
 def counted_requests(proxy: FaultyProxy, requests: int) -> Iterator[None]:
-    """So many are made, whatever becomes of them."""
+    """Asserts that the block makes exactly this number of requests, successful or not."""
     before = proxy.requests
     yield
     assert proxy.requests - before == requests
 
 
-def test_what_will_not_pass_is_not_tried_again(bucket: str, endpoint: str, proxy: FaultyProxy) -> None:
+def test_permanent_errors_are_not_retried(bucket: str, endpoint: str, proxy: FaultyProxy) -> None:
     source = opened(f"{bucket}/*.tar")
     admin(endpoint).rm_file(f"{bucket}/00001.tar")
     with counted_requests(proxy, 1), pytest.raises(BadSample, match="^shard cannot be read: "):
@@ -285,7 +285,7 @@ def test_what_will_not_pass_is_not_tried_again(bucket: str, endpoint: str, proxy
         opened(f"{bucket}/{{00000..00002}}.tar")
 
 
-def test_a_shard_that_became_shorter_gives_bad_samples(bucket: str, endpoint: str) -> None:
+def test_a_shortened_shard_gives_bad_samples(bucket: str, endpoint: str) -> None:
     source = opened(f"{bucket}/*.tar")
     admin(endpoint).pipe_file(f"{bucket}/00001.tar", bytes(5000))
     for index in (9, 14):
@@ -293,13 +293,15 @@ def test_a_shard_that_became_shorter_gives_bad_samples(bucket: str, endpoint: st
             source.read(index)
 
 
-def test_no_credentials_are_told_at_once(bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_credentials_raise_an_error_without_a_retry(
+    bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody:else")
     with counted_requests(proxy, 1), pytest.raises(DataError, match=r"shard \S+ cannot be opened: "):
         opened(f"{bucket}/00000.tar")
 
 
-def test_pauses_grow_and_leave_the_seeded_draws_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_pauses_double_and_do_not_consume_seeded_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
     import random
 
     pauses: list[float] = []
@@ -320,14 +322,14 @@ def test_pauses_grow_and_leave_the_seeded_draws_alone(monkeypatch: pytest.Monkey
         assert 0.05 * 2**k <= pause <= 0.1 * 2**k
 
 
-def test_local_errors_are_not_tried_again(tmp_path: Path) -> None:
+def test_local_errors_are_not_retried(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_file(f"{tmp_path}/none", 60)
     with pytest.raises(OSError, match="broken"):
         retry("/local/x", 60, functools.partial(_raise, OSError("broken")))
 
 
-class _Answered(Exception):
+class _HttpError(Exception):
     def __init__(self, status: int) -> None:
         self.status = status
 
@@ -335,8 +337,8 @@ class _Answered(Exception):
 @pytest.mark.parametrize(
     ("status", "final"), [(401, True), (403, True), (416, True), (429, False), (408, False), (502, False)]
 )
-def test_answers_of_http_are_final_or_not(status: int, final: bool) -> None:
-    assert is_final(_Answered(status)) == final
+def test_http_status_decides_between_retry_and_failure(status: int, final: bool) -> None:
+    assert is_final(_HttpError(status)) == final
 
 
 def _raise(error: Exception) -> None:
@@ -366,21 +368,19 @@ def same(found: list[Batch], expected: list[Batch]) -> bool:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("cache_gb", [0.0, 1.0])
-def test_workers_read_the_same_stream_through_faults(
+def test_workers_read_the_same_stream_despite_faults(
     bucket: str, tmp_path: Path, proxy: FaultyProxy, workers: int, cache_gb: float
 ) -> None:
     expected = list(batches(opened(f"{tmp_path}/local/*.tar")))
     source = opened(f"{bucket}/*.tar", cache_gb=cache_gb)
-    source.read(0)  # in this process, before it forks
+    source.read(0)  # opens the connection before the workers are forked
     proxy.set("some", 3)
     found = list(batches(source, workers))
     assert same(found, expected)
     assert not [bad for batch in found for bad in batch.bad]
 
 
-def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order(
-    bucket: str, endpoint: str, tmp_path: Path
-) -> None:
+def test_a_deleted_shard_loses_only_its_samples_and_keeps_the_order(bucket: str, endpoint: str, tmp_path: Path) -> None:
     whole = list(batches(opened(f"{tmp_path}/local/*.tar")))
     source = opened(f"{bucket}/*.tar")
     stream = batches(source)
@@ -392,10 +392,10 @@ def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order(
     assert lost and {bad.key.rpartition(":")[0] for bad in lost} == {f"{bucket}/00001.tar"}
     for k, (batch, other) in enumerate(zip(found, whole, strict=True)):
         for index, before in zip(batch.index.tolist(), other.index.tolist(), strict=True):
-            assert index == before or (before in gone and k >= 2), "only what was lost is replaced"
+            assert index == before or (before in gone and k >= 2), "only lost samples are replaced"
 
 
-def test_an_outage_ends_the_stream_with_an_error_of_one_line(bucket: str, proxy: FaultyProxy) -> None:
+def test_a_permanent_outage_ends_the_stream_with_a_one_line_error(bucket: str, proxy: FaultyProxy) -> None:
     stream = batches(opened(f"{bucket}/*.tar", retry_s=1.0), workers=2)
     next(stream)
     proxy.set("down")
@@ -403,7 +403,7 @@ def test_an_outage_ends_the_stream_with_an_error_of_one_line(bucket: str, proxy:
         list(stream)
 
 
-def test_a_run_trains_on_s3_through_faults(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+def test_a_run_trains_on_s3_despite_faults(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
     proxy.set("some", 4)
     words = ["data=webdataset", f"data.shards={bucket}/*.tar", "data.batch_size=8", "data.workers=2", "data.cache_gb=1"]
     words += [
@@ -419,7 +419,7 @@ def test_a_run_trains_on_s3_through_faults(bucket: str, proxy: FaultyProxy, tmp_
     assert (last["step"], last["train/bad_samples"]) == (4, 0)
 
 
-# ------------------------------------------------------------------------------------------------------- the cache
+# ----------------------------------------------------------------------------------------------------- shard cache
 
 
 def cached() -> list[str]:
@@ -436,7 +436,7 @@ def test_cached_shards_are_read_without_a_request(bucket: str, proxy: FaultyProx
     assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
-def test_the_cache_keeps_its_limit_by_forgetting_what_was_used_longest_ago(bucket: str, tmp_path: Path) -> None:
+def test_the_cache_evicts_the_least_recently_used_shard(bucket: str, tmp_path: Path) -> None:
     found = index_shards([f"{bucket}/{k:05d}.tar" for k in range(3)], TXT)
     limit = sum(sorted(index.size for index in found)[1:])
     files = [
@@ -449,28 +449,28 @@ def test_the_cache_keeps_its_limit_by_forgetting_what_was_used_longest_ago(bucke
         cache.store(files[k])
     os.utime(files[0].cache_path, (1, 1))
     os.utime(files[1].cache_path, (2, 2))
-    fetch(files[0], 0, 512)  # used now
+    fetch(files[0], 0, 512)  # most recently used
     cache.store(files[2])
     assert [file.cache_path.exists() for file in files] == [True, False, True]
     assert sum(p.stat().st_size for p in (tmp_path / "own").iterdir()) <= limit
     for k in (0, 2):
         assert files[k].cache_path.read_bytes() == (tmp_path / "local" / f"{k:05d}.tar").read_bytes()
     prefetch_spans("a reader", [(file, (0, 512)) for file in files])
-    assert waiting() == 1, "only the one that is not cached"
+    assert waiting() == 1, "only the shard that is not cached is prefetched"
 
 
-def test_what_a_killed_process_left_is_cleared(bucket: str) -> None:
+def test_partial_files_of_a_killed_process_are_removed(bucket: str) -> None:
     file = remote_file(bucket, cache_bytes=10**9)
     place = file.cache_path
     dead = place.with_name(f"{0:032x}.part")
     dead.write_bytes(bytes(100))
-    place.with_suffix(".part").write_bytes(bytes(100))  # of this very shard
+    place.with_suffix(".part").write_bytes(bytes(100))  # of the same shard
     cache.store(file)
     assert (dead.exists(), place.with_suffix(".part").exists()) == (False, False)
     assert place.stat().st_size == file.size
 
 
-def test_processes_fetch_a_shard_once(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+def test_concurrent_fetches_download_a_shard_once(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
     file = remote_file(bucket, cache_bytes=10**9)
     proxy.set("slow", 0.5)
     proxy.requests = 0
@@ -483,7 +483,7 @@ def test_processes_fetch_a_shard_once(bucket: str, proxy: FaultyProxy, tmp_path:
     assert cached() == [f"{file.version}.tar"]
 
 
-def test_a_kill_while_fetching_leaves_no_wrong_file(bucket: str, proxy: FaultyProxy) -> None:
+def test_a_kill_while_fetching_leaves_no_partial_shard(bucket: str, proxy: FaultyProxy) -> None:
     file = remote_file(bucket, cache_bytes=10**9)
     _ = file.cache_path.parent
     proxy.set("hang")
@@ -503,7 +503,7 @@ def test_a_kill_while_fetching_leaves_no_wrong_file(bucket: str, proxy: FaultyPr
     assert not part.exists()
 
 
-def test_a_cache_that_cannot_be_written_costs_speed_only(
+def test_an_unwritable_cache_does_not_affect_samples(
     bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = opened(f"{bucket}/*.tar", cache_gb=1.0)
@@ -512,10 +512,10 @@ def test_a_cache_that_cannot_be_written_costs_speed_only(
     folder.write_text("in the way")
     assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
     time.sleep(0.1)
-    assert capfd.readouterr().err.count(" cannot be cached: ") == 1, "it is not tried again at each sample"
+    assert capfd.readouterr().err.count(" cannot be cached: ") == 1, "reported once, not for each sample"
 
 
-def test_a_cache_smaller_than_a_windows_shards_is_refused(bucket: str, tmp_path: Path) -> None:
+def test_a_cache_smaller_than_the_shards_of_a_window_raises_an_error(bucket: str, tmp_path: Path) -> None:
     message = (
         r"^data.cache_gb=1e-05 is less than the 3 shards that data.shuffle_window=200,000 samples are drawn from: "
         r"give 0.1, a smaller window, or 0 for no cache"
@@ -526,12 +526,12 @@ def test_a_cache_smaller_than_a_windows_shards_is_refused(bucket: str, tmp_path:
 
 
 @pytest.mark.parametrize("option", ["retry_s", "cache_gb"])
-def test_negative_limits_are_refused(option: str) -> None:
+def test_negative_limits_raise_an_error(option: str) -> None:
     with pytest.raises(ConfigError, match=f"data.{option}=-1 is negative: give 0 to disable "):
         WebDatasetSpec(name="x", shards="a.tar", **{option: -1})
 
 
-def test_a_source_that_is_far_goes_to_workers_and_back(bucket: str) -> None:
+def test_a_remote_source_survives_pickling(bucket: str) -> None:
     import pickle
 
     source = opened(f"{bucket}/*.tar")

@@ -1,4 +1,4 @@
-"""Shards as img2dataset and people write them, damaged in every way, and read at random."""
+"""WebDataset shards: layouts of img2dataset and by hand, patterns, damage, the index and random access."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(shards: Path | str, **options: Any) -> Source:
 
 
 def reasons(source: Source) -> dict[str, str]:
-    """What is left out on opening: the file's or the sample's name -> why."""
+    """Returns {file or sample name: reason} of all skipped samples and damaged shards found at opening."""
     return {Path(bad.key).name: bad.reason for bad in source.bad}
 
 
@@ -55,7 +55,7 @@ def test_img2datasets_layout_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["jpg", "jpeg", "JPG", "png", "webp", "PNG"])
-def test_every_kind_of_image_is_found(tmp_path: Path, ending: str) -> None:
+def test_every_image_extension_is_found(tmp_path: Path, ending: str) -> None:
     kind = {"jpg": "JPEG", "jpeg": "JPEG"}.get(ending.lower(), ending.upper())
     image = encode(picture(20, 16), kind)
     source = opened(write_tar(tmp_path / "a.tar", [(f"x.{ending}", image), ("x.txt", b"a picture")]))
@@ -71,7 +71,7 @@ def test_every_kind_of_image_is_found(tmp_path: Path, ending: str) -> None:
         ({"alt.text": "with a dot"}, "json.alt.text", ["with a dot"]),
     ],
 )
-def test_captions_may_come_from_json(tmp_path: Path, meta: dict[str, Any], key: str, expected: list[str]) -> None:
+def test_captions_are_read_from_json(tmp_path: Path, meta: dict[str, Any], key: str, expected: list[str]) -> None:
     shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.json", json.dumps(meta).encode())])
     assert opened(shard, caption_key=key).read(0).captions == expected
 
@@ -107,7 +107,9 @@ def test_json_without_a_caption_is_a_bad_sample(tmp_path: Path, meta: bytes, rea
         (("x.json", b'{"class": "tabby cat"}'), "json.class", "tabby cat"),
     ],
 )
-def test_labels_come_from_cls_or_json(tmp_path: Path, member: tuple[str, bytes], key: str, label: int | str) -> None:
+def test_labels_are_read_from_cls_or_json(
+    tmp_path: Path, member: tuple[str, bytes], key: str, label: int | str
+) -> None:
     shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.txt", b"a cat"), member])
     assert opened(shard, label_key=key).read(0).label == label
 
@@ -128,7 +130,7 @@ def test_a_missing_label_is_a_bad_sample(tmp_path: Path, member: tuple[str, byte
         source.read(0)
 
 
-def test_folders_and_dots_in_names_belong_as_webdataset_has_it(tmp_path: Path) -> None:
+def test_folders_and_dots_in_names_are_grouped_as_in_webdataset(tmp_path: Path) -> None:
     members = []
     for name in ("a/x", "b/x", "./c/d/x", "x", "ünï/猫"):
         members += [(f"{name}.jpg", jpeg()), (f"{name}.txt", name.encode()), (f"{name}.seg.png", b"not the image")]
@@ -147,15 +149,15 @@ def test_names_of_any_length_are_read(tmp_path: Path) -> None:
     assert source.key(0).startswith(f"{tmp_path}/a.tar:folder/folder/")
 
 
-def test_members_of_a_sample_need_not_be_neighbours(tmp_path: Path) -> None:
+def test_members_of_a_sample_need_not_be_adjacent(tmp_path: Path) -> None:
     members = img2dataset(range(30))
-    by_kind = sorted(members, key=lambda m: m[0].rpartition(".")[2])  # as tar writes *.jpg *.txt
+    by_kind = sorted(members, key=lambda m: m[0].rpartition(".")[2])  # the order of `tar c *.jpg *.txt`
     source = opened(write_tar(tmp_path / "a.tar", by_kind))
     assert captions(source) == [f"caption {i}" for i in range(30)]
     assert [s.image for s in read_all(source)] == [jpeg(i) for i in range(30)]
 
 
-def test_large_members_that_are_not_used_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_large_members_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = [("x.jpg", jpeg(1)), ("x.npy", bytes(1 << 20)), ("x.txt", b"far away")]
     source = opened(write_tar(tmp_path / "a.tar", members))
     read, pread = [], os.pread
@@ -170,7 +172,7 @@ def test_large_members_that_are_not_used_are_not_read(tmp_path: Path, monkeypatc
     assert sum(read) == len(jpeg(1)) + len("far away")
 
 
-def test_two_samples_of_the_same_name_are_two_samples(tmp_path: Path) -> None:
+def test_samples_with_the_same_name_stay_separate(tmp_path: Path) -> None:
     members = [("x.jpg", jpeg(1)), ("x.txt", b"one"), ("x.jpg", jpeg(2)), ("x.txt", b"two")]
     source = opened(write_tar(tmp_path / "a.tar", members))
     assert captions(source) == ["one", "two"]
@@ -193,10 +195,10 @@ def test_members_off_the_allow_list_are_never_executed(tmp_path: Path, ending: s
     assert captions(source) == ["x"]
     assert not flag.exists()
     pickle.loads(payload)
-    assert flag.exists(), "the payload works, so the test could fail"
+    assert flag.exists(), "unpickling the payload works, so the test can fail"
 
 
-def test_links_in_a_tar_lead_nowhere(tmp_path: Path) -> None:
+def test_links_in_a_tar_are_not_followed(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
     path = write_tar(tmp_path / "a.tar", [("y.jpg", jpeg()), ("y.txt", b"y"), ("x.jpg", jpeg())])
@@ -233,21 +235,21 @@ def three(tmp_path: Path) -> Path:
         ("0001.tar", [3]),
     ],
 )
-def test_braces_globs_and_double_colons_name_shards(three: Path, pattern: str, sizes: list[int]) -> None:
+def test_braces_globs_and_double_colons_expand_to_shards(three: Path, pattern: str, sizes: list[int]) -> None:
     assert opened(f"{three}/{pattern.replace('{0}/', f'{three}/')}").sizes == sizes
 
 
-def test_the_home_folder_may_be_a_tilde(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_expands_to_the_home_folder(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(three))
     assert opened("~/{0000..0001}.tar").sizes == opened("~/000[01].tar").sizes == [2, 3]
 
 
-def test_a_name_that_looks_like_a_glob_is_taken_as_it_is_where_it_exists(tmp_path: Path) -> None:
+def test_an_existing_path_with_glob_characters_is_taken_literally(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "set [1]" / "a.tar", img2dataset(range(2)))
     assert opened(shard).sizes == [2]
 
 
-def test_urls_are_read_by_fsspec(three: Path) -> None:
+def test_file_urls_equal_local_paths(three: Path) -> None:
     source, local = opened(f"file://{three}/{{0000..0002}}.tar"), opened(f"{three}/*.tar")
     assert read_all(source) == read_all(local)
     assert opened(f"file://{three}/*.tar").sizes == [2, 3, 4]
@@ -263,7 +265,7 @@ def test_urls_are_read_by_fsspec(three: Path) -> None:
         ("/nowhere/{0000..0123.tar", r"data.shards=\S+ is not a valid pattern \(Unbalanced braces"),
     ],
 )
-def test_a_pattern_that_names_nothing_is_refused(pattern: str, message: str) -> None:
+def test_a_pattern_without_a_match_raises_an_error(pattern: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         spec(pattern).open()
 
@@ -273,12 +275,12 @@ def test_every_part_of_a_pattern_must_match(three: Path) -> None:
         spec(f"{three}/0000.tar", held_out_shards=f"{three}/*.tar::/nowhere/*.tar").open()
 
 
-def test_a_shard_named_twice_is_refused(three: Path) -> None:
+def test_a_duplicate_shard_raises_an_error(three: Path) -> None:
     with pytest.raises(ConfigError, match=r"names \S+/0001.tar more than once: name each shard once"):
         expand(f"{three}/*.tar::{three}/0001.tar", "data.shards")
 
 
-def test_no_shards_at_all_ask_for_some_by_what_can_be_typed() -> None:
+def test_the_error_without_shards_gives_a_working_example() -> None:
     with pytest.raises(ConfigError, match=r"data.shards has no value: give the shards of mine, e.g. ") as caught:
         spec(None).open()
     (typed,) = shlex.split(str(caught.value).partition("e.g. ")[2])
@@ -286,18 +288,18 @@ def test_no_shards_at_all_ask_for_some_by_what_can_be_typed() -> None:
     assert isinstance(composed, WebDatasetSpec) and composed.shards == "/data/{0000..0123}.tar"
 
 
-def test_a_missing_shard_is_named(three: Path) -> None:
+def test_a_missing_shard_raises_an_error_with_its_path(three: Path) -> None:
     with pytest.raises(DataError, match=r"shard \S+/0003.tar does not exist: check the path"):
         spec(f"{three}/{{0000..0004}}.tar").open()
 
 
-def test_a_folder_is_no_shard(three: Path) -> None:
+def test_a_folder_as_shard_raises_an_error(three: Path) -> None:
     with pytest.raises(DataError, match=r"shard \S+ is a folder: give its tar files, e.g. \S+/\*.tar"):
         spec(three).open()
 
 
 @pytest.mark.parametrize("url", ["nosuch://bucket/a.tar", "nosuch://cat a.tar"])
-def test_what_is_no_file_system_is_refused_in_one_line(url: str) -> None:
+def test_an_unknown_file_system_raises_a_one_line_error(url: str) -> None:
     with pytest.raises(DataError, match=r"^shard .* (cannot be opened: .+|does not exist: check the path)$"):
         spec(url).open()
 
@@ -310,7 +312,7 @@ def test_what_is_no_file_system_is_refused_in_one_line(url: str) -> None:
         ("held_out_share", 0.9, r"data.held_out_share=0.9 must be in \[0, 0.5\]"),
     ],
 )
-def test_options_out_of_range_are_refused(option: str, value: Any, message: str) -> None:
+def test_options_out_of_range_raise_an_error(option: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         spec("a.tar", **{option: value})
 
@@ -327,7 +329,7 @@ def test_a_share_of_the_samples_is_held_out(three: Path) -> None:
     assert data.classes is None
 
 
-def test_shards_of_their_own_may_be_held_out(three: Path) -> None:
+def test_separate_shards_can_be_held_out(three: Path) -> None:
     data = spec(f"{three}/{{0000..0001}}.tar", held_out_shards=f"{three}/0002.tar").open()
     assert data.held_out is not None
     assert (data.train.sizes, data.held_out.sizes) == ([2, 3], [4])
@@ -336,7 +338,7 @@ def test_shards_of_their_own_may_be_held_out(three: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- damage
 
 
-def test_incomplete_samples_are_left_out_and_named(tmp_path: Path) -> None:
+def test_incomplete_samples_are_skipped_and_reported_by_name(tmp_path: Path) -> None:
     members = [
         *(("a.jpg", jpeg()), ("a.json", b"{}")),
         *(("b.txt", b"no image"), ("c.jpg", jpeg()), ("c.txt", b"good")),
@@ -363,7 +365,7 @@ def test_a_caption_that_is_not_utf8_is_a_bad_sample(tmp_path: Path) -> None:
 
 
 def damaged(path: Path, how: str) -> None:
-    """Ten samples, of which the last five do not come through."""
+    """Damages a shard of ten samples such that the last five are lost."""
     whole = path.read_bytes()
     with tarfile.open(path) as tar:
         members = {m.name: m for m in tar.getmembers()}
@@ -396,9 +398,7 @@ def _tar_of(path: Path, indices: range) -> bytes:
         ("joined by cat", "shard has data after its end-of-archive mark, as tars joined by cat have"),
     ],
 )
-def test_of_a_damaged_shard_what_comes_before_is_used_and_the_damage_told_once(
-    tmp_path: Path, how: str, reason: str
-) -> None:
+def test_samples_before_the_damage_are_used_and_it_is_reported_once(tmp_path: Path, how: str, reason: str) -> None:
     path = write_tar(tmp_path / "x.tar", img2dataset(range(10)))
     damaged(path, how)
     source = opened(path)
@@ -418,7 +418,9 @@ def test_of_a_damaged_shard_what_comes_before_is_used_and_the_damage_told_once(
         pytest.param(bytes(range(256)) * 40, "cannot be read as an uncompressed tar", id="no tar"),
     ],
 )
-def test_what_is_no_tar_is_told_and_the_other_shards_are_used(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_a_file_that_is_not_a_tar_is_reported_and_other_shards_are_used(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
     write_tar(tmp_path / "a.tar", img2dataset(range(3)))
     (tmp_path / "b.tar").write_bytes(content)
     write_tar(tmp_path / "c.tar", img2dataset(range(3, 5)))
@@ -431,14 +433,14 @@ def test_what_is_no_tar_is_told_and_the_other_shards_are_used(tmp_path: Path, co
         opened(tmp_path / "b.tar")
 
 
-def test_a_compressed_bomb_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_compressed_tar_is_not_unpacked(tmp_path: Path) -> None:
     inside = write_tar(tmp_path / "inside.tar", img2dataset(range(3)))
     (tmp_path / "bomb.tar").write_bytes(gzip.compress(inside.read_bytes()))
     with pytest.raises(DataError, match="cannot be read as an uncompressed tar"):
         opened(tmp_path / "bomb.tar")
 
 
-def test_a_tar_without_samples_is_empty(tmp_path: Path) -> None:
+def test_tars_without_samples_raise_an_error(tmp_path: Path) -> None:
     write_tar(tmp_path / "empty.tar", [])
     write_tar(tmp_path / "other.tar", [("readme.txt", b"hello"), ("data.npy", b"x")])
     with pytest.raises(DataError, match=r"2 shards, from .*empty.tar, have no sample .*\(data.caption_key=txt\)"):
@@ -451,15 +453,15 @@ def test_the_error_without_samples_names_the_caption_key_and_an_example(tmp_path
         opened(shard, caption_key="json.caption")
 
 
-# ----------------------------------------------------------------------------------------------------- the index
+# --------------------------------------------------------------------------------------------------------- index
 
 
 def touch_later(path: Path) -> None:
-    """As if written a second after the last time."""
+    """Sets the mtime one second later."""
     os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
 
 
-def test_a_shard_that_was_indexed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_indexed_shard_is_not_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
     first = opened(path)
 
@@ -470,7 +472,7 @@ def test_a_shard_that_was_indexed_is_not_read_again(tmp_path: Path, monkeypatch:
     assert opened(path) == first
 
 
-def test_a_shard_that_changes_is_indexed_anew(tmp_path: Path) -> None:
+def test_a_changed_shard_is_reindexed(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
     before = opened(path)
     assert captions(before) == ["caption 0", "caption 1", "caption 2"]
@@ -481,14 +483,14 @@ def test_a_shard_that_changes_is_indexed_anew(tmp_path: Path) -> None:
     assert after.fingerprint != before.fingerprint
 
 
-def test_another_caption_key_is_another_index(tmp_path: Path) -> None:
+def test_each_caption_key_has_a_separate_index(tmp_path: Path) -> None:
     members = [("a.jpg", jpeg()), ("a.txt", b"txt"), ("b.jpg", jpeg()), ("b.json", b'{"caption": "json"}')]
     path = write_tar(tmp_path / "a.tar", members)
     assert captions(opened(path)) == ["txt"]
     assert captions(opened(path, caption_key="json.caption")) == ["json"]
 
 
-def test_an_index_that_lost_a_file_is_made_anew(tmp_path: Path) -> None:
+def test_an_index_with_a_missing_file_is_rebuilt(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
     for ending in (".npy", ".json"):
         (index,) = index_shards([str(path)], 1)
@@ -496,7 +498,7 @@ def test_an_index_that_lost_a_file_is_made_anew(tmp_path: Path) -> None:
         assert captions(opened(path)) == ["caption 0", "caption 1", "caption 2"]
 
 
-def test_a_shard_cut_after_it_was_indexed_gives_bad_samples(tmp_path: Path) -> None:
+def test_a_shard_truncated_after_indexing_gives_bad_samples(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(10)))
     source = opened(path)
     os.truncate(path, 6000)
@@ -506,7 +508,7 @@ def test_a_shard_cut_after_it_was_indexed_gives_bad_samples(tmp_path: Path) -> N
     assert source.key(9) == f"{path}:sample 9"
 
 
-def test_a_shard_deleted_after_it_was_indexed_gives_bad_samples(tmp_path: Path) -> None:
+def test_a_shard_deleted_after_indexing_gives_bad_samples(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(10)))
     source = opened(path)
     path.unlink()
@@ -514,7 +516,7 @@ def test_a_shard_deleted_after_it_was_indexed_gives_bad_samples(tmp_path: Path) 
         source.read(3)
 
 
-def test_the_fingerprint_follows_the_content_and_not_the_place_or_time(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_content_not_on_path_or_mtime(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(6)))
     source = opened(path)
     copy = tmp_path / "elsewhere" / "b.tar"
@@ -544,13 +546,13 @@ def test_samples_are_found_across_uneven_and_empty_shards(tmp_path: Path) -> Non
         assert source.key(i).endswith(f":{i:09d}.jpg")
 
 
-def test_a_source_goes_to_workers_and_back(tmp_path: Path) -> None:
+def test_a_source_survives_pickling(tmp_path: Path) -> None:
     source = opened(write_tar(tmp_path / "a.tar", img2dataset(range(3))))
     source.read(0)  # opens the file
     assert read_all(pickle.loads(pickle.dumps(source))) == read_all(source)
 
 
-def test_an_unwritable_cache_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_raises_an_error_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "file"))
@@ -563,10 +565,10 @@ def test_an_unwritable_cache_is_told_with_its_remedy(tmp_path: Path, monkeypatch
 # -------------------------------------------------------------------------------------------------- other readers
 
 
-def test_plain_webdataset_reads_what_clipx_writes() -> None:
+def test_plain_webdataset_reads_shards_of_clipx() -> None:
     make = functools.partial(make_sample, seed=1, held_out=False, pixels=32)
     urls = ensure_shards("for-webdataset", make, 25, per_shard=10, what="a test")
-    pipeline = webdataset.DataPipeline(  # as open_clip builds it
+    pipeline = webdataset.DataPipeline(  # the pipeline of open_clip
         webdataset.SimpleShardList(urls),
         webdataset.tarfile_to_samples(),
         webdataset.decode("pilrgb"),

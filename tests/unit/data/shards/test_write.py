@@ -1,4 +1,4 @@
-"""The cache: where it is, files that are whole or absent, shards written once."""
+"""The cache folder, atomic writes, and shards that are written once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clipx.storage.local import cache_folder, write_atomically
 
 
 def make(index: int, note: Path) -> Sample:
-    """Notes that it was made."""
+    """Creates a sample and touches a file named by its index."""
     (note / str(index)).touch()
     return Sample(jpeg(index), [f"caption {index}"], index)
 
@@ -29,7 +29,7 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def created(note: Path) -> list[int]:
-    """What was made since this was last asked."""
+    """Returns the indices created since the previous call."""
     found = sorted(int(path.name) for path in note.iterdir())
     for path in note.iterdir():
         path.unlink()
@@ -46,7 +46,7 @@ def test_samples_are_written_in_shards(note: Path, samples: int, sizes: list[int
         assert source.read(index) == Sample(jpeg(index), [f"caption {index}"], index)
 
 
-def test_shards_are_written_once_and_a_lost_one_again(note: Path) -> None:
+def test_shards_are_written_once_and_a_deleted_shard_is_rewritten(note: Path) -> None:
     ensure = functools.partial(ensure_shards, "folder", functools.partial(make, note=note), 25, per_shard=10, what="x")
     urls = ensure()
     assert created(note) == list(range(25))
@@ -59,7 +59,7 @@ def test_shards_are_written_once_and_a_lost_one_again(note: Path) -> None:
     assert Path(urls[1]).read_bytes() == before
 
 
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_no_partial_file(tmp_path: Path) -> None:
     def fails(path: str) -> None:
         Path(path).write_text("half")
         raise KeyboardInterrupt
@@ -74,7 +74,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "whole"
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_raises_a_one_line_error(tmp_path: Path) -> None:
     def full(path: str) -> None:
         with Path("/dev/full").open("w") as disk:
             disk.write(path)
@@ -85,7 +85,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
         write_atomically(tmp_path / "file", full)
 
 
-def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_follows_clipx_cache_xdg_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("CLIPX_CACHE", "~/mine")
@@ -97,7 +97,7 @@ def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytes
     assert cache_folder("x/y").is_dir()
 
 
-def test_a_cache_that_cannot_be_made_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncreatable_cache_raises_an_error_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "file"))
     with pytest.raises(
@@ -111,7 +111,7 @@ def fail(item: int) -> None:
         raise DataError("two is bad")
 
 
-def test_work_is_told_and_its_error_is_raised_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+def test_pool_work_is_logged_and_its_error_is_raised_unchanged(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DataError, match="^two is bad$"):
         run_in_pool(fail, [1, 2, 3], "counting")
     out, told = capfd.readouterr()
