@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, one cache of written data apart from the user's, and slow tests in CI only."""
+"""Fixtures and collection rules of all tests: one thread, a cache separate from the user's, slow tests only in CI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-# Before torch is imported. Tests run side by side, and bit-for-bit comparisons want one order of summation.
+# Set before torch is imported: tests run in parallel, and bit-for-bit comparisons need one order of summation.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -16,14 +16,14 @@ from helpers.s3_server import endpoint, impatient, own_bucket, proxy  # noqa: F4
 
 from clipx.config import plugins
 
-# Not ignored, as it is in what a shell runs in the background: the processes of tests would ignore it too.
+# A shell ignores SIGINT in background jobs, and the processes of tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # whose base is a folder of the session's
+    if "PYTEST_XDIST_WORKER" in os.environ:  # its base is a subfolder of the session's
         root = root.parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLIPX_CACHE", str(root / "clipx-cache"))
@@ -32,7 +32,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_plugins() -> Iterator[None]:
-    """Folders of --config-dir that a test names are not those of the tests after it, nor of their processes."""
+    """Removes the --config-dir folders of a test, so that later tests and their processes do not see them."""
     yield
     plugins.__path__.clear()
     os.environ.pop("CLIPX_PLUGINS", None)
@@ -40,7 +40,10 @@ def _own_plugins() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def slurm_conf() -> Path:
-    """The slurm.conf that CLIPX_TEST_SLURM names. No test starts that cluster: it takes root, packages, and /etc/hosts."""
+    """Returns the slurm.conf in CLIPX_TEST_SLURM.
+
+    No test starts that cluster: it needs root, packages and /etc/hosts.
+    """
     conf = os.environ.get("CLIPX_TEST_SLURM")
     if conf is None:
         without = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
@@ -50,23 +53,30 @@ def slurm_conf() -> Path:
 
 @pytest.fixture
 def slurm(slurm_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cluster, which SLURM's commands use in this test."""
+    """Points SLURM's commands to the test cluster. Returns its slurm.conf."""
     monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
     return slurm_conf
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leaves the modules of torch and the collected tests out of garbage collection, and collects less often.
+    """Excludes the modules of torch and the collected tests from garbage collection, and collects less often.
 
-    A full collection takes 0.3 s with them; composing configurations triggered many.
+    A full collection takes 0.3 s with them, and composing configurations triggered many.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    gc.unfreeze()  # else nanobind reports frozen objects as leaks when the process ends
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what needs SLURM. Leaves slow tests out unless CI=true, and them and the others by hand unless -m asks."""
+    """Marks tests that need SLURM.
+
+    Deselects slow tests unless CI=true, and soak and number tests, unless -m is given.
+    """
     for item in items:
         if "slurm_conf" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slurm)

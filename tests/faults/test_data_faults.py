@@ -1,4 +1,4 @@
-"""What happens to a run: a shard that vanishes in the middle of an epoch, a loader worker that is killed."""
+"""Data faults during a run: a shard deleted in the middle of an epoch, a killed loader worker, a full /dev/shm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clipx.data.webdataset import WebDatasetSpec
 from clipx.model.tokenizer import Tokenizer
 
 
-def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order_of_the_rest(tmp_path: Path) -> None:
+def test_a_deleted_shard_loses_its_samples_and_keeps_the_order_of_the_rest(tmp_path: Path) -> None:
     for k in range(4):
         write_tar(tmp_path / f"{k}.tar", img2dataset(range(10 * k, 10 * k + 10)))
     source = WebDatasetSpec(name="x", shards=f"{tmp_path}/*.tar", held_out_share=0.0).open().train
@@ -31,7 +31,7 @@ def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order_of_the_res
     )  # fmt: skip
     found = [next(stream)]
     opened = {index // 10 for index in epoch[:5]}
-    (gone,) = sorted(set(range(4)) - opened)[:1]  # a file that is open stays readable
+    (gone,) = sorted(set(range(4)) - opened)[:1]  # an open file stays readable
     (tmp_path / f"{gone}.tar").unlink()
     found += list(stream)
     indices = [index for batch in found for index in batch.index.tolist()]
@@ -42,12 +42,12 @@ def test_a_shard_that_vanishes_costs_its_samples_and_leaves_the_order_of_the_res
     assert all(index // 10 != gone for index in indices)
 
 
-def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_its_pid(tmp_path: Path) -> None:
     options = (*SMALL, *VIT, "data.samples=512", "data.workers=2", "duration=10000st", "checkpoint=none")
     run = start(tmp_path / "out", "-m", "clipx.train", *options, f"run_dir={tmp_path}/run")
     try:
         until = time.monotonic() + 120
-        metrics = tmp_path / "run" / "metrics.jsonl"  # there before the workers are, which a logged step has read from
+        metrics = tmp_path / "run" / "metrics.jsonl"  # exists before the workers do; a logged step has read from them
         while not (metrics.is_file() and metrics.stat().st_size):
             assert run.poll() is None and time.monotonic() < until, run.err.read_text()
             time.sleep(0.1)
@@ -62,8 +62,8 @@ def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_it(tmp_pat
     assert str(worker) in line
 
 
-def test_shared_memory_that_is_full_is_named_with_what_to_change(tmp_path: Path) -> None:
-    """In a container with little /dev/shm, which a mount namespace of its own makes here."""
+def test_full_shared_memory_raises_an_error_that_names_the_fix(tmp_path: Path) -> None:
+    """Simulates a container with little /dev/shm by a mount namespace."""
     command = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {sys.executable} -m clipx.train " + " ".join(
         (*SMALL, "data.batch_size=128", "data.workers=1", f"run_dir={tmp_path}/run")
     )

@@ -1,4 +1,4 @@
-"""A process that ends at any moment of a save leaves whole checkpoints and nothing that looks like one."""
+"""A process killed at any moment of a save leaves only complete checkpoints and no partial one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from helpers.savers import load_tensors, make_writer, steps, tensors
 
 from clipx.checkpoint.format import RankRows
 
-CALLS = ("mkdir", "open", "write", "fsync", "close", "rename", "unlink", "rmdir")  # all that change a file system
+CALLS = ("mkdir", "open", "write", "fsync", "close", "rename", "unlink", "rmdir")  # all calls that change a file system
 fork = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where there is such a place: what a kill leaves does not depend on the disk, whose speed does not matter."""
+    """Yields a folder in memory if there is one.
+
+    The result of a kill does not depend on the disk, only the speed does.
+    """
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -45,9 +48,9 @@ def save(path: Path, step: int, value: float) -> None:
 
 
 def killed_before(number: int, call: Callable[[], None]) -> bool:
-    """Calls in a process of its own, which ends before the given call of the operating system. Whether it came to that.
+    """Runs `call` in a child process that exits before the given call of the operating system. Returns True if it did.
 
-    The disk is then as it is after the call before: each moment is met.
+    The disk is then in the state after the previous call, so that every moment is covered.
     """
 
     def child() -> None:
@@ -74,27 +77,29 @@ def killed_before(number: int, call: Callable[[], None]) -> bool:
 
 
 @pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
-def test_at_each_call_that_a_save_makes(folder: Path, step: int) -> None:
-    """With keep_last=1, where one that is lost is the only one."""
+def test_a_kill_before_any_system_call_of_a_save_leaves_a_complete_checkpoint(folder: Path, step: int) -> None:
+    """keep_last=1: a lost checkpoint would be the only one."""
     values, killed = [], True
     while killed:
         path = folder / str(len(values))
         save(path, 1, 1.0)
         killed = killed_before(len(values), lambda path=path: save(path, step, 2.0))  # type: ignore[misc]
-        make_writer(path).close()  # as a run that is resumed
+        make_writer(path).close()  # as a resumed run does
         assert not list(path.glob("tmp.*"))
         for each in steps(path):
             load_tensors(path, each)
         found = load_tensors(path)
         values.append(found["value"].item())
-        assert found["rows"].eq(values[-1]).all(), "all files are of one checkpoint"
+        assert found["rows"].eq(values[-1]).all(), "files are from different checkpoints"
         assert found["a/n"] == (step if values[-1] == 2 else 1)
-    assert len(values) > 20 and values == sorted(values), "the new one from one moment on"
+    assert len(values) > 20 and values == sorted(values), (
+        "the new checkpoint did not stay valid after its first appearance"
+    )
     assert (values[0], values[-1]) == (1.0, 2.0)
 
 
-def test_all_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a power cut wants it, which no killed process shows."""
+def test_files_are_synced_before_the_checkpoint_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut needs this order, and killing a process does not test it."""
     done: list[str] = []
     fsync, rename = os.fsync, os.rename
 
@@ -114,8 +119,11 @@ def test_all_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pyte
     assert done[4].startswith("sync tmp.step-00000001.") and done[5:] == ["name step-00000001", "sync run"]
 
 
-def test_at_any_time(folder: Path) -> None:
-    """kill -9, thirty times, and until some hit the middle of a save, of a process that saves one after the other."""
+def test_a_kill_at_a_random_time_loses_no_complete_checkpoint(folder: Path) -> None:
+    """Kills a process that saves continuously by SIGKILL.
+
+    At least 30 times, and until more than 5 kills hit the middle of a save.
+    """
 
     def child(first: int, pipe: Connection) -> None:
         run = make_writer(folder / "run", keep_last=2, hooks={"on_commit": lambda _: pipe.send(None)})
@@ -124,12 +132,13 @@ def test_at_any_time(folder: Path) -> None:
 
     random.seed(0)
     newest, stumps, kills = 0, 0, 0
-    while kills < 30 or (stumps <= 5 and kills < 300):  # how many hit a save depends on the machine's load
+    # the number of kills that hit a save depends on the machine's load
+    while kills < 30 or (stumps <= 5 and kills < 300):
         kills += 1
         mine, theirs = fork.Pipe(duplex=False)
         process = fork.Process(target=child, args=(newest + 1, theirs))
         process.start()
-        mine.recv()  # it has saved one
+        mine.recv()  # the child has saved once
         time.sleep(random.uniform(0, 0.03))
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
@@ -138,4 +147,4 @@ def test_at_any_time(folder: Path) -> None:
         found = load_tensors(folder / "run")
         assert found["a/n"] > newest and found["large"].eq(found["a/n"]).all()
         newest = int(found["a/n"])
-    assert stumps > 5, "some were killed in the middle"
+    assert stumps > 5, "too few kills hit the middle of a save"

@@ -1,6 +1,6 @@
-"""What becomes of a run that SLURM interrupts: by preemption, its time limit, requeueing, a node that fails.
+"""Runs interrupted by SLURM: preemption, time limits, requeueing, failed nodes.
 
-Some of it takes clusters of other kinds than CLIPX_TEST_SLURM's, which the tests start and stop.
+Some tests need clusters of other kinds than CLIPX_TEST_SLURM's, and start and stop them.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from clipx_launch.options import SlurmSpec
 pytestmark = pytest.mark.slow
 STEPS = 40
 RUN = (*SMALL, *VIT, "data.workers=1", f"duration={STEPS}st", "checkpoint.every=end")
-# The same run with time between its steps.
+# The same run with a pause before each step.
 SLOW = ("--config-dir", str(PLUGINS / "faults"), *SLURM, *RUN, "objective=slow")
 
 
 @contextmanager
 def started(kind: Kind) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: the path of a socket has 107 characters at most
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: the path of a socket has at most 107 characters
     try:
         yield slurm_cluster.start(folder, kind)
     except Unavailable as error:
@@ -78,8 +78,8 @@ def cgroup(slurm_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing interrupts."""
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the run directory of a run that nothing interrupts."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     Trainer(small(folder, *RUN)).fit()
     return folder
@@ -89,66 +89,65 @@ def submitted(sweep: Path, *options: str) -> str:
     return job_of(launch(*SLOW, f"hydra.sweep.dir={sweep}", *options).stdout)
 
 
-def finished_as(straight: Path, sweep: Path, job: str) -> int:
-    """Bit for bit, with each step logged once. Returns how often it was restarted."""
+def restarts_of_identical_run(uninterrupted: Path, sweep: Path, job: str) -> int:
+    """Asserts that the job's result equals the uninterrupted run bit for bit, with each step logged once.
+
+    Returns the number of restarts.
+    """
     point = sweep / "0"
     assert wait_for_job(job, 200) == ["COMPLETED"], logs(point)
     assert launch_json(point, "result")["state"] == "finished"
     restarts = int(launch_json(point, "point")["requeues"])
     assert slurm_tasks(job)[0]["Restarts"] == str(restarts)
-    ours, theirs = tensors(point, STEPS), tensors(straight, STEPS)
+    ours, theirs = tensors(point, STEPS), tensors(uninterrupted, STEPS)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert [row["step"] for row in rows(point)] == list(range(1, STEPS + 1))
-    assert losses(point) == losses(straight)
+    assert losses(point) == losses(uninterrupted)
     return restarts
 
 
-def preempted(straight: Path, sweep: Path, signal: str) -> None:
+def check_preemption(uninterrupted: Path, sweep: Path, signal: str) -> None:
     job = submitted(sweep, "hydra.launcher.partition=low")
     wait_for_steps(sweep / "0")
     output_of("srun", "--partition=main", f"--nodes={len(slurm_cluster.NODES)}", "--exclusive", "true")
     assert states(sweep)["0"][0] == "requeued"
-    assert finished_as(straight, sweep, job) == 1
+    assert restarts_of_identical_run(uninterrupted, sweep, job) == 1
     assert f"{signal}: stopped after step" in logs(sweep / "0")
 
 
-def test_a_preempted_run_saves_at_sigterm_and_goes_on_when_there_is_room(
-    slurm: Path, tmp_path: Path, straight: Path
+def test_a_preempted_run_saves_at_sigterm_and_resumes_when_resources_are_free(
+    slurm: Path, tmp_path: Path, uninterrupted: Path
 ) -> None:
     """SLURM would count a job that ends within the GraceTime as failed."""
-    preempted(straight, tmp_path, "SIGTERM")
+    check_preemption(uninterrupted, tmp_path, "SIGTERM")
 
 
 @pytest.mark.usefixtures("accounted")
-def test_a_preempted_run_saves_at_the_users_signal_where_that_comes_first(tmp_path: Path, straight: Path) -> None:
-    preempted(straight, tmp_path, "SIGUSR1")
+def test_a_preempted_run_saves_at_the_signal_option_when_it_arrives_first(tmp_path: Path, uninterrupted: Path) -> None:
+    check_preemption(uninterrupted, tmp_path, "SIGUSR1")
 
 
 @pytest.mark.usefixtures("cgroup")
-def test_a_signal_that_reaches_the_task_alone_has_its_loader_processes_end_as_well(
-    tmp_path: Path, straight: Path
-) -> None:
+def test_a_signal_sent_only_to_the_task_also_ends_its_loader_processes(tmp_path: Path, uninterrupted: Path) -> None:
     job = submitted(tmp_path)
     wait_for_steps(tmp_path / "0")
     output_of("scancel", "--signal=USR1", job)
-    assert finished_as(straight, tmp_path, job) == 1
+    assert restarts_of_identical_run(uninterrupted, tmp_path, job) == 1
     assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
 
 
-def test_a_run_that_is_longer_than_its_time_limit_ends_as_if_there_were_none(
-    slurm: Path, tmp_path: Path, straight: Path
+def test_a_run_longer_than_its_time_limit_matches_an_uninterrupted_run(
+    slurm: Path, tmp_path: Path, uninterrupted: Path
 ) -> None:
-    """SLURM looks every 30 s: the signal comes within 35 s of a run of more than 40 s."""
+    """SLURM checks every 30 s: the signal arrives within 35 s of a run of more than 40 s."""
     job = submitted(tmp_path, "hydra.launcher.time=1m", "hydra.launcher.signal_before_s=25", "objective.step_s=1")
     assert slurm_tasks(job)[0]["TimeLimit"] == "00:01:00"
-    assert finished_as(straight, tmp_path, job) >= 1
+    assert restarts_of_identical_run(uninterrupted, tmp_path, job) >= 1
     assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
 
 
-def test_a_requeued_run_goes_on_and_one_that_was_so_too_often_is_failed_and_says_so(
-    slurm: Path, tmp_path: Path
-) -> None:
+def test_a_requeued_run_resumes_and_fails_after_max_requeue_with_a_log_line(slurm: Path, tmp_path: Path) -> None:
     point, job = tmp_path / "0", submitted(tmp_path, "hydra.launcher.max_requeue=1")
     wait_for_steps(point)
     output_of("scontrol", "requeue", job)
@@ -166,8 +165,8 @@ def test_a_requeued_run_goes_on_and_one_that_was_so_too_often_is_failed_and_says
     assert reason.startswith("SIGUSR1: stopped after step")
 
 
-def test_a_run_whose_node_fails_goes_on_elsewhere_from_its_last_checkpoint(
-    accounted: Path, tmp_path: Path, straight: Path
+def test_a_run_on_a_failed_node_resumes_on_another_from_its_last_checkpoint(
+    accounted: Path, tmp_path: Path, uninterrupted: Path
 ) -> None:
     job = submitted(tmp_path, "checkpoint.every=5st", "checkpoint.keep_last=9")
     wait_for_steps(tmp_path / "0", 12)
@@ -175,9 +174,9 @@ def test_a_run_whose_node_fails_goes_on_elsewhere_from_its_last_checkpoint(
     slurm_cluster.crash(accounted.parent, node)
     output_of(
         "scontrol", "update", f"nodename={node}", "state=down", "reason=test"
-    )  # as SLURM itself, after SlurmdTimeout
+    )  # SLURM does the same after SlurmdTimeout
     try:
-        assert finished_as(straight, tmp_path, job) == 1
+        assert restarts_of_identical_run(uninterrupted, tmp_path, job) == 1
         assert slurm_tasks(job)[0]["NodeList"] != node
     finally:
         slurm_cluster.start(accounted.parent, Kind.accounted)
@@ -185,7 +184,7 @@ def test_a_run_whose_node_fails_goes_on_elsewhere_from_its_last_checkpoint(
 
 
 @pytest.mark.usefixtures("accounted")
-def test_how_an_old_job_ended_the_accounting_knows_when_the_controller_has_forgotten(tmp_path: Path) -> None:
+def test_the_state_of_an_old_job_is_read_from_accounting(tmp_path: Path) -> None:
     spec = SlurmSpec(gpus_per_node=0, cpus_per_task=1, setup=["exit 3"], sbatch={"hold": True})
     launcher.start(make_sweep(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
     (job,) = launch_json(tmp_path, "sweep")["jobs"]

@@ -1,4 +1,4 @@
-"""Signals, and ranks that die, stop, fail or get stuck: each with an end of its own, in processes of their own."""
+"""Stopping: signals, and ranks that die, freeze, fail or block. Each case ends with a distinct exit code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 @dataclass
 class Job:
-    """Processes that run `stopping.py`: the launcher, or one for each rank."""
+    """The processes of `stopping.py`: a launcher, or one process for each rank."""
 
     folder: Path
     processes: Sequence[subprocess.Popen[str] | Fork]
@@ -69,7 +69,7 @@ def wait_until(condition: Any, seconds: float, job: Job | None = None) -> None:
 
 @contextlib.contextmanager
 def job(folder: Path, fault: str, ranks: int, *options: str, launcher: Sequence[str] = ()) -> Iterator[Job]:
-    """A job at work. Without a launcher each rank is a process whose place is in its environment."""
+    """Starts a job. Without a launcher each rank is a process with its rank in the environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -102,9 +102,7 @@ def job(folder: Path, fault: str, ranks: int, *options: str, launcher: Sequence[
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
-def test_a_signal_ends_one_process_after_its_step_with_the_code_that_asks_for_more(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_stops_a_process_after_its_step_with_the_requeue_code(tmp_path: Path, number: signal.Signals) -> None:
     with job(tmp_path, "none", 1) as one:
         one.wait_for_steps(1)
         one.processes[0].send_signal(number)
@@ -118,10 +116,10 @@ def test_a_signal_ends_one_process_after_its_step_with_the_code_that_asks_for_mo
         assert not (one.folder / "run.lock").exists()
 
 
-def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_what_hung_on_it_before_runs_once_on_rank_0(
+def test_a_signal_to_one_rank_stops_all_and_calls_the_previous_handler_on_rank_0(
     tmp_path: Path,
 ) -> None:
-    """As SLURM and submitit do: SIGUSR2, of which rank 1 alone hears; a SIGTERM that comes as well changes nothing."""
+    """Signals as SLURM and submitit send them: SIGUSR2 reaches rank 1 only; an additional SIGTERM changes nothing."""
     with job(tmp_path, "requeue", 2) as two:
         two.wait_for_steps(2)
         os.kill(two.pid(1), signal.SIGUSR2)
@@ -135,12 +133,12 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_what_hung_on_it_bef
             (1, "SIGUSR2", "SIGUSR2"),
         }
         assert two.stderr(0) == f"stopped: SIGUSR2 at step {saved[0]}; saved: go on with resume=auto\n"
-        assert two.stderr(1) == "", "all ranks stop together: one says so"
+        assert two.stderr(1) == "", "rank 1 logged the stop too"
 
 
 @pytest.mark.slow
-def test_submitits_own_handler_puts_the_job_back_after_the_save(tmp_path: Path) -> None:
-    class Train:  # in here, so that it is pickled whole
+def test_submitits_handler_requeues_the_job_after_the_save(tmp_path: Path) -> None:
+    class Train:  # local class, so that it is pickled by value
         def checkpoint(self, folder: Path) -> DelayedSubmission:
             assert (folder / "saved").is_file()
             return DelayedSubmission(self, folder)
@@ -167,7 +165,7 @@ def test_submitits_own_handler_puts_the_job_back_after_the_save(tmp_path: Path) 
     assert (tmp_path / "saved").read_text() == "SIGUSR2"
 
 
-def test_torchrun_hands_its_signal_on_and_its_ranks_save(tmp_path: Path) -> None:
+def test_torchrun_forwards_its_signal_and_its_ranks_save(tmp_path: Path) -> None:
     with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
         two.wait_for_steps(2)
         two.processes[0].send_signal(signal.SIGTERM)
@@ -177,11 +175,11 @@ def test_torchrun_hands_its_signal_on_and_its_ranks_save(tmp_path: Path) -> None
         assert two.stderr().count("stopped: SIGTERM at step") == 1
 
 
-def test_signals_while_it_saves_are_ignored_but_for_a_second_sigint(tmp_path: Path) -> None:
+def test_signals_during_a_save_are_ignored_except_a_second_sigint(tmp_path: Path) -> None:
     with job(tmp_path, "slow", 1) as one:
         one.wait_for_steps(1)
         one.processes[0].send_signal(signal.SIGTERM)
-        for number in (signal.SIGTERM, signal.SIGINT):  # at once: the same signal by another way
+        for number in (signal.SIGTERM, signal.SIGINT):  # immediately: another signal for the same stop
             one.processes[0].send_signal(number)
         time.sleep(1.2)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
@@ -203,10 +201,10 @@ def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
         assert not (one.folder / "saved.0").exists()
 
 
-# ------------------------------------------------------------------------------------------------- ranks that are lost
+# ---------------------------------------------------------------------------------------------------------- lost ranks
 
 
-def test_a_rank_that_is_killed_is_named_by_the_others_which_end_soon(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_by_the_others_which_exit_within_15_s(tmp_path: Path) -> None:
     with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
         two.wait_for_steps(2)
         pid, start = two.pid(1), time.monotonic()
@@ -231,7 +229,7 @@ def test_a_rank_that_is_killed_is_named_by_the_others_which_end_soon(tmp_path: P
         ),
     ],
 )
-def test_a_rank_that_fails_or_gets_stuck_is_named_by_the_others(tmp_path: Path, fault: str, said: str) -> None:
+def test_a_failed_or_blocked_rank_is_named_by_the_others(tmp_path: Path, fault: str, said: str) -> None:
     with job(tmp_path, fault, 2, "distributed.timeout_s=2") as two:
         assert two.exit_code(0, within=60) == Exit.FAILED
         assert f"error (rank 0): rank 1 (host {socket.gethostname()}, pid {two.pid(1)}) {said}\n" in two.stderr(0)
@@ -242,7 +240,7 @@ def test_a_rank_that_fails_or_gets_stuck_is_named_by_the_others(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_the_others_say_so_where_rank_0_takes_the_common_store_with_it(tmp_path: Path) -> None:
+def test_the_other_ranks_report_the_loss_of_rank_0_and_its_store(tmp_path: Path) -> None:
     with job(tmp_path, "none", 2) as two:
         two.wait_for_steps(2)
         os.kill(two.pid(0), signal.SIGKILL)
@@ -250,8 +248,8 @@ def test_the_others_say_so_where_rank_0_takes_the_common_store_with_it(tmp_path:
         assert "\nerror (rank 1): rank 0, or its launcher on 127.0.0.1, was lost at step " in two.stderr(1)
 
 
-def test_a_rank_that_is_stopped_is_no_reason_to_wait_for_ever(tmp_path: Path) -> None:
-    """Long before the collective would give up."""
+def test_a_frozen_rank_is_ended_by_the_watchdog(tmp_path: Path) -> None:
+    """The watchdog acts long before the collective times out."""
     with job(tmp_path, "none", 2, "distributed.watchdog_s=2") as two:
         two.wait_for_steps(2)
         start = time.monotonic()
@@ -266,8 +264,8 @@ def test_a_rank_that_is_stopped_is_no_reason_to_wait_for_ever(tmp_path: Path) ->
         assert event["step"] >= 5
 
 
-def test_loader_processes_do_not_outlive_the_process_they_read_for(tmp_path: Path) -> None:
-    """They look every 5 s."""
+def test_loader_processes_exit_after_their_parent(tmp_path: Path) -> None:
+    """Loader processes check for their parent every 5 s."""
     options = (*SMALL, "data.workers=2", "duration=4000ep", "checkpoint=none", f"run_dir={tmp_path}/run")
     trainer = start(tmp_path / "out", "-m", "clipx.train", *options)
     try:

@@ -1,7 +1,11 @@
-"""Shared by the tests: small runs, processes, servers, and the programs that tests start."""
+"""Helpers of the tests: small runs, processes, servers, and the programs that tests start."""
 
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]  # of the checkout
+import pytest
+
+ROOT = Path(__file__).parents[2]  # repository root
 SCRIPTS = Path(__file__).parent / "scripts"  # programs, run by `runs.run` and `runs.torchrun`
 PLUGINS = Path(__file__).parent / "plugins"  # folders for --config-dir
+# A string, so that importing this package does not import torch.
+needs_cuda = pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")

@@ -1,4 +1,4 @@
-"""A set of images as clip_benchmark reads them from WebDataset shards, for its own process and for clipx."""
+"""An image set as clip_benchmark reads it from WebDataset shards, for clip_benchmark's process and for clipx."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def write_set(
     split: str = "test",
     shards: int = 2,
 ) -> Path:
-    """`<split>/N.tar` with NAME.jpg and NAME.cls, their number, class names and templates. Returns the folder.
+    """Writes `<split>/N.tar` with NAME.jpg and NAME.cls, their number, class names and templates. Returns the folder.
 
-    The images are JPEGs; {c} in a template stands for the class. The classes lie mixed in the shards, as label i of
-    `images_by_class` is its i-th key.
+    The images are JPEGs; {c} in a template is the class. Classes are mixed in the shards; label i of `images_by_class`
+    is its i-th key.
     """
     samples = [(image, label) for label, images in enumerate(images_by_class.values()) for image in images]
     for shard in range(shards):

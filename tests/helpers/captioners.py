@@ -1,4 +1,4 @@
-"""A small CoCa, its pictures and texts, and open_clip's in the same shape."""
+"""A small CoCa, images and texts for it, and open_clip's CoCa with the same shape."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TEXTS = (
     "a photo of a cat",
     "two dogs",
     "",
-    "one two three four five six seven eight nine",  # with room for one padding
-    "one two three four five six seven eight nine ten",  # with none
+    "one two three four five six seven eight nine",  # leaves one padding token
+    "one two three four five six seven eight nine ten",  # leaves no padding token
     "a text that is cut where the context ends, for it has more than twelve tokens",
 )
 
@@ -40,7 +40,10 @@ def small_spec(packed: bool = True, checkpointing: str = "none", quick_gelu: boo
 
 
 def build(seed: int = 0, dtype: torch.dtype = torch.float64, spec: CoCaSpec | None = None) -> CoCa:
-    """Every parameter is moved off its initial value, so that no norm is the identity and no bias zero."""
+    """Builds a CoCa with every parameter moved off its initial value.
+
+    No norm is then the identity and no bias zero.
+    """
     torch.manual_seed(seed)
     model = (spec or small_spec()).build(CPU, dtype).eval()
     moved(model)
@@ -62,7 +65,10 @@ def tokens(length: int = LENGTH) -> Tensor:
 
 
 def open_clip_twin(spec: CoCaSpec, dtype: torch.dtype) -> OpenClipCoCa:
-    """open_clip's CoCa in the shape of `spec`; its last projection, which it leaves as memory was, drawn."""
+    """open_clip's CoCa with the shape of `spec`.
+
+    Its last projection is drawn, because open_clip leaves it uninitialised.
+    """
     torch.manual_seed(1)
     config = config_of(spec)
     towers = (config[f"{part}_cfg"] for part in ("multimodal", "text", "vision"))

@@ -1,4 +1,4 @@
-"""Held-out data and a model small enough to know the right answers: colours, embedded as their RGB direction."""
+"""Held-out data and a model with known answers: colours, embedded as their RGB direction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RGB = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 
 @dataclass
 class Colours:
-    """A source of plain pictures; the colour None is a bad sample."""
+    """A source of single-colour images. The colour None is a bad sample."""
 
     colours: Sequence[str | None]
     captions: Sequence[Sequence[str]]
@@ -59,7 +59,7 @@ def dataset(
 
 
 class ByColour(nn.Module):
-    """[B, 3] directions: of an image its mean colour, of a text the colour it names first."""
+    """Returns [B, 3] directions: the mean colour of an image, and the first colour named in a text."""
 
     embed_dim = 3
 

@@ -1,6 +1,6 @@
-"""Processes that need no start of their own: forks of one that has imported torch, timm and clipx, which takes 5 s.
+"""Processes forked from a server that has imported torch, timm and clipx, which takes 5 s.
 
-Each is a process like any other, with its own memory, environment, output and exit code; what it lacks is the import.
+Each is an ordinary process with separate memory, environment, output and exit code; only the import is skipped.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ import pytest
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["helpers.preload"])
-_PATIENCE = 15  # seconds that ranks have to end by themselves when one has failed
+_PATIENCE = 15  # seconds in which ranks must exit by themselves after one has failed
 
 
 @functools.cache
 def start_server() -> None:
-    """Starts the process that is forked, with the tests' folder on its path: Python 3.11 to 3.13 do not pass sys.path."""
+    """Starts the fork server with the tests' folder on its path: Python 3.11 to 3.13 do not pass sys.path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
         forkserver.ensure_running()
 
 
 class Fork:
-    """`python WORDS…` in the environment `env`, with the methods of `subprocess.Popen`. Output goes to two files."""
+    """Runs `python WORDS…` in the environment `env`, with the methods of `subprocess.Popen`.
+
+    Output goes to two files.
+    """
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], out: Path, err: Path) -> None:
         self.words, self.out, self.err = words, out, err
@@ -53,7 +56,7 @@ class Fork:
         return self._process.exitcode
 
     def poll(self, seconds: float = 0) -> int | None:
-        """Returns the exit code, or None for a process that still runs after `seconds`."""
+        """Returns the exit code, or None if the process still runs after `seconds`."""
         self._process.join(seconds)
         return self._process.exitcode
 
@@ -65,7 +68,7 @@ class Fork:
         return self._process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Returns what an ended process printed to stdout and to stderr. Raises TimeoutExpired."""
+        """Returns stdout and stderr of an ended process. Raises TimeoutExpired."""
         self.wait(timeout)
         return self.out.read_text(), self.err.read_text()
 
@@ -80,9 +83,10 @@ class Fork:
 def run(
     places: Sequence[Mapping[str, str]], words: Sequence[str], env: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """A process for each place, which adds to the environment. Like torchrun, it ends the others when one fails.
+    """Starts a process for each place, which adds to the environment. Like torchrun, it ends the others when one fails.
 
-    The exit code is the first that is not 0; what they said follows in the order of the places. Raises TimeoutExpired.
+    Returns the first exit code that is not 0, and the output of the processes in the order of the places. Raises
+    TimeoutExpired.
     """
     with TemporaryDirectory() as name:
         files = [(Path(name) / f"{i}.out", Path(name) / f"{i}.err") for i in range(len(places))]
@@ -119,7 +123,7 @@ def _become(words: list[str], env: dict[str, str], folder: str, out: Path, err: 
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
-    multiprocessing.set_start_method(None, force=True)  # of its own children: the default, not this process's own
+    multiprocessing.set_start_method(None, force=True)  # resets the start method of its children to the default
     sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
     code = _code_of(words)
     for stream in (sys.stdout, sys.stderr):

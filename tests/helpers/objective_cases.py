@@ -1,4 +1,7 @@
-"""What the tests of the objectives share: every objective with options far from their defaults, batches, and towers."""
+"""Cases shared by the tests of objectives.
+
+Every objective with options far from their defaults, batches, and towers.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 """Values at which every option shows."""
 
 AVERAGES = tuple(name for name, options in SETTINGS.items() if "objective.eps=0.05" in options)
-EACH = ("isogclr", "fastclip_v2")  # a temperature for each sample
+EACH = ("isogclr", "fastclip_v2")  # one temperature per sample
 VARIANTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SETTINGS, ()),
     "openclip": (),
@@ -56,7 +59,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 def options(variant: str) -> tuple[str, tuple[str, ...]]:
-    """(objective, options) of a variant."""
+    """Returns (objective, options) of a variant."""
     name = variant.split()[0]
     return name, (*SETTINGS["infonce" if name == "openclip" else name], *VARIANTS[variant])
 
@@ -68,13 +71,13 @@ def _default(name: str) -> ObjectiveSpec:
 
 @functools.cache
 def spec(name: str, *overrides: str) -> ObjectiveSpec:
-    """What `compose` gives for these overrides, a hundred times as fast."""
+    """Returns the spec that `compose` gives for these overrides, 100 times faster."""
     values = OmegaConf.from_dotlist([text.removeprefix("objective.") for text in overrides])
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(_default(name)), values))
 
 
 def specs(*overrides: str) -> dict[str, ObjectiveSpec]:
-    """All `VARIANTS`."""
+    """Returns the specs of all `VARIANTS`."""
     return {variant: spec(*_flat(variant), *overrides) for variant in VARIANTS}
 
 
@@ -92,13 +95,13 @@ def build(
     comm: Comm = ONE,
     dtype: torch.dtype = torch.float64,
 ) -> Objective:
-    """An objective of `VARIANTS` for a data set of `samples`."""
+    """Builds an objective of `VARIANTS` for a data set of `samples`."""
     length = Length(epoch=samples, batch=batch, total=epochs * samples)
     return spec(*_flat(variant), *overrides).build(comm, length).to(dtype)
 
 
 def average(variant: str) -> MovingAverage:
-    """The definition of a moving-average objective at the values of `SETTINGS`."""
+    """Returns the reference definition of a moving-average objective at the values of `SETTINGS`."""
     name, own = options(variant)
     values = dict(option.removeprefix("objective.").split("=") for option in own)
     return MovingAverage(
@@ -116,7 +119,7 @@ def average(variant: str) -> MovingAverage:
 
 
 def gamma(variant: str, seen: int, samples: int) -> float:
-    """γ at the values of `SETTINGS`."""
+    """Returns γ at the values of `SETTINGS`."""
     name, own = options(variant)
     epoch: float = seen / samples if "objective.gamma.by_step=true" in own else seen // samples
     if name in ("sogclr", "isogclr"):
@@ -127,7 +130,7 @@ def gamma(variant: str, seen: int, samples: int) -> float:
 def features(
     batch: int, width: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64, pull: float = 0.5
 ) -> tuple[Tensor, Tensor]:
-    """Unit vectors of images and texts, leaves. `pull`: how much a text is drawn to its image."""
+    """Returns unit vectors of images and texts, as leaves. `pull` moves each text towards its image."""
     generator = torch.Generator().manual_seed(seed)
     x, y = (torch.randn(batch, width, generator=generator, dtype=torch.float64) for _ in range(2))
     x = F.normalize(x, dim=1)
@@ -149,7 +152,7 @@ class Outcome:
 
 
 def score(module: Objective, x: Tensor, y: Tensor, index: Tensor, seen: int = 0) -> Outcome:
-    """Loss and all gradients of one step, which is not yet taken."""
+    """Computes loss and all gradients of one step without taking it."""
     x, y = (t.detach().clone().requires_grad_() for t in (x, y))
     module.zero_grad()
     module.before_step(seen)
@@ -169,14 +172,14 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], atol: flo
 
 
 def read(module: Objective, samples: int) -> Tensor:
-    """The whole table of per-sample state, [samples, C]; no columns where the objective has none."""
+    """Returns the whole table of per-sample state, [samples, C]; C = 0 if the objective has none."""
     if not hasattr(module, "table"):
         return torch.empty(samples, 0)
     return module.table.read(torch.arange(samples))
 
 
 class Towers(nn.Module):
-    """Two small towers with unit outputs; dropout and BatchNorm where asked for. Takes floats for images and texts."""
+    """Two small towers with unit outputs, optionally with dropout and BatchNorm. Images and texts are floats."""
 
     def __init__(self, dropout: float = 0.0, norm: bool = False, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -194,7 +197,7 @@ class Towers(nn.Module):
 
 
 def inputs(batch: int, samples: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:
-    """A batch for `Towers`, with distinct indices."""
+    """Returns a batch for `Towers`, with distinct indices."""
     generator = torch.Generator().manual_seed(100 + seed)
     image, text = (torch.randn(batch, 7, generator=generator, dtype=torch.float64) for _ in range(2))
     index = torch.randperm(samples, generator=generator)[:batch]

@@ -1,8 +1,8 @@
-"""Every objective by its definition: plain double loops over the pairs, one float64 scalar at a time.
+"""Reference definition of every objective: plain double loops over the pairs, one float64 scalar at a time.
 
-Nothing here shares a formula with clipx beyond the definitions: no log space, no closed-form gradient, no matrices.
-Gradients are autograd's. Where an objective is estimated by a moving average u of g (FCCO), the estimator is that of
-f'(u)·dg with u the value after this step's update, which autograd takes of the surrogate f(u) + f'(u)·(g - sg(g)).
+It shares no formula with clipx beyond the definitions: no log space, no closed-form gradient, no matrices. Gradients
+come from autograd. Objectives estimated by a moving average u of g (FCCO) use the estimator f'(u)·dg with u the value
+after this step's update, which autograd takes of the surrogate f(u) + f'(u)·(g - sg(g)).
 
 Notation: B batch, s_ij = x_i·y_j, τ temperature, side 0 is an image's row (i against the texts), 1 a text's (s_ji).
 """
@@ -25,7 +25,7 @@ def similarities(x: Tensor, y: Tensor) -> Pairs:
 
 
 def row(s: Pairs, i: int, side: int) -> list[Tensor]:
-    """What sample i is compared with: s_i1 … s_iB for its image, s_1i … s_Bi for its text."""
+    """Returns the scores that sample i is compared with: s_i1 … s_iB for its image, s_1i … s_Bi for its text."""
     return s[i] if side == 0 else [s[j][i] for j in range(len(s))]
 
 
@@ -44,11 +44,11 @@ def mean(values: Sequence[Tensor]) -> Tensor:
     return total / len(values)
 
 
-# ------------------------------------------------------------------------------------------- without any state
+# ---------------------------------------------------------------------------------------- stateless objectives
 
 
 def infonce(x: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
-    """Mean over samples and sides of -log softmax of the right pair."""
+    """Mean over samples and sides of -log softmax of the positive pair."""
     s, terms = similarities(x, y), []
     for i in range(len(x)):
         for side in SIDES:
@@ -58,7 +58,7 @@ def infonce(x: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
 
 
 def dcl(x: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
-    """InfoNCE with the right pair left out of the normaliser."""
+    """InfoNCE without the positive pair in the normaliser."""
     s, terms = similarities(x, y), []
     for i in range(len(x)):
         for side in SIDES:
@@ -91,18 +91,18 @@ def inner(s: Pairs, i: int, side: int, tau: Tensor | float) -> Tensor:
 
 
 def moved(old: float | None, new: float, gamma: float) -> float:
-    """u after a step; a sample that was never seen takes g itself."""
+    """Returns u after a step; u of an unseen sample is g."""
     return new if old is None else (1 - gamma) * old + gamma * new
 
 
 def estimate(u: float, g: Tensor, eps: float) -> Tensor:
-    """log(ε+u) in value, dg/(ε+u) in gradient."""
+    """Returns a scalar with the value log(ε+u) and the gradient dg/(ε+u)."""
     return math.log(eps + u) + (g - g.detach()) / (eps + u)
 
 
 @dataclass
 class Sample:
-    """What is kept of one training sample, of its image's side and of its text's."""
+    """State of one training sample: of its image's side and of its text's."""
 
     u: list[float]
     tau: list[float] = field(default_factory=list)
@@ -117,23 +117,23 @@ class Sample:
 
 @dataclass
 class Step:
-    """The outcome of one step: what the loss and its gradients must be, and the state to be kept if it is taken."""
+    """Outcome of one step: the expected loss and gradients, and the state to store if the step is taken."""
 
     loss: Tensor  # of the surrogate: value and gradient
-    own: dict[str, float]  # gradients of the objective's own parameters, where not autograd's
+    own: dict[str, float]  # gradients of the objective's parameters, if not from autograd
     samples: list[Sample]  # in the order of the batch
 
 
 @dataclass
 class MovingAverage:
-    """SogCLR, iSogCLR and FastCLIP v0 to v3. `kept` is the state by sample index."""
+    """SogCLR, iSogCLR and FastCLIP v0 to v3. `kept` maps a sample index to its state."""
 
     kind: str
     eps: float
     rho: float = 0.0
     official_tau: bool = False
     official_features: bool = False
-    # of the temperature of each sample
+    # with one temperature per sample
     init_tau: float = 0.0
     min_tau: float = 0.0
     lr: float = 0.0
@@ -144,13 +144,13 @@ class MovingAverage:
     def step(
         self, x: Tensor, y: Tensor, log_scale: Tensor | float, index: Sequence[int], gamma: float, epoch: int
     ) -> Step:
-        """`log_scale` is log 1/τ: a leaf where it is learned, a number where not, ignored with a τ for each sample."""
+        """`log_scale` is log 1/τ: a leaf if learned, else a number; ignored with one τ per sample."""
         if self.kind in ("isogclr", "fastclip_v2"):
             return self._individual(similarities(x, y), index, gamma, epoch)
         return self._global(similarities(x, y), log_scale, index, gamma)
 
     def commit(self, index: Sequence[int], step: Step) -> None:
-        """Of equal indices the last stays."""
+        """Stores the state of the batch. The last of equal indices wins."""
         for i, sample in zip(index, step.samples, strict=True):
             self.kept[i] = sample
 
@@ -194,14 +194,14 @@ class MovingAverage:
                 robust = tau * (part + self.rho)
                 gradient = torch.autograd.grad(robust, tau, retain_graph=True)[0].item()
                 self._adam(sample, old, side, gradient, epoch)
-                if self.official_features:  # the value is the same, the features' gradient lacks the factor τ
+                if self.official_features:  # the value is the same, the gradient of the features lacks the factor τ
                     robust = robust.detach() + part - part.detach()
                 terms.append(robust)
             samples.append(sample)
         return Step(mean(terms), {}, samples)
 
     def _adam(self, new: Sample, old: Sample, side: int, gradient: float, epoch: int) -> None:
-        """One step of Adam on one τ, from its value of before; τ stays in [min_tau, 1]."""
+        """One step of Adam on one τ, from its previous value. τ stays in [min_tau, 1]."""
         beta1, beta2 = self.betas if epoch > 0 else (0.0, 0.0)
         gradient = max(-5.0, min(5.0, gradient))
         new.first[side] = beta1 * old.first[side] + (1 - beta1) * gradient
@@ -216,14 +216,14 @@ class MovingAverage:
 
 
 def cosine_gamma(epoch: float, minimum: float, decay: float) -> float:
-    """1 at the beginning, `minimum` from epoch `decay` on."""
+    """γ falls from 1 at the beginning to `minimum` from epoch `decay` on."""
     if epoch >= decay:
         return minimum
     return (1 + math.cos(math.pi * epoch / decay)) / 2 * (1 - minimum) + minimum
 
 
 def constant_gamma(epoch: float, minimum: float) -> float:
-    """1 in the first epoch, where nothing is averaged yet."""
+    """γ is 1 in the first epoch, which has no average yet, and `minimum` after it."""
     return 1.0 if epoch < 1 else minimum
 
 

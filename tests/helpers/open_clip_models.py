@@ -1,4 +1,4 @@
-"""Models of open_clip, made of its own classes by its own configurations; with weights off their initial values."""
+"""Models of open_clip, built from its classes and configurations, with weights off their initial values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def timm_vision(name: str, size: int, pool: str, projection: str | None) -> dict
 SMALL: dict[str, dict[str, Any]] = {
     "vit": {"embed_dim": 24, "vision_cfg": _VIT, "text_cfg": _TEXT},
     "vit_quickgelu": {"embed_dim": 24, "quick_gelu": True, "vision_cfg": _VIT, "text_cfg": _TEXT},
-    "vit_g": {  # other heads, another MLP
+    "vit_g": {  # other heads and another MLP
         "embed_dim": 24,
         "vision_cfg": {**_VIT, "width": 88, "head_width": 44, "mlp_ratio": 4.3637, "ls_init_value": 0.1},
         "text_cfg": {**_TEXT, "mlp_ratio": 3.7362},
@@ -64,7 +64,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "text_cfg": {**_SIGLIP_TEXT, "act_kwargs": {"approximate": "tanh"}},
         "vision_cfg": timm_vision("test_vit", 160, "map", "none"),
     },
-    "classifier": {  # of timm, as the projection
+    "classifier": {  # timm's classifier, used as the projection
         "embed_dim": 24,
         "custom_text": True,
         "text_cfg": _TEXT,
@@ -83,13 +83,13 @@ PUBLISHED = {  # clipx's option -> open_clip's name
 
 
 def published(name: str) -> dict[str, Any]:
-    """open_clip's own configuration."""
+    """Returns the configuration that open_clip ships."""
     config: dict[str, Any] = open_clip.get_model_config(PUBLISHED[name])
     return config
 
 
 def built(config: dict[str, Any]) -> nn.Module:
-    """On the current default device, as open_clip makes it."""
+    """Builds the model on the current default device, as open_clip does."""
     config = deepcopy(config)
     cls = open_clip.CustomTextCLIP if config.pop("custom_text", False) else open_clip.CLIP
     model: nn.Module = cls(**config)
@@ -97,7 +97,7 @@ def built(config: dict[str, Any]) -> nn.Module:
 
 
 def trained(config: dict[str, Any], seed: int = 0) -> nn.Module:
-    """With every parameter and every average moved off its initial value."""
+    """Builds a model with every parameter and every running average moved off its initial value."""
     torch.manual_seed(seed)
     model = built(config)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def trained(config: dict[str, Any], seed: int = 0) -> nn.Module:
 
 @torch.no_grad()
 def features(model: nn.Module, pixels_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Of open_clip's model, normalised pixels."""
+    """Returns image and text features of open_clip's model for normalised pixels."""
     return model.encode_image(pixels_BCSS, normalize=True), model.encode_text(tokens_BL, normalize=True)
 
 

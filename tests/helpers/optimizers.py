@@ -1,4 +1,4 @@
-"""What the optimizers' tests share: a small model with an optimizer, and gradients to give it."""
+"""A small model with an optimizer, and gradients for it, shared by the tests of optimizers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.runs import compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 OPTIONS = sorted(path.stem for path in (CONF_DIR / "optimizer").glob("*.yaml"))
-# A ResNet, so that there are kernels and channels_last weights, and a narrow text tower.
+# A ResNet, for its kernels and channels_last weights, and a narrow text tower.
 NARROW = ("model=tiny", "model.embed_dim=32", "model.text.width=32", "model.text.heads=2")
 
 
@@ -35,7 +35,7 @@ class Optimizing:
     def __init__(
         self, *overrides: str, device: torch.device = CPU, dtype: torch.dtype = torch.float64, constant: bool = False
     ) -> None:
-        """`constant`: the objective's parameters have a learning rate of their own, 1e-3."""
+        """`constant`: the objective's parameters have a separate learning rate, 1e-3."""
         spec = compose(*NARROW, *overrides)
         torch.manual_seed(0)
         self.spec = spec.optimizer
@@ -44,7 +44,7 @@ class Optimizing:
         if constant:
             self.objective.constant_lr = 1e-3
         groups = parameter_groups(self.model, self.objective, spec.optimizer)
-        self.groups = [dict(group) for group in groups]  # torch adds its own entries to what it is given
+        self.groups = [dict(group) for group in groups]  # copies: torch adds entries to the groups that it gets
         self.optimizer = spec.optimizer.build(groups)
 
     def named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -63,9 +63,10 @@ class Optimizing:
         return {name: torch.randn(p.shape, dtype=p.dtype, generator=generator) for name, p in self.named()}
 
     def step(self, number: int, lr: float) -> None:
-        """One step at the scheduled rate `lr`."""
+        """Takes one step at the scheduled rate `lr`."""
         gradients = self.gradients(number)
         for name, p in self.named():
-            p.grad = torch.empty_like(p).copy_(gradients[name])  # laid out as autograd does, on which kernels rely
+            # same memory layout as autograd's, which kernels rely on
+            p.grad = torch.empty_like(p).copy_(gradients[name])
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()

@@ -1,4 +1,7 @@
-"""Payloads: what runs code when it is unpickled, or handed to a shell. It would leave a flag file."""
+"""Attack payloads: objects that run code when unpickled, and strings that do when given to a shell.
+
+Each would create a flag file.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from PIL import Image
 
 
 class Flag:
-    """A file that only an attack makes. `check` first proves that this one could have made it."""
+    """A file that only a successful attack creates. `check` first proves that the payload works."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,7 +32,7 @@ class Flag:
         return pickle.dumps(self)
 
     def saved(self) -> bytes:
-        """As torch.save writes it, in a zip."""
+        """Returns the payload as torch.save writes it, in a zip."""
         file = io.BytesIO()
         torch.save({"weight": self}, file)
         return file.getvalue()
@@ -45,7 +48,7 @@ class Flag:
         return file.getvalue()
 
     def is_made_by(self, code: str, *arguments: str) -> bool:
-        """Whether a Python process that runs `code` makes the flag; it is removed again."""
+        """Runs `code` in a Python process. Returns True if it creates the flag, which is then removed."""
         subprocess.run([sys.executable, "-c", code, *arguments], check=False, capture_output=True, timeout=120)
         made = self.path.exists()
         self.path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Imports what most commands need, once for all processes that `forks` starts: torch, timm, Hydra, clipx's options.
+"""Preloads torch, timm, Hydra and clipx's options once for all processes that `forks` starts.
 
-Modules that tests run as `__main__` are left out, because a fork would hold them twice.
+Modules that tests run as `__main__` are excluded, because a fork would hold them twice.
 """
 
 # ruff: noqa: F401
@@ -21,4 +21,4 @@ from clipx.config.registry import CONF_DIR, discover, discover_installed
 discover_installed()
 discover(CONF_DIR)
 gc.collect()
-gc.freeze()  # no collection in a fork traverses these objects, or copies their pages
+gc.freeze()  # prevents collections in forks from traversing these objects and copying their pages

@@ -1,4 +1,4 @@
-"""What several tests need: small specs, and real processes."""
+"""Small specs and real processes, shared by several tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from clipx.trainer.spec import RunSpec
 from helpers import forks
 from helpers.s3_server import free_ports
 
-# Few samples and few steps of the default run; batches of 32 from 256 images in one process. Last: no report.
+# Few samples and few steps of the default run: batches of 32 from 256 images in one process, no report.
 SMALL = (
     "data.samples=256",
     "data.held_out_samples=48",
@@ -43,20 +43,20 @@ SMALL = (
     "evaluator=[]",
     "report=false",
 )
-# Without BatchNorm, whose statistics are those of a rank's own micro-batch.
+# A model without BatchNorm, whose statistics are those of a rank's micro-batch.
 VIT = (
     "model.image.timm=vit_xsmall_patch16_clip_224",
     "+model.image.options={patch_size:16,embed_dim:64,depth:2,num_heads:2}",
     "model.text.width=64",
 )
-# What an option cannot be composed without.
+# Values that options require to be composed.
 NEEDED = {
     "classification": ("model.weights=outputs/zero", "model.text.lock=all"),
     "coca": ("model=coca_tiny",),
     "distillation": ("teacher.weights=outputs/teacher",),
     "finetune": ("model.weights=outputs/zero",),
 }
-# What the clock and the process say.
+# Metrics that depend on the clock and the process.
 _CLOCK = (
     *("seconds", "samples_per_second", "samples_per_second_per_device", "tokens_per_second", "remote_lag_s"),
     *("data_wait_share", "data_wait_s", "step_s", "checkpoint_s", "evaluation_s", "host_memory_gb"),
@@ -68,9 +68,9 @@ def small(run_dir: Path, *overrides: str) -> RunSpec:
 
 
 def compose(*overrides: str, config_name: str = "train") -> RunSpec:
-    """Does what `clipx.compose` does, seven times as fast, for tests of anything but composition itself.
+    """Does what `clipx.compose` does, 7 times faster, for tests of anything but composition itself.
 
-    What the choices of groups select is composed once; values are set in a copy, by Hydra's parser and rules.
+    The choices of groups are composed once and cached; values are set in a copy, by Hydra's parser and rules.
     """
     lines = tuple(map(quote_pattern, overrides))
     try:
@@ -90,12 +90,22 @@ def _chosen(config_name: str, choices: tuple[str, ...]) -> DictConfig:
         return hydra.compose(config_name, list(choices))
 
 
+def step_losses(run_dir: Path, *overrides: str) -> list[float]:
+    """Returns the losses of eight steps of the small ViT, on the default device."""
+    from clipx.trainer.trainer import Trainer
+
+    trainer = Trainer(small(run_dir, *VIT, "duration=8st", "checkpoint=none", *overrides))
+    found = [trainer.step(batch.to(trainer.comm.device))["loss"].item() for batch in trainer._batches()]
+    trainer.close()
+    return found
+
+
 def run(
     *command: str, check: bool = True, timeout: float = 240, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """A real process on one thread. With `check` a failure shows what it printed.
+    """Runs a real process on one thread. With `check` a failure shows its output.
 
-    Python with a script or a module is a fork of a process that has imported what it needs, unless `fresh`.
+    Python with a script or a module is a fork of a process that has imported the common modules, unless `fresh`.
     """
     if fresh or command[0] != sys.executable or command[1] == "-c":
         done = subprocess.run(command, env=_env(), capture_output=True, text=True, timeout=timeout, check=False)
@@ -106,7 +116,10 @@ def run(
 
 
 def start(folder: Path, *words: str, **env: str) -> forks.Fork:
-    """Starts `python WORDS…` as a fork, which a test waits for, signals or kills. Its output goes to files in `folder`."""
+    """Starts `python WORDS…` as a fork that a test waits for, signals or kills.
+
+    Its output goes to files in `folder`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     number = len(list(folder.glob("*.err")))
     return forks.Fork(words, {**_env(), **env}, folder / f"{number}.out", folder / f"{number}.err")
@@ -115,8 +128,10 @@ def start(folder: Path, *words: str, **env: str) -> forks.Fork:
 def torchrun(
     ranks: int, *command: str, check: bool = True, timeout: float = 240, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """`command` (a script, or -m and a module) on several gloo processes of this machine: forks, placed as torchrun
-    places its own, or `fresh` ones of torchrun itself."""
+    """Runs `command` (a script, or -m and a module) on several gloo processes of this machine.
+
+    They are forks with torchrun's environment, or with `fresh` processes of torchrun itself.
+    """
     if fresh:
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
         return run(sys.executable, *launcher, *command, check=check, timeout=timeout, fresh=True)
@@ -134,12 +149,12 @@ def _env() -> dict[str, str]:
 
 
 def rows(run_dir: Path) -> list[dict[str, float]]:
-    """What a run has logged."""
+    """Returns the metrics that a run has logged."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def untimed_rows(run_dir: Path) -> list[dict[str, float]]:
-    """What a run has logged but for what the clock says."""
+    """Returns the metrics that a run has logged, without those that depend on the clock."""
     return [{key: value for key, value in row.items() if key.rpartition("/")[2] not in _CLOCK} for row in rows(run_dir)]
 
 
@@ -152,7 +167,7 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def tensors(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
-    """Those of a checkpoint, whichever files they are in, the rows of all ranks together."""
+    """Returns all tensors of a checkpoint, from all its files, with the rows of all ranks together."""
     found = CheckpointDir(run_dir / "checkpoints", print).load(step)
     assert found is not None
     return dict(found.tensors)
@@ -161,7 +176,7 @@ def tensors(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
 def save_checkpoint(
     folder: Path, step: int, tensors: Mapping[str, torch.Tensor | RankRows], keep_last: int = 3
 ) -> None:
-    """By one process; on disk when it returns."""
+    """Saves a checkpoint from one process; it is on disk on return."""
     alone = Comm(0, 1, 0, torch.device("cpu"))
     saver = AsyncWriter(folder, CheckpointSpec(keep_last=keep_last), alone, lambda kind, **facts: None)
     saver.save(step, tensors, {})

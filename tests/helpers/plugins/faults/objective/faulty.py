@@ -1,4 +1,4 @@
-"""The default objective, with faults of a rank's own and a word about where it runs."""
+"""The default objective, with faults on one rank and a log of where it runs."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ WORD = "first"
 @dataclass(kw_only=True, slots=True)
 class FaultySpec(InfoNCESpec):
     kind: str = "faulty"
-    rank: int | None = None  # that fails
+    rank: int | None = None  # the failing rank
 
     def build(self, comm: Comm, length: Length) -> Objective:
         print(f"word={WORD} devices={os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)

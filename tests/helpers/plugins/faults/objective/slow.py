@@ -1,4 +1,4 @@
-"""The default objective, with time between the steps for a test to interrupt them."""
+"""The default objective with a pause before each step, in which tests can interrupt a run."""
 
 import time
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from clipx.objective.infonce import InfoNCESpec
 @dataclass(kw_only=True, slots=True)
 class SlowSpec(InfoNCESpec):
     kind: str = "slow"
-    step_s: float = 0.2  # of sleep before each step
+    step_s: float = 0.2  # sleep before each step, in seconds
 
     def build(self, comm: Comm, length: Length) -> Objective:
         objective = InfoNCESpec.build(self, comm, length)

@@ -15,8 +15,11 @@ from clipx.objective.base import Metrics, Objective, StepInputs
 @option("objective")  # its options: /schema/objective/hinge
 @dataclass(kw_only=True, slots=True)
 class HingeSpec(ObjectiveSpec):
+    """Hinge loss over all pairs of the global batch."""
+
     kind: str = "hinge"
-    margin: float = 0.2  # by how much the right pair must win, in cosine similarity
+    margin: float = 0.2
+    """Margin in cosine similarity by which the matching pair must exceed all others. Above 0."""
 
     def __post_init__(self) -> None:
         require(self.margin > 0, f"objective.margin={self.margin} must be above 0: 0.2 is usual")
@@ -26,7 +29,7 @@ class HingeSpec(ObjectiveSpec):
 
 
 class Hinge(Objective):
-    """max(0, margin + s_ij - s_ii) summed over the wrong texts of each image, and likewise of each text. Mean over B."""
+    """Computes max(0, margin + s_ij - s_ii), summed over the other texts of an image and images of a text. Mean over B."""
 
     def __init__(self, comm: Comm, margin: float) -> None:
         super().__init__()
@@ -42,7 +45,7 @@ class Hinge(Objective):
         return loss, {"violations": (of_image_BB.detach() > 0).float().mean()}
 
     def everyone(self, x_bD: Tensor) -> Tensor:
-        """The embeddings of all ranks, in rank order; this rank's own carry the gradient."""
+        """Returns the embeddings of all ranks, in rank order. Those of this rank carry the gradient."""
         x_BD = self.comm.gather(x_bD.detach())
         first = self.comm.rank * len(x_bD)
         return torch.cat([x_BD[:first], x_bD, x_BD[first + len(x_bD) :]])

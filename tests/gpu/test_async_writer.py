@@ -1,0 +1,48 @@
+"""Checkpoints of tensors on a CUDA device."""
+
+from __future__ import annotations
+
+import os
+import threading
+from os import write
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import needs_cuda
+from helpers.savers import load_tensors, make_writer
+
+from clipx.distributed.comm import Comm
+
+pytestmark = [pytest.mark.gpu, needs_cuda]
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Closed, it holds up whatever writes a file."""
+    gate = threading.Event()
+
+    def held(fd: int, data: memoryview) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            assert gate.wait(30)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", held)
+    return gate
+
+
+def test_from_a_gpu_what_is_saved_is_the_moment_of_the_call(tmp_path: Path, gate: threading.Event) -> None:
+    device = torch.device("cuda", 0)
+    x, strided = torch.randn(3_000_001, device=device), torch.randn(64, 32, device=device).T
+    expected = {"x": x.cpu(), "strided": strided.cpu(), "rng": torch.get_rng_state()}
+    run = make_writer(tmp_path, comm=Comm(0, 1, 0, device))
+    run.save(1, {"x": x, "strided": strided, "rng": torch.get_rng_state()}, {})
+    assert run._replicated._buffer is not None and run._replicated._buffer.is_pinned()
+    x.fill_(0)
+    strided.fill_(0)
+    torch.cuda.synchronize()
+    gate.set()
+    run.wait()
+    run.close()
+    found = load_tensors(tmp_path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
