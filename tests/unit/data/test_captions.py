@@ -1,4 +1,4 @@
-"""Several captions of an image, by keys with weights: what is drawn, from what, and how often."""
+"""Weighted caption keys: draws, sample counts, fingerprints and configuration."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def opened(shards: Path | str, caption_key: Any, **options: Any) -> Source:
 
 
 def members(i: int) -> Iterator[tuple[str, bytes]]:
-    """Of three samples one has all keys, one no recaption that can be used, and one no txt. A caption says its key."""
+    """Yields the members of sample i: all keys, no usable recaption, or no txt, by i % 3. Captions name their key."""
     meta: dict[str, Any] = {"url": f"http://images/{i}", "caption": f"{i} json.caption"}
     meta["recaption"] = [" ", None] if i % 3 == 1 else [f"{i} json.recaption one", f"{i} json.recaption two", ""]
     yield f"{i:09d}.jpg", jpeg(i)
@@ -68,23 +68,23 @@ def batches(source: Source, samples: range, rank: int = 0, world: int = 1, worke
 
 
 def drawn(source: Source, positions: int) -> list[str]:
-    """The captions that a run is given."""
+    """Returns the captions that the training loader draws for these positions."""
     known = {tuple(TOKENIZER([caption])[0].tolist()): caption for caption in captions(source)}
     return [known[tuple(tokens)] for batch in batches(source, range(positions)) for tokens in batch.tolist()]
 
 
 def assert_shares(counts: Counter[str], shares: dict[str, float]) -> None:
-    """Each count is where a binomial one is but once in a million times."""
+    """Asserts that each count agrees with its binomial share; a correct draw fails once in a million times."""
     total, bound = counts.total(), NormalDist().inv_cdf(1 - 1e-6 / 2)
     assert set(counts) == set(shares)
     for name, share in shares.items():
         assert abs(counts[name] - total * share) < bound * math.sqrt(total * share * (1 - share)), (name, counts)
 
 
-# ---------------------------------------------------------------------------------------------------------- draws
+# -------------------------------------------------------------------------------------------------------- drawing
 
 
-def test_a_key_is_drawn_by_its_weight_among_those_with_a_caption(shards: str) -> None:
+def test_keys_are_drawn_by_weight_among_those_with_a_caption(shards: str) -> None:
     found: dict[int, Counter[str]] = {k: Counter() for k in range(3)}
     texts = Counter[str]()
     for caption in drawn(opened(shards, WEIGHTS), 6000):
@@ -94,13 +94,13 @@ def test_a_key_is_drawn_by_its_weight_among_those_with_a_caption(shards: str) ->
     assert_shares(found[0], {"txt": 0.2, "json.caption": 0.3, "json.recaption": 0.5})
     assert_shares(found[1], {"txt": 0.4, "json.caption": 0.6})
     assert_shares(found[2], {"json.caption": 0.375, "json.recaption": 0.625})
-    assert_shares(texts, {"one": 0.5, "two": 0.5})  # of a key's captions all alike
+    assert_shares(texts, {"one": 0.5, "two": 0.5})  # the captions of a key are drawn uniformly
 
 
-def test_weights_count_relative_to_each_other(shards: str) -> None:
+def test_only_the_ratios_of_weights_matter(shards: str) -> None:
     one = opened(shards, {"txt": 0.3, "json.recaption": 0.7})
     same = opened(shards, {"json.recaption": 7, "txt": 3})
-    assert drawn(one, 240) == drawn(same, 240), "in whatever order and unit they are written"
+    assert drawn(one, 240) == drawn(same, 240), "their order and scale do not matter"
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 2), (3, 0), (2, 1)])
@@ -111,13 +111,13 @@ def test_a_draw_is_a_pure_function_of_seed_and_position(shards: str, world: int,
     assert all(torch.equal(torch.cat(parts), step) for parts, step in zip(zip(*later), straight[4:], strict=True))  # noqa: B905
 
 
-def test_one_key_with_a_weight_is_that_key(shards: str) -> None:
+def test_a_single_weighted_key_equals_the_plain_key(shards: str) -> None:
     weighted, alone = opened(shards, {"json.recaption": 5}), opened(shards, "json.recaption")
     assert weighted.fingerprint == alone.fingerprint
     assert all(map(torch.equal, batches(weighted, range(60)), batches(alone, range(60))))
 
 
-def test_captions_too_short_are_left_out_of_the_draw(tmp_path: Path) -> None:
+def test_short_captions_are_excluded_from_the_draw(tmp_path: Path) -> None:
     short = {"caption": "hi", "recaption": ["hi", "long enough json.recaption"]}
     none = {"caption": "hi", "recaption": ["hi"]}
     members = []
@@ -138,7 +138,7 @@ def test_each_source_of_a_mixture_draws_by_its_own_weights(shards: str) -> None:
     assert [weight for weight, _ in mixture.read(sum(mixture.sources[0].sizes)).captions_by_key] == [0.3, 0.5, 0.2]
 
 
-def test_evaluation_has_the_captions_of_all_keys(shards: str) -> None:
+def test_evaluation_uses_the_captions_of_all_keys(shards: str) -> None:
     data = spec(shards, WEIGHTS, held_out_share=0.05).open()
     assert data.held_out is not None
     loader = eval_loader(data.held_out, VIEW, batch=8, rank=0, world=1, workers=0, prefetch=2)
@@ -147,7 +147,7 @@ def test_evaluation_has_the_captions_of_all_keys(shards: str) -> None:
     assert found[2] == ["59 json.caption", "59 json.recaption one", "59 json.recaption two"]
 
 
-# --------------------------------------------------------------------------------------------------- what counts
+# ------------------------------------------------------------------------------------------------- sample counts
 
 
 def shard_of_all_kinds(path: Path) -> Path:
@@ -163,7 +163,7 @@ def shard_of_all_kinds(path: Path) -> Path:
     return write_tar(path, members)
 
 
-def test_a_sample_counts_where_one_of_the_keys_has_a_caption(tmp_path: Path) -> None:
+def test_a_sample_needs_a_caption_of_at_least_one_key(tmp_path: Path) -> None:
     shard = shard_of_all_kinds(tmp_path / "a.tar")
     source = opened(shard, {"txt": 1, "json.recaption": 1})
     assert source.sizes == [6]
@@ -176,19 +176,19 @@ def test_a_sample_counts_where_one_of_the_keys_has_a_caption(tmp_path: Path) -> 
         "a.tar:none": "caption is missing or empty",
         "a.tar:other": "image is missing or empty",
     }
-    assert opened(shard, "txt").sizes == [4], "broken's is good, bad's is seen when it is read"
+    assert opened(shard, "txt").sizes == [4], "both, text, broken and bad: bad's encoding is checked at reading"
     assert opened(shard, "json.recaption").sizes == [5]
     assert opened(shard, {"json.recaption": 1, "json.x": 1}).sizes == [5]
 
 
-def test_the_fingerprint_follows_the_keys_and_not_their_weights(shards: str) -> None:
+def test_the_fingerprint_depends_on_the_keys_not_on_their_weights(shards: str) -> None:
     keys: list[Any] = ["txt", "json.caption", {"txt": 1, "json.caption": 1}, {"json.recaption": 1, "json.caption": 1}]
     prints = {opened(shards, key).fingerprint for key in keys}
     assert len(prints) == len(keys)
     assert opened(shards, {"json.caption": 0.1, "txt": 9}).fingerprint in prints
 
 
-def test_the_index_command_takes_what_a_run_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_index_command_accepts_weighted_keys_like_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shard = shard_of_all_kinds(tmp_path / "a.tar")
     asked = compose(f"shards={shard}", f"caption_key={BOTH}", f"manifest={tmp_path}/m.json", config_name="index")
     assert isinstance(asked, IndexSpec)
@@ -200,13 +200,13 @@ def test_the_index_command_takes_what_a_run_takes(tmp_path: Path, capsys: pytest
     assert manifest["caption_key"] == {"txt": 0.3, "json.recaption": 0.7}
 
 
-def test_shards_without_any_of_the_keys_are_told_with_them(tmp_path: Path) -> None:
+def test_the_error_on_shards_without_captions_names_all_keys(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg())])
     with pytest.raises(DataError, match=r"\(data\.caption_key=json\.a or txt\); .*a\.tar:x: caption is missing"):
         opened(shard, {"txt": 1, "json.a": 2})
 
 
-def test_json_is_read_for_captions_and_label_alike(tmp_path: Path) -> None:
+def test_captions_and_label_can_both_come_from_json(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "a.tar", img2dataset(range(5)))
     source = opened(shard, {"txt": 1, "json.caption": 2}, label_key="json.label")
     assert [source.read(i).label for i in (4, 0, 2)] == [1, 0, 2]
@@ -216,7 +216,7 @@ def test_json_is_read_for_captions_and_label_alike(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------- configuration
 
 
-def test_several_keys_are_typed_saved_and_read_back(tmp_path: Path) -> None:
+def test_weighted_keys_survive_overriding_saving_and_loading(tmp_path: Path) -> None:
     run = compose("data=webdataset", "data.shards=a.tar", f"data.caption_key={BOTH}")
     assert isinstance(run.data, WebDatasetSpec)
     assert run.data.caption_key == {"txt": 0.3, "json.recaption": 0.7}
@@ -228,7 +228,7 @@ def test_several_keys_are_typed_saved_and_read_back(tmp_path: Path) -> None:
     assert from_dict(RunSpec, yaml.safe_load(yaml.safe_dump(to_dict(mixture)))) == mixture
 
 
-def test_an_option_of_ones_own_may_name_several(tmp_path: Path) -> None:
+def test_a_user_defined_option_may_set_weighted_keys(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.yaml").write_text(
         "defaults: [webdataset, _self_]\nname: mine\nshards: a.tar\ncaption_key: {txt: 1, json.long: 3}\n"
@@ -253,7 +253,7 @@ def test_an_option_of_ones_own_may_name_several(tmp_path: Path) -> None:
         ("7", "data.caption_key=7 names no caption: give txt, json.KEY, or several with weights, {txt:0.3,json.KEY:0.7}"),
     ],
 )  # fmt: skip
-def test_what_names_no_caption_is_told_with_value_rule_and_fix(typed: str, message: str) -> None:
+def test_an_invalid_caption_key_raises_an_error_with_value_rule_and_fix(typed: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose("data=webdataset", "data.shards=a.tar", f"data.caption_key={typed}")
     assert str(caught.value) == message
@@ -263,6 +263,6 @@ def test_what_names_no_caption_is_told_with_value_rule_and_fix(typed: str, messa
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, 0, -1, "1", None, True])
-def test_a_weight_that_is_none_is_refused_in_python_too(weight: Any) -> None:
+def test_an_invalid_weight_raises_an_error_in_python_too(weight: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^data\.caption_key\.txt={weight} must be a finite number above 0"):
         spec("a.tar", {"txt": weight})

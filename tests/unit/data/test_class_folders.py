@@ -1,4 +1,4 @@
-"""A folder of class folders as data: labels, captions, both sides, and what is wrong with one."""
+"""Class folders as data: labels, captions, the train and held-out sides, and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clipx.errors import ConfigError, DataError
 
 
 def folders(place: Path, **images: int) -> Path:
-    """A folder with a class folder of so many images for each name."""
+    """Creates one class folder per keyword, with the given number of images."""
     for number, (name, count) in enumerate(images.items()):
         (place / name).mkdir(parents=True)
         for i in range(count):
@@ -26,7 +26,7 @@ def spec(path: Path | str | None, **options: object) -> FolderSpec:
     return FolderSpec(name="mine", path=None if path is None else str(path), **options)  # type: ignore[arg-type]
 
 
-def test_labels_are_the_places_of_the_sorted_class_folders_and_captions_have_their_names(tmp_path: Path) -> None:
+def test_labels_index_the_sorted_class_folders_and_captions_use_their_names(tmp_path: Path) -> None:
     folders(tmp_path, zebra=1, black_bear=2)
     data = spec(tmp_path, held_out_share=0.0).open()
     assert [(s.label, s.captions) for s in read_all(data.train)] == [
@@ -40,7 +40,7 @@ def test_labels_are_the_places_of_the_sorted_class_folders_and_captions_have_the
     assert data.train.key(2) == str(tmp_path / "zebra" / "000.jpg")
 
 
-def test_images_of_all_kinds_are_found_below_a_class_folder_and_other_files_are_not(tmp_path: Path) -> None:
+def test_images_of_all_formats_below_a_class_folder_are_found_other_files_skipped(tmp_path: Path) -> None:
     folders(tmp_path, cat=1)
     (tmp_path / "cat" / "more").mkdir()
     (tmp_path / "cat" / "more" / "a.PNG").write_bytes(encode(picture(9, 9), "PNG"))
@@ -52,7 +52,7 @@ def test_images_of_all_kinds_are_found_below_a_class_folder_and_other_files_are_
     assert [Path(source.key(i)).name for i in range(sum(source.sizes))] == ["000.jpg", "b.webp", "a.PNG"]
 
 
-def test_a_share_of_each_class_is_held_out_and_a_set_is_evaluated_whole(tmp_path: Path) -> None:
+def test_a_share_of_each_class_is_held_out_and_evaluation_sets_stay_whole(tmp_path: Path) -> None:
     folders(tmp_path, a=10, b=10)
     data = spec(tmp_path, held_out_share=0.2).open()
     assert data.held_out is not None
@@ -62,7 +62,7 @@ def test_a_share_of_each_class_is_held_out_and_a_set_is_evaluated_whole(tmp_path
     assert as_set is not None and sum(as_set.sizes) == 20
 
 
-def test_a_folder_to_evaluate_on_has_the_same_labels_though_classes_are_missing_from_it(tmp_path: Path) -> None:
+def test_a_held_out_folder_without_some_classes_keeps_the_training_labels(tmp_path: Path) -> None:
     folders(tmp_path / "train", a=3, b=3, c=3)
     folders(tmp_path / "test", c=2, b=1)
     data = spec(tmp_path / "train", held_out_path=str(tmp_path / "test")).open()
@@ -71,7 +71,7 @@ def test_a_folder_to_evaluate_on_has_the_same_labels_though_classes_are_missing_
     assert sum(data.train.sizes) == 9
 
 
-def test_names_and_templates_may_be_files(tmp_path: Path) -> None:
+def test_class_names_and_templates_are_read_from_files(tmp_path: Path) -> None:
     folders(tmp_path / "x", n01=1, n02=1)
     (tmp_path / "names.txt").write_text("tench\ngoldfish\n")
     (tmp_path / "templates.txt").write_text("a {}\nthe {c}\n")
@@ -92,7 +92,7 @@ def test_names_and_templates_may_be_files(tmp_path: Path) -> None:
         ({"a": 1}, {"templates": "/nowhere"}, ConfigError, "data.templates=/nowhere cannot be read"),
     ],
 )  # fmt: skip
-def test_a_folder_that_is_no_set_is_one_line(
+def test_an_invalid_folder_raises_a_one_line_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     images: dict[str, int],
@@ -109,7 +109,7 @@ def test_a_folder_that_is_no_set_is_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_no_path_and_a_file_are_refused(tmp_path: Path) -> None:
+def test_a_missing_path_and_a_file_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="data.path has no value: give a folder of class folders"):
         spec(None).open()
     with pytest.raises(ConfigError, match="is not a folder"):
@@ -125,7 +125,7 @@ def test_a_run_trains_on_a_folder(tmp_path: Path) -> None:
     assert last["eval/zeroshot/chance"] == 0.5
 
 
-def test_it_is_typed_on_a_command_line(tmp_path: Path) -> None:
+def test_folder_data_is_selected_by_overrides(tmp_path: Path) -> None:
     data = compose("data=folder", f"data.path={tmp_path}", "data.classnames=imagenet").data
     assert isinstance(data, FolderSpec)
     assert data.classnames == "imagenet"

@@ -1,4 +1,4 @@
-"""Class names and templates: those that come with clipx are OpenAI's, those of files are checked."""
+"""Class names and templates: the built-in lists equal OpenAI's (as in open_clip), lists from files are validated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clipx.data.class_names import read_names, read_templates
 from clipx.errors import ConfigError
 
 
-def test_imagenets_names_are_open_clips() -> None:
+def test_imagenet_names_equal_open_clip() -> None:
     assert list(read_names("imagenet", "x")) == list(open_clip.IMAGENET_CLASSNAMES)
 
 
@@ -22,17 +22,17 @@ def test_imagenets_names_are_open_clips() -> None:
         ("simple", open_clip.SIMPLE_IMAGENET_TEMPLATES),
     ],
 )
-def test_the_templates_are_open_clips(name: str, theirs: list[object]) -> None:
+def test_templates_equal_open_clip(name: str, theirs: list[object]) -> None:
     filled = [template.replace("{}", "cat") for template in read_templates(name, "x")]
     assert filled == [template("cat") for template in theirs]  # type: ignore[operator]
 
 
-def test_lines_of_a_file_are_stripped_and_empty_ones_left_out(tmp_path: Path) -> None:
+def test_lines_of_a_file_are_stripped_and_empty_lines_skipped(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text(" red \n\ngreen\r\n")
     assert read_names(f"{tmp_path}/names.txt", "x") == ["red", "green"]
 
 
-def test_templates_may_have_clip_benchmarks_place_for_the_name(tmp_path: Path) -> None:
+def test_templates_accept_the_placeholder_of_clip_benchmark(tmp_path: Path) -> None:
     (tmp_path / "templates.txt").write_text("a {c}\n{} in the wild\n")
     assert read_templates(f"{tmp_path}/templates.txt", "x") == ["a {}", "{} in the wild"]
 
@@ -45,13 +45,13 @@ def test_templates_may_have_clip_benchmarks_place_for_the_name(tmp_path: Path) -
         (b"\xff\xfe\xff", "x=.*names.txt cannot be read: it is not UTF-8"),
     ],
 )
-def test_a_file_that_is_no_list_of_names_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_an_invalid_list_file_raises_an_error(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "names.txt").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_names(f"{tmp_path}/names.txt", "x")
 
 
-def test_a_mistyped_list_is_named() -> None:
+def test_a_mistyped_built_in_list_raises_an_error_with_suggestions() -> None:
     with pytest.raises(ConfigError, match=r"x=imagnet cannot be read: .* or imagenet \(did you mean imagenet\?\)"):
         read_names("imagnet", "x")
     with pytest.raises(ConfigError, match="or openai_imagenet or simple"):

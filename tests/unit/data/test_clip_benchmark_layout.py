@@ -1,4 +1,4 @@
-"""Sets in clip_benchmark's layout hold what clip_benchmark reads in them."""
+"""Data sets in clip_benchmark's layout give the same samples as clip_benchmark's reader."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def clip_benchmark_set(folder: Path) -> Any:
     return build_wds_dataset("x", lambda image: np.array(image.convert("RGB")), "test", str(folder))
 
 
-def test_a_classification_set_has_the_images_labels_names_and_templates_that_clip_benchmark_reads(
+def test_a_classification_set_equals_clip_benchmark(
     tmp_path: Path,
 ) -> None:
     expected = clip_benchmark_set(classification(tmp_path))
@@ -59,7 +59,7 @@ def test_a_classification_set_has_the_images_labels_names_and_templates_that_cli
     assert read_all(data.held_out)[0].captions == ["a photo of a red fox.", "red fox"]
 
 
-def test_a_retrieval_set_has_the_images_and_captions_that_clip_benchmark_reads(tmp_path: Path) -> None:
+def test_a_retrieval_set_equals_clip_benchmark(tmp_path: Path) -> None:
     expected = clip_benchmark_set(retrieval(tmp_path))
     data = spec(tmp_path).open_for_evaluation()
     assert data.held_out is not None
@@ -70,7 +70,7 @@ def test_a_retrieval_set_has_the_images_and_captions_that_clip_benchmark_reads(t
         assert sample.label is None
 
 
-def test_either_split_has_its_side(tmp_path: Path) -> None:
+def test_splits_map_to_the_train_and_held_out_sides(tmp_path: Path) -> None:
     classification(tmp_path)
     classification(tmp_path, split="train", shards=3)
     data = spec(tmp_path).open()
@@ -82,13 +82,13 @@ def test_either_split_has_its_side(tmp_path: Path) -> None:
     assert alone is not None and len(alone.sizes) == 3
 
 
-def test_a_set_may_be_at_a_url(tmp_path: Path) -> None:
+def test_a_set_is_read_from_a_url(tmp_path: Path) -> None:
     classification(tmp_path)
     data = spec(f"file://{tmp_path}/").open_for_evaluation()
     assert data.held_out is not None and sum(data.held_out.sizes) == 12
 
 
-def test_a_set_may_be_in_an_object_store(tmp_path: Path, own_bucket: str) -> None:
+def test_a_set_is_read_from_an_object_store(tmp_path: Path, own_bucket: str) -> None:
     import fsspec
 
     classification(tmp_path)
@@ -105,7 +105,7 @@ def _held_out(folder: Path) -> Any:
     return spec(folder).open_for_evaluation().held_out
 
 
-def test_a_sample_without_a_label_is_bad_and_named(tmp_path: Path) -> None:
+def test_a_sample_without_a_label_is_bad_and_reported_by_name(tmp_path: Path) -> None:
     classification(tmp_path)
     write_tar(tmp_path / "test" / "1.tar", [("x.jpg", jpeg()), ("y.jpg", jpeg(1)), ("y.cls", b"2")])
     (bad,) = _held_out(tmp_path).bad
@@ -113,7 +113,7 @@ def test_a_sample_without_a_label_is_bad_and_named(tmp_path: Path) -> None:
     assert bad.reason == "label is missing or empty"
 
 
-def test_a_label_that_is_no_index_is_bad(tmp_path: Path) -> None:
+def test_a_label_that_is_not_an_index_is_a_bad_sample(tmp_path: Path) -> None:
     classification(tmp_path)
     write_tar(tmp_path / "test" / "1.tar", [("x.jpg", jpeg()), ("x.cls", b"eel")])
     source = _held_out(tmp_path)
@@ -121,7 +121,7 @@ def test_a_label_that_is_no_index_is_bad(tmp_path: Path) -> None:
         source.read(sum(source.sizes) - 1)
 
 
-def test_images_without_names_have_no_captions_and_cannot_be_trained_on(tmp_path: Path) -> None:
+def test_images_without_class_names_have_no_captions_and_cannot_be_trained_on(tmp_path: Path) -> None:
     classification(tmp_path)
     classification(tmp_path, split="train")
     os.remove(tmp_path / "classnames.txt")  # noqa: PTH107
@@ -146,7 +146,7 @@ def test_images_without_names_have_no_captions_and_cannot_be_trained_on(tmp_path
         ("", {"zeroshot_classification_templates.txt": "a photo"}, ConfigError, "'a photo' has no {} for the class name"),
     ],
 )  # fmt: skip
-def test_what_is_no_such_set_is_one_line(
+def test_an_invalid_set_raises_a_one_line_error(
     tmp_path: Path, remove: str, write: dict[str, str], error: type[ClipxError], message: str
 ) -> None:
     classification(tmp_path)
@@ -168,6 +168,6 @@ def test_what_is_no_such_set_is_one_line(
         ({"path": "x", "retry_s": -1.0}, "data.retry_s=-1.0 is negative"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         spec(**options).open_for_evaluation()

@@ -1,4 +1,4 @@
-"""Tables of images and captions as people have them."""
+"""CSV and TSV tables of images and captions: rows, labels, bad rows, bad tables, held-out sides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def opened(path: Path, **options: Any) -> Source:
 
 
 def table(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
-    """A table, and the images a.jpg, b.png, c.webp and sub/d.jpg beside it."""
+    """Writes a table and, next to it, the images a.jpg, b.png, c.webp and sub/d.jpg."""
     (folder / "sub").mkdir(exist_ok=True)
     for image, kind in (("a.jpg", "JPEG"), ("b.png", "PNG"), ("c.webp", "WEBP"), ("sub/d.jpg", "JPEG")):
         (folder / image).write_bytes(encode(picture(20, 16, seed=len(image)), kind))
@@ -36,14 +36,14 @@ def table(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
 
 
 def reasons(source: Source) -> list[tuple[int, str]]:
-    """(line, reason) of each row that is left out."""
+    """Returns (line, reason) of each skipped row."""
     return [(int(bad.key.rpartition(":")[2]), bad.reason) for bad in source.bad]
 
 
-# -------------------------------------------------------------------------------------------------- the rows
+# ------------------------------------------------------------------------------------------------------ rows
 
 
-def test_each_row_is_an_image_and_its_caption(tmp_path: Path) -> None:
+def test_each_row_gives_an_image_with_its_caption(tmp_path: Path) -> None:
     path = table(tmp_path, "filepath,caption\na.jpg,a cat\nb.png,a dog\nc.webp,a bird\nsub/d.jpg,a fish\n")
     source = opened(path)
     assert captions(source) == ["a cat", "a dog", "a bird", "a fish"]
@@ -61,7 +61,7 @@ def test_paths_are_relative_to_the_table_or_absolute(tmp_path: Path, monkeypatch
     assert len(read_all(opened(Path("table.csv")))) == 2
 
 
-def test_a_table_may_be_under_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_expands_to_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table(tmp_path, "filepath,caption\na.jpg,a cat\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert captions(opened(Path("~/table.csv"))) == ["a cat"]
@@ -80,7 +80,7 @@ def test_separators_are_characters_or_names(tmp_path: Path, separator: str, char
 
 
 @pytest.mark.parametrize("value", ["tab", "semicolon", "comma", "pipe", r"\t", "'\";\"'"])
-def test_separators_can_be_typed_on_a_command_line(tmp_path: Path, value: str) -> None:
+def test_separators_can_be_given_as_overrides(tmp_path: Path, value: str) -> None:
     character = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|", r"\t": "\t"}.get(value, ";")
     path = table(tmp_path, f"filepath{character}caption\na.jpg{character}cat\n")
     value = value.strip("'")
@@ -89,17 +89,17 @@ def test_separators_can_be_typed_on_a_command_line(tmp_path: Path, value: str) -
 
 
 @pytest.mark.parametrize("separator", ["", "::", '"', "\n", "comma tab"])
-def test_what_cannot_separate_is_refused(separator: str) -> None:
+def test_an_invalid_separator_raises_an_error(separator: str) -> None:
     with pytest.raises(ConfigError, match="data.separator=.* must be one character, or one of comma, semicolon, tab"):
         spec("x.csv", separator=separator)
 
 
-def test_columns_have_any_name_and_place(tmp_path: Path) -> None:
+def test_columns_can_have_any_name_and_position(tmp_path: Path) -> None:
     path = table(tmp_path, "id, title ,url,image\n1, a cat ,http://x, a.jpg\n")
     assert captions(opened(path, image_column="image", caption_column="title")) == ["a cat"]
 
 
-def test_rows_of_the_same_image_are_its_captions(tmp_path: Path) -> None:
+def test_rows_of_the_same_image_are_merged_into_its_captions(tmp_path: Path) -> None:
     source = opened(table(tmp_path, "filepath,caption\na.jpg,one\nb.png,other\na.jpg,two\na.jpg,three\n"))
     assert [s.captions for s in read_all(source)] == [["one", "two", "three"], ["other"]]
     assert sum(source.sizes) == 2
@@ -107,7 +107,7 @@ def test_rows_of_the_same_image_are_its_captions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_line_ends_and_byte_order_marks_of_all_systems_are_read(tmp_path: Path, end: str, mark: str) -> None:
+def test_all_line_endings_and_byte_order_marks_are_read(tmp_path: Path, end: str, mark: str) -> None:
     source = opened(table(tmp_path, mark + end.join(["filepath,caption", "a.jpg,a cat", "b.png,Füße 猫", ""])))
     assert captions(source) == ["a cat", "Füße 猫"]
 
@@ -116,7 +116,7 @@ def test_a_table_in_utf16_is_read(tmp_path: Path) -> None:
     assert captions(opened(table(tmp_path, "filepath\tcaption\na.jpg\tein Käfer\n".encode("utf-16")), separator="tab"))
 
 
-def test_quoted_cells_hold_separators_quotes_and_newlines(tmp_path: Path) -> None:
+def test_quoted_cells_may_contain_separators_quotes_and_newlines(tmp_path: Path) -> None:
     path = table(tmp_path, 'filepath,caption\na.jpg,"a ""big"" cat,\nasleep"\n"b.png",plain "quotes" inside\n')
     assert captions(opened(path)) == ['a "big" cat,\nasleep', 'plain "quotes" inside']
 
@@ -139,13 +139,13 @@ def test_labels_are_indices_or_names(tmp_path: Path) -> None:
     assert [s.label for s in read_all(opened(path, label_column="class"))] == [3, "tabby cat", 0]
 
 
-def test_a_row_without_a_label_is_left_out(tmp_path: Path) -> None:
+def test_a_row_without_a_label_is_skipped(tmp_path: Path) -> None:
     source = opened(table(tmp_path, "filepath,caption,class\na.jpg,x,\nb.png,y,1\n"), label_column="class")
     assert captions(source) == ["y"]
     assert reasons(source) == [(2, "label is missing")]
 
 
-def test_an_image_has_one_label(tmp_path: Path) -> None:
+def test_a_row_with_a_conflicting_label_is_skipped(tmp_path: Path) -> None:
     path = table(tmp_path, "filepath,caption,class\na.jpg,x,1\na.jpg,y,2\na.jpg,z,1\n")
     source = opened(path, label_column="class")
     assert [(s.captions, s.label) for s in read_all(source)] == [(["x", "z"], 1)]
@@ -167,7 +167,7 @@ def test_an_image_has_one_label(tmp_path: Path) -> None:
         (b"b.png,a big, red dog", "row has more cells than the header has columns"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_left_out_and_named(tmp_path: Path, row: bytes, reason: str) -> None:
+def test_an_unusable_row_is_skipped_and_reported_by_line(tmp_path: Path, row: bytes, reason: str) -> None:
     source = opened(table(tmp_path, b"filepath,caption\na.jpg,a cat\n" + row + b"\nc.webp,a bird\n"))
     assert captions(source) == ["a cat", "a bird"]
     ((line, told),) = reasons(source)
@@ -175,7 +175,7 @@ def test_a_row_that_cannot_be_used_is_left_out_and_named(tmp_path: Path, row: by
     assert source.bad[0].key == f"{tmp_path}/table.csv:3"
 
 
-def test_empty_cells_too_many_do_no_harm(tmp_path: Path) -> None:
+def test_extra_empty_cells_are_ignored(tmp_path: Path) -> None:
     assert captions(opened(table(tmp_path, "filepath,caption\na.jpg,a cat,,\n"))) == ["a cat"]
 
 
@@ -183,7 +183,7 @@ def test_empty_cells_too_many_do_no_harm(tmp_path: Path) -> None:
     ("name", "reason"),
     [("gone.jpg", "No such file"), ("sub", "Is a directory"), ("a\0.jpg", "null"), ("x" * 300, "File name too long")],
 )
-def test_an_image_that_cannot_be_read_is_a_bad_sample(tmp_path: Path, name: str, reason: str) -> None:
+def test_an_unreadable_image_is_a_bad_sample(tmp_path: Path, name: str, reason: str) -> None:
     source = opened(table(tmp_path, f"filepath,caption\n{name},a cat\nb.png,a dog\n"))
     with pytest.raises(BadSample, match=f"image cannot be read: .*{reason}"):
         source.read(0)
@@ -191,10 +191,10 @@ def test_an_image_that_cannot_be_read_is_a_bad_sample(tmp_path: Path, name: str,
     assert source.read(1).captions == ["a dog"]
 
 
-def test_a_file_too_large_for_an_image_is_a_bad_sample(tmp_path: Path) -> None:
+def test_an_oversized_image_file_is_a_bad_sample(tmp_path: Path) -> None:
     source = opened(table(tmp_path, "filepath,caption\nhuge.jpg,a cat\n"))
     with (tmp_path / "huge.jpg").open("wb") as file:
-        os.truncate(file.fileno(), 1 << 40)  # a hole: it takes no space
+        os.truncate(file.fileno(), 1 << 40)  # a sparse file that takes no disk space
     with pytest.raises(BadSample, match="image is larger than 256 MiB"):
         source.read(0)
 
@@ -229,7 +229,7 @@ def test_an_empty_image_file_is_a_bad_sample(tmp_path: Path) -> None:
         ("filepath,caption", {"separator": "tab"}, r"it has filepath,caption; .*: give data.separator=comma$"),
     ],
 )
-def test_a_wrong_column_is_told_with_those_found_and_a_wrong_separator_with_the_right_one(
+def test_errors_on_columns_list_those_found_and_suggest_the_separator(
     tmp_path: Path, header: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -237,31 +237,31 @@ def test_a_wrong_column_is_told_with_those_found_and_a_wrong_separator_with_the_
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\ufeff"])
-def test_an_empty_table_asks_for_a_header(tmp_path: Path, content: str) -> None:
+def test_an_empty_table_raises_an_error_on_the_missing_header(tmp_path: Path, content: str) -> None:
     with pytest.raises(DataError, match=r"table.csv is empty: it needs a header line with filepath,caption"):
         opened(table(tmp_path, content))
 
 
-def test_a_table_without_usable_rows_says_why(tmp_path: Path) -> None:
+def test_a_table_without_usable_rows_raises_an_error_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no row with an image and a caption \(0 rows without\)"):
         opened(table(tmp_path, "filepath,caption\n"))
     with pytest.raises(DataError, match=r"\(2 rows without, e.g. line 2: caption is missing\)"):
         opened(table(tmp_path, "filepath,caption\na.jpg,\n,x\n"))
 
 
-def test_a_quote_without_its_partner_is_found(tmp_path: Path) -> None:
+def test_an_unclosed_quote_raises_an_error_with_its_line(tmp_path: Path) -> None:
     rows = "".join(f"a.jpg,caption {i}\n" for i in range(10_000))
     with pytest.raises(DataError, match=r"table.csv:\d+ cannot be read .*: look for an unclosed quote"):
         opened(table(tmp_path, f'filepath,caption\na.jpg,"never closed\n{rows}'))
 
 
 @pytest.mark.parametrize("content", [jpeg(), bytes(range(256)) * 20, b"\0" * 1000, b"PAR1" + b"\0\xff" * 500])
-def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_binary_file_as_table_raises_an_error(tmp_path: Path, content: bytes) -> None:
     with pytest.raises((ConfigError, DataError), match=r"table.csv"):
         opened(table(tmp_path, content))
 
 
-def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_table_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.path=\S+nowhere.csv cannot be read \(No such file or directory\)"):
         spec(tmp_path / "nowhere.csv").open()
     with pytest.raises(ConfigError, match=r"data.path=\S+ cannot be read \(Is a directory\): give the path of a table"):
@@ -276,7 +276,7 @@ def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- held out
 
 
-def test_a_table_of_its_own_may_be_held_out(tmp_path: Path) -> None:
+def test_a_separate_table_can_be_held_out(tmp_path: Path) -> None:
     train = table(tmp_path, "filepath,caption\na.jpg,a cat\nb.png,a dog\n")
     test = table(tmp_path, "filepath,caption\nc.webp,a bird\n", "test.csv")
     data = spec(train, held_out_path=str(test)).open()
@@ -295,15 +295,15 @@ def test_a_share_of_the_images_is_held_out_with_all_their_captions(tmp_path: Pat
     assert not set(captions(data.train)) & set(captions(data.held_out))
 
 
-def test_the_rows_of_a_long_table_are_mixed_beyond_the_window(tmp_path: Path) -> None:
+def test_rows_of_a_long_table_are_shuffled_beyond_the_window(tmp_path: Path) -> None:
     source = opened(table(tmp_path, "filepath,caption\n" + "\n".join(f"{i}.jpg,x" for i in range(2050))))
     assert sum(source.sizes) == 2050
     order = Order(source.sizes, seed=0, window=200)
     first = [order(p) for p in range(200)]
-    assert max(first) - min(first) > 400  # neighbours are 200 samples at most
+    assert max(first) - min(first) > 400  # contiguous blocks would span 200 rows at most
 
 
-def test_the_fingerprint_follows_the_table_and_its_columns(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_table_and_its_columns(tmp_path: Path) -> None:
     path = table(tmp_path, "filepath,caption,other\na.jpg,a cat,x\n")
     before = opened(path).fingerprint
     assert opened(path, caption_column="other").fingerprint != before

@@ -1,4 +1,4 @@
-"""The scanned digits that come with scikit-learn."""
+"""The scanned digits of scikit-learn as a data set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_fifth_of_the_1797_digits_is_held_out(data: Dataset) -> None:
     assert [s.label for s in read_all(data.train)] == np.delete(labels, slice(4, None, 5)).tolist()
 
 
-def test_all_ten_are_on_both_sides(data: Dataset) -> None:
+def test_all_ten_classes_are_in_train_and_held_out(data: Dataset) -> None:
     assert data.held_out is not None
     assert set(Counter(s.label for s in read_all(data.train))) == set(range(10))
     assert min(Counter(s.label for s in read_all(data.held_out)).values()) > 20
@@ -43,7 +43,7 @@ def test_captions_name_the_digit(data: Dataset) -> None:
         assert list(sample.captions) == [t.replace("{}", NAMES[sample.label]) for t in TEMPLATES]
 
 
-def test_the_images_are_the_scans(data: Dataset) -> None:
+def test_images_match_the_scans(data: Dataset) -> None:
     images, _ = load_digits(return_X_y=True)
     kept = np.delete(images.reshape(-1, 8, 8), slice(4, None, 5), axis=0)
     for index in (0, 700, 1437):
@@ -53,7 +53,7 @@ def test_the_images_are_the_scans(data: Dataset) -> None:
         assert np.corrcoef(ink.ravel(), kept[index].ravel())[0, 1] > 0.97
 
 
-def test_without_scikit_learn_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_scikit_learn_raises_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ConfigError, match=r"data=digits needs scikit-learn: pip install 'clipx\[examples\]'"):
         DigitsSpec(name="digits").open()

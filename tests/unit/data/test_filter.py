@@ -1,4 +1,4 @@
-"""Limits on captions and images: what is below them is a bad sample with that reason, told at the end by reason."""
+"""Limits on captions and images: samples below a limit are bad, and a run reports the counts by reason."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def test_an_image_with_a_side_below_the_limit_is_a_bad_sample(kind: str) -> None
     assert told == [small.format("20x16"), small.format("16x20"), None, None, small.format("40x16")]
 
 
-def test_a_damaged_header_is_left_to_the_decoder() -> None:
+def test_a_damaged_header_passes_the_filter() -> None:
     source = Numbers([2], images={0: b"GIF89a", 1: b"\xff\xd8\xff"})
     assert [reason(Filtered(source, 0, 17), i) for i in range(2)] == [None, None]
 
 
-def test_of_several_captions_those_long_enough_are_kept() -> None:
-    source = Numbers([101])  # captions `7` and `number 7`
+def test_only_sufficiently_long_captions_of_a_sample_remain() -> None:
+    source = Numbers([101])  # sample 7 has the captions `7` and `number 7`
     assert Filtered(source, 2, 0).read(7).captions == ["number 7"]
     assert Filtered(source, 2, 0).read(77).captions == ["77", "number 77"]
     assert reason(Filtered(source, 9, 0), 7) == "caption has 8 characters, fewer than data.min_caption_chars=9"
     assert reason(Filtered(source, 9, 0), 77) is None
 
 
-def test_a_sample_that_cannot_be_read_keeps_its_own_reason() -> None:
+def test_an_unreadable_sample_keeps_its_original_reason() -> None:
     assert reason(Filtered(Numbers([3], broken=frozenset({1})), 1000, 1000), 1) == "broken on purpose"
 
 
@@ -57,10 +57,10 @@ def test_held_out_samples_are_not_filtered() -> None:
 
     opened = open_data(Both(kind="x", name="x", min_side=17))
     assert reason(opened.train, 0) and isinstance(opened.held_out, Numbers)  # type: ignore[arg-type]
-    assert isinstance(open_data(Both(kind="x", name="x")).train, Numbers), "without a limit nothing is looked at"
+    assert isinstance(open_data(Both(kind="x", name="x")).train, Numbers), "no filter is applied without a limit"
 
 
-def test_what_will_be_read_is_passed_on() -> None:
+def test_prefetch_is_forwarded_to_the_source() -> None:
     told: list[Any] = []
 
     class Prefetching(Numbers):
@@ -72,7 +72,7 @@ def test_what_will_be_read_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("key", ["min_side", "min_caption_chars"])
-def test_a_negative_limit_is_refused(key: str) -> None:
+def test_a_negative_limit_raises_an_error(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(f"data.{key}=-1")
     assert str(caught.value) == f"data.{key}=-1 is negative: give 0 for no limit, or more"
@@ -100,20 +100,20 @@ def test_a_run_counts_bad_samples_by_reason(tmp_path: Path, capsys: pytest.Captu
         "caption has … characters, fewer than data.min_caption_chars=…",
         "image is not JPEG, PNG or WebP, or its header is damaged",
     }
-    assert counts["image has … pixels, a side below data.min_side=…"] >= 4, "two in each of two epochs"
+    assert counts["image has … pixels, a side below data.min_side=…"] >= 4, "two samples in each of two epochs"
     assert rows(tmp_path / "run")[-1]["train/bad_samples"] == sum(counts.values())
     told = capsys.readouterr().out
     assert all(f"bad      {count:,} x {reason}" in told for reason, count in counts.items())
     assert len((tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()) == 4
 
 
-def test_a_run_without_bad_samples_says_nothing_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_bad_samples_reports_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Trainer(small(tmp_path / "run", "duration=2st", "data.min_side=8", "data.min_caption_chars=3")).fit()
     assert "bad " not in capsys.readouterr().out
     assert "bad_samples" not in (tmp_path / "run" / "events.jsonl").read_text()
 
 
-def test_a_source_of_a_mixture_has_limits_of_its_own(tmp_path: Path) -> None:
+def test_each_source_of_a_mixture_has_separate_limits(tmp_path: Path) -> None:
     add = "+data@data.sources."
     spec = compose("data=mixture", f"{add}a=shapes", f"{add}b=shapes", "data.sources.a.samples=64",
                    "data.sources.a.held_out_samples=16", "data.sources.b.samples=64",

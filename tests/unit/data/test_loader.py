@@ -1,4 +1,4 @@
-"""Batches depend on seed and positions alone: not on workers, ranks, the start, or what was bad before."""
+"""Batches depend only on seed and positions, not on workers, ranks, the start or earlier bad samples."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def assert_same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
 
 
 @pytest.fixture(scope="module")
-def one_run() -> list[Batch]:
-    """Two epochs and a bit, uninterrupted, in one process."""
+def reference_run() -> list[Batch]:
+    """The batches of 240 samples (more than two epochs), uninterrupted, in one process."""
     return batches(SOURCE, 0, 240)
 
 
-def test_a_batch_has_images_tokens_and_indices_of_the_stream(one_run: list[Batch]) -> None:
+def test_a_batch_holds_images_tokens_and_indices_of_the_stream(reference_run: list[Batch]) -> None:
     order = Order(SOURCE.sizes, seed=3, window=30)
-    for step, batch in enumerate(one_run):
+    for step, batch in enumerate(reference_run):
         assert (batch.image.dtype, batch.image.shape) == (torch.uint8, (12, 3, 12, 12))
         assert batch.image.is_contiguous(memory_format=torch.channels_last)
         assert (batch.tokens.dtype, batch.tokens.shape) == (torch.int64, (12, 16))
@@ -66,7 +66,7 @@ def test_a_batch_has_images_tokens_and_indices_of_the_stream(one_run: list[Batch
             assert (batch.tokens[place] == texts).all(1).any(), "the caption belongs to the sample"
 
 
-def test_images_belong_to_their_samples() -> None:
+def test_images_match_their_sample_indices() -> None:
     colours = {i: (10 * i, 255 - 10 * i, 100 + 3 * i) for i in range(24)}
     source = Numbers([24], images={i: encode(Image.new("RGB", (20, 16), c), "PNG") for i, c in colours.items()})
     for batch in batches(source, 0, 48, workers=1):
@@ -76,14 +76,14 @@ def test_images_belong_to_their_samples() -> None:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("workers", [1, 3])
-def test_batches_are_the_same_for_any_number_of_workers(one_run: list[Batch], workers: int) -> None:
-    assert_same(batches(SOURCE, 0, 240, workers=workers), one_run)
+def test_batches_are_the_same_for_any_number_of_workers(reference_run: list[Batch], workers: int) -> None:
+    assert_same(batches(SOURCE, 0, 240, workers=workers), reference_run)
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_the_ranks_batches_are_the_parts_of_the_global_batch(one_run: list[Batch], world: int) -> None:
+def test_batches_of_the_ranks_concatenate_to_the_global_batch(reference_run: list[Batch], world: int) -> None:
     ranks = [batches(SOURCE, 0, 240, rank=rank, world=world, workers=rank % 2) for rank in range(world)]
-    for step, whole in enumerate(one_run):
+    for step, whole in enumerate(reference_run):
         parts = [rank[step] for rank in ranks]
         assert_same(
             [
@@ -99,11 +99,11 @@ def test_the_ranks_batches_are_the_parts_of_the_global_batch(one_run: list[Batch
 
 
 @pytest.mark.parametrize("step", range(0, 20, 3))
-def test_starting_anywhere_goes_on_as_without_a_stop(one_run: list[Batch], step: int) -> None:
-    assert_same(batches(SOURCE, 12 * step, 240), one_run[step:])
+def test_starting_at_any_step_equals_an_uninterrupted_run(reference_run: list[Batch], step: int) -> None:
+    assert_same(batches(SOURCE, 12 * step, 240), reference_run[step:])
 
 
-def test_starting_late_reads_nothing_that_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_late_reads_no_earlier_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     original = Numbers.read
 
@@ -116,8 +116,8 @@ def test_starting_late_reads_nothing_that_comes_before(monkeypatch: pytest.Monke
     assert len(read) == 24
 
 
-def test_another_seed_gives_other_batches(one_run: list[Batch]) -> None:
-    order = Order(SOURCE.sizes, seed=3, window=30)  # the same samples, other crops and captions
+def test_another_seed_changes_crops_and_captions(reference_run: list[Batch]) -> None:
+    order = Order(SOURCE.sizes, seed=3, window=30)  # the same order of samples: only crops and captions differ
     other = train_loader(
         SOURCE,
         order,
@@ -132,9 +132,9 @@ def test_another_seed_gives_other_batches(one_run: list[Batch]) -> None:
         prefetch=2,
         pin=False,
     )
-    for one, two in zip(one_run[:10], other, strict=True):
+    for one, two in zip(reference_run[:10], other, strict=True):
         assert not torch.equal(one.image, two.image)
-    assert any(not torch.equal(one.tokens, two.tokens) for one, two in zip(one_run, other, strict=False))
+    assert any(not torch.equal(one.tokens, two.tokens) for one, two in zip(reference_run, other, strict=False))
 
 
 def test_all_captions_of_a_sample_are_drawn_and_views_differ_between_epochs() -> None:
@@ -145,18 +145,18 @@ def test_all_captions_of_a_sample_are_drawn_and_views_differ_between_epochs() ->
             seen.setdefault(index, set()).add(image.numpy().tobytes())
             tokens.setdefault(index, set()).add(row.numpy().tobytes())
     assert set(seen) == set(range(15))
-    assert min(len(views) for views in seen.values()) >= 10  # of 12
+    assert min(len(views) for views in seen.values()) >= 10  # of 12 epochs
     assert {len(texts) for texts in tokens.values()} == {2}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 6])
-def test_every_sample_is_seen_once_an_epoch_however_uneven_the_shards(world: int) -> None:
+def test_every_sample_is_seen_once_per_epoch_with_uneven_shards(world: int) -> None:
     source = Numbers([7, 0, 1, 22, 6])  # 36 = 3 steps of 12
     seen = [b.index for rank in range(world) for b in batches(source, 36, 72, rank=rank, world=world)]
     assert sorted(torch.cat(seen).tolist()) == list(range(36))
 
 
-def test_a_loader_knows_its_number_of_steps() -> None:
+def test_len_of_a_loader_is_its_number_of_steps() -> None:
     order = Order([50], 0, 50)
     loader = train_loader(
         UNEVEN,
@@ -178,39 +178,39 @@ def test_a_loader_knows_its_number_of_steps() -> None:
 # ------------------------------------------------------------------------------------------------- bad samples
 
 
-def test_a_bad_sample_is_named_and_its_place_taken_by_a_good_one(one_run: list[Batch]) -> None:
+def test_a_bad_sample_is_reported_and_replaced_by_a_good_sample(reference_run: list[Batch]) -> None:
     order = Order(SOURCE.sizes, seed=3, window=30)
-    for step, batch in enumerate(one_run):
+    for step, batch in enumerate(reference_run):
         asked = [order(12 * step + place) for place in range(12)]
         assert len(batch.index) == 12
         assert not set(batch.index.tolist()) & BROKEN
         assert {b.key for b in batch.bad} >= {f"sample {i}" for i in asked if i in BROKEN}
         assert {b.reason for b in batch.bad} <= {"broken on purpose"}
         assert all(i == wanted for i, wanted in zip(batch.index.tolist(), asked, strict=True) if wanted not in BROKEN)
-    assert sum(len(batch.bad) for batch in one_run) >= 10  # five in each of two epochs
+    assert sum(len(batch.bad) for batch in reference_run) >= 10  # five in each of two epochs
 
 
-def test_a_replacement_is_drawn_by_seed_and_position(one_run: list[Batch]) -> None:
+def test_replacements_are_deterministic_and_vary(reference_run: list[Batch]) -> None:
     order = Order(SOURCE.sizes, seed=3, window=30)
     taken = [
         index
-        for step, batch in enumerate(one_run)
+        for step, batch in enumerate(reference_run)
         for place, index in enumerate(batch.index.tolist())
         if order(12 * step + place) in BROKEN
     ]
-    assert len(set(taken)) > len(taken) // 2, "not always the same one"
+    assert len(set(taken)) > len(taken) // 2, "replacements vary"
     again = batches(SOURCE, 0, 240, window=30)
-    assert [b.index.tolist() for b in again] == [b.index.tolist() for b in one_run]
+    assert [b.index.tolist() for b in again] == [b.index.tolist() for b in reference_run]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_when_all_samples_are_bad_one_line_says_so(workers: int) -> None:
+def test_only_bad_samples_raise_a_one_line_error(workers: int) -> None:
     source = Numbers([20], broken=frozenset(range(20)))
     with pytest.raises(DataError, match=r"^100 samples in a row are bad, the last sample \d+: broken on purpose$"):
         batches(source, 0, 24, workers=workers)
 
 
-def test_an_image_too_large_is_a_bad_sample() -> None:
+def test_an_image_with_too_many_pixels_is_a_bad_sample() -> None:
     source = Numbers([12], images={5: encode(picture(1100, 1000), "JPEG")})
     (batch,) = batches(source, 0, 12)
     assert [b.key for b in batch.bad] == ["sample 5"]
@@ -227,9 +227,7 @@ def evaluated(source: Source, **options: Any) -> list[EvalBatch]:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("samples", [1, 6, 7, 8, 101])
-def test_evaluation_covers_everything_once_in_the_same_batches_for_any_number_of_ranks(
-    samples: int, world: int
-) -> None:
+def test_evaluation_batches_are_the_same_for_any_number_of_ranks(samples: int, world: int) -> None:
     source = Numbers([samples])
     ranks = [evaluated(source, rank=rank, world=world) for rank in range(world)]
     assert sorted(i for rank in ranks for batch in rank for i in batch.index) == list(range(samples))
@@ -241,7 +239,7 @@ def test_evaluation_covers_everything_once_in_the_same_batches_for_any_number_of
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_sees_the_centre_view_captions_and_labels(workers: int) -> None:
+def test_evaluation_gives_the_centre_view_all_captions_and_labels(workers: int) -> None:
     for batch in evaluated(UNEVEN, workers=workers):
         for image, index, captions, label in zip(batch.image, batch.index, batch.captions, batch.labels, strict=True):
             expected = eval_transform(decode(jpeg(index), 10**6), 12)
@@ -251,14 +249,14 @@ def test_evaluation_sees_the_centre_view_captions_and_labels(workers: int) -> No
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_evaluation_leaves_bad_samples_out_and_names_them(workers: int) -> None:
+def test_evaluation_skips_bad_samples_and_reports_their_names(workers: int) -> None:
     found = evaluated(SOURCE, workers=workers)
     assert [i for batch in found for i in batch.index] == [i for i in range(101) if i not in BROKEN]
     assert [bad.key for batch in found for bad in batch.bad] == [f"sample {i}" for i in sorted(BROKEN)]
     assert all(len(batch.image) == len(batch.index) == len(batch.captions) == len(batch.labels) for batch in found)
 
 
-def test_an_evaluation_batch_may_be_all_bad() -> None:
+def test_an_evaluation_batch_may_hold_only_bad_samples() -> None:
     (batch,) = evaluated(Numbers([3], broken=frozenset(range(3))))
     assert (len(batch.image), batch.index, len(batch.bad)) == (0, [], 3)
 
@@ -266,7 +264,7 @@ def test_an_evaluation_batch_may_be_all_bad() -> None:
 # ------------------------------------------------------------------------------------------------- real files
 
 
-def test_a_tables_jpeg_png_and_webp_images_are_trained_on_and_a_missing_one_is_named(tmp_path: Path) -> None:
+def test_a_csv_of_jpeg_png_and_webp_is_loaded_and_a_missing_image_reported(tmp_path: Path) -> None:
     rows = ["filepath,caption"]
     for i in range(12):
         kind = ("JPEG", "PNG", "WEBP")[i % 3]
@@ -286,11 +284,11 @@ def test_a_tables_jpeg_png_and_webp_images_are_trained_on_and_a_missing_one_is_n
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-def test_shards_are_trained_on_by_several_workers(tmp_path: Path) -> None:
+def test_shards_are_loaded_by_several_workers(tmp_path: Path) -> None:
     for k, (start, stop) in enumerate(((0, 5), (5, 6), (6, 24))):
         write_tar(tmp_path / f"{k}.tar", img2dataset(range(start, stop)))
     source = WebDatasetSpec(name="mine", shards=f"{tmp_path}/*.tar", held_out_share=0.0).open().train
-    source.read(0)  # a file that is open in the parent is shared with the workers, which must not disturb each other
+    source.read(0)  # a file open in the parent is shared with the workers; they must not move each other's offset
     alone = batches(source, 0, 96)
     assert_same(batches(source, 0, 96, workers=3), alone)
     assert sorted(torch.cat([b.index for b in alone[:2]]).tolist()) == list(range(24))
@@ -299,14 +297,14 @@ def test_shards_are_trained_on_by_several_workers(tmp_path: Path) -> None:
         assert torch.equal(batch.tokens, expected)
 
 
-def test_a_batch_goes_through_pickle_and_to_a_device(one_run: list[Batch]) -> None:
-    batch = one_run[0]
+def test_a_batch_survives_pickling_and_moving_to_a_device(reference_run: list[Batch]) -> None:
+    batch = reference_run[0]
     assert_same([pickle.loads(pickle.dumps(batch)), batch.to(torch.device("cpu"))], [batch, batch])
 
 
-def test_a_loader_process_ends_whose_trainer_died_while_it_started() -> None:
-    """It then sees who adopted it: a look at its parent alone says that all is well."""
-    trainer = os.getpid() + 1_000_000  # no parent of this process
+def test_a_loader_process_exits_if_its_trainer_died_during_startup() -> None:
+    """The process then sees its new parent, so a check for a change of the parent alone would not notice."""
+    trainer = os.getpid() + 1_000_000  # not the parent of this process
     child = os.fork()
     if child == 0:
         _exit_with_trainer(trainer, 0)

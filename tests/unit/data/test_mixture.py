@@ -1,4 +1,4 @@
-"""A mixture: shares of every stretch, each source's samples once a pass, resumed and shared among ranks as one stream."""
+"""Mixtures: shares of the sources, passes over each source, configuration, resuming, and one stream for all ranks."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ def source_of(order: MixedOrder, index: int) -> tuple[int, int]:
     raise AssertionError("no source has it")
 
 
-# ----------------------------------------------------------------------------------------------------- the order
+# --------------------------------------------------------------------------------------------------------- order
 
 
 @pytest.mark.parametrize("weights", [WEIGHTS, ("1", "1", "1", "1"), ("1e-3", "1", "1e3", "0.1")], ids=str)
-def test_every_stretch_of_the_stream_has_each_sources_share(weights: Sequence[str]) -> None:
+def test_every_prefix_of_the_stream_has_the_share_of_each_source(weights: Sequence[str]) -> None:
     order = mixed_order(weights)
     total = sum(map(float, weights))
     counts = Counter[int]()
     for position in range(5000):
         for k, weight in enumerate(weights):
-            assert abs(counts[k] - position * float(weight) / total) < 2  # log2 of four sources
+            assert abs(counts[k] - position * float(weight) / total) < 2  # the bound is log2 of the 4 sources
         assert [d.samples for d in order.source_counts(position).values()] == [counts[k] for k in range(4)]
         counts[source_of(order, order(position))[0]] += 1
 
 
-def test_shares_are_exact_in_the_long_run() -> None:
+def test_shares_are_exact_over_many_samples() -> None:
     order = mixed_order(("0.1", "0.2", "0.3", "0.4"))
     assert {n: d.samples for n, d in order.source_counts(10**15).items()} == {
         "a": 10**14, "b": 2 * 10**14, "c": 3 * 10**14, "d": 4 * 10**14,
     }  # fmt: skip
 
 
-def test_each_source_is_read_in_its_own_order_each_sample_once_a_pass() -> None:
+def test_each_source_follows_its_order_with_every_sample_once_per_pass() -> None:
     order = mixed_order()
     own: dict[int, list[int]] = {k: [] for k in range(4)}
     for position in range(20_000):
@@ -89,8 +89,8 @@ def test_the_order_is_a_pure_function_of_seed_and_position() -> None:
     assert [mixed_order(seed=4)(position) for position in range(300)] != straight
 
 
-def test_the_order_of_a_seed_stays_what_it_was() -> None:
-    # A run can only be resumed or compared while this holds.
+def test_the_order_of_a_seed_is_frozen() -> None:
+    # Resuming and comparing runs rely on this.
     order = mixed_order(("2", "1"), sizes=([3, 2], [4]))
     assert [order(position) for position in range(18)] == GOLDEN
 
@@ -98,30 +98,30 @@ def test_the_order_of_a_seed_stays_what_it_was() -> None:
 GOLDEN = [8, 4, 0, 7, 2, 1, 6, 3, 4, 5, 2, 0, 8, 1, 3, 6, 2, 3]
 
 
-def test_sources_of_one_size_are_shuffled_differently() -> None:
+def test_sources_of_equal_size_are_shuffled_differently() -> None:
     order = mixed_order(("1", "1"), sizes=([50], [50]))
     own: tuple[list[int], list[int]] = ([], [])
     for position in range(100):
         k, index = source_of(order, order(position))
         own[k].append(index)
-    assert sum(a == b for a, b in zip(*own, strict=True)) < 25  # one in a window of six agrees by chance
+    assert sum(a == b for a, b in zip(*own, strict=True)) < 25  # 1 position in a window of 6 agrees by chance
 
 
-def test_any_position_costs_the_same() -> None:
+def test_far_positions_are_computed_directly() -> None:
     order = mixed_order()
     assert [0 <= order(position) < order.samples for position in (10**9, 10**12, 10**15)] == [True] * 3
 
 
-def test_one_source_is_that_source() -> None:
+def test_a_mixture_of_a_single_source_equals_that_source() -> None:
     order = mixed_order(("3",), sizes=([5, 6],))
     alone = Order([5, 6], 3, 6, stream=(1,))
     assert [order(p) for p in range(40)] == [alone(p) for p in range(40)]
 
 
-# ---------------------------------------------------------------------------------------------------- the source
+# -------------------------------------------------------------------------------------------------------- source
 
 
-def test_indices_are_unique_over_all_sources_and_lead_to_their_samples() -> None:
+def test_indices_are_unique_over_all_sources_and_map_to_their_samples() -> None:
     mixture = Mixture.of({"a": Numbers([3, 0, 2], fingerprint="x"), "b": Numbers([4], broken=frozenset({1}))})
     assert mixture.sizes == [3, 0, 2, 4]
     assert [mixture.read(i).label for i in (0, 4, 5, 8)] == [0, 4, 0, 3]
@@ -130,7 +130,7 @@ def test_indices_are_unique_over_all_sources_and_lead_to_their_samples() -> None
     assert mixture.fingerprint != other.fingerprint
 
 
-def test_a_bad_sample_is_replaced_from_its_own_source() -> None:
+def test_a_bad_sample_is_replaced_from_the_same_source() -> None:
     broken = Numbers([40], broken=frozenset(range(20)))
     mixture = Mixture.of({"a": broken, "b": Numbers([60])})
     order = MixedOrder(
@@ -164,7 +164,7 @@ def test_ranks_and_workers_share_one_stream(world: int, workers: int) -> None:
     assert torch.equal(together, read(0, 1, 0))
 
 
-def test_labels_mean_something_where_all_held_out_sources_agree() -> None:
+def test_classes_are_defined_only_if_all_held_out_sources_agree() -> None:
     one, two = Classes(["cat"], ["{}"]), Classes(["dog"], ["{}"])
     assert _common_classes([one, one]) == one
     assert _common_classes([one, two]) is None
@@ -178,16 +178,16 @@ ADD = "+data@data.sources."
 TWO = ("data=mixture", f"{ADD}big=shapes", f"{ADD}small=digits")
 
 
-def test_a_mixture_is_saved_and_read_back() -> None:
+def test_a_mixture_survives_saving_and_loading() -> None:
     spec = compose(*TWO, "data.sources.big.samples=77", "data.sources.small.weight=0.5", f"{ADD}inner=mixture",
                    "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.path=t.csv")  # fmt: skip
     again = from_dict(RunSpec, yaml.safe_load(yaml.safe_dump(to_dict(spec))))
     assert again == spec
     assert type(again.data.sources["inner"].sources["x"]) is type(spec.data.sources["inner"].sources["x"])  # type: ignore[attr-defined]
-    assert set(spec.evaluator) == {"retrieval"}, "the mixture chooses, not its sources"
+    assert set(spec.evaluator) == {"retrieval"}, "the mixture chooses the evaluators, not its sources"
 
 
-def test_a_mixture_can_be_an_option_of_ones_own(tmp_path: Path) -> None:
+def test_a_mixture_can_be_a_user_defined_option(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "web.yaml").write_text(
         "defaults: [mixture, /data@sources.cc: cc3m, /data@sources.own: csv, _self_]\n"
@@ -266,7 +266,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[overrides[-1] for overrides, _ in REFUSED])
-def test_what_is_refused_is_told_in_one_line(overrides: list[str], message: str) -> None:
+def test_invalid_overrides_raise_a_one_line_error(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*TWO, *overrides)
     assert str(caught.value) == message
@@ -275,34 +275,34 @@ def test_what_is_refused_is_told_in_one_line(overrides: list[str], message: str)
 @pytest.mark.parametrize("name", [path.stem for path in (CONF_DIR / "data").glob("*.yaml")])
 def test_every_option_can_be_a_source(name: str) -> None:
     spec = compose("data=mixture", f"{ADD}a={name}")
-    assert spec.data.batch_size == 256, "the mixture's, not the recipe's of the source"
+    assert spec.data.batch_size == 256, "the batch size of the mixture, not of the source's recipe"
     assert from_dict(RunSpec, to_dict(spec)) == spec
 
 
-def test_a_saved_mixture_names_a_sources_keys_as_well() -> None:
+def test_errors_in_a_saved_mixture_name_the_keys_of_the_source() -> None:
     saved = to_dict(compose(*TWO))
     saved["data"]["sources"]["big"]["shuffle_window"] = 0
     with pytest.raises(ConfigError, match=r"^data\.sources\.big\.shuffle_window=0 must be at least 1 sample$"):
         from_dict(RunSpec, saved)
 
 
-def test_a_source_is_drawn_as_it_says_itself() -> None:
+def test_each_source_uses_its_replacement_and_window() -> None:
     spec = compose(*TWO, "data.sources.big.replacement=true", "data.sources.small.shuffle_window=1")
     order = spec.data.order(Mixture.of({"big": Numbers([100]), "small": Numbers([100])}), 0)
     own: tuple[list[int], list[int]] = ([], [])
     for position in range(200):
         own[order(position) // 100].append(order(position))
     assert len(set(own[0])) < 80
-    assert own[1] == list(range(100, 200)), "a window of one in one shard"
+    assert own[1] == list(range(100, 200)), "a window of 1 in a single shard keeps the order"
 
 
-def test_a_weight_without_a_mixture_is_refused() -> None:
+def test_a_weight_without_a_mixture_raises_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         compose("data.weight=3")
     assert str(caught.value) == "data.weight=3 has no effect outside a mixture: give data.sources.NAME.weight"
 
 
-def test_no_sources_and_sources_that_do_not_open_are_told_by_the_keys_that_one_types() -> None:
+def test_errors_on_missing_or_unopenable_sources_name_the_override_keys() -> None:
     with pytest.raises(ConfigError, match=r"^data\.sources is empty: add each source by \+data@data\.sources\.NAME="):
         compose("data=mixture").data.open()
     with pytest.raises(ConfigError, match=r"^data\.sources\.x\.path has no value: .* e\.g\. data\.sources\.x\.path="):
@@ -314,7 +314,7 @@ def test_no_sources_and_sources_that_do_not_open_are_told_by_the_keys_that_one_t
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty pictures, one of them broken."""
+    """A table of 40 images, one of them damaged."""
     folder = tmp_path_factory.mktemp("table")
     for i in range(40):
         (folder / f"{i}.png").write_bytes(encode(picture(20, 16, i), "PNG") if i != 5 else b"broken")
@@ -328,7 +328,7 @@ def small(table: Path, *overrides: str) -> RunSpec:
 
 
 def mixture(table: Path) -> tuple[str, ...]:
-    """100 drawn scenes and 36 pictures, three to one."""
+    """Returns the overrides of a mixture of 100 drawn scenes and 36 pictures with weights 3 : 1."""
     return (
         "data=mixture", f"{ADD}scenes=shapes", "data.sources.scenes.samples=100",
         "data.sources.scenes.held_out_samples=24", "data.sources.scenes.weight=3",
@@ -338,7 +338,7 @@ def mixture(table: Path) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def test_each_sources_held_out_samples_together_or_by_name(table: Path) -> None:
+def test_held_out_samples_are_those_of_all_sources_or_of_the_named_source(table: Path) -> None:
     both = small(table).data.open()
     assert sum(both.train.sizes) == 136
     assert both.held_out is not None and sum(both.held_out.sizes) == 28
@@ -353,7 +353,7 @@ def test_each_sources_held_out_samples_together_or_by_name(table: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- runs
 
 
-def test_a_resumed_run_is_bit_for_bit_one_that_never_stopped_and_counts_by_source(
+def test_resuming_is_bit_exact_and_samples_are_counted_by_source(
     tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
@@ -374,7 +374,7 @@ def test_a_resumed_run_is_bit_for_bit_one_that_never_stopped_and_counts_by_sourc
     assert [r["train/loss"] for r in rows(resumed) if "train/loss" in r] == [r["train/loss"] for r in logged]
 
 
-def test_other_weights_are_another_run_and_another_cache_is_not(tmp_path: Path, table: Path) -> None:
+def test_resuming_with_other_weights_fails_and_with_another_cache_size_works(tmp_path: Path, table: Path) -> None:
     run_dir, shard = tmp_path / "run", write_tar(tmp_path / "a.tar", img2dataset(range(9)))
     sources = (f"{ADD}remote=webdataset", f"data.sources.remote.shards={shard}", f"run_dir={run_dir}")
     Trainer(small(table, *sources, "duration=1st", "schedule.warmup=0st")).fit()
@@ -384,7 +384,7 @@ def test_other_weights_are_another_run_and_another_cache_is_not(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_run_with_state_for_each_sample_goes_on_with_another_number_of_ranks(tmp_path: Path, table: Path) -> None:
+def test_per_sample_state_resumes_with_another_number_of_ranks(tmp_path: Path, table: Path) -> None:
     options = [*mixture(table), *VIT, "objective=fastclip_v1", "precision=fp64", "duration=6st"]
     command = ["-m", "clipx.train", *options]
     straight, elastic = tmp_path / "straight", tmp_path / "elastic"
@@ -398,7 +398,7 @@ def test_a_run_with_state_for_each_sample_goes_on_with_another_number_of_ranks(t
     assert all(math.isfinite(loss) for loss in losses[0])
 
 
-def test_a_source_without_a_sample_is_named(tmp_path: Path) -> None:
+def test_a_source_without_samples_raises_an_error_with_its_table(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("filepath,caption\n")
     with pytest.raises(DataError, match=r"t\.csv has no row"):
         compose("data=mixture", f"{ADD}x=csv", f"data.sources.x.path={tmp_path}/t.csv").data.open()

@@ -1,4 +1,4 @@
-"""The order of samples: every sample once an epoch, a pure function, and cheap anywhere in a large data set."""
+"""The sample order: every sample once per epoch, a pure function of the position, cheap at any position."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_epoch_has_every_sample_exactly_once(sizes: list[int], window: int
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_any_position_gives_the_same_in_any_sequence_of_questions_and_any_object(window: int) -> None:
+def test_a_position_maps_to_the_same_sample_in_any_query_order_and_object(window: int) -> None:
     sizes = [3, 0, 5, 1, 0, 0, 12]
     order = Order(sizes, seed=5, window=window)
     straight = [order(position) for position in range(100)]
@@ -53,8 +53,8 @@ def test_any_position_gives_the_same_in_any_sequence_of_questions_and_any_object
     assert [Order(sizes, seed=5, window=window)(p) for p in (99, 0, 57)] == [straight[p] for p in (99, 0, 57)]
 
 
-def test_the_order_of_a_seed_stays_what_it_was() -> None:
-    # A run can only be resumed or compared while this holds; a new NumPy that breaks it should be noticed here.
+def test_the_order_of_a_seed_is_frozen() -> None:
+    # Resuming and comparing runs rely on this; the test detects a NumPy release that changes the order.
     order = Order([3, 4, 2], seed=1, window=5)
     assert epoch_of(order, 0) + epoch_of(order, 1) == [1, 2, 4, 0, 3, 6, 5, 8, 7, 5, 4, 6, 3, 0, 2, 7, 1, 8]
 
@@ -63,28 +63,28 @@ def test_epochs_and_seeds_differ() -> None:
     sizes = [20] * 5
     orders = [epoch_of(Order(sizes, seed, 30), epoch) for seed in (0, 1, 2**62) for epoch in (0, 1, 2)]
     assert len({tuple(order) for order in orders}) == 9
-    for one, other in pairwise(orders):  # about one place in 100 agrees by chance
+    for one, other in pairwise(orders):  # about 1 position in 100 agrees by chance
         assert sum(a == b for a, b in zip(one, other, strict=True)) < 10
 
 
 def test_a_window_mixes_the_samples_of_consecutive_shards_and_no_others() -> None:
     sizes = [13, 0, 29, 40, 7, 11]
     for window in (10, 32, 64):
-        laid_end_to_end, shuffled = epoch_of(Order(sizes, 3, 1), 2), epoch_of(Order(sizes, 3, window), 2)
-        assert laid_end_to_end != shuffled
+        sequential, shuffled = epoch_of(Order(sizes, 3, 1), 2), epoch_of(Order(sizes, 3, window), 2)
+        assert sequential != shuffled
         for start in range(0, 100, window):
             places = slice(start, start + window)
-            assert sorted(shuffled[places]) == sorted(laid_end_to_end[places])
+            assert sorted(shuffled[places]) == sorted(sequential[places])
 
 
-def test_shards_are_read_one_after_another_in_random_order() -> None:
+def test_shards_are_read_sequentially_in_random_order() -> None:
     starts = np.cumsum([0, 13, 0, 29, 40, 7])
     orders = set()
     for epoch in range(20):
         samples = epoch_of(Order([13, 0, 29, 40, 7, 11], 3, 1), epoch)
         shards = np.searchsorted(starts, samples, side="right")
         visited = [int(s) for s, previous in zip(shards, [-1, *shards[:-1]], strict=True) if s != previous]
-        assert len(visited) == len(set(visited)) == 5, "a shard is left only when it is read"
+        assert len(visited) == len(set(visited)) == 5, "each shard is read to its end before the next"
         orders.add(tuple(visited))
     assert len(orders) > 15
 
@@ -96,13 +96,13 @@ def test_all_orders_of_a_window_are_equally_likely() -> None:
     assert stats.chisquare(list(counts.values())).pvalue > 1e-3
 
 
-# --------------------------------------------------------------------------------- ranks, workers and odd lengths
+# ----------------------------------------------------------------------------- ranks, workers and partial batches
 
 
 def read(
     sizes: list[int], positions: range, batch: int, world: int, workers: int, replacement: bool = False
 ) -> list[list[int]]:
-    """What the ranks together read in each step, in the order of the global batch."""
+    """Returns the indices of each step, all ranks concatenated in the order of the global batch."""
     source = Numbers(sizes)
     ranks = []
     for rank in range(world):
@@ -114,12 +114,12 @@ def read(
     return [[index for part in parts for index in part] for parts in zip(*ranks, strict=True)]
 
 
-# Uneven shards, one shard, and two shards, for up to twelve readers.
+# Uneven shards, a single shard and two shards, with up to twelve readers.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("sizes", [[7, 0, 1, 22, 6, 11], [47], [40, 7]], ids=str)
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 3), (4, 0), (4, 3)])
-def test_epochs_run_on_and_each_has_every_sample_once(sizes: list[int], world: int, workers: int) -> None:
-    """47 samples, batches of 12: no epoch is a multiple of the batch, and batches hold the end of one and the next."""
+def test_epochs_continue_across_batches_and_have_every_sample_once(sizes: list[int], world: int, workers: int) -> None:
+    """47 samples in batches of 12: the epoch is not a multiple of the batch, so some batches span two epochs."""
     order = Order(sizes, 5, 16)
     steps = read(sizes, range(144), 12, world, workers)
     stream = [index for step in steps for index in step]
@@ -128,14 +128,14 @@ def test_epochs_run_on_and_each_has_every_sample_once(sizes: list[int], world: i
         assert sorted(stream[47 * epoch : 47 * (epoch + 1)]) == list(range(47))
 
 
-def test_going_on_with_other_ranks_and_workers_loses_and_repeats_nothing() -> None:
+def test_changing_ranks_and_workers_neither_skips_nor_repeats_samples() -> None:
     sizes = [7, 0, 1, 22, 6, 11]
     parts = [(range(36), 1, 0), (range(36, 84), 3, 1), (range(84, 96), 4, 0), (range(96, 144), 2, 2)]
     steps = [step for positions, world, workers in parts for step in read(sizes, positions, 12, world, workers)]
     assert [index for step in steps for index in step] == [Order(sizes, 5, 16)(position) for position in range(144)]
 
 
-def test_only_the_last_step_of_a_run_is_dropped_where_it_is_partial(tmp_path: Path) -> None:
+def test_only_a_partial_last_step_of_a_run_is_dropped(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "run", "data.samples=100", "duration=3ep"))  # 300 samples in batches of 32
     trainer.fit()
     assert (trainer.samples_seen, trainer.steps_done) == (288, 9)
@@ -144,36 +144,38 @@ def test_only_the_last_step_of_a_run_is_dropped_where_it_is_partial(tmp_path: Pa
 # -------------------------------------------------------------------------------------------- with replacement
 
 
-def test_with_replacement_every_position_draws_from_all_samples_alike() -> None:
+def test_draws_with_replacement_are_uniform_and_independent() -> None:
     order = Order([13, 0, 29, 8], 5, 16, replacement=True)
     drawn = [order(position) for position in range(50_000)]
     assert stats.chisquare(np.bincount(drawn, minlength=50)).pvalue > 1e-3
     pairs = Counter(pairwise(drawn))
     assert stats.chisquare([pairs[a, b] for a in range(50) for b in range(50)]).pvalue > 1e-3, (
-        "none knows the one before"
+        "consecutive draws are independent"
     )
     missing = [len(set(range(50)) - set(drawn[start : start + 50])) / 50 for start in range(0, 50_000, 50)]
     assert np.mean(missing) == pytest.approx((1 - 1 / 50) ** 50, abs=0.01)
 
 
-def test_with_replacement_a_position_gives_the_same_in_any_sequence_of_questions() -> None:
+def test_draws_with_replacement_are_a_pure_function_of_the_position() -> None:
     order = Order([13, 0, 29, 8], 5, 16, replacement=True)
     straight = [order(position) for position in range(10_000)]
     other = Order([13, 0, 29, 8], 5, 16, replacement=True)
     positions = np.random.default_rng(0).permutation(10_000)
     assert [other(int(p)) for p in positions] == [straight[p] for p in positions]
-    assert straight[:12] == [21, 0, 22, 15, 20, 6, 47, 5, 39, 39, 8, 49], "as it was: runs can go on"
+    assert straight[:12] == [21, 0, 22, 15, 20, 6, 47, 5, 39, 39, 8, 49], (
+        "the draws of a seed are frozen: runs stay resumable"
+    )
     assert straight != [Order([50], 6, 16, replacement=True)(position) for position in range(10_000)]
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 2)])
-def test_with_replacement_ranks_share_one_stream(world: int, workers: int) -> None:
+def test_ranks_share_one_stream_with_replacement(world: int, workers: int) -> None:
     order = Order([20, 3], 5, 16, replacement=True)
     stream = [index for step in read([20, 3], range(60), 12, world, workers, replacement=True) for index in step]
     assert stream == [order(position) for position in range(60)]
 
 
-def test_a_run_with_replacement_draws_so(tmp_path: Path) -> None:
+def test_a_run_with_replacement_repeats_samples_within_an_epoch(tmp_path: Path) -> None:
     spec = small(tmp_path / "run", "data.replacement=true")
     order = spec.data.order(Numbers([100]), spec.seed)
     assert len({order(position) for position in range(100)}) < 80
@@ -184,7 +186,7 @@ def test_a_run_with_replacement_draws_so(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- scale
 
 
-def test_a_large_data_set_costs_little_memory_and_time_anywhere() -> None:
+def test_a_large_data_set_costs_little_memory_and_time_at_any_position() -> None:
     shards, per_shard = 41_408, 10_000  # LAION-400M
     tracemalloc.start()
     start = time.perf_counter()
@@ -194,9 +196,9 @@ def test_a_large_data_set_costs_little_memory_and_time_anywhere() -> None:
     seconds = time.perf_counter() - start
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert seconds < 2  # 0.1 s on one core
+    assert seconds < 2  # measured: 0.1 s on one core
     assert peak < 32 << 20
     start = time.perf_counter()
     for position in range(10_000):
         order(5 * order.samples + position)
-    assert (time.perf_counter() - start) / 10_000 < 20e-6  # 0.4 us
+    assert (time.perf_counter() - start) / 10_000 < 20e-6  # measured: 0.4 us

@@ -1,4 +1,4 @@
-"""Packed values read as the list that they were, take little room, and are not copied by who reads them."""
+"""Packed values: equal to the original list, compact, and shared copy-free with forked readers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALUES: list[Any] = [
 ]
 
 
-def test_values_come_back_as_they_were() -> None:
+def test_packed_values_equal_the_original_list() -> None:
     packed = Packed.of(VALUES)
     assert list(packed) == VALUES
     assert [packed[i] for i in range(-len(VALUES), 0)] == VALUES
@@ -38,7 +38,7 @@ def test_values_come_back_as_they_were() -> None:
             packed[place]
 
 
-def test_a_value_takes_its_text_and_ten_bytes() -> None:
+def test_a_value_takes_ten_bytes_more_than_its_text() -> None:
     texts = (f"images/{i:09d}.jpg" for i in range(200_000))
     gc.collect()
     tracemalloc.start()
@@ -49,14 +49,14 @@ def test_a_value_takes_its_text_and_ten_bytes() -> None:
 
 
 def written(pid: str) -> int:
-    """Bytes of a process's pages that it has written to since it was forked."""
+    """Returns the bytes of the process's private dirty pages: pages written since the fork."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
-def test_a_process_that_reads_everything_copies_nothing() -> None:
-    """A list of the same strings is copied whole, 40 MiB."""
+def test_reading_all_values_in_a_forked_process_copies_no_pages() -> None:
+    """For comparison, a list of the same strings is copied completely, 40 MiB."""
     packed = Packed.of(f"a photograph of thing number {i} in some place" for i in range(400_000))
     gc.collect()
     receive, send = os.pipe()

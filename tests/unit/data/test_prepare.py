@@ -1,4 +1,4 @@
-"""Shards made of tables, folders and Parquet files: what they hold, what opens them, and what a kill leaves."""
+"""Shards prepared from tables, folders and Parquet files: contents, other readers, resuming after a kill."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def dropped(out: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
-def test_a_table_becomes_shards(tmp_path: Path, ending: str) -> None:
+def test_a_table_is_written_into_shards(tmp_path: Path, ending: str) -> None:
     paths = images(tmp_path / "images")
     source = prepared(
         table(tmp_path, [(f"images/{p.name}", f"picture {p.stem}") for p in paths], ending), tmp_path / "out"
@@ -86,7 +86,7 @@ def test_a_table_becomes_shards(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
-def test_the_same_table_is_data_as_it_is(tmp_path: Path, ending: str) -> None:
+def test_a_table_is_read_directly_as_data(tmp_path: Path, ending: str) -> None:
     paths = images(tmp_path)
     path = table(tmp_path, [(p.name, f"picture {p.stem}") for p in paths], ending)
     source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
@@ -94,7 +94,7 @@ def test_the_same_table_is_data_as_it_is(tmp_path: Path, ending: str) -> None:
     assert [sample.image for sample in read_all(source)] == [p.read_bytes() for p in paths]
 
 
-def test_a_folder_of_images_with_captions_becomes_shards(tmp_path: Path) -> None:
+def test_a_folder_of_images_with_captions_is_written_into_shards(tmp_path: Path) -> None:
     paths = [*images(tmp_path / "in" / "a", 2), *images(tmp_path / "in" / "b", 2)]
     for i, path in enumerate(paths):
         path.with_suffix(".txt").write_text(f"first {i}\n\nsecond {i}\n")
@@ -109,7 +109,7 @@ def test_a_folder_of_images_with_captions_becomes_shards(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["bytes", "struct"])
 @pytest.mark.parametrize("row_group", [2, 100])
-def test_parquet_with_images_inside_becomes_shards(tmp_path: Path, kind: str, row_group: int) -> None:
+def test_parquet_with_embedded_images_is_written_into_shards(tmp_path: Path, kind: str, row_group: int) -> None:
     content = [jpeg(i) for i in range(8)]
     column: list[Any] = content if kind == "bytes" else [{"bytes": c, "path": "x"} for c in content]
     data = pa.table({"image": column, "text": [f"picture {i}" for i in range(8)], "label": list(range(8))})
@@ -123,7 +123,7 @@ def test_parquet_with_images_inside_becomes_shards(tmp_path: Path, kind: str, ro
     assert [sample.label for sample in read_all(labels.open().train)] == list(range(8))
 
 
-def test_several_captions_of_a_cell_are_kept(tmp_path: Path) -> None:
+def test_several_captions_of_a_cell_are_stored(tmp_path: Path) -> None:
     (image,) = images(tmp_path, 1)
     data = pa.table({"filepath": [image.name], "caption": [["one", "two"]]})
     pq.write_table(data, tmp_path / "t.parquet")
@@ -141,7 +141,7 @@ def test_several_captions_of_a_cell_are_kept(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- dropping
 
 
-def test_what_cannot_be_used_is_dropped_told_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_samples_are_dropped_and_reported_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = images(tmp_path, 8)
     paths[1].write_bytes(b"")
     paths[2].write_bytes(paths[2].read_bytes()[:300])
@@ -163,10 +163,10 @@ def test_what_cannot_be_used_is_dropped_told_and_named(tmp_path: Path, capsys: p
     assert "dropped: 5 of 8; listed in" in capsys.readouterr().out
     assert source.key(0).endswith("00000.tar:000000000.jpg")
     assert sum(source.sizes) == sum(json.loads((tmp_path / "out" / "sizes.json").read_text()).values()) == 3
-    assert not source.bad, "the counts beside the shards are those in them"
+    assert not source.bad, "the counts next to the shards match their contents"
 
 
-def test_every_kind_of_image_is_kept_as_it_is_or_made_a_jpeg(tmp_path: Path) -> None:
+def test_every_image_format_is_stored_unchanged_or_resized_to_jpeg(tmp_path: Path) -> None:
     base = picture(60, 40)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -187,7 +187,7 @@ def test_every_kind_of_image_is_kept_as_it_is_or_made_a_jpeg(tmp_path: Path) -> 
     assert all(Image.open(io.BytesIO(sample.image)).format == "JPEG" for sample in resized)
 
 
-def test_an_image_of_too_many_pixels_is_dropped(tmp_path: Path) -> None:
+def test_an_image_with_too_many_pixels_is_dropped(tmp_path: Path) -> None:
     images(tmp_path, 2)
     (tmp_path / "001.jpg").write_bytes(encode(picture(200, 200), "PNG"))
     prepared(table(tmp_path, [("000.jpg", "a"), ("001.jpg", "b")]), tmp_path / "out", max_pixels=10_000)
@@ -200,7 +200,7 @@ def test_an_image_of_too_many_pixels_is_dropped(tmp_path: Path) -> None:
 def test_plain_webdataset_and_open_clip_read_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import open_clip_train.data as theirs
 
-    # webdataset 1.0 marks the end of each shard by {}, which open_clip 3.3 takes for a member
+    # webdataset 1.0 marks the end of each shard by {}, which open_clip 3.3 reads as a member
     expander = functools.partial(theirs.tar_file_expander, eof_value=None)
     monkeypatch.setattr(theirs, "tar_file_expander", expander)
     paths = images(tmp_path, 12)
@@ -221,8 +221,8 @@ def test_plain_webdataset_and_open_clip_read_the_shards(tmp_path: Path, monkeypa
     assert texts == [f"picture {p.stem}" for p in paths]
 
 
-def test_img2datasets_own_output_trains_as_it_is(tmp_path: Path) -> None:
-    """Its layout: shards, *_stats.json and *.parquet side by side."""
+def test_output_of_img2dataset_trains_unchanged(tmp_path: Path) -> None:
+    """Trains on a folder in img2dataset's layout: shards, *_stats.json and *.parquet side by side."""
     for k in range(2):
         write_tar(tmp_path / "data" / f"{k:05d}.tar", img2dataset(range(40 * k, 40 * k + 40)))
         (tmp_path / "data" / f"{k:05d}_stats.json").write_text(json.dumps({"count": 44, "successes": 40}))
@@ -240,10 +240,10 @@ def test_img2datasets_own_output_trains_as_it_is(tmp_path: Path) -> None:
     assert rows(tmp_path / "run")[-1]["train/bad_samples"] == 0
 
 
-# -------------------------------------------------------------------------------------------------------- the run
+# ---------------------------------------------------------------------------------------------------- the command
 
 
-def test_the_command_tells_what_it_made_and_how_to_train_on_it(tmp_path: Path) -> None:
+def test_the_command_writes_a_manifest_and_prints_the_training_command(tmp_path: Path) -> None:
     paths = images(tmp_path)
     path = table(tmp_path, [(p.name, "a picture") for p in paths])
     words = [
@@ -264,7 +264,7 @@ def test_the_command_tells_what_it_made_and_how_to_train_on_it(tmp_path: Path) -
     assert "2 of 2 shards exist from an earlier run" in run(sys.executable, "-m", "clipx.data.prepare", *words).stdout
 
 
-def test_the_same_source_makes_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_source_gives_identical_shards(tmp_path: Path) -> None:
     paths = images(tmp_path)
     path = table(tmp_path, [(p.name, "a picture") for p in paths])
     for out, processes in (("a", 1), ("b", 2)):
@@ -274,7 +274,7 @@ def test_the_same_source_makes_the_same_bytes(tmp_path: Path) -> None:
     assert tars[0] == tars[1]
 
 
-def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_without_rewriting_finished_shards(tmp_path: Path) -> None:
     paths = images(tmp_path / "in", 60, (400, 400))
     path = table(tmp_path, [(f"in/{p.name}", f"picture {p.stem}") for p in paths])
     out = tmp_path / "out"
@@ -292,13 +292,13 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     (out / ".00019.tar.abcdef").write_bytes(b"left by a killed run")
     run(sys.executable, "-m", "clipx.data.prepare", *words)
     assert captions(shards(out)) == [f"picture {p.stem}" for p in paths]
-    assert {p: p.stat().st_mtime_ns for p in done} == done, "what was whole is not made again"
+    assert {p: p.stat().st_mtime_ns for p in done} == done, "complete shards are not rewritten"
     assert not list(out.glob(".0*"))
     straight = prepared(path, tmp_path / "straight", resize=Resize.border, size=200)
     assert shards(out).fingerprint == straight.fingerprint
 
 
-def test_two_runs_do_not_write_the_same_folder(tmp_path: Path) -> None:
+def test_a_second_process_writing_the_same_folder_raises_an_error(tmp_path: Path) -> None:
     import fcntl
 
     (tmp_path / "out").mkdir()
@@ -309,7 +309,7 @@ def test_two_runs_do_not_write_the_same_folder(tmp_path: Path) -> None:
             prepared(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")
 
 
-def test_another_source_or_other_options_want_another_folder(tmp_path: Path) -> None:
+def test_another_source_or_other_options_require_another_folder(tmp_path: Path) -> None:
     images(tmp_path)
     path = table(tmp_path, [("000.jpg", "a")])
     prepared(path, tmp_path / "out")
@@ -342,7 +342,7 @@ def test_another_source_or_other_options_want_another_folder(tmp_path: Path) -> 
         ({"source": "{}/b.parquet"}, r"^image_column=filepath is not a column of \S+: it has image, caption; name one"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise_an_error(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     if options.get("source", "").endswith((".csv", ".parquet")):
         table(tmp_path, [("000.jpg", "a")])
         pq.write_table(pa.table({"image": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
@@ -351,7 +351,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], mess
         prepare(PrepareSpec(**{**values, "source": values["source"].format(tmp_path)}, out=str(tmp_path / "out")))
 
 
-def test_data_of_images_inside_parquet_names_the_way(tmp_path: Path) -> None:
+def test_csv_data_on_parquet_with_embedded_images_raises_an_error_with_the_fix(tmp_path: Path) -> None:
     pq.write_table(pa.table({"filepath": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(
         ConfigError, match=r"holds binary, not paths: if these are images, write them into shards with python -m"
@@ -364,7 +364,7 @@ def test_data_of_images_inside_parquet_names_the_way(tmp_path: Path) -> None:
         prepared(tmp_path / "cut.parquet", tmp_path / "out")
 
 
-def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
+def test_a_source_without_usable_samples_raises_an_error(tmp_path: Path) -> None:
     images(tmp_path, 1)[0].write_bytes(b"")
     with pytest.raises(DataError, match=r"all 1 samples were dropped; the first: \S+/000.jpg: image is empty"):
         prepared(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")

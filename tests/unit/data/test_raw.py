@@ -1,4 +1,4 @@
-"""Sources of several files: one numbering over all of them, whatever they are and however they are cut."""
+"""Raw sources of several files: one numbering over all files, independent of file types and shard boundaries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parquet(path: Path, numbers: Sequence[int], row_group: int = 2) -> Path:
-    """Images inside, as Hugging Face writes them."""
+    """Writes a Parquet file with embedded images, in the layout of Hugging Face."""
     path.parent.mkdir(parents=True, exist_ok=True)
     images = pa.array([{"bytes": jpeg(i), "path": f"{i}.jpg"} for i in numbers], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))  # fmt: skip
     texts = pa.array([f"picture {i}" for i in numbers], pa.string())
@@ -44,7 +44,7 @@ def parquet(path: Path, numbers: Sequence[int], row_group: int = 2) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Path:
-    """13 samples in five files, train-00000-of-00005.parquet and so on."""
+    """A folder of 13 samples in five files, train-00000-of-00005.parquet etc."""
     start = 0
     for k, size in enumerate(SIZES):
         parquet(tmp_path / "hub" / f"train-{k:05d}-of-00005.parquet", range(start, start + size))
@@ -53,7 +53,7 @@ def hub(tmp_path: Path) -> Path:
 
 
 def prepared(source: str, out: Path, **options: Any) -> list[list[str]]:
-    """The captions in each shard, after a check of the names."""
+    """Prepares the source and returns `NUMBER: CAPTION` of each sample, by shard."""
     prepare(PrepareSpec(source=source, out=str(out), **{"samples_per_shard": 4, **options}))
     return [_captions(path) for path in sorted(out.glob("*.tar"))]
 
@@ -69,7 +69,7 @@ def numbered(size: int = 4) -> list[list[str]]:
     return [lines[k : k + size] for k in range(0, len(lines), size)]
 
 
-# ---------------------------------------------------------------------------------------------------- how written
+# ------------------------------------------------------------------------------------------------------- patterns
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_samples_are_numbered_over_all_files(hub: Path, tmp_path: Path, written:
     assert prepared(written.format(hub, hub), tmp_path / "out", **INSIDE) == numbered()
 
 
-def test_every_file_of_every_kind_is_a_piece(tmp_path: Path) -> None:
-    """Paths in a table are relative to its own folder, and its rows are grouped within it."""
+def test_files_of_all_types_are_combined_in_order(tmp_path: Path) -> None:
+    """Paths in a table are relative to the folder of the table; rows are grouped by image within a table."""
     for name in "ab":
         (tmp_path / name).mkdir()
         for i in range(2):
@@ -100,7 +100,7 @@ def test_every_file_of_every_kind_is_a_piece(tmp_path: Path) -> None:
     assert (meta["captions"], meta["source"]) == (["b 0", "b again"], f"{tmp_path}/b/0.jpg")
 
 
-def test_tables_in_a_folder_of_images_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_tables_in_a_folder_of_images_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.jpg").write_bytes(jpeg())
     (tmp_path / "in" / "0.txt").write_text("a picture")
@@ -109,15 +109,15 @@ def test_tables_in_a_folder_of_images_are_told(tmp_path: Path, capsys: pytest.Ca
     assert f"{tmp_path}/in holds images: its 1 tables are skipped" in capsys.readouterr().err
 
 
-# -------------------------------------------------------------------------------------------------------- cutting
+# ----------------------------------------------------------------------------------------------- shard boundaries
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 13, 100])
-def test_shards_are_cut_over_the_ends_of_files(hub: Path, size: int) -> None:
+def test_shards_span_file_boundaries(hub: Path, size: int) -> None:
     shards = open_raw(f"{hub}/*.parquet", OPTIONS).shards(size)
     found = [[_text(read()) for piece in pieces for _, read in piece.samples()] for pieces in shards]
     assert found == [[line.partition(": ")[2] for line in lines] for lines in numbered(size)]
-    assert all(len(pickle.dumps(pieces)) < 2000 for pieces in shards), "what goes to a process is a place, not the data"
+    assert all(len(pickle.dumps(pieces)) < 2000 for pieces in shards), "processes receive positions, not data"
 
 
 def _text(sample: object) -> str:
@@ -125,12 +125,12 @@ def _text(sample: object) -> str:
     return sample.captions[0]
 
 
-def test_a_sample_names_its_file_and_row(hub: Path) -> None:
+def test_the_key_of_a_sample_is_its_file_and_row(hub: Path) -> None:
     keys = [key for piece in open_raw(f"{hub}/*.parquet", OPTIONS).shards(100)[0] for key, _ in piece.samples()]
     assert keys[2:5] == [f"{hub}/train-0000{k}-of-00005.parquet:{row}" for k, row in ((0, 3), (2, 1), (2, 2))]
 
 
-def test_one_table_is_in_memory_at_a_time(tmp_path: Path) -> None:
+def test_only_a_single_table_is_in_memory_at_a_time(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.csv").write_text("image,text\n" + "".join(f"{i}.jpg,{name}\n" for i in range(100)))
     shards = open_raw(f"{tmp_path}/*.csv", OPTIONS).shards(40)
@@ -141,7 +141,7 @@ def test_one_table_is_in_memory_at_a_time(tmp_path: Path) -> None:
         assert len(pickle.dumps(pieces)) < 2000
 
 
-def test_the_same_files_make_the_same_bytes_and_a_lost_shard_again(hub: Path, tmp_path: Path) -> None:
+def test_identical_files_give_identical_shards_and_a_lost_shard_is_rewritten(hub: Path, tmp_path: Path) -> None:
     def content(out: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (tmp_path / out).glob("*.tar")}
 
@@ -157,11 +157,11 @@ def test_the_same_files_make_the_same_bytes_and_a_lost_shard_again(hub: Path, tm
     assert [name for name in times if times[name] != again[name]] == ["00001.tar"]
 
 
-def test_another_set_of_files_wants_another_folder(hub: Path, tmp_path: Path) -> None:
+def test_changed_files_require_another_output_folder(hub: Path, tmp_path: Path) -> None:
     prepared(str(hub), tmp_path / "out", **INSIDE)
     copy = parquet(tmp_path / "moved" / "x.parquet", range(3))
     first = open_raw(str(hub / "train-00000-of-00005.parquet"), OPTIONS).fingerprint
-    assert open_raw(str(copy), OPTIONS).fingerprint == first, "a file may move"
+    assert open_raw(str(copy), OPTIONS).fingerprint == first, "moving a file keeps its fingerprint"
     parquet(hub / "train-00002-of-00005.parquet", [3, 4, 5, 6, 8, 7, 9])
     with pytest.raises(ConfigError, match=r"holds shards with other options \(source was"):
         prepared(str(hub), tmp_path / "out", **INSIDE)
@@ -170,7 +170,7 @@ def test_another_set_of_files_wants_another_folder(hub: Path, tmp_path: Path) ->
 # --------------------------------------------------------------------------------------------------------- errors
 
 
-def test_what_cannot_be_read_in_any_file_is_said_before_a_sample_is(hub: Path, tmp_path: Path) -> None:
+def test_an_unreadable_file_raises_an_error_before_any_sample_is_read(hub: Path, tmp_path: Path) -> None:
     last = hub / "train-00004-of-00005.parquet"
     pq.write_table(pa.table({"picture": [b"x"], "text": ["x"]}), last)
     with pytest.raises(ConfigError, match=r"^image_column=image is not a column of \S+00004-of-00005.parquet: it has picture, text"):  # fmt: skip
@@ -185,7 +185,7 @@ def test_what_cannot_be_read_in_any_file_is_said_before_a_sample_is(hub: Path, t
     assert not (tmp_path / "out").exists()
 
 
-def test_damage_behind_the_footer_names_the_file(hub: Path, tmp_path: Path) -> None:
+def test_a_damaged_parquet_page_raises_an_error_with_its_file(hub: Path, tmp_path: Path) -> None:
     path = hub / "train-00002-of-00005.parquet"
     content = bytearray(path.read_bytes())
     content[4:60] = bytes(56)  # the header of the first page
@@ -194,8 +194,8 @@ def test_damage_behind_the_footer_names_the_file(hub: Path, tmp_path: Path) -> N
         prepared(str(hub), tmp_path / "out", **INSIDE)
 
 
-def test_a_table_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
-    for name in "ab":  # of several, so that the first is read again
+def test_a_table_changed_during_reading_raises_an_error(tmp_path: Path) -> None:
+    for name in "ab":  # two tables, so that the first one is reloaded
         (tmp_path / f"{name}.csv").write_text("image,text\n0.jpg,a\n1.jpg,b\n")
     (pieces,) = open_raw(f"{tmp_path}/*.csv", OPTIONS).shards(10)
     (tmp_path / "a.csv").write_text("image,text\n0.jpg,a\n")
@@ -203,7 +203,7 @@ def test_a_table_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
         list(pieces[0].samples())
 
 
-# ------------------------------------------------------------------------------------------------------------ far
+# --------------------------------------------------------------------------------------------------- remote files
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def remote_hub(hub: Path, own_bucket: str, proxy: FaultyProxy, endpoint: str) ->
     return own_bucket
 
 
-def test_parquet_far_away_is_read_through_failing_requests(
+def test_remote_parquet_is_read_despite_failing_requests(
     remote_hub: str, hub: Path, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     proxy.set("some", 4)  # every fourth request fails
@@ -222,7 +222,7 @@ def test_parquet_far_away_is_read_through_failing_requests(
     assert found == prepared(str(hub), tmp_path / "near", **INSIDE) == numbered()
 
 
-def test_what_is_far_away_and_cannot_be_read_is_one_line(
+def test_unreadable_remote_sources_raise_a_one_line_error(
     remote_hub: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Resizing as img2dataset does it, and what shrinking a JPEG while it is decoded costs."""
+"""Resizing as in img2dataset, and the error of reduced-size JPEG decoding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spec(mode: Resize = Resize.keep_ratio, **options: Any) -> PrepareSpec:
 
 
 def resized_from_full_size(encoded: bytes, how: PrepareSpec) -> Image.Image:
-    """By the definition: everything decoded, then resized."""
+    """Reference: decodes the full size, then resizes."""
     image = decode(encoded, how.max_pixels)
     resized = resize(image, how, image.size)
     assert resized is not None
@@ -51,7 +51,7 @@ def decibel(one: Image.Image, other: Image.Image) -> float:
         (Resize.center_crop, (100, 100), (100, 100)),
     ],
 )
-def test_images_are_resized_as_img2dataset_does(mode: Resize, large: Any, small: Any) -> None:
+def test_resized_sizes_follow_img2dataset(mode: Resize, large: Any, small: Any) -> None:
     def size(width: int, height: int, only_shrink: bool) -> Any:
         how = {} if mode is Resize.no else {"size": 100, "only_shrink": only_shrink}
         found = resize(picture(width, height), spec(mode, **how), (width, height))
@@ -63,7 +63,7 @@ def test_images_are_resized_as_img2dataset_does(mode: Resize, large: Any, small:
     assert size(40, 20, False) == small
 
 
-def test_a_border_is_white_and_a_crop_is_the_middle() -> None:
+def test_the_border_is_white_and_the_crop_is_central() -> None:
     image = Image.new("RGB", (400, 200), "red")
     image.paste("blue", (100, 0, 300, 200))
     border = resize(image, spec(Resize.border, size=100), image.size)
@@ -79,30 +79,30 @@ def test_a_border_is_white_and_a_crop_is_the_middle() -> None:
     assert {crop.getpixel(xy) for xy in ((8, 8), (91, 91), (50, 50))} == {(0, 0, 255)}
 
 
-def test_the_quality_is_that_of_the_jpeg() -> None:
+def test_quality_is_passed_to_the_jpeg_encoder() -> None:
     sizes = [len(shard_image(jpeg(0, 300, 300), spec(size=100, quality=q)).encoded) for q in (30, 95)]
     assert sizes[0] < sizes[1] / 2
 
 
-# ------------------------------------------------------------------------------------------------------ shrinking
+# ------------------------------------------------------------------------------------------ reduced-size decoding
 
 
 @pytest.mark.parametrize(("size", "factor"), [(100, 8), (101, 4), (200, 4), (201, 2), (400, 2), (401, 1), (1700, 1)])
-def test_a_jpeg_is_shrunk_while_the_filter_still_halves_it(size: int, factor: int) -> None:
+def test_the_decode_factor_leaves_at_least_a_halving_to_the_filter(size: int, factor: int) -> None:
     assert _factor((1800, 1600), spec(size=size)) == factor
     assert _factor((1600, 1800), spec(size=size)) == factor
 
 
-def test_what_stays_as_it_is_is_not_shrunk() -> None:
+def test_unchanged_images_are_decoded_at_full_size() -> None:
     assert _factor((1800, 1600), spec(Resize.no)) == 1
     assert _factor((180, 160), spec()) == 1
-    assert _factor((1, 4000), spec(Resize.keep_ratio_largest, size=100)) == 1, "no side is lost"
+    assert _factor((1, 4000), spec(Resize.keep_ratio_largest, size=100)) == 1, "no side may shrink to 0 pixels"
 
 
 @pytest.mark.parametrize("name", ["china.jpg", "flower.jpg"])
 @pytest.mark.parametrize("mode", SCALED)
 @pytest.mark.parametrize(("subsampling", "size"), [(0, 100), (2, 100), (2, 53), (2, 26)])
-def test_shrinking_costs_less_than_the_jpeg_that_is_written(
+def test_reduced_decoding_adds_less_error_than_the_output_jpeg(
     name: str, mode: Resize, subsampling: int, size: int
 ) -> None:
     photograph = Image.fromarray(load_sample_image(name)[:425, :631])  # no side is a multiple of 2
@@ -119,7 +119,7 @@ def test_shrinking_costs_less_than_the_jpeg_that_is_written(
 
 
 def _before_writing(encoded: bytes, how: PrepareSpec) -> Image.Image:
-    """The image that `shard_image` writes."""
+    """Returns the image that `shard_image` passes to the encoder."""
     saved: list[Image.Image] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Image.Image, "save", lambda self, *_, **__: saved.append(self))
@@ -127,7 +127,7 @@ def _before_writing(encoded: bytes, how: PrepareSpec) -> Image.Image:
     return saved[0]
 
 
-def test_any_size_is_shrunk_to_that_of_the_whole() -> None:
+def test_reduced_decoding_gives_the_size_of_full_decoding() -> None:
     rng = np.random.default_rng(0)
     for width, height, size in rng.integers((40, 40, 5), (400, 400, 60), (40, 3)).tolist():
         encoded = jpeg(0, width, height)
@@ -140,7 +140,7 @@ def test_any_size_is_shrunk_to_that_of_the_whole() -> None:
                 assert decibel(_before_writing(encoded, how), straight) > 40
 
 
-def test_grey_and_turned_jpegs_are_what_they_are() -> None:
+def test_grey_and_exif_rotated_jpegs_are_resized_correctly() -> None:
     base = picture(640, 480)
     grey = encode(base.convert("L"), "JPEG")
     assert decibel(opened(shard_image(grey, spec(size=60)).encoded), resized_from_full_size(grey, spec(size=60))) > 40
@@ -150,11 +150,11 @@ def test_grey_and_turned_jpegs_are_what_they_are() -> None:
     assert (turned.size, turned.original) == ((60, 80), (480, 640))
 
 
-def test_damage_is_judged_as_in_an_image_that_is_not_shrunk() -> None:
-    """Pillow refuses a cut file and forgives what lies between the segments; libjpeg alone would refuse both."""
+def test_damage_is_judged_the_same_with_reduced_decoding() -> None:
+    """Pillow rejects a truncated file and accepts stray bytes between segments; libjpeg alone would reject both."""
     encoded = jpeg(0, 640, 480)
     for how in (spec(size=60), spec(size=400), spec(Resize.no)):
         with pytest.raises(BadSample, match="image cannot be decoded: image file is truncated"):
             shard_image(encoded[: len(encoded) // 2], how)
-        at = encoded.index(b"\xff\xdb")  # of the first quantisation table
+        at = encoded.index(b"\xff\xdb")  # the first quantisation table
         shard_image(encoded[:at] + b"\0\0\0" + encoded[at:], how)

@@ -1,6 +1,7 @@
-"""400 million samples in 40,000 shards: what starting, going on and running for long costs.
+"""Costs of 400 million samples in 40,000 shards: starting, resuming and long runs.
 
-Measured on one core, 2026-11-21: see each test. Memory is asserted; of time, only what work it is, and generous limits.
+Each test states its figures, measured on one core on 2026-11-21. Memory is asserted. Time is checked only by the work
+done and by generous limits.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MB = 1 << 20
 @dataclass
 class Cost:
     seconds: float = 0.0
-    kept: int = 0  # bytes of Python's and NumPy's memory
+    kept: int = 0  # bytes of Python and NumPy allocations
     peak: int = 0
 
 
@@ -60,20 +61,20 @@ def measured() -> Iterator[Cost]:
     print(f"{cost.seconds:.3f} s, {cost.kept / MB:.1f} MiB kept, {cost.peak / MB:.1f} MiB at most")
 
 
-# ----------------------------------------------------------------------------------------------------- the order
+# --------------------------------------------------------------------------------------------------------- order
 
 
-def test_starting_costs_a_window_and_a_few_bytes_a_shard() -> None:
-    """0.03 s, 3.3 MiB kept and 9.5 MiB at most."""
+def test_starting_costs_one_window_and_a_few_bytes_per_shard() -> None:
+    """Measured: 0.03 s, 3.3 MiB retained, 9.5 MiB peak."""
     sizes = [PER_SHARD] * SHARDS
     with measured() as cost:
         order = Order(sizes, 0, WINDOW)
         order(5 * SAMPLES + SAMPLES // 2)
     assert cost.kept < 32 * SHARDS + 2 * 8 * WINDOW + MB
-    assert cost.peak < 24 * MB, "nothing of the size of the data set, not even for a moment"
+    assert cost.peak < 24 * MB, "no allocation of the size of the data set, not even a temporary one"
 
 
-def test_memory_stays_that_of_two_windows_however_many_are_read() -> None:
+def test_memory_is_bounded_by_two_windows() -> None:
     order = Order([PER_SHARD] * SHARDS, 0, WINDOW)
     with measured() as cost:
         for position in range(0, 40 * WINDOW, WINDOW // 3):
@@ -82,8 +83,8 @@ def test_memory_stays_that_of_two_windows_however_many_are_read() -> None:
 
 
 @pytest.mark.parametrize("replacement", [False, True])
-def test_starting_anywhere_is_the_same_work(replacement: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A permutation of the shards and one of a window, at 1 % as at 99 %."""
+def test_starting_at_any_position_does_the_same_work(replacement: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One permutation of the shards and one of a window, at 1 % of the epoch as at 99 %."""
     work: list[int] = []
     original = Order._rng
 
@@ -113,8 +114,8 @@ def test_starting_anywhere_is_the_same_work(replacement: bool, monkeypatch: pyte
         assert all(numbers == [SHARDS, WINDOW] for numbers in done.values())
 
 
-def test_the_shuffle_is_as_wide_as_the_window_says() -> None:
-    """A batch of 4,096 has samples of 20 shards in equal parts; one shard's samples lie 20 apart, in one or two windows."""
+def test_the_shuffle_covers_the_whole_window() -> None:
+    """A batch of 4,096 mixes 20 shards evenly; samples of a shard are 20 positions apart, in one or two windows."""
     order = Order([PER_SHARD] * SHARDS, 0, WINDOW)
     start = 700 * WINDOW
     shards = np.array([order(position) // PER_SHARD for position in range(start, start + WINDOW)])
@@ -129,10 +130,10 @@ def test_the_shuffle_is_as_wide_as_the_window_says() -> None:
     neighbours = {order(position) // PER_SHARD for position in range(start + WINDOW, start + 2 * WINDOW, 50)}
     assert len(neighbours) == 20
     numbers = sorted(set(shards.tolist()))
-    assert np.diff(numbers).mean() > SHARDS / 40, "they come from all over the data set"
+    assert np.diff(numbers).mean() > SHARDS / 40, "the shards of a window come from the whole data set"
 
 
-# ---------------------------------------------------------------------------------------------------- the source
+# -------------------------------------------------------------------------------------------------------- source
 
 
 def indices(folder: Path) -> list[ShardIndex]:
@@ -140,13 +141,13 @@ def indices(folder: Path) -> list[ShardIndex]:
 
 
 def table(path: Path) -> Path:
-    """An index of PER_SHARD samples that takes no room: a header, and zeros that were never written."""
+    """Writes an index of PER_SHARD samples as a sparse file: a header, and zeros that take no disk space."""
     if not path.exists():
         with (part := path.with_suffix(f".{os.getpid()}")).open("wb") as file:
             shape = {"descr": "<i8", "fortran_order": False, "shape": (PER_SHARD, 4, 2)}
             np.lib.format.write_array_header_1_0(file, shape)
             file.truncate(file.tell() + 64 * PER_SHARD)
-        part.replace(path)  # loader processes share the folder
+        part.replace(path)  # atomic: loader processes share the folder
     return path
 
 
@@ -157,10 +158,10 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shards:
     return Shards.open([f"/data/laion400m/{k:05d}.tar" for k in range(SHARDS)], "txt", None)
 
 
-def test_a_source_keeps_a_few_hundred_bytes_a_shard_and_nothing_a_sample(
+def test_a_source_takes_a_few_hundred_bytes_per_shard_and_none_per_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0.4 s while it is traced; 8.6 MiB with the paths, and 4.4 MiB to hand to a worker that is not forked."""
+    """Measured: 0.4 s with tracing; 8.6 MiB with the paths; 4.4 MiB pickled for a spawned worker."""
     found = indices(tmp_path)
     monkeypatch.setattr(webdataset, "index_shards", lambda *_, **__: found)
     urls = [f"/data/laion400m/{k:05d}.tar" for k in range(SHARDS)]
@@ -174,7 +175,7 @@ def test_a_source_keeps_a_few_hundred_bytes_a_shard_and_nothing_a_sample(
     assert len(pickle.dumps(source)) < 200 * SHARDS
 
 
-def test_tables_are_mapped_and_looked_up_anywhere_alike(shards: Shards) -> None:
+def test_tables_are_memory_mapped(shards: Shards) -> None:
     load_table.cache_clear()
     order = Order(shards.sizes, 0, WINDOW)
     wanted = [order(position) for position in range(0, 4 * WINDOW, 97)]
@@ -186,12 +187,12 @@ def test_tables_are_mapped_and_looked_up_anywhere_alike(shards: Shards) -> None:
         assert all(load_table(shards.tables[shard])[row].tolist() == [[0, 0]] * 4 for shard, row in places)
     mapped = load_table.cache_info().currsize
     assert mapped >= 4 * WINDOW // PER_SHARD
-    assert cost.kept < mapped * 20_000, "of 640,000 bytes in a table"
+    assert cost.kept < mapped * 20_000, "a table has 640,000 bytes"
 
 
 @pytest.mark.slow
-def test_opening_a_data_set_that_was_indexed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the real index, 5 s: 40,000 files are asked for their size and time, 40,000 indices for their counts."""
+def test_opening_an_indexed_data_set_reads_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opens the real index: stats 40,000 files and reads the counts of 40,000 indices. Measured: 5 s."""
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     cache = indexing.cache_folder("index")
     cache.mkdir(parents=True, exist_ok=True)
@@ -201,7 +202,7 @@ def test_opening_a_data_set_that_was_indexed_before(tmp_path: Path, monkeypatch:
         place, _ = indexing._table_path(cache, (TXT,), 1.0, url)
         place.touch()
         indexing._meta(place).write_text(f'{{"samples": {PER_SHARD}, "digest": "{k:016x}", "bad": []}}')
-    monkeypatch.setattr(indexing, "scan", None)  # no shard is read again
+    monkeypatch.setattr(indexing, "scan", None)  # calling it fails: no shard is scanned again
     start = time.perf_counter()
     source = Shards.open(urls, "txt", None)
     print(f"{time.perf_counter() - start:.1f} s to open {SHARDS:,} shards")
@@ -213,7 +214,7 @@ def test_opening_a_data_set_that_was_indexed_before(tmp_path: Path, monkeypatch:
 
 @dataclass(frozen=True)
 class FakeSource:
-    """As many samples as one likes, each with an image of no bytes and a caption of its own."""
+    """A source of any number of samples, each with an empty image and a unique caption."""
 
     sizes: Sequence[int]
     folder: str
@@ -230,7 +231,7 @@ class FakeSource:
 
 
 def anonymous(pid: int) -> int:
-    """Bytes of a process's own memory: what it shares with others and what is mapped from files is not its own."""
+    """Returns the anonymous resident memory of a process in bytes, without shared memory and mapped files."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 
@@ -238,12 +239,12 @@ def anonymous(pid: int) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_a_worker_does_not_grow_over_a_million_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.0 MiB a million samples in each of two workers, of 342 MiB with torch; 38 s."""
+def test_worker_memory_does_not_grow_over_a_million_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured: 0.0 MiB per million samples in each of two workers of 342 MiB (with torch); 38 s."""
     monkeypatch.setattr("clipx.data.loader.train_transform", lambda *_: torch.zeros(2, 2, 3, dtype=torch.uint8))
     source = FakeSource([PER_SHARD] * SHARDS, str(tmp_path))
     batch, total = 1000, 1_000_000
-    order = Order(source.sizes, 0, 20_000)  # fifty windows: they come and go often, so that a trend stands out
+    order = Order(source.sizes, 0, 20_000)  # 50 windows: frequent changes make a trend visible
     loader = train_loader(
         source, order, ImageView(2, [1.0, 1.0], 1), Tokenizer(16),
         seed=0, samples=range(SAMPLES // 2, SAMPLES // 2 + total), batch=batch, rank=0, world=1, workers=2, prefetch=2, pin=False,
@@ -257,7 +258,7 @@ def test_a_worker_does_not_grow_over_a_million_samples(tmp_path: Path, monkeypat
     own = np.array(trend, dtype=np.float64) / MB  # [times, workers and the main process]
     print("\n".join(" ".join(f"{x:7.1f}" for x in row) for row in own[:: len(own) // 10]))
     settled = own[len(own) // 4 :]
-    slope = np.polyfit(np.linspace(0, 0.75, len(settled)), settled, 1)[0]  # MiB for a million samples
+    slope = np.polyfit(np.linspace(0, 0.75, len(settled)), settled, 1)[0]  # MiB per million samples
     print("MiB a million samples:", np.round(slope, 2))
     assert own.shape[1] == 3
-    assert (slope < 3).all(), "three bytes a sample; a Python number kept of each would be thirty"
+    assert (slope < 3).all(), "the limit is 3 bytes per sample; storing a Python number per sample would take 30"

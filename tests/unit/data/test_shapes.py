@@ -1,4 +1,4 @@
-"""The embedded default: deterministic, true to its captions, and held-out combinations that training never shows."""
+"""The built-in data set of drawn shapes: deterministic, correct captions, unseen held-out combinations."""
 
 from __future__ import annotations
 
@@ -60,26 +60,26 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# ------------------------------------------------------------------------------------------------- the split
+# ----------------------------------------------------------------------------------------------------- split
 
 
-def test_each_shape_is_held_out_once_for_every_colour_and_texture() -> None:
+def test_every_colour_and_texture_has_one_held_out_shape() -> None:
     held = [COMBINATIONS[label] for label in held_out_labels()]
     assert sorted((c, t) for c, t, _ in held) == sorted(product(COLOURS, TEXTURES))
     assert set(Counter(shape for _, _, shape in held).values()) == {4}
 
 
-def test_training_and_held_out_data_share_no_combination_and_show_all(data: Dataset) -> None:
+def test_training_and_held_out_combinations_are_disjoint_and_complete(data: Dataset) -> None:
     assert data.held_out is not None
     train = Counter(sample.label for sample in read_all(data.train))
     held = Counter(sample.label for sample in read_all(data.held_out))
     assert set(held) == set(held_out_labels())
     assert set(train) == set(range(len(COMBINATIONS))) - set(held_out_labels())
-    assert max(train.values()) - min(train.values()) <= 1, "all equally often"
+    assert max(train.values()) - min(train.values()) <= 1, "all combinations are equally frequent"
     assert set(held.values()) == {2}
 
 
-def test_training_shows_every_value_of_every_attribute() -> None:
+def test_training_contains_every_value_of_every_attribute() -> None:
     scenes = [random_scene(random.Random(i), False, i) for i in range(300)]
     for attribute, values in (("colour", COLOURS), ("texture", TEXTURES), ("shape", SHAPES), ("size", SIZES)):
         assert {getattr(scene, attribute) for scene in scenes} == set(values)
@@ -87,7 +87,7 @@ def test_training_shows_every_value_of_every_attribute() -> None:
         assert {getattr(scene, attribute) for scene in scenes} == set(values)
 
 
-def test_class_names_and_labels_are_in_step(data: Dataset) -> None:
+def test_class_names_match_the_labels(data: Dataset) -> None:
     assert data.classes is not None
     assert len(set(data.classes.names)) == len(COMBINATIONS) == 144
     assert data.classes.subsets == {"held_out": held_out_labels()}
@@ -112,28 +112,28 @@ def scenes() -> Iterator[Scene]:
 
 
 def attributes_of(text: str) -> dict[str, str]:
-    """The attributes that a caption names."""
+    """Returns the attributes that a caption names."""
     words = [re.sub(r"^(cross)es$|^(.*[^s])s$", r"\1\2", word) for word in re.findall(r"[a-z]+", text)]
     return {name: word for name, values in ALL.items() for word in words if word in values}
 
 
-def test_the_full_caption_names_every_attribute_as_it_is() -> None:
+def test_the_full_caption_names_every_attribute_correctly() -> None:
     for scene in scenes():
         assert attributes_of(full_caption(scene)) == {f.name: getattr(scene, f.name) for f in fields(scene)}
 
 
-def test_captions_say_nothing_untrue_and_always_name_the_combination() -> None:
+def test_captions_are_correct_and_always_name_the_combination() -> None:
     left_out: Counter[str] = Counter()
     for scene in scenes():
         told = attributes_of(caption(scene, random.Random(scene.label)))
         assert all(getattr(scene, name) == value for name, value in told.items())
         assert {"colour", "texture", "shape"} <= set(told)
         left_out.update(set(ALL) - set(told) - {"count"})
-        assert ("count" in told) == (scene.count != "one"), "one is the article"
+        assert ("count" in told) == (scene.count != "one"), "a count of one is expressed by the article"
     assert set(left_out) == {"size", "position", "background"}
 
 
-def test_several_differ_from_one_are_plural() -> None:
+def test_counts_above_one_use_the_plural() -> None:
     for scene in scenes():
         plural = f"{scene.shape}es" if scene.shape == "cross" else f"{scene.shape}s"
         assert (plural in full_caption(scene).split()) == (scene.count != "one")
@@ -143,7 +143,7 @@ def test_several_differ_from_one_are_plural() -> None:
 
 
 def coloured(scene: Scene) -> np.ndarray:
-    """Which pixels of the drawing are of the scene's colour rather than of its background."""
+    """Returns a mask of the pixels that are closer to the scene's colour than to its background."""
     rgb = np.asarray(draw(scene, random.Random(0), 96)).astype(int)
     distance = [np.abs(rgb - np.array(c)).sum(-1) for c in (COLOURS[scene.colour], BACKGROUNDS[scene.background])]
     return distance[0] < distance[1]
@@ -155,7 +155,7 @@ def scene(**attributes: str) -> Scene:
 
 
 @pytest.mark.parametrize(("colour", "background"), list(product(COLOURS, BACKGROUNDS)))
-def test_colour_and_background_are_those_named(colour: str, background: str) -> None:
+def test_drawn_colour_and_background_match_the_scene(colour: str, background: str) -> None:
     drawn = scene(colour=colour, background=background)
     rgb = np.asarray(draw(drawn, random.Random(0), 96)).astype(int)
 
@@ -170,7 +170,7 @@ def test_colour_and_background_are_those_named(colour: str, background: str) -> 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_position_is_where_the_shapes_are_and_none_leaves_the_picture(position: str, shape: str, count: str) -> None:
+def test_shapes_are_drawn_at_the_position_and_inside_the_picture(position: str, shape: str, count: str) -> None:
     mask = coloured(scene(position=position, shape=shape, count=count, size="large"))
     y, x = np.nonzero(mask)
     dx, dy = POSITIONS[position]
@@ -180,7 +180,7 @@ def test_position_is_where_the_shapes_are_and_none_leaves_the_picture(position: 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_larger_shapes_are_larger_and_more_shapes_are_more(shape: str) -> None:
+def test_area_grows_with_size_and_counts_match(shape: str) -> None:
     from scipy.ndimage import label
 
     areas = [coloured(scene(shape=shape, size=size)).sum() for size in SIZES]
@@ -190,14 +190,14 @@ def test_larger_shapes_are_larger_and_more_shapes_are_more(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_textures_fill_differently(shape: str) -> None:
+def test_textures_have_different_fills(shape: str) -> None:
     solid, striped, dotted = (coloured(scene(shape=shape, texture=t, size="large")) for t in TEXTURES)
     assert striped.sum() < 0.8 * solid.sum()
     assert dotted.sum() < 0.8 * solid.sum()
     assert (striped != dotted).sum() > 0.15 * solid.sum()
 
 
-def test_shapes_differ_from_each_other() -> None:
+def test_shapes_are_distinguishable() -> None:
     masks = {shape: coloured(scene(shape=shape, size="large")) for shape in SHAPES}
     for one, other in product(SHAPES, SHAPES):
         if one != other:
@@ -208,8 +208,8 @@ def test_shapes_differ_from_each_other() -> None:
 # ------------------------------------------------------------------------------------------------ determinism
 
 
-def test_scenes_of_a_seed_stay_what_they_were() -> None:
-    # The reproduced numbers of the default run hold for these; change them only with _VERSION.
+def test_scenes_of_a_seed_are_frozen() -> None:
+    # The published results of the default run rely on these scenes; change them only together with _VERSION.
     found = [make_sample(i, seed=0, held_out=held, pixels=16).captions[0] for held in (False, True) for i in (0, 5000)]
     assert found == [
         "one medium red solid square at the bottom on a white background",
@@ -219,7 +219,7 @@ def test_scenes_of_a_seed_stay_what_they_were() -> None:
     ]
 
 
-def test_a_sample_depends_on_seed_split_and_index_alone() -> None:
+def test_a_sample_depends_only_on_seed_split_and_index() -> None:
     sample = make_sample(3, seed=1, held_out=False, pixels=24)
     assert sample == make_sample(3, seed=1, held_out=False, pixels=24)
     others = [
@@ -230,7 +230,7 @@ def test_a_sample_depends_on_seed_split_and_index_alone() -> None:
     assert len({sample.image, *(other.image for other in others)}) == 4
 
 
-def test_images_are_jpegs_of_the_asked_size(data: Dataset) -> None:
+def test_images_are_jpegs_of_the_requested_size(data: Dataset) -> None:
     with Image.open(io.BytesIO(data.train.read(0).image)) as image:
         assert (image.format, image.size, image.mode) == ("JPEG", (32, 32), "RGB")
 
@@ -239,33 +239,31 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.tar")}
 
 
-def test_the_shards_are_the_same_bytes_wherever_they_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_identical_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fingerprints = set()
     for place in ("one", "other"):
         monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / place))
         fingerprints.add(spec(samples=30).open().train.fingerprint)
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
     assert len(contents(tmp_path / "one")) == 2
-    assert len(fingerprints) == 1, "a run can be resumed where the shards were written again"
+    assert len(fingerprints) == 1, "a run can be resumed after its shards were rewritten"
 
 
-def test_fewer_samples_are_the_first_of_more(cache: Path) -> None:
+def test_fewer_samples_are_a_prefix_of_more_samples(cache: Path) -> None:
     few, many = spec(samples=20).open().train, spec(samples=50).open().train
     assert read_all(few) == read_all(many)[:20]
 
 
-def test_what_is_written_is_not_written_again(cache: Path) -> None:
+def test_existing_shards_are_not_rewritten(cache: Path) -> None:
     spec(samples=30).open()
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
-    assert len(before) == 6  # a tar, its table and its facts, twice
+    assert len(before) == 6  # tar, index table and index metadata, for two sides
     spec(samples=30).open()
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("options", [{"seed": 1}, {"pixels": 33}, {"samples": 299}])
-def test_other_options_are_other_data(data: Dataset, options: dict[str, int]) -> None:
+def test_other_options_change_the_fingerprint(data: Dataset, options: dict[str, int]) -> None:
     assert spec(**options).open().train.fingerprint != data.train.fingerprint
 
 
@@ -278,7 +276,7 @@ def test_other_options_are_other_data(data: Dataset, options: dict[str, int]) ->
         ({"batch_size": 1}, "data.batch_size=1 must be at least 2"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, int], message: str) -> None:
+def test_options_out_of_range_raise_an_error(options: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         spec(**options)
 
@@ -297,17 +295,17 @@ def writer(samples: int) -> subprocess.Popen[str]:
     )
 
 
-def test_two_processes_may_write_at_the_same_time(cache: Path) -> None:
+def test_two_processes_can_write_at_the_same_time(cache: Path) -> None:
     writers = [writer(1500), writer(1500)]
     for process in writers:
         out, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert out.strip() == "[1000, 500]"
-    assert not list(cache.rglob(".*")), "nothing half written is left"
+    assert not list(cache.rglob(".*")), "no temporary file remains"
     assert sum(ShapesSpec(name="x", samples=1500, pixels=24).open().train.sizes) == 1500
 
 
-def test_a_killed_writer_leaves_nothing_that_looks_whole(cache: Path) -> None:
+def test_a_killed_writer_leaves_only_complete_shards(cache: Path) -> None:
     process = writer(30_000)
     deadline = time.monotonic() + 60
     while not list(cache.rglob("*.tar")) and time.monotonic() < deadline:
@@ -316,7 +314,7 @@ def test_a_killed_writer_leaves_nothing_that_looks_whole(cache: Path) -> None:
     process.communicate()
     whole = {path: path.stat().st_mtime_ns for path in cache.rglob("*.tar")}
     assert 0 < len(whole) < 30, "killed in the middle"
-    # The same folder, as if fewer shards had been asked for: what is there is used, the rest is written.
+    # The same folder for fewer samples: existing shards are used, missing ones are written.
     folder = next(iter(whole)).parent
     folder.rename(folder.with_name("train-3000"))
     train = ShapesSpec(name="x", samples=3000, pixels=24).open().train
@@ -327,7 +325,7 @@ def test_a_killed_writer_leaves_nothing_that_looks_whole(cache: Path) -> None:
         assert train.read(index) == make_sample(index, seed=0, held_out=False, pixels=24)
 
 
-def test_a_style_changes_the_drawing_alone() -> None:
+def test_a_style_changes_only_the_drawing() -> None:
     for index in range(8):
         painted, night = (make_sample(index, seed=0, held_out=False, pixels=32, style=style) for style in Style)
         assert (painted.captions, painted.label) == (night.captions, night.label)
@@ -335,14 +333,14 @@ def test_a_style_changes_the_drawing_alone() -> None:
         assert night == make_sample(index, seed=0, held_out=False, pixels=32, style=Style.night)
 
 
-def test_nights_are_dark_and_noisy() -> None:
+def test_the_night_style_is_dark_and_noisy() -> None:
     scene = Scene("red", "solid", "square", "large", "centre", "one", "white")
     painted, night = (np.asarray(draw(scene, random.Random(0), 48, style)).astype(int) for style in Style)
     assert abs(night.mean() - painted.mean() / 2) < 2
-    assert painted[:6].std() < 0.1 < 3 < night[:6].std() < 5, "of the background alone"
+    assert painted[:6].std() < 0.1 < 3 < night[:6].std() < 5, "standard deviation of the background rows"
 
 
-def test_each_style_is_written_to_a_folder_of_its_own(cache: Path) -> None:
+def test_each_style_has_a_separate_folder(cache: Path) -> None:
     for style in ("painted", "night"):
         spec(samples=8, held_out_samples=4, style=Style(style)).open()
     assert len(list(cache.glob("**/train-8"))) == 2

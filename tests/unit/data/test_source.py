@@ -1,4 +1,4 @@
-"""Splitting a source, and what counts as a caption and a label."""
+"""Splitting a source into train and held-out sides; parsing captions and labels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def labels(source: Source | None) -> list[int | str | None]:
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("share", SHARES)
-def test_each_sample_is_on_one_side_and_in_its_order(sizes: list[int], share: float) -> None:
+def test_each_sample_is_on_exactly_one_side_in_order(sizes: list[int], share: float) -> None:
     kept, held_out = split(Numbers(sizes, images=dict.fromkeys(range(1000), b"x")), share)
     assert labels(kept) == sorted(set(range(1000)) - set(labels(held_out)))
     assert labels(held_out) == sorted(labels(held_out))
@@ -42,7 +42,7 @@ def test_each_sample_is_on_one_side_and_in_its_order(sizes: list[int], share: fl
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("share", SHARES)
-def test_shards_keep_their_samples(sizes: list[int], share: float) -> None:
+def test_each_side_keeps_samples_in_their_shards(sizes: list[int], share: float) -> None:
     source = Numbers(sizes, images=dict.fromkeys(range(1000), b"x"))
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     for side in split(source, share):
@@ -60,13 +60,13 @@ def test_held_out_samples_are_spread_evenly(share: float, held: int, of: int) ->
         assert sum(start <= label < start + of for label in labels(held_out)) == held
 
 
-def test_a_side_names_its_samples_as_the_source_does() -> None:
+def test_a_side_uses_the_sample_keys_of_the_source() -> None:
     for side in split(Numbers([100]), 0.3):
         assert side is not None
         assert all(side.key(i) == f"sample {side.read(i).label}" for i in range(sum(side.sizes)))
 
 
-def test_what_a_side_expects_is_expected_of_the_source() -> None:
+def test_prefetch_of_a_side_is_forwarded_to_the_source() -> None:
     heard: list[list[int]] = []
 
     class Listening(Numbers):
@@ -78,7 +78,7 @@ def test_what_a_side_expects_is_expected_of_the_source() -> None:
         assert side is not None
         prefetch_samples(side, [0, 5, 9])
         assert heard.pop() == [side.read(i).label for i in (0, 5, 9)]
-    prefetch_samples(split(Numbers([100]), 0.3)[0], [0])  # of a source that need not know
+    prefetch_samples(split(Numbers([100]), 0.3)[0], [0])  # a source without prefetch is accepted
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_what_a_side_expects_is_expected_of_the_source() -> None:
         ("shard has a damaged or cut header at byte 1,024", "shard has a damaged or cut header at byte 5"),
     ],
 )
-def test_reasons_that_differ_in_numbers_are_alike(one: str, other: str) -> None:
+def test_reasons_that_differ_only_in_numbers_are_grouped(one: str, other: str) -> None:
     assert without_numbers(one) == without_numbers(other) != without_numbers("image is empty")
 
 
-def test_sides_and_shares_have_fingerprints_of_their_own() -> None:
+def test_each_side_and_share_has_a_distinct_fingerprint() -> None:
     source = Numbers([100])
     sides = [side for share in (0.1, 0.2, 0.3) for side in split(source, share) if side is not None]
     assert len({source.fingerprint, *(side.fingerprint for side in sides)}) == 7
@@ -103,21 +103,21 @@ def test_sides_and_shares_have_fingerprints_of_their_own() -> None:
     assert changed[0].fingerprint != sides[0].fingerprint
 
 
-def test_what_is_bad_is_told_once() -> None:
+def test_a_bad_record_belongs_to_only_one_side() -> None:
     kept, held_out = split(Numbers([100], bad=[BadRecord("a", "b")]), 0.1)
     assert held_out is not None
     assert [*kept.bad, *held_out.bad] == [BadRecord("a", "b")]
 
 
 @pytest.mark.parametrize(("samples", "share"), [(100, 0.0), (19, 0.05), (9, 0.1), (0, 0.5)])
-def test_nothing_is_held_out_at_share_0_or_from_too_few_samples(samples: int, share: float) -> None:
+def test_share_0_and_too_few_samples_hold_nothing_out(samples: int, share: float) -> None:
     kept, held_out = split(Numbers([samples]), share)
     assert held_out is None
     assert sum(kept.sizes) == samples
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.51, 1.0, math.nan])
-def test_a_share_out_of_range_is_refused(share: float) -> None:
+def test_a_share_out_of_range_raises_an_error(share: float) -> None:
     with pytest.raises(ConfigError, match=r"data.held_out_share=.* must be in \[0, 0.5\]"):
         check_held_out_share(share)
 
@@ -126,7 +126,7 @@ def test_a_share_out_of_range_is_refused(share: float) -> None:
     ("caption", "text"),
     [(b"a cat", "a cat"), (b" two\nlines \r\n", "two\nlines"), ("Füße 猫".encode(), "Füße 猫"), (" a 🐈 ", "a 🐈")],
 )
-def test_a_caption_is_text_without_space_around_it(caption: bytes | str, text: str) -> None:
+def test_surrounding_whitespace_of_a_caption_is_stripped(caption: bytes | str, text: str) -> None:
     assert caption_text(caption) == text
 
 
@@ -141,7 +141,7 @@ def test_a_caption_is_text_without_space_around_it(caption: bytes | str, text: s
         ("half a pair \ud83d", "caption is not UTF-8"),
     ],
 )
-def test_a_caption_that_says_nothing_or_is_not_utf8_is_bad(caption: bytes | str, reason: str) -> None:
+def test_an_empty_or_non_utf8_caption_is_a_bad_sample(caption: bytes | str, reason: str) -> None:
     with pytest.raises(BadSample, match=f"^{reason}$"):
         caption_text(caption)
 
@@ -150,11 +150,11 @@ def test_a_caption_that_says_nothing_or_is_not_utf8_is_bad(caption: bytes | str,
     ("text", "label"),
     [("3", 3), (" 12\n", 12), ("-1", -1), ("007", 7), ("cat", "cat"), ("3 cats", "3 cats"), ("--5", "--5"), ("²", "²")],
 )
-def test_a_whole_number_is_an_index_and_any_other_label_a_name(text: str, label: int | str) -> None:
+def test_integer_labels_are_indices_and_other_labels_are_names(text: str, label: int | str) -> None:
     assert parse_label(text) == label
 
 
 @pytest.mark.parametrize("text", ["", "  ", "\n"])
-def test_an_empty_label_is_bad(text: str) -> None:
+def test_an_empty_label_is_a_bad_sample(text: str) -> None:
     with pytest.raises(BadSample, match="label is missing"):
         parse_label(text)

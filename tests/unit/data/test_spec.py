@@ -1,4 +1,4 @@
-"""The options of every kind of data, and opening data on all ranks."""
+"""Options common to all data sets, and opening data on all ranks."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from clipx.errors import ConfigError
     ],
     ids=str,
 )
-def test_an_option_out_of_range_is_told_with_value_rule_and_fix(options: dict[str, Any], message: str) -> None:
+def test_an_option_out_of_range_raises_an_error_with_value_rule_and_fix(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DataSpec(kind="x", name="x", **options)
 
 
-def test_the_limits_of_options_are_allowed() -> None:
+def test_boundary_values_of_options_are_accepted() -> None:
     DataSpec(
         kind="x", name="x", batch_size=2, workers=0, crop_scale=[1.0, 1.0], max_pixels=178_956_970, max_bad_share=0
     )
@@ -51,11 +51,11 @@ def test_the_limits_of_options_are_allowed() -> None:
 @pytest.mark.parametrize(
     ("value", "factor", "words"), [(100, 8, "96 or 104"), (5, 8, "8"), (8, 8, "8 or 8"), (4096, 24, "4080 or 4104")]
 )
-def test_the_nearest_multiples_are_named(value: int, factor: int, words: str) -> None:
+def test_nearest_multiples_are_listed(value: int, factor: int, words: str) -> None:
     assert nearest_multiples(value, factor) == words
 
 
-def test_data_is_opened_once_on_a_rank() -> None:
+def test_data_is_opened_once_per_rank() -> None:
     opened = []
 
     class Counted(DataSpec):

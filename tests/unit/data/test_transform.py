@@ -1,4 +1,4 @@
-"""Images in every form that people have, bad ones, and the geometry of both views against torchvision."""
+"""Decoding of image formats and damaged images; geometry of the train and eval views against torchvision."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def array(image: Image.Image) -> np.ndarray:
         ("WEBP", {"quality": 95}, 8),
     ],
 )
-def test_jpeg_png_and_webp_come_out_as_they_went_in(kind: str, options: dict[str, object], tolerance: float) -> None:
+def test_jpeg_png_and_webp_are_decoded_within_tolerance(
+    kind: str, options: dict[str, object], tolerance: float
+) -> None:
     image = picture(61, 43)
     found = decode(encode(image, kind, **options), LIMIT)
     assert found.size == (61, 43)
@@ -60,27 +62,27 @@ def test_grey_images_become_three_equal_channels(kind: str) -> None:
     assert np.abs(found[..., 0] - np.asarray(grey)).mean() < 6
 
 
-def test_cmyk_has_its_colours() -> None:
+def test_cmyk_colours_are_converted_to_rgb() -> None:
     image = Image.new("RGB", (32, 16), (200, 30, 60))
     image.paste((20, 160, 90), (16, 0, 32, 16))
     found = array(decode(encode(image.convert("CMYK"), "JPEG", quality=95), LIMIT))
     assert np.abs(found - array(image)).mean() < 6
 
 
-def test_sixteen_bits_keep_their_upper_eight() -> None:
+def test_16_bit_grey_keeps_the_upper_8_bits() -> None:
     values = (np.arange(64 * 64, dtype=np.uint16) * 16).reshape(64, 64)  # 0..65520
     found = array(decode(encode(Image.fromarray(values), "PNG"), LIMIT))
     assert (found == (values >> 8)[..., None]).all()
 
 
-def test_sixteen_bits_of_each_colour_keep_their_upper_eight() -> None:
+def test_16_bit_rgb_keeps_the_upper_8_bits() -> None:
     values = np.random.default_rng(0).integers(0, 1 << 16, (8, 8, 3), dtype=np.uint16)
     found = array(decode(png(8, 8, values.astype(">u2").tobytes(), bits=16, colour=2), LIMIT))
     assert (found == values >> 8).all()
 
 
 def png(width: int, height: int, raw: bytes, bits: int, colour: int) -> bytes:
-    """PNG by hand, for what Pillow does not write."""
+    """Encodes a PNG by hand, for variants that Pillow does not write."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -92,7 +94,7 @@ def png(width: int, height: int, raw: bytes, bits: int, colour: int) -> bytes:
 
 
 def transparent(mode: str) -> bytes:
-    """Red on the left; on the right what is transparent, whatever colour lies below."""
+    """Encodes an image with an opaque red left half and a transparent right half over another colour."""
     image = Image.new("RGBA", (20, 10), (255, 0, 0, 255))
     image.paste((0, 0, 255, 0), (10, 0, 20, 10))
     if mode == "RGBA":
@@ -108,30 +110,30 @@ def transparent(mode: str) -> bytes:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "WEBP", "LA", "P bytes", "P index"])
-def test_what_is_transparent_is_white(mode: str) -> None:
+def test_transparent_pixels_become_white(mode: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Pillow warns where a conversion loses transparency
+        warnings.simplefilter("error")  # Pillow warns if a conversion loses transparency
         found = array(decode(transparent(mode), LIMIT))
     assert (found[:, 10:] == 255).all()
     assert (found[:, :10] == ([76, 76, 76] if mode == "LA" else [255, 0, 0])).all()
 
 
-def test_half_transparent_is_half_white() -> None:
+def test_half_transparent_pixels_are_blended_with_white() -> None:
     found = array(decode(encode(Image.new("RGBA", (4, 4), (255, 0, 0, 128)), "PNG"), LIMIT))
     assert np.abs(found - [255, 127, 127]).max() <= 1
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "L"])
-def test_few_colours_are_kept(mode: str) -> None:
+def test_palette_grey_and_bilevel_images_keep_their_colours(mode: str) -> None:
     image = picture(30, 20).convert(mode)
     assert (array(decode(encode(image, "PNG"), LIMIT)) == array(image.convert("RGB"))).all()
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_photographs_are_turned_upright(kind: str, orientation: int) -> None:
+def test_exif_orientation_is_applied(kind: str, orientation: int) -> None:
     image = Image.new("RGB", (48, 32), "white")
-    image.paste((200, 0, 0), (0, 0, 16, 16))  # a corner that every orientation takes elsewhere
+    image.paste((200, 0, 0), (0, 0, 16, 16))  # a corner patch that each orientation moves elsewhere
     exif = Image.Exif()
     exif[0x0112] = orientation
     encoded = encode(image, kind, exif=exif.tobytes(), quality=95, lossless=True)
@@ -143,7 +145,7 @@ def test_photographs_are_turned_upright(kind: str, orientation: int) -> None:
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 77])
-def test_an_unknown_orientation_is_upright(orientation: int) -> None:
+def test_an_unknown_orientation_is_ignored(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     assert decode(encode(picture(48, 32), "JPEG", exif=exif.tobytes()), LIMIT).size == (48, 32)
@@ -153,13 +155,13 @@ def test_an_unknown_orientation_is_upright(orientation: int) -> None:
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0", b"Exif\0\0no TIFF", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01"]
 )
-def test_damaged_exif_loses_no_image(exif: bytes) -> None:
+def test_damaged_exif_does_not_affect_the_image(exif: bytes) -> None:
     for kind in ("JPEG", "WEBP"):
         assert decode(encode(picture(48, 32), kind, exif=exif), LIMIT).size == (48, 32)
 
 
 @pytest.mark.parametrize("kind", ["WEBP", "PNG"])
-def test_of_an_animation_the_first_frame_is_used(kind: str) -> None:
+def test_the_first_frame_of_an_animation_is_used(kind: str) -> None:
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "green", "blue")]
     encoded = encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=50, lossless=True)
     assert (array(decode(encoded, LIMIT)) == [255, 0, 0]).all()
@@ -189,15 +191,15 @@ def html() -> bytes:
         pytest.param(jpeg()[:20], "image", id="jpeg header alone"),
     ],
 )
-def test_what_is_no_image_is_a_bad_sample_with_a_reason_of_one_line(encoded: bytes, reason: str) -> None:
+def test_undecodable_bytes_are_a_bad_sample_with_a_one_line_reason(encoded: bytes, reason: str) -> None:
     with pytest.raises(BadSample, match=reason) as caught:
         decode(encoded, LIMIT)
     assert "\n" not in str(caught.value)
-    assert "0x" not in str(caught.value), "alike faults read alike"
+    assert "0x" not in str(caught.value), "reasons hold no object addresses, so equal faults are grouped"
 
 
 def claiming(kind: str, width: int, height: int) -> bytes:
-    """A file of a few bytes whose header speaks of many pixels."""
+    """Returns a file of a few bytes whose header declares the given size."""
     if kind == "JPEG":
         at = jpeg().index(b"\xff\xc0") + 5
         return jpeg()[:at] + struct.pack(">HH", height, width) + jpeg()[at + 4 :]
@@ -206,7 +208,7 @@ def claiming(kind: str, width: int, height: int) -> bytes:
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_too_many_pixels_are_refused_by_the_header_alone(kind: str) -> None:
+def test_too_many_pixels_are_rejected_from_the_header(kind: str) -> None:
     huge = claiming(kind, 12_000, 11_000)
     start = time.perf_counter()
     with pytest.raises(BadSample, match=r"12000x11000 pixels, more than data.max_pixels=89000000"):
@@ -214,19 +216,19 @@ def test_too_many_pixels_are_refused_by_the_header_alone(kind: str) -> None:
     assert time.perf_counter() - start < 0.5
 
 
-def test_the_limit_of_pixels_is_inclusive() -> None:
+def test_the_pixel_limit_is_inclusive() -> None:
     assert decode(jpeg(width=20, height=16), 320).size == (20, 16)
     with pytest.raises(BadSample, match="20x16 pixels, more than data.max_pixels=319"):
         decode(jpeg(width=20, height=16), 319)
 
 
-def test_more_pixels_than_pillow_opens_are_a_bad_sample() -> None:
+def test_an_image_above_the_limit_of_pillow_is_a_bad_sample() -> None:
     with pytest.raises(BadSample, match="cannot be decoded: Image size"):
         decode(claiming("PNG", 1 << 20, 1 << 10), LIMIT)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_damaged_bytes_give_an_image_or_a_bad_sample_and_nothing_else(kind: str) -> None:
+def test_damaged_bytes_give_an_image_or_a_bad_sample(kind: str) -> None:
     rng = random.Random(kind)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -251,7 +253,7 @@ SCALES = [(0.9, 1.0), (0.08, 1.0), (0.5, 0.5)]
 
 
 def boxes(size: tuple[int, int], scale: tuple[float, float], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """(left, top, width, height) of n boxes, ours and torchvision's."""
+    """Returns (left, top, width, height) of n boxes each from clipx and torchvision."""
     rng = random.Random(0)
     drawn = [random_box(size, scale, rng) for _ in range(n)]
     ours = np.array([(left, top, right - left, bottom - top) for left, top, right, bottom in drawn])
@@ -263,7 +265,7 @@ def boxes(size: tuple[int, int], scale: tuple[float, float], n: int) -> tuple[np
 
 @pytest.mark.parametrize("scale", SCALES, ids=str)
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (240, 240), (1000, 480)], ids=str)
-def test_random_boxes_are_distributed_as_torchvisions(size: tuple[int, int], scale: tuple[float, float]) -> None:
+def test_random_boxes_follow_the_distribution_of_torchvision(size: tuple[int, int], scale: tuple[float, float]) -> None:
     measures = {
         "area": lambda x, y, w, h: w * h,
         "ratio": lambda x, y, w, h: w / h,
@@ -278,15 +280,15 @@ def test_random_boxes_are_distributed_as_torchvisions(size: tuple[int, int], sca
 
 
 @pytest.mark.parametrize("size", [(1000, 100), (100, 1000), (3000, 1), (1, 3000), (97, 31), (1, 1), (2, 3)], ids=str)
-def test_boxes_of_long_images_are_torchvisions(size: tuple[int, int]) -> None:
+def test_boxes_of_extreme_aspect_ratios_equal_torchvision(size: tuple[int, int]) -> None:
     ours, theirs = boxes(size, (0.95, 1.0), 20)
-    if max(size) > 3:  # no box of this area has an allowed ratio, so there is nothing random
+    if max(size) > 3:  # no box of this area has an allowed ratio, so the fallback is deterministic
         assert (ours == theirs).all()
     assert (ours[:, 2:] >= 1).all()
     assert (ours[:, :2] + ours[:, 2:] <= size).all() and (ours >= 0).all()
 
 
-def test_the_same_random_numbers_give_the_same_box() -> None:
+def test_equal_seeds_give_equal_boxes() -> None:
     assert random_box((500, 375), (0.5, 1.0), random.Random(7)) == random_box((500, 375), (0.5, 1.0), random.Random(7))
 
 
@@ -304,17 +306,17 @@ def by_torchvision(image: Image.Image, size: int, seed: int, scale: tuple[float,
 
 @pytest.mark.parametrize("size", [(500, 375), (60, 47), (30, 90)], ids=str)
 @pytest.mark.parametrize(("kind", "target"), [("PNG", 32), ("PNG", 224), ("JPEG", 224)])
-def test_a_training_crop_is_torchvisions(size: tuple[int, int], kind: str, target: int) -> None:
+def test_a_training_crop_equals_torchvision(size: tuple[int, int], kind: str, target: int) -> None:
     encoded = encode(picture(*size), kind)
     for seed in range(10):
         difference = np.abs(train_view(encoded, target, seed) - by_torchvision(decode(encoded, LIMIT), target, seed))
-        assert difference.max() <= 2  # torch's filter and Pillow's round at other places
+        assert difference.max() <= 2  # the filters of torch and Pillow round at different steps
         assert difference.mean() < 0.3
 
 
 @pytest.mark.parametrize("size", [(900, 600), (1100, 1500), (2048, 2048)], ids=str)
-def test_a_jpeg_that_is_shrunk_while_it_is_decoded_is_close_to_one_that_is_not(size: tuple[int, int]) -> None:
-    """Box filters of 2, 4 or 8 pixels before the bicubic one, and a box in whole pixels of the smaller image."""
+def test_reduced_jpeg_decoding_is_close_to_full_decoding(size: tuple[int, int]) -> None:
+    """Differences: box filters of 2, 4 or 8 pixels before the bicubic one; a crop in whole small-image pixels."""
     y, x = np.mgrid[: size[1], : size[0]] / 40
     waves = np.stack([np.sin(x) * np.cos(y), np.sin(x + y), np.cos(x - 2 * y)], -1)
     image = Image.fromarray((127.5 + 120 * waves).astype(np.uint8))
@@ -323,11 +325,11 @@ def test_a_jpeg_that_is_shrunk_while_it_is_decoded_is_close_to_one_that_is_not(s
         difference = np.abs(train_view(encoded, 224, seed) - by_torchvision(decode(encoded, LIMIT), 224, seed))
         assert difference.mean() < 5
     plain = [np.abs(train_view(encoded, 224, s) - by_torchvision(decode(encoded, LIMIT), 224, s + 9)) for s in range(5)]
-    assert np.mean(plain) > 20, "another box is another picture"
+    assert np.mean(plain) > 20, "control: another box gives a much larger difference"
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_turned_jpeg_is_upright_in_training(orientation: int) -> None:
+def test_exif_orientation_is_applied_in_training(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     encoded = encode(picture(90, 60), "JPEG", exif=exif.tobytes())
@@ -357,7 +359,7 @@ def exif_of(orientation: int) -> bytes:
         ),
     ],
 )
-def test_a_note_of_the_orientation_is_found_wherever_it_stands(header: bytes) -> None:
+def test_the_orientation_is_found_at_any_place_of_the_header(header: bytes) -> None:
     plain = encode(picture(90, 60), "JPEG")
     encoded = plain[:2] + header + plain[2:]
     assert decode(encoded, LIMIT).size == (60, 90)
@@ -365,12 +367,12 @@ def test_a_note_of_the_orientation_is_found_wherever_it_stands(header: bytes) ->
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_a_jpeg_of_other_colours_is_rgb_in_training(mode: str) -> None:
+def test_grey_and_cmyk_jpegs_are_converted_to_rgb_in_training(mode: str) -> None:
     encoded = encode(picture(90, 60).convert(mode), "JPEG", quality=95)
     assert np.abs(train_view(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2
 
 
-def test_a_cut_jpeg_and_one_of_too_many_pixels_are_bad_in_training() -> None:
+def test_truncated_and_oversized_jpegs_are_bad_samples_in_training() -> None:
     encoded = encode(picture(300, 200), "JPEG")
     with pytest.raises(BadSample, match="image cannot be decoded"):
         train_view(encoded[: len(encoded) // 2], 32, 0)
@@ -390,7 +392,7 @@ def reference_view(image: Image.Image, size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", EVAL_SIZES, ids=str)
 @pytest.mark.parametrize("target", [32, 33, 224])
-def test_the_evaluation_view_is_torchvisions_resize_and_centre_crop(size: tuple[int, int], target: int) -> None:
+def test_the_evaluation_view_equals_resize_and_centre_crop_of_torchvision(size: tuple[int, int], target: int) -> None:
     image = picture(*size)
     found = eval_transform(image, target)
     assert found.shape == (target, target, 3)
@@ -398,21 +400,21 @@ def test_the_evaluation_view_is_torchvisions_resize_and_centre_crop(size: tuple[
 
 
 @pytest.mark.parametrize("size", [(640, 32), (33, 1001), (1001, 40)], ids=str)
-def test_a_panorama_is_seen_in_its_middle(size: tuple[int, int]) -> None:
+def test_the_evaluation_view_of_a_panorama_is_its_centre(size: tuple[int, int]) -> None:
     image = picture(*size)
     difference = np.abs(eval_transform(image, 32).astype(int) - reference_view(image, 32))
-    assert difference.mean() < 1  # the middle may shift by a part of a pixel
+    assert difference.mean() < 1  # the centre may shift by a fraction of a pixel
     assert difference.mean() < 0.1 * np.abs(eval_transform(image.rotate(180), 32) - reference_view(image, 32)).mean()
 
 
-def test_an_image_of_the_right_size_is_left_as_it_is() -> None:
+def test_an_image_of_the_target_size_is_unchanged() -> None:
     image = picture(32, 32)
     assert (eval_transform(image, 32) == np.asarray(image)).all()
 
 
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)], ids=str)
-def test_an_extreme_panorama_takes_neither_time_nor_memory(size: tuple[int, int]) -> None:
-    # Resized whole it would be 224 x 13,440,000 pixels: 9 GB.
+def test_an_extreme_panorama_is_processed_within_time_and_memory_limits(size: tuple[int, int]) -> None:
+    # Resizing the whole image would give 224 x 13,440,000 pixels: 9 GB.
     image = Image.new("RGB", size, (10, 200, 30))
     start = time.perf_counter()
     for view in (eval_transform(image, 224), train_view(encode(image, "PNG"), 224, 0)):
@@ -421,21 +423,21 @@ def test_an_extreme_panorama_takes_neither_time_nor_memory(size: tuple[int, int]
 
 
 @pytest.mark.parametrize("size", [(48, 32), (31, 200), (16, 16)], ids=str)
-def test_a_squashed_view_is_open_clips(size: tuple[int, int]) -> None:
+def test_a_stretched_view_equals_the_squash_mode_of_open_clip(size: tuple[int, int]) -> None:
     image = picture(*size)
     theirs = image_transform(32, is_train=False, mean=(0, 0, 0), std=(1, 1, 1), resize_mode="squash")(image)
     found = eval_transform(image, 32, stretch=True)
     assert (found == (255 * theirs).round().numpy().transpose(1, 2, 0)).all()
 
 
-def test_the_evaluation_view_is_uint8_of_the_asked_size() -> None:
+def test_the_evaluation_view_is_uint8_of_the_requested_size() -> None:
     view = eval_transform(picture(40, 30), 24)
     assert view.dtype == np.uint8
     assert view.shape == (24, 24, 3)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_a_crop_is_written_to_its_place_in_a_batch_and_nowhere_else(kind: str) -> None:
+def test_a_crop_is_written_only_to_its_slot_of_the_batch(kind: str) -> None:
     encoded = encode(picture(300, 200), kind)
     batch = torch.full((3, 48, 48, 3), 7, dtype=torch.uint8)
     train_transform(encoded, (0.5, 1.0), LIMIT, random.Random(3), batch[1])
@@ -443,7 +445,7 @@ def test_a_crop_is_written_to_its_place_in_a_batch_and_nowhere_else(kind: str) -
     assert (batch[::2] == 7).all()
 
 
-def test_threads_decode_at_the_same_time() -> None:
+def test_decoding_in_parallel_threads_gives_the_same_views() -> None:
     files = [encode(picture(40 * i, 30 * i), "JPEG") for i in range(4, 12)] * 8
     alone = [train_view(encoded, 48, 1) for encoded in files]
     with ThreadPoolExecutor(4) as pool:
