@@ -41,7 +41,7 @@ class Entry:
     key: str
     type: str
     value: str
-    """Value as one types it; `???` where the user has to give one."""
+    """Value as it is typed on the command line; `???` if the user has to set it."""
     doc: str
     option: str | None = None
     """`group=option` of the option that has the key, if the composed configuration selects another one."""
@@ -83,7 +83,7 @@ def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def type_name(hint: Any) -> str:
-    """Returns a type as one reads it in a configuration: the choices of an enumeration, `null` for None."""
+    """Returns the name of a type: the choices of an enumeration, `null` for None."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return " | ".join(type_name(part) for part in typing.get_args(hint))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -131,12 +131,12 @@ def _entries_below(key: str, hint: Any, node: Any) -> Iterator[Entry]:
 
 
 def _is_group(cls: type) -> bool:
-    """Whether a spec is the base class of a group, whose options have further fields."""
+    """Returns True for the base class of a group, whose options have further fields."""
     return any(f.name == "kind" and f.default == MISSING for f in dataclasses.fields(cls))
 
 
 def _value(node: Any, field: dataclasses.Field[Any]) -> str:
-    """Returns a value as one types it on the command line; nothing of a spec, whose own keys follow."""
+    """Returns a value as it is typed on the command line. The keys of a spec follow it as entries."""
     if node is None:  # of a class that no configuration holds
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         return "???" if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else _typed(default)

@@ -1,4 +1,4 @@
-"""What the tests of the launchers share: the command, and what SLURM and the points' files say afterwards."""
+"""Helpers of the launchers' tests: the command, and the state of jobs in SLURM and in the points' files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from helpers import forks
 from helpers.runs import SMALL
 
 TRAIN = (sys.executable, "-m", "clipx.train")
@@ -21,9 +22,9 @@ QUICK = (*SMALL, "checkpoint=none")
 
 
 def launch(*arguments: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    """`python -m clipx.train` with these arguments. Points run on one thread each."""
+    """Runs `python -m clipx.train` with these arguments. Points run on one thread each."""
     own = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    done = subprocess.run([*TRAIN, *arguments], env=own, capture_output=True, text=True, timeout=200, check=False)
+    done = forks.run([{}], [*TRAIN[1:], *arguments], own, timeout=200)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -38,13 +39,13 @@ def job_of(output: str) -> str:
 
 
 def slurm_tasks(job: str) -> list[dict[str, str]]:
-    """What scontrol says of a job, a dictionary for each of its tasks."""
+    """Returns what scontrol reports of a job, one dictionary per task."""
     lines = output_of("scontrol", "--oneliner", "show", "job", job).splitlines()
     return [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
 
 
 def wait_for_job(job: str, seconds: float = 120) -> list[str]:
-    """The states in which a job's tasks ended."""
+    """Waits for a job. Returns the final states of its tasks."""
 
     def states() -> list[str] | None:
         found = [task["JobState"] for task in slurm_tasks(job)]
@@ -62,7 +63,7 @@ def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 def wait_for_steps(point: Path, steps: int = 2) -> None:
-    """Returns when a point has logged so many steps."""
+    """Waits until a point has logged this number of steps."""
     wait_until(lambda: len(rows(point)) >= steps, 60, f"{point} does not train: {logs(point)}")
 
 
