@@ -33,7 +33,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 @dataclass
 class Job:
-    """The processes of `stopping.py`: a launcher, or one process for each rank."""
+    """The processes of `stop_loop.py`: a launcher, or one process for each rank."""
 
     folder: Path
     processes: Sequence[subprocess.Popen[str] | Fork]

@@ -1,7 +1,8 @@
-"""A real S3 server on loopback (OpenStack Swift with its s3api), and a proxy before it that injects faults.
+"""A real S3 server on loopback (OpenStack Swift with its s3api), and a proxy in front of it that injects faults.
 
-`PYTHONPATH=tests python -m helpers.s3_server install VENV` and `… serve VENV FOLDER PORT` are for .ci/run; without CLIPX_TEST_S3, the
-endpoint of a server that runs already, the fixtures install it into .venv-s3 of the checkout and start it themselves.
+`PYTHONPATH=tests python -m helpers.s3_server install VENV` and `… serve VENV FOLDER PORT` are for .ci/run.
+CLIPX_TEST_S3 is the endpoint of a running server; without it the fixtures install the server into .venv-s3 of the
+checkout and start it.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ _FILTERS = ("catch_errors", "gatekeeper", "listing_formats", "bulk", "copy", "sl
 
 
 def install(venv: Path) -> None:
-    """Swift in an environment of its own: nothing of it is a dependency. Raises CalledProcessError where it cannot."""
+    """Installs Swift in a separate environment, so that clipx does not depend on it. Raises CalledProcessError."""
     with Path(f"{venv}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in parallel
         if (venv / "bin" / "swift-proxy-server").is_file():
             return
         subprocess.run([sys.executable, "-m", "venv", venv], check=True, capture_output=True)
-        # pkg_resources, which it loads its servers by, left setuptools with version 81
+        # Swift loads its servers by pkg_resources, which setuptools removed in version 81
         command = [venv / "bin" / "pip", "install", "-q", "swift>=2.35", "setuptools<81"]
         subprocess.run(command, check=True, capture_output=True, timeout=600)
 
 
 def configure(venv: Path, root: Path, port: int) -> None:
-    """Rings and configuration of one node with its data under `root`, on ports `port` to `port + 3`."""
+    """Writes rings and configuration of one node with its data under `root`, on ports `port` to `port + 3`."""
     etc = root / "etc"
     for folder in (etc, root / "srv" / "d1"):
         folder.mkdir(parents=True)
@@ -60,8 +61,8 @@ def configure(venv: Path, root: Path, port: int) -> None:
         "[swift-hash]\nswift_hash_path_prefix = clipx\nswift_hash_path_suffix = clipx\n"
         "[storage-policy:0]\nname = gold\npolicy_type = replication\ndefault = yes\n"
     )
-    user = pwd.getpwuid(os.getuid()).pw_name  # else it would become the user swift
-    # On a busy machine its own time-outs of half a second and one second answer 503, and leave objects out of lists.
+    user = pwd.getpwuid(os.getuid()).pw_name  # else Swift would switch to the user swift
+    # On a busy machine the default time-outs of 0.5 s and 1 s cause 503 responses and incomplete listings.
     patience = "conn_timeout = 60\nnode_timeout = 60\ncontainer_update_timeout = 60\n"
     common = f"user = {user}\nbind_ip = 127.0.0.1\nswift_dir = {etc}\nlog_level = WARNING\nlog_address = /nonexistent\n"
     common += patience
@@ -79,7 +80,7 @@ def configure(venv: Path, root: Path, port: int) -> None:
         f"[DEFAULT]\n{common}bind_port = {port}\nworkers = 1\n[pipeline:main]\n"
         "pipeline = catch_errors gatekeeper listing_formats bulk s3api tempauth copy slo dlo symlink proxy-server\n"
         "[app:proxy-server]\nuse = egg:swift#proxy\nallow_account_management = true\naccount_autocreate = true\n"
-        "error_suppression_limit = 1000000\n"  # after ten, a server is not asked for a minute
+        "error_suppression_limit = 1000000\n"  # after 10 errors a server would not be used for a minute
         f"[filter:tempauth]\nuse = egg:swift#tempauth\nuser_{KEY.replace(':', '_')} = {SECRET} .admin\n"
         f"[filter:s3api]\nuse = egg:swift#s3api\nlocation = us-east-1\ns3_acl = no\ncheck_bucket_owner = no\n{filters}"
     )
@@ -87,15 +88,15 @@ def configure(venv: Path, root: Path, port: int) -> None:
 
 @contextlib.contextmanager
 def serving(venv: Path, root: Path, port: int) -> Iterator[str]:
-    """The endpoint of a server that runs as long as the context."""
+    """Yields the endpoint of a server that runs as long as the context."""
     configure(venv, root, port)
     servers = [
         subprocess.Popen(
             [venv / "bin" / f"swift-{part}-server", root / "etc" / f"{part}-server.conf"],
             stdout=(root / f"{part}.log").open("wb"),
             stderr=subprocess.STDOUT,
-            env={**os.environ, "SWIFT_TEST_IN_PROCESS": "1"},  # needs no rights of root
-            start_new_session=True,  # its workers are killed with it
+            env={**os.environ, "SWIFT_TEST_IN_PROCESS": "1"},  # needs no root
+            start_new_session=True,  # kills its workers with it
         )
         for part in (*_PARTS, "proxy")
     ]
@@ -113,14 +114,14 @@ def serving(venv: Path, root: Path, port: int) -> Iterator[str]:
 
 
 def wait_for(endpoint: str) -> None:
-    """Until the server answers. Raises OSError after a minute."""
+    """Waits until the server answers. Raises OSError after a minute."""
     end = time.monotonic() + 60
     while True:
         try:
             urllib.request.urlopen(f"{endpoint}/info", timeout=5).read()
             return
         except OSError as error:
-            if isinstance(error, urllib.error.HTTPError):  # it answers
+            if isinstance(error, urllib.error.HTTPError):  # any HTTP response is an answer
                 return
             if time.monotonic() > end:
                 raise
@@ -128,7 +129,7 @@ def wait_for(endpoint: str) -> None:
 
 
 def free_ports(number: int) -> int:
-    """The first of consecutive ports that nobody listens on."""
+    """Returns the first of `number` consecutive free ports."""
     for port in range(20_000 + os.getpid() * 7 % 9_000, 32_000, number):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for p in range(port, port + number):
@@ -138,16 +139,16 @@ def free_ports(number: int) -> int:
 
 
 class FaultyProxy:
-    """TCP on loopback, to a server on another port. Faults: `mode` and its number `amount`. It counts `requests`.
+    """TCP proxy on loopback to a server on another port. Faults: `mode` and its number `amount`. Counts `requests`.
 
     up; down (connections are reset); hang (accepted, nothing is forwarded); cut (reset after `amount` bytes from the
-    server); status (`amount`, to every request); some (503 to every `amount`-th request); slow (`amount` seconds
-    before each answer).
+    server); status (`amount`, to every request); some (503 to every `amount`-th request); slow (`amount` seconds before
+    each answer).
     """
 
     def __init__(self, target: int) -> None:
         self.target, self.mode, self.amount = target, "up", 0.0
-        self.requests = 0  # seen, whatever became of them
+        self.requests = 0  # number of requests seen, with any outcome
         self._writers: set[asyncio.StreamWriter] = set()
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -175,7 +176,7 @@ class FaultyProxy:
         self._ready.set()
         self._loop.run_forever()
         server.close()
-        self.mode = "down"  # for what is just coming in; what is open ends by itself when it is reset
+        self.mode = "down"  # for connections that arrive now; open ones end when they are reset
         self._reset_all()
         if tasks := asyncio.all_tasks(self._loop):
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=10))
@@ -248,7 +249,7 @@ class FaultyProxy:
 _NAMES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}
 
 
-# ---------------------------------------------------------------------------------------- fixtures, of all tests
+# ----------------------------------------------------------------------------------------- fixtures of all tests
 
 
 @pytest.fixture(scope="session")
@@ -266,7 +267,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """What clipx, in this process and those it starts, reaches S3 through. Short pauses."""
+    """Routes the S3 requests of this process and its children through a proxy, with short pauses between retries."""
     proxy = FaultyProxy(int(endpoint.rpartition(":")[2]))
     for name, value in {
         "AWS_ACCESS_KEY_ID": KEY,
@@ -284,27 +285,27 @@ def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProx
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a storage that hangs: it is waited for a second. Where it answers, a busy machine may take longer."""
+    """Sets a time-out of 1 s, for tests in which the storage hangs. A busy machine may need longer when it answers."""
     monkeypatch.setattr("clipx.storage.remote._READ_S", 1)
 
 
 @pytest.fixture
 def own_bucket(endpoint: str, proxy: FaultyProxy) -> str:
-    """The URL of an empty bucket of the test's own."""
+    """Creates an empty bucket for the test. Returns its URL."""
     name = f"clipx-{os.getpid()}-{next(_number)}"
     admin(endpoint).mkdir(name)
     return f"s3://{name}"
 
 
 def admin(endpoint: str) -> s3fs.S3FileSystem:
-    """Past the proxy."""
+    """Returns a file system that bypasses the proxy."""
     import s3fs
 
     return s3fs.S3FileSystem(endpoint_url=endpoint, skip_instance_cache=True, use_listings_cache=False)
 
 
 def forget_sessions() -> None:
-    """What fsspec keeps for a process."""
+    """Clears fsspec's cache of file systems."""
     import fsspec
     import s3fs
 

@@ -1,4 +1,4 @@
-"""Images, tars and tables for the tests of data: real files, made from seeds."""
+"""Images, tar files and tables for the tests of data: real files, generated from seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clipx.data.source import BadRecord, BadSample, Sample, Source
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth colours with edges and a little noise, as photographs have."""
+    """Returns smooth colours with edges and a little noise, similar to a photograph."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width] / max(width, height)
     waves = [np.sin(a * x + b * y + c) for a, b, c in rng.uniform(1, 12, (3, 3))]
@@ -46,7 +46,7 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]], mode: str = "w")
 
 
 def img2dataset(indices: Iterable[int]) -> list[tuple[str, bytes]]:
-    """Members as img2dataset writes them: 000000012.jpg, .json, .txt."""
+    """Returns members as img2dataset writes them: 000000012.jpg, .json, .txt."""
     members: list[tuple[str, bytes]] = []
     for i in indices:
         meta = {"caption": f"caption {i}", "url": f"http://images/{i}", "label": i % 3, "status": "success"}
@@ -68,7 +68,7 @@ def captions(source: Source) -> list[str]:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A source in memory: sample i has the caption `i` and an image of its own, but those in `broken` have none."""
+    """A source in memory. Sample i has the caption `i` and a unique image; the samples in `broken` have no image."""
 
     sizes: Sequence[int]
     broken: frozenset[int] = frozenset()

@@ -1,4 +1,4 @@
-"""What tests of checkpoints need: savers, and processes whose end or whose limits harm nobody else."""
+"""Savers for the tests of checkpoints, and child processes that may be killed or limited safely."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINGLE_RANK = Comm(0, 1, 0, torch.device("cpu"))
 
 
 class EventLog(list[tuple[str, dict[str, Any]]]):
-    """The events of a saver."""
+    """Collects the events of a saver."""
 
     def __call__(self, kind: str, **facts: Any) -> None:
         self.append((kind, facts))
@@ -44,7 +44,7 @@ def steps(path: Path) -> list[int]:
 
 
 def load_tensors(path: Path, step: int | None = None) -> dict[str, torch.Tensor]:
-    """Fails where anything is damaged."""
+    """Loads a checkpoint; fails if any of its files is damaged."""
 
     def tell(message: str) -> None:
         raise AssertionError(message)
@@ -55,8 +55,10 @@ def load_tensors(path: Path, step: int | None = None) -> dict[str, torch.Tensor]
 
 
 def run_in_processes(ranks: int, folder: Path, call: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `call(comm, *args)` returns in each of as many forked processes; an exception is returned too, and of one
-    that died its exit code."""
+    """Returns the results of `call(comm, *args)` in `ranks` forked processes.
+
+    An exception is returned, and the exit code of a process that died.
+    """
     fork = multiprocessing.get_context("fork")
     processes, results = [], []
     for rank in range(ranks):

@@ -1,14 +1,14 @@
 """A real SLURM on this machine, as root: two nodes of 8 CPUs and 2 GPUs each, all daemons on loopback.
 
-    PYTHONPATH=tests python -m helpers.slurm_cluster install              what Debian's packages have, where it is missing
-    PYTHONPATH=tests python -m helpers.slurm_cluster start FOLDER [KIND]  prints the slurm.conf, which CLIPX_TEST_SLURM is to name
-    PYTHONPATH=tests python -m helpers.slurm_cluster stop FOLDER          ends what runs in it, and removes the folder
+    PYTHONPATH=tests python -m helpers.slurm_cluster install              installs Debian's packages if missing
+    PYTHONPATH=tests python -m helpers.slurm_cluster start FOLDER [KIND]  prints the slurm.conf for CLIPX_TEST_SLURM
+    PYTHONPATH=tests python -m helpers.slurm_cluster stop FOLDER          ends its daemons and jobs, removes the folder
 
-A second `start` finds what runs. Jobs of the partition `main` take the place of those of `low`, which are requeued.
+A second `start` reuses a running cluster. Jobs of the partition `main` preempt those of `low`, which are requeued.
 
-plain      squeue and scontrol answer, sacct does not; a signal to a step reaches each of its processes
-accounted  sacct answers as well, and scontrol soon forgets; who is preempted gets the signal that --signal names first
-cgroup     a signal to a step reaches its tasks alone, not their children
+plain      squeue and scontrol work, sacct does not; a signal to a step reaches all of its processes
+accounted  sacct works too, and scontrol soon forgets jobs; a preempted job first gets the signal of --signal
+cgroup     a signal to a step reaches only its tasks, not their children
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from pathlib import Path
 from helpers.s3_server import free_ports
 
 NODES = ("n1", "n2")
-GPUS = 2  # of each node: devices like /dev/null, of which SLURM tells a task as it does of real ones
+GPUS = 2  # per node: devices like /dev/null, which SLURM assigns to tasks like real ones
 _PACKAGES = {
     "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge",
     "slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core", "my_print_defaults": "mariadb-client-core",
 }  # fmt: skip
-_DAEMONS = (*(f"slurmd.{node}" for node in NODES), "slurmctld", "slurmdbd", "mariadbd", "munged")  # as they are ended
-_CGROUPS = (Path("/sys/fs/cgroup/freezer"), Path("/sys/fs/cgroup/cgroup.procs"))  # of version 1, and of 2
+# in the order in which they are ended
+_DAEMONS = (*(f"slurmd.{node}" for node in NODES), "slurmctld", "slurmdbd", "mariadbd", "munged")
+_CGROUPS = (Path("/sys/fs/cgroup/freezer"), Path("/sys/fs/cgroup/cgroup.procs"))  # cgroup version 1, and version 2
 _HOSTS = Path("/etc/hosts")
 _NO_START = Path("/usr/sbin/policy-rc.d")
 
@@ -48,11 +49,11 @@ class Kind(StrEnum):
 
 
 class Unavailable(Exception):
-    """There can be no cluster here; the message is the reason."""
+    """Raised if no cluster can run here; the message is the reason."""
 
 
 def install() -> None:
-    """Debian's packages, whose own services are not started. Raises Unavailable."""
+    """Installs Debian's packages without starting their services. Raises Unavailable."""
     missing = sorted(package for program, package in _PACKAGES.items() if shutil.which(program) is None)
     if not missing:
         return
@@ -65,7 +66,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def _services_stopped() -> Iterator[None]:
-    """Debian asks this program whether a new package may start its service; 101 is no."""
+    """Blocks the start of services of new packages: Debian asks this program, and 101 means no."""
     if _NO_START.exists():
         yield
         return
@@ -78,7 +79,7 @@ def _services_stopped() -> Iterator[None]:
 
 
 def start(folder: Path, kind: Kind = Kind.plain) -> Path:
-    """Its slurm.conf, when all nodes take jobs. Raises Unavailable."""
+    """Starts a cluster. Returns its slurm.conf when all nodes accept jobs. Raises Unavailable."""
     if os.geteuid() != 0:
         raise Unavailable("only root can start it: it makes devices and names nodes in /etc/hosts")
     if kind is Kind.cgroup and not any(os.access(path, os.W_OK) for path in _CGROUPS):
@@ -110,7 +111,7 @@ def _daemon(folder: Path, name: str, *options: str) -> None:
 
 
 def _start_accounting(folder: Path) -> None:
-    """A database without a port or a password, in a folder of root's; and slurmdbd, told of the cluster before that starts."""
+    """Starts a database without port or password in a folder of root's, and slurmdbd with the cluster registered."""
     if not (folder / "mysql").exists():
         _run("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={folder}/mysql", "--skip-test-db")
         (folder / "mysql").chmod(0o700)
@@ -140,7 +141,7 @@ def _configure(folder: Path, kind: Kind) -> None:
         os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     (folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu Type=fake File={folder}/gpu[0-{GPUS - 1}]\n")
     (folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
-    # A job's first node is its MASTER_ADDR, so that its name has to lead somewhere.
+    # A job's first node is its MASTER_ADDR, so that its name must resolve.
     with _hosts() as lines:
         lines.append(_hosts_line(folder))
     port, host = free_ports(2 + len(NODES)), socket.gethostname().partition(".")[0]
@@ -196,7 +197,7 @@ SlurmctldParameters=preempt_send_user_signal"""
 
 def _configure_accounting(folder: Path, host: str, port: int) -> None:
     path = folder / "slurmdbd.conf"
-    path.touch(0o600)  # or slurmdbd does not start
+    path.touch(0o600)  # else slurmdbd does not start
     path.write_text(f"""\
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
@@ -215,14 +216,11 @@ LogFile={folder}/slurmdbd.log
 
 
 def crash(folder: Path, node: str) -> None:
-    """The node's daemon, and all that jobs of this cluster run, end at once, and are not missed by anyone for a while.
-
-    `start` brings the node back.
-    """
+    """Kills the node's daemon and all jobs of this cluster, undetected for a while. `start` restarts the node."""
     conf = f"SLURM_CONF={folder}/slurm.conf".encode()
     pids = [pid for pid in (_pid(folder / f"slurmd.{node}.pid"),) if pid is not None]
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it has already ended
             own = (process / "environ").read_bytes().split(b"\0")
             step = (process / "comm").read_text() == "slurmstepd\n"
             of_a_job = step or any(variable.startswith(b"SLURM_JOB_ID=") for variable in own)
@@ -233,7 +231,7 @@ def crash(folder: Path, node: str) -> None:
 
 
 def stop(folder: Path) -> None:
-    """Jobs first, so that no step outlives its node."""
+    """Stops the cluster, jobs first, so that no step outlives its node."""
     conf = folder / "slurm.conf"
     if _pid(folder / "slurmctld.pid") is not None:
         _client(conf, "scancel", "--user=root")
@@ -249,7 +247,10 @@ def stop(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _hosts() -> Iterator[list[str]]:
-    """The lines of /etc/hosts, which are written back in place: in a container it may be a mount. Another cluster waits."""
+    """Yields the lines of /etc/hosts, and writes them back in place: in a container it may be a mount.
+
+    A lock makes other clusters wait.
+    """
     with _HOSTS.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         lines = file.read().splitlines()
@@ -264,7 +265,7 @@ def _hosts_line(folder: Path) -> str:
 
 
 def _pid(path: Path) -> int | None:
-    """Of a daemon that runs, by its file."""
+    """Returns the process id of a running daemon from its pid file."""
     try:
         pid = int(path.read_text())
         command, state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[::2]
@@ -288,7 +289,7 @@ def _idle(conf: Path) -> bool:
 
 
 def _client(conf: Path, *command: str) -> str:
-    """What it prints; nothing where it fails, as it does until the controller answers."""
+    """Returns the output of a SLURM command; empty on failure, as until the controller answers."""
     env = {**os.environ, "SLURM_CONF": str(conf)}
     with contextlib.suppress(subprocess.TimeoutExpired):
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=10, check=False).stdout
@@ -296,7 +297,7 @@ def _client(conf: Path, *command: str) -> str:
 
 
 def _run(*command: str, timeout: float = 30, **variables: str) -> None:
-    """Its output goes nowhere near ours, which may be read as a value. Raises Unavailable."""
+    """Runs a command with its output separate from ours, which may be parsed as a value. Raises Unavailable."""
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", **variables}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)

@@ -1,4 +1,7 @@
-"""Sweeps as the launchers leave them, made in this process: real files, and runs only where a test wants their numbers."""
+"""Sweeps with the files that launchers write, created in this process.
+
+Runs are trained only if a test needs results.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ QUICK = ("duration=4st", "evaluator=[retrieval]", "checkpoint=none")
 def make_sweep(
     folder: Path, *typed: list[str], common: tuple[str, ...] = QUICK, spec: LaunchSpec | None = None
 ) -> Sweep:
-    """A point for each list of overrides, launched but for its process."""
+    """Creates a sweep with a point for each list of overrides, launched except for its process."""
     sweep = Sweep(folder, dict(enumerate(typed)))
     for index, own in sweep.overrides.items():
         run = small(folder / f"{index}", *common, *own)
@@ -57,7 +60,7 @@ def run_named(folder: Path, name: str) -> Run:
 
 @contextmanager
 def idle_process() -> Iterator[tuple[subprocess.Popen[bytes], lock.Holder]]:
-    """One that does nothing until it is ended, and what a lock says of it."""
+    """Yields a process that is idle until it is ended, and its identity as a lock stores it."""
     with subprocess.Popen(["sleep", "600"]) as child:
         born = lock._process_stat(child.pid)[1]
         try:
@@ -67,7 +70,7 @@ def idle_process() -> Iterator[tuple[subprocess.Popen[bytes], lock.Holder]]:
 
 
 def set_launcher(folder: Path, holder: lock.Holder) -> None:
-    """Writes into sweep.json that another process launched it."""
+    """Writes another process as the launcher into sweep.json."""
     path = folder / ".launch/sweep.json"
     known = json.loads(path.read_text())
     for launch in known["launches"]:

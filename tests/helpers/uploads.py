@@ -1,4 +1,4 @@
-"""Checkpoints as clipx commits them, and their way to a URL."""
+"""Checkpoints as clipx commits them, and their upload to a URL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clipx.checkpoint.uploader import Uploader
 
 
 def save(run_dir: Path, step: int, content: bytes = b"weights", shards: int = 2, keep: bool = False) -> Path:
-    """A checkpoint as clipx commits it."""
+    """Saves a checkpoint as clipx commits it."""
     final = run_dir / "checkpoints" / f"step-{step:08d}"
     temporary = final.with_name(f"tmp.{final.name}")
     temporary.mkdir(parents=True)
@@ -41,7 +41,7 @@ class UploadEvents(list[dict[str, Any]]):
 def wait_until(true: Callable[[], bool], limit_s: float = 60) -> None:
     end = time.monotonic() + limit_s
     while not true():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "condition not met in time"
         time.sleep(0.02)
 
 
@@ -52,7 +52,7 @@ def same_files(one: Path, other: Path) -> bool:
 
 
 def upload(run_dir: Path, url: str, *folders: Path, **options: Any) -> UploadEvents:
-    """All of a run directory, by an uploader that ends."""
+    """Uploads all of a run directory, and closes the uploader."""
     events = UploadEvents()
     with closing(Uploader(run_dir, url, events, **options)) as uploader:
         for folder in folders:

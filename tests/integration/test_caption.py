@@ -1,4 +1,4 @@
-"""A captioner in training, on one rank and several; and the command that captions pictures."""
+"""Training of a captioner on one and several ranks, and the command that captions images."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 2), (2, 1), (2, 2)])
-def test_loss_and_every_gradient_equal_one_process(
+def test_loss_and_all_gradients_equal_a_single_process(
     tmp_path: Path, alone: dict[str, torch.Tensor], ranks: int, micro_batches: int
 ) -> None:
-    """float64, to 1e-10, though the ranks' captions have unlike numbers of tokens."""
+    """float64, to 1e-10, although the ranks' captions have different numbers of tokens."""
     out = tmp_path / "gradients.safetensors"
     torchrun(ranks, GRADIENTS, str(out), str(micro_batches), *COCA)
     together = load_file(out)
@@ -59,25 +59,25 @@ def test_loss_and_every_gradient_equal_one_process(
         )
 
 
-def test_it_ends_bit_for_bit_as_one_that_never_stopped(tmp_path: Path) -> None:
+def test_a_resumed_captioner_matches_an_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
     assert differences(tmp_path, *COCA, *FIVE[len(VIT) :], steps=range(3, 4)) == []
 
 
-def test_sharded_weights_follow_the_same_curve(tmp_path: Path, trained: Path) -> None:
+def test_sharded_weights_follow_the_curve_of_a_single_process(tmp_path: Path, trained: Path) -> None:
     sharded = tmp_path / "sharded"
     command = ("-m", "clipx.train", *SMALL, *COCA, f"run_dir={sharded}", "distributed=fsdp", "distributed.device=cpu")
     torchrun(2, *command, "checkpoint=none")
     assert losses(sharded) == pytest.approx(losses(trained), rel=1e-4)
 
 
-def test_each_part_of_the_loss_is_logged_and_each_tower_watched(trained: Path) -> None:
+def test_both_parts_of_the_loss_and_the_norms_of_each_tower_are_logged(trained: Path) -> None:
     row = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
     assert row["train/loss"] == pytest.approx(row["train/contrastive_loss"] + 2 * row["train/caption_loss"], rel=1e-5)
     assert {"train/grad_norm_decoder", "train/update_decoder", "train/temperature"} <= row.keys()
 
 
 @pytest.mark.parametrize("override", ["optimizer.layer_decay=0.7", "optimizer=muon", "compile.towers=true"])
-def test_it_trains_with(tmp_path: Path, override: str) -> None:
+def test_a_captioner_trains_with_layer_decay_muon_and_compiled_towers(tmp_path: Path, override: str) -> None:
     compiled = ("compile.backend=eager",) if override.startswith("compile") else ()
     trainer = Trainer(
         small(tmp_path / "run", *COCA, override, *compiled, "checkpoint=none", "duration=2st", "schedule.warmup=1st")
@@ -98,7 +98,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six pictures, one of them in a folder of its own; a damaged one; and a file that is none."""
+    """Writes six images, one of them in a subfolder, a damaged image, and a file that is not an image."""
     folder = tmp_path_factory.mktemp("pictures")
     (folder / "more").mkdir()
     for i, name in enumerate(["a.png", "b.jpg", "c.webp", "d.jpeg", "e.JPG", "more/f.png"]):
@@ -118,7 +118,7 @@ def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_folder_is_captioned_a_line_each_and_bad_pictures_are_named(
+def test_captions_of_a_folder_are_one_line_each_and_bad_images_are_named(
     tmp_path: Path, trained: Path, pictures: Path
 ) -> None:
     out = tmp_path / "new" / "captions.jsonl"
@@ -135,9 +135,7 @@ def test_a_folder_is_captioned_a_line_each_and_bad_pictures_are_named(
 
 
 @pytest.mark.parametrize("method", [("method=sample", "seed=3", "top_p=0.9"), ("beams=2",)])
-def test_captions_depend_on_neither_the_batch_nor_the_ranks(
-    trained: Path, pictures: Path, method: tuple[str, ...]
-) -> None:
+def test_captions_do_not_depend_on_batch_size_or_ranks(trained: Path, pictures: Path, method: tuple[str, ...]) -> None:
     options = (*method, "max_bad_share=1", "precision=fp64")
     whole = caption(trained, pictures, *options).stdout
     assert len(rows(whole)) == 6
@@ -146,12 +144,12 @@ def test_captions_depend_on_neither_the_batch_nor_the_ranks(
     assert torchrun(2, *command).stdout == whole
 
 
-def test_a_pattern_and_a_file_name_pictures_too(trained: Path, pictures: Path) -> None:
+def test_images_can_be_a_pattern_or_a_file(trained: Path, pictures: Path) -> None:
     assert [Path(row["image"]).name for row in rows(caption(trained, f"'{pictures}/*.png'").stdout)] == ["a.png"]
     assert [Path(row["image"]).name for row in rows(caption(trained, pictures / "b.jpg").stdout)] == ["b.jpg"]
 
 
-def test_too_many_bad_pictures_are_an_error_after_the_good_ones_are_captioned(trained: Path, pictures: Path) -> None:
+def test_too_many_bad_images_fail_after_the_good_ones_are_captioned(trained: Path, pictures: Path) -> None:
     done = caption(trained, pictures, check=False)
     assert done.returncode == 1
     assert len(rows(done.stdout)) == 6
@@ -161,7 +159,7 @@ def test_too_many_bad_pictures_are_an_error_after_the_good_ones_are_captioned(tr
     assert "1 of 1 images are bad" in done.stderr
 
 
-def test_what_cannot_be_captioned_is_said_in_one_line(tmp_path: Path, trained: Path, pictures: Path) -> None:
+def test_invalid_inputs_raise_a_one_line_error(tmp_path: Path, trained: Path, pictures: Path) -> None:
     other = tmp_path / "clip"
     Trainer(small(other, *VIT, "duration=1st", "schedule.warmup=0st")).fit()
     for run_dir, images, overrides, message in (
@@ -201,13 +199,13 @@ def test_what_cannot_be_captioned_is_said_in_one_line(tmp_path: Path, trained: P
         (("method=best",), "method=best: Invalid value 'best', expected one of [beam, greedy, sample]"),
     ],
 )
-def test_options_out_of_range_or_without_effect_are_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_options_out_of_range_or_without_effect_are_rejected(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(Exception, match=re.escape(message)) as refused:
         compose("run=x", "images=y", *overrides, config_name="caption")
     assert isinstance(refused.value, ConfigError) or "choice" in message
 
 
-def test_its_help_answers_without_torch(tmp_path: Path) -> None:
+def test_help_does_not_import_torch(tmp_path: Path) -> None:
     torchless = "import sys; sys.modules['torch'] = None; sys.argv = ['caption', '--help']; from clipx.caption import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", torchless], env=os.environ, capture_output=True, text=True, check=False
@@ -216,11 +214,11 @@ def test_its_help_answers_without_torch(tmp_path: Path) -> None:
     assert "python -m clipx.caption run=outputs/RUN images=FOLDER" in done.stdout
 
 
-# ---------------------------------------------------------------------------------- the numbers of docs/coca.md, by hand
+# -------------------------------------------------------------------------------------- numbers of docs/coca.md, by hand
 
 
 class _Every(random.Random):
-    """Draws the same choice each time: the grammar's i-th sentence."""
+    """Random source that always returns choice i: the grammar's i-th sentence."""
 
     def __init__(self, i: int) -> None:
         super().__init__()
@@ -232,8 +230,8 @@ class _Every(random.Random):
 
 @pytest.mark.number
 @pytest.mark.timeout(3600)
-def test_what_the_small_captioner_says(tmp_path: Path) -> None:
-    """Of 256 new scenes each: one is right where it is a sentence that the grammar can make of the scene."""
+def test_documented_caption_accuracy_of_the_small_captioner(tmp_path: Path) -> None:
+    """Captions 256 new scenes each. A caption is correct if the grammar can generate it for the scene."""
     options = ("data.batch_size=64", "duration=1200st", "schedule.warmup=50st", "evaluator=[]", "logger=[]")
     run_dir = tmp_path / "run"
     run(
@@ -242,7 +240,7 @@ def test_what_the_small_captioner_says(tmp_path: Path) -> None:
     tokenizer = Tokenizer(40)
 
     def read(text: str) -> str:
-        """As a caption reads that was put together from tokens."""
+        """Normalises a caption as detokenisation does."""
         return tokenizer.decode(tokenizer([text])[0].tolist())
 
     found = {}

@@ -1,4 +1,4 @@
-"""The commands as people type them, in processes of their own."""
+"""The commands as users type them, in separate processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVALUATE = (sys.executable, "-m", "clipx.evaluate")
 SCRIPT = str(Path(sys.executable).with_name("clipx-train"))
 
 
-# What a start must not wait for: a tenth of a second to seconds each.
+# Modules that a start must not import: each takes between 0.1 s and several seconds.
 HEAVY = (
     *("torch", "torchvision", "timm", "transformers", "numpy", "PIL", "pyarrow", "fsspec", "s3fs", "safetensors"),
     *("tokenizers", "matplotlib", "rich", "tensorboard", "wandb", "sklearn", "submitit", "asyncio"),
@@ -24,36 +24,36 @@ HEAVY = (
 
 
 def without_heavy_modules(code: str) -> str:
-    """What Python code prints that must not load them, nor many others."""
+    """Returns the output of Python code that must import none of the heavy modules, and fewer than 600 in total."""
     check = f"import sys\nloaded = {{*{HEAVY}}} & sys.modules.keys()\nassert not loaded, loaded"
     return run(sys.executable, "-c", f"{code}\n{check}\nassert len(sys.modules) < 600, len(sys.modules)").stdout
 
 
-def typed(*arguments: str) -> str:
-    """Code that does what the command does, and goes on."""
+def command_code(*arguments: str) -> str:
+    """Returns code that does what the command does, and continues after its exit."""
     return (
         f"import sys\nsys.argv = ['clipx-train', *{arguments}]\nfrom clipx.train import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass"
     )
 
 
-# ------------------------------------------------------------------------------------------- answering at once
+# ------------------------------------------------------------------------------------------------- fast starts
 
 
-def test_composing_from_python_imports_nothing_that_takes_long() -> None:
+def test_composing_from_python_imports_no_heavy_module() -> None:
     without_heavy_modules("from clipx import compose\nfor data in ('shapes', 'laion400m'): compose(f'data={data}')")
 
 
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--help", "data.shuffle_window"], ["modl=x"], ["-sc", "install=bash"]]
 )
-def test_a_command_that_does_not_train_imports_nothing_that_takes_long(arguments: list[str]) -> None:
-    without_heavy_modules(typed(*arguments))
+def test_commands_that_do_not_train_import_no_heavy_module(arguments: list[str]) -> None:
+    without_heavy_modules(command_code(*arguments))
 
 
-def test_a_large_run_is_composed_without_anything_that_takes_long() -> None:
-    """Which takes half a second of CPU time: 424 modules, most of them Python's own and Hydra's."""
-    composed = yaml.safe_load(without_heavy_modules(typed("model=vit_l14", "data=laion400m", "--cfg", "job")))
+def test_composing_a_large_run_imports_no_heavy_module() -> None:
+    """Composition takes 0.5 s of CPU time: 424 modules, most of them from Python and Hydra."""
+    composed = yaml.safe_load(without_heavy_modules(command_code("model=vit_l14", "data=laion400m", "--cfg", "job")))
     assert composed["model"]["image"]["timm"] == "vit_large_patch14_clip_224"
     assert composed["data"]["samples"] == 414_080_000
 
@@ -82,7 +82,7 @@ def test_help_lists_the_options_of_each_group(command: tuple[str, ...]) -> None:
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )  # fmt: skip
-def test_an_error_is_one_line_and_exit_code_2(arguments: list[str], line: str, tmp_path: Path) -> None:
+def test_configuration_errors_are_one_line_with_exit_code_2(arguments: list[str], line: str, tmp_path: Path) -> None:
     run_dir = [] if "--cfg" in arguments else [f"run_dir={tmp_path / 'run'}"]
     done = run(*TRAIN, *arguments, *run_dir, check=False)
     assert done.stderr == f"error: {line}\n"
@@ -90,18 +90,18 @@ def test_an_error_is_one_line_and_exit_code_2(arguments: list[str], line: str, t
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_is_not_named_is_asked_for() -> None:
+def test_a_missing_run_is_a_configuration_error() -> None:
     done = run(*EVALUATE, check=False)
     assert (done.returncode, done.stderr) == (2, "error: run has no value: it is required, add run=…\n")
 
 
-def test_an_error_that_is_not_of_the_configuration_has_another_exit_code(tmp_path: Path) -> None:
+def test_other_errors_exit_with_code_1(tmp_path: Path) -> None:
     done = run(*EVALUATE, f"run={tmp_path}/none", check=False)
     assert done.stderr == f"error: run={tmp_path}/none holds no run (no config.yaml): check the path\n"
     assert done.returncode == 1
 
 
-def test_the_whole_traceback_is_shown_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hydra_full_error_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     done = run(*TRAIN, "seed=-1", check=False)
     assert done.returncode == 2
@@ -110,14 +110,14 @@ def test_the_whole_traceback_is_shown_on_demand(monkeypatch: pytest.MonkeyPatch)
     assert done.stderr.endswith("\nerror: seed=-1 must be in [0, 2^63): give 0 or more\n")
 
 
-def test_each_rank_of_a_job_says_which_one_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_job_name_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     done = run(*TRAIN, "seed=-1", check=False)
     assert done.stderr == "error (rank 3): seed=-1 must be in [0, 2^63): give 0 or more\n"
 
 
-def test_an_unknown_flag_is_answered_with_the_usage() -> None:
+def test_an_unknown_flag_prints_the_usage() -> None:
     done = run(*TRAIN, "--cfgg", "job", check=False)
     assert done.returncode == 2
     assert "unrecognized arguments: --cfgg" in done.stderr
@@ -179,7 +179,7 @@ def test_a_sweep_trains_each_point_in_its_own_folder(tmp_path: Path) -> None:
     assert rows(points[0].parent)[0]["train/loss"] != rows(points[1].parent)[0]["train/loss"]
 
 
-def test_a_point_that_fails_is_named_and_the_others_are_trained(tmp_path: Path) -> None:
+def test_a_failed_point_is_named_and_the_others_are_trained(tmp_path: Path) -> None:
     sweep = f"hydra.sweep.dir={tmp_path}/sweep"
     done = run(*TRAIN, "-m", "optimizer.lr=-1,1e-3,inf", *TINY, sweep, check=False)
     assert done.returncode == 2
@@ -193,7 +193,7 @@ def test_a_point_that_fails_is_named_and_the_others_are_trained(tmp_path: Path) 
     assert [row["step"] for row in rows(tmp_path / "sweep" / "1")] == [1, 2]
 
 
-def test_a_sweep_keeps_to_run_directories_that_are_typed(tmp_path: Path) -> None:
+def test_a_sweep_uses_explicit_run_directories(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom clipx.cli import cli\n"
         f"sys.argv = ['x', '-m', 'seed=3,4', 'run_dir={tmp_path}/s${{seed}}', 'hydra.sweep.dir={tmp_path}/sweep']\n"
@@ -225,7 +225,7 @@ print("loss", final["train/loss"])
 """
 
 
-def test_three_lines_train_beside_another_hydra(tmp_path: Path) -> None:
+def test_three_lines_of_python_train_inside_another_hydra_app(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("answer: 42\n")
     script = tmp_path / "notebook.py"
     script.write_text(NOTEBOOK.replace("FOLDER", str(tmp_path)))

@@ -1,4 +1,4 @@
-"""`clipx.embed` writes what the model says of every image and caption; killed anywhere, it goes on as if it had not been."""
+"""`clipx.embed` writes the embeddings of every image and caption, and continues after a kill at any time."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def whole(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three shards of 64 samples, written in one go."""
+def uninterrupted(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of 64 samples, written without interruption."""
     out = tmp_path_factory.mktemp("whole")
     written(trained, out)
     return out
 
 
-def test_every_image_and_caption_is_what_the_model_says_of_it(trained: Path, whole: Path) -> None:
+def test_embeddings_equal_the_models_output_for_every_image_and_caption(trained: Path, uninterrupted: Path) -> None:
     found = load_weights(str(trained))
     assert found.spec is not None
     model = found.spec.build(torch.device("cpu"), torch.float32).eval()
     load_into(model, found)
     source, tokenizer = compose(*TRAIN).data.open().train, found.spec.text.build_tokenizer()
     for number, samples in enumerate((range(24), range(24, 48), range(48, 64))):
-        image, text, captions, offsets = (np.load(whole / name) for name in npy_files(number))
+        image, text, captions, offsets = (np.load(uninterrupted / name) for name in npy_files(number))
         assert image.dtype == text.dtype == np.float32
         assert (len(image), len(offsets), len(text)) == (len(samples), len(samples) + 1, offsets[-1])
         for row, index in enumerate(samples):
@@ -72,8 +72,8 @@ def test_every_image_and_caption_is_what_the_model_says_of_it(trained: Path, who
             torch.testing.assert_close(torch.tensor(text[own]), expected, rtol=0, atol=1e-5)
 
 
-def test_the_manifest_says_what_they_are_of(trained: Path, whole: Path) -> None:
-    manifest = json.loads((whole / "manifest.json").read_text())
+def test_the_manifest_describes_model_and_data(trained: Path, uninterrupted: Path) -> None:
+    manifest = json.loads((uninterrupted / "manifest.json").read_text())
     config = compose(*TRAIN)
     assert manifest["data"] == config.data.open().train.fingerprint
     assert manifest["model"]["image"]["timm"] == "vit_xsmall_patch16_clip_224"
@@ -87,10 +87,10 @@ def test_the_manifest_says_what_they_are_of(trained: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [3, 6, 16])
-def test_killed_before_any_file_has_its_name_it_goes_on_to_the_same_bytes(
-    trained: Path, whole: Path, tmp_path: Path, number: int
+def test_a_kill_before_any_rename_continues_to_identical_files(
+    trained: Path, uninterrupted: Path, tmp_path: Path, number: int
 ) -> None:
-    """Of the 17 files: in a shard, after it, and before the manifest."""
+    """Kills before the rename of 3 of the 17 files: within a shard, after a shard, and before the manifest."""
     options = (f"run={trained}", f"out={tmp_path}", "samples_per_shard=24", "batch_size=10")
     done = run(sys.executable, KILLED, str(number), *options, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -98,35 +98,35 @@ def test_killed_before_any_file_has_its_name_it_goes_on_to_the_same_bytes(
     assert len([name for name in contents(tmp_path) if not name.startswith(".")]) == number
     before = {path.name: path.stat().st_ino for path in tmp_path.glob("*.json")}
     written(trained, tmp_path)
-    assert contents(tmp_path) == contents(whole)
+    assert contents(tmp_path) == contents(uninterrupted)
     after = {path.name: path.stat().st_ino for path in tmp_path.glob("*.json")}
-    assert {name: after[name] for name in before} == before, "what was finished was not written again"
+    assert {name: after[name] for name in before} == before, "finished files were written again"
 
 
-def test_two_ranks_go_on_where_one_was_killed_and_write_the_same_bytes(
-    trained: Path, whole: Path, tmp_path: Path
+def test_two_ranks_continue_a_killed_single_rank_with_identical_files(
+    trained: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     options = (f"run={trained}", f"out={tmp_path}", "samples_per_shard=24", "batch_size=10")
     assert run(sys.executable, KILLED, "7", *options, check=False).returncode == -signal.SIGKILL
     done = torchrun(2, "-m", "clipx.embed", *options)
     assert "1 of 3 shards exist from an earlier run" in done.stdout
-    assert contents(tmp_path) == contents(whole)
+    assert contents(tmp_path) == contents(uninterrupted)
 
 
-def test_a_shard_that_is_damaged_is_written_anew_and_the_others_are_not(
-    trained: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_only_damaged_shards_are_rewritten(trained: Path, uninterrupted: Path, tmp_path: Path) -> None:
     written(trained, tmp_path)
     kept = (tmp_path / "00000.json").stat().st_ino
     with (tmp_path / "00001.text.npy").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\xff")
     written(trained, tmp_path)
-    assert contents(tmp_path) == contents(whole)
+    assert contents(tmp_path) == contents(uninterrupted)
     assert (tmp_path / "00000.json").stat().st_ino == kept
 
 
-def test_parquet_has_a_row_a_sample_with_the_same_numbers(trained: Path, whole: Path, tmp_path: Path) -> None:
+def test_parquet_has_one_row_per_sample_with_the_same_values(
+    trained: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
     written(trained, tmp_path, "format=parquet", "samples_per_shard=64")
     (path,) = tmp_path.glob("*.parquet")
     table = pq.read_table(path)
@@ -134,7 +134,7 @@ def test_parquet_has_a_row_a_sample_with_the_same_numbers(trained: Path, whole: 
     assert table["index"].to_pylist() == list(range(64))
     assert table["key"].to_pylist() == [source.key(index) for index in range(64)]
     assert table["captions"].to_pylist() == [list(source.read(index).captions) for index in range(64)]
-    image, text, _, offsets = (np.load(whole / name) for name in npy_files(0))
+    image, text, _, offsets = (np.load(uninterrupted / name) for name in npy_files(0))
     np.testing.assert_allclose(np.array(table["image"].to_pylist()[:24]), image, atol=1e-6)
     found = [row for rows in table["text"].to_pylist()[:24] for row in rows]
     np.testing.assert_allclose(np.array(found), text, atol=1e-6)
@@ -147,16 +147,16 @@ def test_held_out_samples_in_16_bits_under_a_url(trained: Path) -> None:
     fs, out = fsspec.filesystem("memory"), "memory://embedded"
     options = ("split=held_out", "dtype=float16")
     written(trained, out, *options)
-    whole = {name: fs.cat_file(f"/embedded/{name}") for name in ("00000.image.npy", "00000.text.npy", "manifest.json")}
-    assert json.loads(whole["manifest.json"])["samples"] == 16
+    files = {name: fs.cat_file(f"/embedded/{name}") for name in ("00000.image.npy", "00000.text.npy", "manifest.json")}
+    assert json.loads(files["manifest.json"])["samples"] == 16
     fs.rm("/embedded/00000.json")
     fs.rm("/embedded/manifest.json")
     fs.pipe_file("/embedded/00000.text.npy", b"half")
     written(trained, out, *options)
-    assert {name: fs.cat_file(f"/embedded/{name}") for name in whole} == whole
+    assert {name: fs.cat_file(f"/embedded/{name}") for name in files} == files
 
 
-def test_bad_samples_have_no_captions_and_too_many_of_them_are_an_error(trained: Path, tmp_path: Path) -> None:
+def test_bad_samples_have_no_captions_and_too_many_are_an_error(trained: Path, tmp_path: Path) -> None:
     rows = ["filepath,caption"]
     source = compose(*TRAIN).data.open().train
     for index in range(8):
@@ -191,17 +191,17 @@ def test_bad_samples_have_no_captions_and_too_many_of_them_are_an_error(trained:
         (("format=csv",), ConfigError, "format=csv: Invalid value 'csv', expected one of [npy, parquet]"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_written_is_one_line(
-    trained: Path, whole: Path, overrides: tuple[str, ...], kind: type[ClipxError], message: str
+def test_invalid_options_raise_a_one_line_error(
+    trained: Path, uninterrupted: Path, overrides: tuple[str, ...], kind: type[ClipxError], message: str
 ) -> None:
-    before = contents(whole)
+    before = contents(uninterrupted)
     with pytest.raises(kind) as caught:
-        written(trained, whole, *overrides)
+        written(trained, uninterrupted, *overrides)
     assert message in str(caught.value) and "\n" not in str(caught.value)
-    assert contents(whole) == before
+    assert contents(uninterrupted) == before
 
 
-def test_data_that_holds_out_none_has_none_to_embed(trained: Path, whole: Path, tmp_path: Path) -> None:
+def test_data_without_held_out_samples_is_rejected(trained: Path, uninterrupted: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(compose(*TRAIN).data.open().train.read(0).image)
     (tmp_path / "pairs.csv").write_text("filepath,caption\na.jpg,one\n")
     options = ("split=held_out", "data=csv", f"data.path={tmp_path}/pairs.csv", "data.held_out_share=0")
@@ -209,14 +209,14 @@ def test_data_that_holds_out_none_has_none_to_embed(trained: Path, whole: Path, 
         written(trained, tmp_path / "out", *options)
 
 
-def test_a_folder_is_written_by_one_command_at_a_time(trained: Path, whole: Path) -> None:
-    with (whole / ".lock").open("w") as lock:
+def test_an_output_folder_is_locked_by_one_command(trained: Path, uninterrupted: Path) -> None:
+    with (uninterrupted / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(DataError, match="is being written by another process: wait for it, or give another folder"):
-            written(trained, whole)
+            written(trained, uninterrupted)
 
 
-def test_evaluators_which_data_brings_along_have_no_effect_when_typed(
+def test_evaluator_options_are_rejected_because_they_have_no_effect(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["clipx-embed", f"run={trained}", f"out={tmp_path}/out", "evaluator=[zeroshot]"])

@@ -1,4 +1,4 @@
-"""What clipx exports is loaded by the libraries it is for, as they are, and computes the same there."""
+"""Exported models load in unmodified open_clip, transformers and clip_benchmark with equal outputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A ViT in CLIP's form, and timm's ResNet with SigLIP's loss."""
+    """Trains two runs: a ViT in CLIP's form, and timm's ResNet with SigLIP's loss."""
     folder = tmp_path_factory.mktemp("runs")
     for name, options in OPTIONS.items():
         Trainer(small(folder / name, *options)).fit()
@@ -56,13 +56,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def exported(run_dir: Path, out: Path, *options: str) -> Path:
-    """By the command's own function."""
+    """Exports a run by the command's function. Returns the folder."""
     export(compose(f"run={run_dir}", f"out={out}", *options, config_name="export"))  # type: ignore[arg-type]
     return out
 
 
 def trained(run_dir: Path, which: str = "model") -> CLIP:
-    """A run's model at its end, `model` or `average`."""
+    """Returns a run's final model: `model` or `average`."""
     found = CheckpointDir(run_dir / "checkpoints", print).load()
     assert found is not None
     model = load_run(run_dir).model.build(CPU, torch.float32).eval()
@@ -75,7 +75,7 @@ def tokens(run_dir: Path) -> Tensor:
 
 
 def pixels(image: bytes, size: int, stretch: bool = False) -> Tensor:
-    """As clipx evaluates it, [1, 3, S, S]."""
+    """Returns an image as clipx evaluates it, [1, 3, S, S]."""
     return torch.from_numpy(eval_transform(decode(image, 1 << 20), size, stretch).copy()).permute(2, 0, 1)[None]
 
 
@@ -84,7 +84,9 @@ def pixels(image: bytes, size: int, stretch: bool = False) -> Tensor:
 
 @pytest.mark.parametrize(("name", "which"), [("vit", "average"), ("tiny", "model")])
 @torch.inference_mode()
-def test_open_clip_loads_it_and_embeds_the_same(runs: dict[str, Path], tmp_path: Path, name: str, which: str) -> None:
+def test_open_clip_loads_an_export_with_equal_embeddings(
+    runs: dict[str, Path], tmp_path: Path, name: str, which: str
+) -> None:
     said = run(*EXPORT, f"run={runs[name]}", f"out={tmp_path}/out", "format=open_clip").stdout
     assert f'open_clip.create_model_and_transforms("local-dir:{tmp_path}/out")' in said
     assert ("the moving average of its weights" in said) == (which == "average")
@@ -119,7 +121,7 @@ def objective(run_dir: Path) -> Mapping[str, Tensor]:
         ("isogclr", 1 / 0.03, "logit_scale is 33.33: the initial temperature 0.03 of objective=isogclr, which learns one temperature per sample"),
     ],
 )  # fmt: skip
-def test_a_temperature_that_is_not_learned_for_all_is_said(
+def test_export_reports_a_temperature_that_is_not_one_learned_scalar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str, scale: float, said: str
 ) -> None:
     options = ["objective.temperature=0.05"] if objective == "sogclr" else ["objective.rho=2"]
@@ -132,7 +134,7 @@ def test_a_temperature_that_is_not_learned_for_all_is_said(
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_a_tokenizer_that_is_a_file_goes_with_the_model(tmp_path: Path, beside: bool) -> None:
+def test_a_tokenizer_file_is_exported_with_the_model(tmp_path: Path, beside: bool) -> None:
     words = [
         ("</s>", 0.0),
         ("<unk>", 0.0),
@@ -170,14 +172,14 @@ def test_a_tokenizer_that_is_a_file_goes_with_the_model(tmp_path: Path, beside: 
 
 
 @torch.inference_mode()
-def test_transformers_loads_it_and_embeds_the_same(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_transformers_loads_an_export_with_equal_embeddings(runs: dict[str, Path], tmp_path: Path) -> None:
     out = exported(runs["vit"], tmp_path / "out", "format=hf", "weights=trained")
     theirs, loaded = CLIPModel.from_pretrained(out, output_loading_info=True)
-    assert not any(loaded.values()), "no key is missing, left over or of another shape"
+    assert not any(loaded.values()), "a key is missing, unexpected or has another shape"
     processor = CLIPProcessor.from_pretrained(out)
     ours = trained(runs["vit"]).eval()
     own_tokens = tokens(runs["vit"])
-    same = [text for text in TEXTS if "html" not in text]  # what ftfy and html.unescape change is clipx's own
+    same = [text for text in TEXTS if "html" not in text]  # clipx alone applies ftfy and html.unescape
     given = processor.tokenizer(same, padding="max_length", truncation=True, return_tensors="pt")
     for row, own in zip(given["input_ids"].tolist(), own_tokens.tolist(), strict=False):
         assert row[: row.index(49407) + 1] == own[: own.index(49407) + 1]
@@ -189,13 +191,15 @@ def test_transformers_loads_it_and_embeds_the_same(runs: dict[str, Path], tmp_pa
     assert theirs.logit_scale.item() == objective(runs["vit"])["temperature.log_scale"].item()
     fast = processor(images=Image.open(io.BytesIO(image)), return_tensors="pt")["pixel_values"]
     level = 1 / 255 / min(load_run(runs["vit"]).model.image.std)
-    assert (fast - exact["pixel_values"]).abs().max() < 1.01 * level, "torchvision's resize rounds by itself"
+    assert (fast - exact["pixel_values"]).abs().max() < 1.01 * level, (
+        "differs by more than the rounding of torchvision's resize"
+    )
 
 
-# --------------------------------------------------------------------------------------------- clipx's own file
+# ------------------------------------------------------------------------------------------ clipx's file format
 
 
-def test_clipx_reads_its_own_file_back(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_clipx_loads_its_exported_file(runs: dict[str, Path], tmp_path: Path) -> None:
     exported(runs["tiny"], tmp_path / "model.safetensors", "format=safetensors")
     found, whole = load_weights(str(tmp_path / "model.safetensors")), load_weights(str(runs["tiny"]))
     assert found.spec == whole.spec
@@ -205,7 +209,7 @@ def test_clipx_reads_its_own_file_back(runs: dict[str, Path], tmp_path: Path) ->
     assert all(torch.equal(found.model[name], whole.model[name]) for name in whole.model)
 
 
-# -------------------------------------------------------------------------------------------------- what is refused
+# ----------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -221,7 +225,7 @@ def test_clipx_reads_its_own_file_back(runs: dict[str, Path], tmp_path: Path) ->
         ("vit", ["format=open_clip", "out={run}/config.yaml/out"], "out={run}/config.yaml/out cannot be written (File exists): give another path"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_exported_is_one_line_and_nothing_is_left(
+def test_models_that_cannot_be_exported_raise_a_one_line_error_and_leave_no_file(
     runs: dict[str, Path], tmp_path: Path, name: str, arguments: list[str], message: str
 ) -> None:
     places = {"run": runs[name], "tmp": tmp_path}
@@ -233,13 +237,13 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_left(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_says_it_in_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_the_export_command_prints_a_one_line_error(runs: dict[str, Path], tmp_path: Path) -> None:
     done = run(*EXPORT, f"run={runs['tiny']}", f"out={tmp_path}/out", "format=hf", check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert done.stderr.startswith("error: format=hf supports only ViTs in CLIP's form with CLIP's tokenizer")
 
 
-def test_an_empty_folder_may_be_there(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_an_existing_empty_folder_is_accepted(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     exported(runs["vit"], tmp_path / "out", "format=open_clip", "step=2")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["open_clip_config.json", "open_clip_model.safetensors"]  # fmt: skip
@@ -248,7 +252,7 @@ def test_an_empty_folder_may_be_there(runs: dict[str, Path], tmp_path: Path) -> 
 # --------------------------------------------------------------------------------------------- clip_benchmark
 
 
-def test_clip_benchmark_finds_the_numbers_that_clipx_finds(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_clip_benchmark_and_clipx_report_equal_numbers(runs: dict[str, Path], tmp_path: Path) -> None:
     images = {shape: [jpeg(10 * i + j, 40 + j, 50) for j in range(9)] for i, shape in enumerate(SHAPES)}
     write_set(tmp_path / "set", images, ["a {c}", "a drawing of a {c}."])
     exported(runs["tiny"], tmp_path / "out", "format=open_clip")

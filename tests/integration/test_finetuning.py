@@ -1,4 +1,4 @@
-"""Locked towers and a classifier's head train on several ranks and in micro-batches as in one process."""
+"""Locked towers and a classification head: several ranks and micro-batches match a single process."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def alone(weights: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
-    """One process, the whole batch at once."""
+def single(weights: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
+    """Trains in one process with the whole batch at once."""
     folder = tmp_path_factory.mktemp("alone")
     return {name: trained(folder / name, [*NARROW, *EVALUATED, weights, *words]) for name, words in KINDS.items()}
 
@@ -58,15 +58,15 @@ def two(weights: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ten
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "sent"])
-def test_two_ranks_train_as_one_process(way: str, two: dict[str, Tensors], alone: dict[str, Tensors]) -> None:
-    """Losses, gradient norms, weights, their average, the head, what is evaluated: float64, to 1e-9."""
-    expected = alone[WAYS[way][0]]
+def test_two_ranks_match_a_single_process(way: str, two: dict[str, Tensors], single: dict[str, Tensors]) -> None:
+    """Losses, gradient norms, weights, their average, the head and evaluation results: float64, to 1e-9."""
+    expected = single[WAYS[way][0]]
     assert len(expected["train/loss"]) == 4
     assert two[way].keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(two[way][name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_gradients_of_what_is_locked_are_not_sent(two: dict[str, Tensors]) -> None:
+def test_gradients_of_locked_parameters_are_not_sent(two: dict[str, Tensors]) -> None:
     sent, learning, whole = two["sent"]["bytes"].tolist()
     assert sent == learning < whole / 4

@@ -1,4 +1,4 @@
-"""A model that is spread over the ranks trains as one that each rank holds whole."""
+"""Sharded models train like models that each rank holds completely."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OBJECTIVES = {
     "lamb": ("optimizer=lamb",),
 }
 RHO = ("isogclr", "fastclip_v2")
-# A ResNet, whose BatchNorms see each other's samples: five steps, for it has more layers.
+# A ResNet whose BatchNorms see the samples of all ranks: five steps, because it has more layers.
 RESNET = (
     "checkpoint=none",
     "duration=5st",
@@ -58,8 +58,8 @@ def assert_same(found: Tensors, expected: Tensors, tolerance: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
-    """One process on the whole batch, by objective."""
+def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
+    """Trains in one process on the whole batch. Returns the results by objective."""
     folder = tmp_path_factory.mktemp("alone")
     return {name: trained(folder / name, [*TEN, *words]) for name, words in OBJECTIVES.items()}
 
@@ -95,49 +95,49 @@ def two(folder: Path) -> dict[str, Tensors]:
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "compressed"])
-def test_ten_steps_on_two_ranks_are_those_of_one_process(
-    way: str, two: dict[str, Tensors], alone: dict[str, Tensors]
+def test_ten_steps_on_two_ranks_match_a_single_process(
+    way: str, two: dict[str, Tensors], single: dict[str, Tensors]
 ) -> None:
-    """Losses, the norm that is clipped, weights, their average, what is evaluated: float64, to 1e-9."""
+    """Losses, the clipped norm, weights, their average and evaluation results: float64, to 1e-9."""
     assert len(two[way]["train/loss"]) == 10
-    assert_same(two[way], alone[WAYS[way][0]], 1e-9)
+    assert_same(two[way], single[WAYS[way][0]], 1e-9)
 
 
-def test_a_sharded_run_goes_on_from_its_middle_in_one_process(
-    tmp_path: Path, folder: Path, two: dict[str, Tensors], alone: dict[str, Tensors]
+def test_a_sharded_run_resumes_in_a_single_process(
+    tmp_path: Path, folder: Path, two: dict[str, Tensors], single: dict[str, Tensors]
 ) -> None:
     run_dir = tmp_path / "again"
     shutil.copytree(folder / "fsdp.run", run_dir)
     found = trained(run_dir, [*TEN, *OBJECTIVES["infonce"], "resume=step:5"])
-    assert_same(found, alone["infonce"], 1e-9)
+    assert_same(found, single["infonce"], 1e-9)
 
 
-def test_gradients_that_travel_in_16_bits_change_little(two: dict[str, Tensors]) -> None:
+def test_gradients_reduced_in_16_bits_change_results_little(two: dict[str, Tensors]) -> None:
     found, whole = two["compressed"]["train/loss"], two["ddp"]["train/loss"]
     assert (found - whole).abs().max() < 0.01
     assert not torch.equal(found[2:], whole[2:])
 
 
-def test_synced_batchnorms_are_those_of_one_process_on_the_whole_batch(tmp_path: Path) -> None:
-    """Weights and running statistics, the norms inside micro-batches too: float64, to 1e-9."""
+def test_synced_batch_norms_match_a_single_process_on_the_whole_batch(tmp_path: Path) -> None:
+    """Weights and running statistics, also with norms inside micro-batches: float64, to 1e-9."""
     expected = trained(tmp_path / "alone", list(RESNET))
     words = json.dumps([*RESNET, "distributed.sync_batchnorm=true"])
     torchrun(2, SCRIPT, str(tmp_path), f"synced={words}", f"own={json.dumps(RESNET)}")
     assert_same(load_file(tmp_path / "synced.safetensors"), expected, 1e-9)
     own = load_file(tmp_path / "own.safetensors")
-    assert (own["train/loss"] - expected["train/loss"]).abs().max() > 1e-4, "without it they differ"
+    assert (own["train/loss"] - expected["train/loss"]).abs().max() > 1e-4, "unsynchronised norms gave the same result"
 
 
 @pytest.mark.slow
-def test_groups_of_ranks_that_share_a_copy_train_as_one_process(tmp_path: Path, alone: dict[str, Tensors]) -> None:
+def test_hybrid_sharding_matches_a_single_process(tmp_path: Path, single: dict[str, Tensors]) -> None:
     ways = {"hybrid": ("infonce", FSDP, "distributed.shard_size=2"), "fsdp": ("fastclip_v3", FSDP)}
     found = train_on_ranks(4, tmp_path, ways)
-    assert_same(found["hybrid"], alone["infonce"], 1e-9)
-    assert_same(found["fsdp"], alone["fastclip_v3"], 1e-9)
+    assert_same(found["hybrid"], single["infonce"], 1e-9)
+    assert_same(found["fsdp"], single["fastclip_v3"], 1e-9)
 
 
 @pytest.mark.slow
-def test_every_other_objective_trains_in_parts_as_whole(tmp_path: Path) -> None:
+def test_every_other_objective_matches_a_single_process(tmp_path: Path) -> None:
     """Two ranks, two micro-batches, float64, to 1e-9."""
     others = ("dcl", "sogclr", "isogclr", "fastclip_v0", "fastclip_v1", "fastclip_v2")
     words = {name: [*TEN, f"objective={name}", *(["objective.rho=2.9"] if name in RHO else [])] for name in others}
@@ -159,6 +159,6 @@ def test_every_other_objective_trains_in_parts_as_whole(tmp_path: Path) -> None:
         ([FSDP, "distributed.static_graph=true"], "distributed.static_graph is not a key here: the keys are device, backend"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_together_is_refused_at_composition(words: list[str], message: str) -> None:
+def test_invalid_combinations_are_rejected_at_composition(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         compose(*words)

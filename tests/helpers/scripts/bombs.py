@@ -1,7 +1,7 @@
-"""What is small on disk and large in memory: `python bombs.py FOLDER` makes each and has clipx look at it.
+"""Decompression bombs, small on disk and large in memory: `python bombs.py FOLDER` writes each and opens it with clipx.
 
-Prints a JSON object: by name what clipx said, the seconds it took (the best of three), and by how many MB memory grew.
-The process may take no more than 300 MB above what it has before the first.
+Prints a JSON object: for each name the message of clipx, the seconds taken (the best of three), and the growth of
+memory in MB. The process may use at most 300 MB more than before the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from clipx.data.webdataset import _json
 from clipx.errors import DataError
 
 GIB = 1 << 30
-MAX_PIXELS = 89_000_000  # the default
+MAX_PIXELS = 89_000_000  # clipx's default
 
 
 def header_of(size: int, kind: bytes, name: str = "00.jpg") -> bytes:
@@ -40,7 +40,7 @@ def header_of(size: int, kind: bytes, name: str = "00.jpg") -> bytes:
 
 
 def sparse(path: Path, header: bytes, size: int) -> Path:
-    """A header, and `size` zero bytes that take no room on disk."""
+    """Writes a header, and `size` zero bytes that use no space on disk."""
     with path.open("wb") as file:
         file.write(header)
         file.truncate(len(header) + size + 1024)
@@ -48,7 +48,7 @@ def sparse(path: Path, header: bytes, size: int) -> Path:
 
 
 def recursive(path: Path) -> Path:
-    """Headers before a header, each of which tarfile reads by calling itself."""
+    """Writes nested headers, each of which tarfile reads by a recursive call."""
     block = header_of(512, tarfile.GNUTYPE_LONGNAME, "././@LongLink") + b"x".ljust(512, b"\0")
     path.write_bytes(block * 5000)
     return path
@@ -79,7 +79,7 @@ def tars(folder: Path) -> dict[str, Path]:
 
 
 def resized_header(encoded: bytes, side: int) -> bytes:
-    """A JPEG whose header says another size."""
+    """Returns a JPEG whose header claims another size."""
     at = encoded.index(b"\xff\xc0") + 5
     return encoded[:at] + struct.pack(">HH", side, side) + encoded[at + 4 :]
 
@@ -89,7 +89,7 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(side: int, *chunks: bytes) -> bytes:
-    """Grey, 1 bit a pixel, all zeros: 400 megapixels are 50 MB, and 50 KB packed."""
+    """Returns a grey 1-bit image of zeros: 400 megapixels take 50 MB, and 50 KB compressed."""
     packer = zlib.compressobj(9)
     row = bytes(1 + (side + 7) // 8)
     pixels = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
@@ -103,7 +103,7 @@ def webp(side: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "WEBP", lossless=True)
     encoded = bytearray(file.getvalue())
-    at = encoded.index(b"VP8L") + 9  # 14 bits each of width and height, less one
+    at = encoded.index(b"VP8L") + 9  # 14 bits each for width and height, minus one
     encoded[at : at + 4] = struct.pack("<I", (side - 1) | (side - 1) << 14)
     return bytes(encoded)
 

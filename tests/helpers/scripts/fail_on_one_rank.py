@@ -1,10 +1,10 @@
-"""Run by torchrun on two ranks: what only one of them has must not leave the others waiting, or going on.
+"""Failures on one rank, run by torchrun on two ranks: the other rank must neither wait nor continue.
 
-    failures.py FOLDER
+    fail_on_one_rank.py FOLDER
 
-Each rank writes `FOLDER/RANK.json`: the error it met where rank 1 alone has an image that is not finite, whether anything
-had changed by then, and the error of a batch that the ranks cannot share. At last rank 1 alone gets a sample number that
-the data set does not have, and nobody catches the error.
+Each rank writes `FOLDER/RANK.json`: the error it got when only rank 1 had a non-finite image, whether any state had
+changed by then, and the error of a batch that the ranks cannot share. Finally only rank 1 gets a sample number that is
+not in the data set, and the error is not caught.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fetches a URL into the cache, and says what is there and since when."""
+"""Fetches a URL into the cache, and prints its content and time of modification."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Run on several ranks: as spreading.py, with towers that are locked; and what of a locked model DDP sends.
+"""Fine-tuning on several ranks: fsdp_training.py with locked towers, and the gradients that DDP sends.
 
-finetuning.py FOLDER NAME=OVERRIDES-AS-JSON...
+finetune.py FOLDER NAME=OVERRIDES-AS-JSON...
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clipx.trainer.trainer import Trainer
 
 
 def sent(run_dir: Path, overrides: list[str]) -> dict[str, torch.Tensor]:
-    """Bytes of the gradients that ranks average, and of those that learn."""
+    """Returns the bytes of the gradients that ranks average, and of those that are trained."""
     trainer = Trainer(small(run_dir, *FP64, *overrides))
     parallel = trainer.learner.parallel
     assert isinstance(parallel, DistributedDataParallel)

@@ -1,6 +1,6 @@
-"""Run on several ranks: short trainings with the model spread over them in different ways; rank 0 writes what came.
+"""Short trainings on several ranks with the model sharded in different ways. Rank 0 writes the results.
 
-spreading.py FOLDER NAME=OVERRIDES-AS-JSON...
+fsdp_training.py FOLDER NAME=OVERRIDES-AS-JSON...
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 
 
 def trained(run_dir: Path, overrides: list[str]) -> dict[str, torch.Tensor]:
-    """Weights, their average, and losses, gradient norms and numbers of the evaluation, of each step that was logged."""
+    """Returns weights, their average, and losses, gradient norms and evaluation results of each logged step."""
     trainer = Trainer(small(run_dir, *FP64, *overrides))
     trainer.fit()
     assert trainer.learner.average is not None

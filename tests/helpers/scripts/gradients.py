@@ -1,6 +1,6 @@
-"""Run by torchrun: the gradients of one step on this rank's share of a global batch, in float64. Saved by rank 0.
+"""Gradients of one step on this rank's share of a global batch, in float64. Run by torchrun; rank 0 saves them.
 
-gradients.py OUT MICRO_BATCHES [OVERRIDES...], without any a small ViT's
+gradients.py OUT MICRO_BATCHES [OVERRIDES...]; the default is a small ViT
 """
 
 from __future__ import annotations

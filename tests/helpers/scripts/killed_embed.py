@@ -1,4 +1,4 @@
-"""`python -m clipx.embed` that kill -9 ends before it gives a file its name: killed_embed.py NUMBER OVERRIDES..."""
+"""Runs `python -m clipx.embed` and kills it by SIGKILL before a rename: killed_embed.py NUMBER OVERRIDES..."""
 
 from __future__ import annotations
 

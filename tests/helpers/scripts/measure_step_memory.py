@@ -1,4 +1,4 @@
-"""The memory of a real forward and backward on the CPU: `measured_step.py SAMPLES KEY=VALUE …` prints its bytes."""
+"""Measures a real forward and backward on the CPU: `measure_step_memory.py SAMPLES KEY=VALUE …` prints bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(samples: int, overrides: list[str]) -> None:
         micro = spec.data.micro_batches
         forward_backward(model, objective, batch, micro, comm, precision, LossScale(None, "cpu"))
 
-    step(2 * spec.data.micro_batches)  # what is kept of a first step for all others
+    step(2 * spec.data.micro_batches)  # a first step allocates memory that all later steps keep
     model.zero_grad(set_to_none=True)
     print(peak_memory(lambda: step(samples), comm.device))
 

@@ -1,8 +1,8 @@
-"""Run by torchrun: a run in which rank 1 alone gets pixels that are not finite, in its second step.
+"""A run in which only rank 1 gets non-finite pixels, in its second step. Run by torchrun.
 
-    leaving_out.py FOLDER POLICY
+    nonfinite_rank.py FOLDER POLICY
 
-Each rank writes `FOLDER/POLICY.RANK.json`: a sum over its weights and the per-sample state, and what was left out.
+Each rank writes `FOLDER/POLICY.RANK.json`: a sum over its weights and the per-sample state, and the skipped steps.
 """
 
 from __future__ import annotations

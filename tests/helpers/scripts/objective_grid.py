@@ -1,9 +1,11 @@
-"""Run by torchrun: every objective with several numbers of micro-batches on this rank's share of a global batch, float64.
+"""Every objective with several numbers of micro-batches on this rank's share of a global batch, in float64.
 
-    grid.py OUT SPECS MICRO_BATCHES...
+    objective_grid.py OUT SPECS MICRO_BATCHES...
 
-`SPECS` is a pickle of the objectives' specs by name: composing them in each process would take longer than all steps. Two optimizer steps each, on small towers. Rank 0 writes `OUT`: losses on all ranks, every gradient, the per-sample state;
-and `OUT.json`: how often each collective ran in forward and backward of a step, from the process group's own records.
+Run by torchrun. `SPECS` is a pickle of the objectives' specs by name: composing them in each process would take longer
+than all steps. Two optimizer steps each, on small towers. Rank 0 writes `OUT`: losses on all ranks, every gradient, the
+per-sample state; and `OUT.json`: how often each collective ran in forward and backward of a step, from the process
+group's records.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ from clipx.objective.base import Metrics
 from clipx.objective.spec import ObjectiveSpec
 from clipx.trainer.gradcache import forward_backward
 
-SIZE, SAMPLES, LR = 24, 61, 0.5  # samples that no number of ranks shares evenly
-COUNTED = ("infonce", "siglip", "fastclip_v1", "fastclip_v3")  # on two ranks, with the least and the most micro-batches
+SIZE, SAMPLES, LR = 24, 61, 0.5  # a number of samples that no number of ranks divides
+# on two ranks, with the smallest and the largest number of micro-batches
+COUNTED = ("infonce", "siglip", "fastclip_v1", "fastclip_v3")
 Collectives = dict[str, dict[str, int]]
 
 
 def share(comm: Comm, step: int) -> Batch:
-    """This rank's part of the step's batch, in which one sample occurs on the first and on the last rank."""
+    """Returns this rank's part of the step's batch, in which one sample occurs on the first and on the last rank."""
     batch = inputs(SIZE, SAMPLES, seed=step)
     batch.index[-3] = batch.index[1]
     part = slice(comm.rank * SIZE // comm.world, (comm.rank + 1) * SIZE // comm.world)
@@ -45,7 +48,10 @@ def share(comm: Comm, step: int) -> Batch:
 
 
 def teacher(batch: Batch) -> tuple[Tensor, Tensor]:
-    """What a teacher that learns nothing says of a batch: of another width than the towers, its products logits."""
+    """Outputs of a frozen teacher for a batch.
+
+    Features of another width than the towers', and their products as logits.
+    """
     generator = torch.Generator().manual_seed(7)
     mix = [torch.randn(7, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
     image, text = (F.normalize(x @ m, dim=1) for x, m in zip((batch.image, batch.tokens), mix, strict=True))
@@ -53,7 +59,7 @@ def teacher(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 class Run:
-    """One objective in training, on small towers."""
+    """Training of one objective on small towers."""
 
     def __init__(self, comm: Comm, spec: ObjectiveSpec, micro_batches: int) -> None:
         self.comm, self.micro_batches = comm, micro_batches
@@ -70,7 +76,7 @@ class Run:
         return forward_backward(self.parallel, self.objective, batch, self.micro_batches, self.comm, FP64)
 
     def step(self, step: int) -> dict[str, Tensor]:
-        """A step in the second epoch, where the moving average moves. Returns loss, metrics and gradients."""
+        """Takes a step in the second epoch, where the moving average moves. Returns loss, metrics and gradients."""
         seen = SAMPLES + step * SIZE
         self.objective.before_step(seen)
         loss, metrics = self.forward_backward(step)
@@ -79,7 +85,7 @@ class Run:
             everywhere = self.comm.gather(p.grad[None])
             assert torch.equal(everywhere[0], everywhere[-1]), f"{name} differs between the ranks"
             found[name] = everywhere[0].clone()
-        with torch.no_grad():  # gradient descent by hand: torch.optim takes two seconds to be imported
+        with torch.no_grad():  # gradient descent by hand: importing torch.optim takes 2 s
             for p in self.parameters.values():
                 p -= LR * p.grad
                 p.grad = None
@@ -87,7 +93,10 @@ class Run:
         return found
 
     def collectives(self) -> dict[str, int]:
-        """Of a step that is not taken. Not of the second: there DataParallel agrees on its buckets, once."""
+        """Counts the collectives of a step that is not taken.
+
+        Not of the second step: DataParallel synchronises its buckets there, once.
+        """
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
             self.forward_backward(0)
         if not self.comm.is_main:

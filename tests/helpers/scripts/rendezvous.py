@@ -1,9 +1,9 @@
-"""One process of a job on the CPU: meets the others, and prints a line of JSON about it.
+"""One process of a job on the CPU: joins the rendezvous and prints a line of JSON about it.
 
-    meeting.py ['{"threads": 2}' [TIMES]]
+    rendezvous.py ['{"threads": 2}' [TIMES]]
 
-Of the environment, TORCH is the version of torch that it has, COLOUR a fact that is to be the same on all; BOUND binds
-it to one core of its own, and MEET_ONLY has it do no more than its name says.
+Environment variables: TORCH is the reported version of torch; COLOUR is a value that must be equal on all ranks; BOUND
+binds the process to one core; MEET_ONLY ends it after the rendezvous.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clipx.errors import ClipxError
 
 
 def run_in_fork(out: Path, arguments: Sequence[str], env: dict[str, str]) -> None:
-    """As a process of its own, but for what it has imported."""
+    """Runs the script in a fork, a separate process that skips the imports."""
     file = os.open(out, os.O_CREAT | os.O_WRONLY)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -51,7 +51,7 @@ def meet_only() -> dict[str, Any]:
     launch = launch_env.read_launch_env()
     store, sharing = rendezvous.rendezvous(launch, {}, 60)
     store.set(f"done/{launch.rank}", "")
-    if launch.rank == 0:  # with which the store ends
+    if launch.rank == 0:  # the store ends with rank 0
         store.wait([f"done/{rank}" for rank in range(launch.world)])
     return {"rank": launch.rank, "sharing": sharing}
 
@@ -75,7 +75,8 @@ def main(options: str = "{}", times: str = "1") -> dict[str, Any]:
 
 
 def print_json(found: dict[str, Any]) -> None:
-    os.write(1, f"{json.dumps(found)}\n".encode())  # at once: torchrun and srun mix what their processes print
+    # one write: torchrun and srun interleave the output of their processes
+    os.write(1, f"{json.dumps(found)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run, resumed from each of its steps: what does not end bit for bit as it did. Also a script, for several ranks."""
+"""Resumes a run from each of its steps and compares the ends bit for bit. Also a script, for several ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBJECTIVES = (
     *("fastclip_v0", "fastclip_v1", "fastclip_v2", "fastclip_v3"),
 )
 STEPS = 5
-# Five steps of 36 in epochs of 75 samples: samples return, γ falls, and steps 2 and 4 lie in the midst of an epoch.
+# Five steps of 36 in epochs of 75 samples: samples return, γ falls, and steps 2 and 4 are in the middle of an epoch.
 # Dropout draws random numbers, in two micro-batches.
 FIVE = (
     *VIT,
@@ -33,12 +33,12 @@ def options(objective: str) -> tuple[str, ...]:
 
 
 def end(run_dir: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Everything in the last checkpoint, and every number that was logged but for those of the clock."""
+    """Returns all tensors of the last checkpoint, and all logged metrics that do not depend on the clock."""
     return tensors(run_dir, STEPS), untimed_rows(run_dir)
 
 
 def differences(folder: Path, *overrides: str, steps: range = range(1, STEPS)) -> list[str]:
-    """By step, what differs from the run that never stopped. All ranks call it together."""
+    """Returns by step the differences from the run that never stopped. Collective."""
     straight = folder / "straight"
     trainer = Trainer(small(straight, *overrides))
     trainer.fit()

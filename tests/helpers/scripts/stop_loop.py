@@ -1,9 +1,10 @@
-"""A training loop of nothing but what stops and watches one, on any number of ranks.
+"""A minimal training loop with the code that stops and watches a run, on any number of ranks.
 
-    stopping.py run_dir=FOLDER name=FAULT [distributed.…=…]
+    stop_loop.py run_dir=FOLDER name=FAULT [distributed.…=…]
 
-Each rank writes `pid.RANK`, rank 0 the steps done, each what it saved. FAULT is none, or: `slow`, saving takes 3 s; `requeue`,
-SIGUSR2 had a handler before; `fail`, rank 1 raises an error; `stuck`, rank 1 waits for ever; `crash`, rank 1 has an error of its own kind.
+Each rank writes `pid.RANK` and the step that it saved, rank 0 the steps done. FAULT is none or: `slow`, saving takes 3
+s; `requeue`, SIGUSR2 has a previous handler; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever; `crash`,
+rank 1 raises an unexpected error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shards indexed by a real SLURM array, with the script that docs/data.md shows."""
+"""Indexes shards by a real SLURM array, with the script from docs/data.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SHARDS = 9
 
 @pytest.fixture
 def shards(slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Their folder, in which the jobs start. `python` is this one, and OMP_NUM_THREADS keeps it small."""
+    """Writes shards. Returns their folder, in which the jobs start.
+
+    `python` is this interpreter, and OMP_NUM_THREADS keeps it small.
+    """
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -33,14 +36,17 @@ def shards(slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def array(folder: Path, *parts: int) -> dict[int, str]:
-    """The state in which each part ended, or those given. The documented script with fewer parts, each alone on a node."""
+    """Runs the documented script with fewer parts, each alone on a node. Returns the final state of each part.
+
+    `parts` selects some of them.
+    """
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", DOCS.read_text(), re.S)
     (folder / "index.sh").write_text(script.replace("1-16", f"1-{PARTS}").replace("/16", f"/{PARTS}"))
     options = ["--exclusive", f"--chdir={folder}", "--output=%a.out"]
     options += [f"--array={','.join(map(str, parts))}"] * bool(parts)
     job = _stdout("sbatch", "--parsable", *options, f"{folder}/index.sh")
     end = time.monotonic() + 120
-    while time.monotonic() < end:  # `sbatch --wait` would ask after 2 s, 4 s more, 6 s more
+    while time.monotonic() < end:  # `sbatch --wait` would poll after 2 s, then 4 s and 6 s later
         found = re.findall(
             r"ArrayTaskId=(\d+) .*?JobState=(\w+)", _stdout("scontrol", "--oneliner", "show", "job", job)
         )
@@ -60,30 +66,30 @@ def output(folder: Path) -> dict[int, str]:
 
 
 def read_manifest(folder: Path, manifest: str) -> tuple[dict[str, Any], bool]:
-    """The manifest of one process, and whether it had anything to index."""
+    """Returns the manifest written by one process, and whether it had to index any shard."""
     done = run(
         sys.executable, "-m", "clipx.data.index", f"shards=@{folder}/shards.txt", f"manifest={folder / manifest}"
     )
     return json.loads((folder / manifest).read_text()), "indexing: " in done.stderr
 
 
-def test_an_array_indexes_what_one_process_would(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_writes_the_same_index_as_a_single_process(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(array(shards).values()) == {"COMPLETED"}, output(shards)
     for k, text in output(shards).items():
-        assert f"indexing: {len(range(k - 1, SHARDS, PARTS))} shards" in text, "a part indexes its own shards only"
+        assert f"indexing: {len(range(k - 1, SHARDS, PARTS))} shards" in text, "a part indexed shards of another part"
     there = {path: path.stat().st_mtime_ns for path in (shards.parent / "cache" / "index").iterdir()}
     assert len(there) == 2 * SHARDS
     of_array, indexed = read_manifest(shards, "array.json")
     assert not indexed
     assert {path: path.stat().st_mtime_ns for path in there} == there
     monkeypatch.setenv("CLIPX_CACHE", str(shards.parent / "other"))
-    straight, indexed = read_manifest(shards, "straight.json")
+    of_process, indexed = read_manifest(shards, "straight.json")
     assert indexed
-    assert of_array == straight
-    assert straight["samples"] == sum(range(SHARDS))
+    assert of_array == of_process
+    assert of_process["samples"] == sum(range(SHARDS))
 
 
-def test_a_part_that_fails_is_a_failed_task_and_can_be_run_again(shards: Path) -> None:
+def test_a_failed_part_is_a_failed_task_and_can_be_rerun(shards: Path) -> None:
     content = (shards / "00005.tar").read_bytes()
     (shards / "00005.tar").unlink()
     theirs = 5 % PARTS + 1
@@ -91,4 +97,4 @@ def test_a_part_that_fails_is_a_failed_task_and_can_be_run_again(shards: Path) -
     assert re.search(r"^error: shard \S*00005.tar does not exist: check the path$", output(shards)[theirs], re.M)
     (shards / "00005.tar").write_bytes(content)
     assert array(shards, theirs) == {theirs: "COMPLETED"}, output(shards)
-    assert not read_manifest(shards, "manifest.json")[1], "the other parts were in the cache"
+    assert not read_manifest(shards, "manifest.json")[1], "the other parts were not cached"

@@ -1,4 +1,4 @@
-"""Sweeps in processes of this machine, through `hydra/launcher=clipx_local`."""
+"""Sweeps in local processes, through `hydra/launcher=clipx_local`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLUGIN = PLUGINS / "faults"
 LONG = (*SMALL, "duration=40st", "checkpoint.every=end")
 
 
-def test_points_run_side_by_side_each_with_devices_of_its_own_and_one_fails_alone(tmp_path: Path) -> None:
+def test_parallel_points_get_separate_devices_and_fail_independently(tmp_path: Path) -> None:
     sweep = tmp_path / "s, 1"
     two = ("hydra.launcher.tasks=2", "hydra.launcher.parallelism=2", f"hydra.sweep.dir='{sweep}'")
     options = ("--config-dir", str(PLUGIN), *LOCAL, *QUICK, *VIT, *two, "objective=faulty")
@@ -41,7 +41,7 @@ def test_points_run_side_by_side_each_with_devices_of_its_own_and_one_fails_alon
     )
 
 
-def test_an_interrupted_sweep_saves_starts_no_more_and_goes_on_by_the_same_command(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_saves_starts_no_points_and_resumes(tmp_path: Path) -> None:
     command = (*LOCAL, *LONG, "seed=0,1", f"hydra.sweep.dir={tmp_path}")
     with subprocess.Popen([*TRAIN, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as sweep:
         wait_for_steps(tmp_path / "0")
@@ -55,10 +55,10 @@ def test_an_interrupted_sweep_saves_starts_no_more_and_goes_on_by_the_same_comma
     assert launch_json(tmp_path / "0", "result")["state"] == "stopped"
     assert not (tmp_path / "1/metrics.jsonl").exists()
     launch(*LOCAL, *LONG, "seed=0", f"hydra.sweep.dir={tmp_path}")
-    assert [row["step"] for row in rows(tmp_path / "0")] == list(range(1, 41)), "each step once"
+    assert [row["step"] for row in rows(tmp_path / "0")] == list(range(1, 41)), "a step was logged twice or not at all"
 
 
-def test_more_gpus_than_there_are_is_one_line(tmp_path: Path) -> None:
+def test_too_few_gpus_raise_a_one_line_error(tmp_path: Path) -> None:
     options = (*LOCAL, *QUICK, "hydra.launcher.parallelism=3", f"hydra.sweep.dir={tmp_path}")
     done = launch(*options, check=False, CUDA_VISIBLE_DEVICES="0,1")
     assert (done.returncode, done.stderr) == (
@@ -123,7 +123,7 @@ def test_a_sweeper_gets_the_values_of_the_points(tmp_path: Path) -> None:
     assert len(launch_json(tmp_path / "s", "sweep")["points"]) == 2
 
 
-def test_a_sweeper_that_needs_values_has_to_wait_for_jobs(tmp_path: Path) -> None:
+def test_a_sweeper_that_needs_values_requires_wait_true(tmp_path: Path) -> None:
     done = sweep_with(tmp_path, *SLURM, *QUICK, check=False)
     assert done.returncode == 2
     assert (
@@ -133,6 +133,6 @@ def test_a_sweeper_that_needs_values_has_to_wait_for_jobs(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_stock_local_launcher_stays_usable(tmp_path: Path) -> None:
+def test_the_stock_local_launcher_works(tmp_path: Path) -> None:
     launch("-m", "hydra/launcher=submitit_local", *QUICK, f"hydra.sweep.dir={tmp_path}", "seed=0")
     assert len(losses(tmp_path / "0")) == 4

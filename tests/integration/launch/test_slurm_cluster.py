@@ -1,4 +1,4 @@
-"""The cluster that tests of jobs run on: what it gives to tasks, and that nothing of it stays."""
+"""The SLURM cluster of the tests: nodes and devices of its tasks, and complete removal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers import slurm_cluster
 from helpers.slurm_cluster import GPUS, NODES
 
 
-def test_tasks_have_nodes_names_and_devices_as_on_a_real_one(slurm: Path) -> None:
+def test_tasks_have_nodes_names_and_devices_as_on_a_real_cluster(slurm: Path) -> None:
     script = 'echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES $(getent hosts "$SLURMD_NODENAME")'
     command = ("srun", f"--nodes={len(NODES)}", f"--ntasks-per-node={GPUS}", "--gpus-per-task=1", "bash", "-c", script)
     out = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -20,7 +20,7 @@ def test_tasks_have_nodes_names_and_devices_as_on_a_real_one(slurm: Path) -> Non
     ]
 
 
-def test_a_second_start_finds_what_runs_and_stop_leaves_nothing(slurm: Path, tmp_path: Path) -> None:
+def test_a_second_start_reuses_the_cluster_and_stop_leaves_nothing(slurm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     try:
         conf = slurm_cluster.start(folder)

@@ -39,7 +39,7 @@ LONG = (*SMALL, "data.workers=1", "duration=40st", "checkpoint.every=end")
 FOUR = ("hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=2", "hydra.launcher.gpus_per_node=0")
 
 
-def test_a_sweep_is_an_array_whose_values_come_back_and_whose_finished_points_are_not_run_again(tmp_path: Path) -> None:
+def test_a_sweep_is_an_array_that_returns_values_and_skips_finished_points(tmp_path: Path) -> None:
     sweep = tmp_path / "a sweep, lr=1"
     options = (*SLURM, f"hydra.sweep.dir='{sweep}'", "hydra.launcher.parallelism=2", *QUICK, "evaluator=[retrieval]")
     done = launch(*options, "hydra.launcher.wait=true", "seed=0,1,2")
@@ -65,7 +65,7 @@ def test_a_sweep_is_an_array_whose_values_come_back_and_whose_finished_points_ar
     assert [point["job"] for point in launch_json(sweep, "sweep")["points"]] == [job] * 3 + [job_of(again.stdout)]
 
 
-def test_two_nodes_of_two_tasks_train_as_one_process_does(tmp_path: Path) -> None:
+def test_two_nodes_of_two_tasks_match_a_single_process(tmp_path: Path) -> None:
     common = ("checkpoint=none", *VIT)
     sweep = (f"run_dir={tmp_path}/four", f"hydra.sweep.dir={tmp_path}/s")
     job = job_of(launch(*SLURM, *FOUR, *SMALL, *common, *sweep).stdout)
@@ -77,7 +77,7 @@ def test_two_nodes_of_two_tasks_train_as_one_process_does(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_torchrun_on_each_node_trains_the_same_and_passes_signals_on(tmp_path: Path) -> None:
+def test_torchrun_on_each_node_matches_a_single_process_and_forwards_signals(tmp_path: Path) -> None:
     options = (*SLURM, *FOUR, "hydra.launcher.style=torchrun", *LONG, *VIT)
     job = job_of(launch(*options, f"run_dir={tmp_path}/four", f"hydra.sweep.dir={tmp_path}/s").stdout)
     wait_for_steps(tmp_path / "four")
@@ -89,8 +89,8 @@ def test_torchrun_on_each_node_trains_the_same_and_passes_signals_on(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_signalled_run_saves_is_requeued_and_ends_bit_for_bit_as_if_it_had_not_been(tmp_path: Path) -> None:
-    """As SLURM sends it before the time limit: with loader processes, all of which get the signal as well."""
+def test_a_signalled_run_is_requeued_and_matches_an_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
+    """The signal arrives as SLURM sends it before the time limit: loader processes get it as well."""
     job = job_of(launch(*SLURM, f"hydra.sweep.dir={tmp_path}", *LONG).stdout)
     wait_for_steps(tmp_path / "0")
     output_of("scancel", "--signal=USR1", job)
@@ -107,11 +107,13 @@ def test_a_signalled_run_saves_is_requeued_and_ends_bit_for_bit_as_if_it_had_not
     assert losses(tmp_path / "0") == losses(tmp_path / "straight")
 
 
-def test_a_stopped_run_saves_and_goes_on_by_the_same_command_until_it_is_finished(tmp_path: Path) -> None:
-    """Stopped by the signal that comes before a time limit, with no requeue left; then by scancel, which SLURM does not
-    requeue; its SIGTERM reaches the loader process as well."""
+def test_a_stopped_run_saves_and_resumes_by_the_same_command(tmp_path: Path) -> None:
+    """Stops a run by the signal that precedes a time limit, with no requeue left, and by scancel.
+
+    SLURM does not requeue after scancel; its SIGTERM reaches the loader process as well.
+    """
     point = tmp_path / "0"
-    slow = ("objective=slow", "objective.step_s=0.5")  # the run outlasts a launch on a busy machine
+    slow = ("objective=slow", "objective.step_s=0.5")  # the run takes longer than a launch on a busy machine
     own = (f"hydra.sweep.dir={tmp_path}", "hydra.launcher.max_requeue=0")
     options = ("--config-dir", str(PLUGIN), *SLURM, *LONG, *slow, *own)
     job = job_of(launch(*options).stdout)
@@ -134,10 +136,10 @@ def test_a_stopped_run_saves_and_goes_on_by_the_same_command_until_it_is_finishe
 
     launch(*options, "hydra.launcher.wait=true")
     assert launch_json(point, "result")["state"] == "finished"
-    assert [row["step"] for row in rows(point)] == list(range(1, 41)), "each step once"
+    assert [row["step"] for row in rows(point)] == list(range(1, 41)), "a step was logged twice or not at all"
 
 
-def test_a_rank_that_fails_ends_its_job_as_failed_and_what_runs_is_the_code_of_the_submission(tmp_path: Path) -> None:
+def test_a_failed_rank_fails_its_job_which_runs_the_code_of_the_submission(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     shutil.copytree(PLUGIN, mine)
     faulty = mine / "objective" / "faulty.py"
@@ -159,7 +161,7 @@ def test_a_rank_that_fails_ends_its_job_as_failed_and_what_runs_is_the_code_of_t
     assert 'raise RuntimeError(f"a bug of rank' in log
 
 
-def test_a_waited_for_job_that_is_cancelled_before_it_starts_is_noticed(tmp_path: Path) -> None:
+def test_a_job_cancelled_before_its_start_fails_the_waiting_launcher(tmp_path: Path) -> None:
     sweep = (f"hydra.sweep.dir={tmp_path}", "hydra.launcher.wait=true", "+hydra.launcher.sbatch={hold: true}")
     with subprocess.Popen(
         [*TRAIN, *SLURM, *sweep, *QUICK], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -175,7 +177,7 @@ def test_a_waited_for_job_that_is_cancelled_before_it_starts_is_noticed(tmp_path
     assert f"failed: job {job} is cancelled" in output
 
 
-def test_a_sweep_beyond_the_clusters_arrays_is_several_that_keep_to_its_parallelism(
+def test_a_sweep_above_the_array_limit_is_split_into_dependent_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "max_array_size", lambda: 2)
@@ -199,8 +201,8 @@ def test_a_sweep_beyond_the_clusters_arrays_is_several_that_keep_to_its_parallel
         output_of("scancel", *jobs)
 
 
-def test_a_job_submits_jobs_of_its_own(tmp_path: Path) -> None:
-    """Its own SLURM_* and ranks are not those of the jobs it submits."""
+def test_a_job_can_submit_jobs(tmp_path: Path) -> None:
+    """The job's SLURM_* variables and ranks must not reach the jobs that it submits."""
     inner = (*TRAIN, *SLURM, f"hydra.sweep.dir={tmp_path}", "hydra.launcher.wait=true", *QUICK)
     output_of("srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "env", "RANK=3", "WORLD_SIZE=4", *inner)
     assert launch_json(tmp_path / "0", "result")["state"] == "finished"
@@ -222,7 +224,9 @@ def test_a_job_submits_jobs_of_its_own(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_the_cluster_cannot_run_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+def test_options_that_the_cluster_cannot_run_raise_a_one_line_error(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
     typed = [f"{'+' * option.startswith('sbatch')}hydra.launcher.{option}" for option in options]
     done = launch(*SLURM, *typed, *QUICK, "data.batch_size=36", f"hydra.sweep.dir={tmp_path}", check=False)
     assert done.returncode != 0
@@ -231,7 +235,7 @@ def test_what_the_cluster_cannot_run_is_one_line(tmp_path: Path, options: list[s
 
 
 @pytest.mark.slow
-def test_the_stock_slurm_launcher_stays_usable(tmp_path: Path) -> None:
+def test_the_stock_slurm_launcher_works(tmp_path: Path) -> None:
     stock = ("-m", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path}", "hydra.launcher.timeout_min=5")
     launch(*stock, *QUICK, "seed=0,1")
     assert losses(tmp_path / "0") != losses(tmp_path / "1")

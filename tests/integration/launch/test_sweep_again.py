@@ -1,4 +1,4 @@
-"""Sweeps that are cancelled and resumed, on this machine and on a real SLURM."""
+"""Cancelling and resuming sweeps, on this machine and on a real SLURM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clipx_launch.sweep import Sweep
 # ------------------------------------------------------------------------------------------------- this machine
 
 
-def test_a_points_process_gets_sigterm_and_its_neighbours_do_not(
+def test_cancelling_a_point_sends_sigterm_only_to_its_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"])
@@ -33,25 +33,25 @@ def test_a_points_process_gets_sigterm_and_its_neighbours_do_not(
         assert other.wait(60) == -signal.SIGTERM
         assert (one.poll(), launcher.poll()) == (None, None)
 
-        assert main(["cancel", str(tmp_path), "2"]) == 1, "it waits for its turn"
+        assert main(["cancel", str(tmp_path), "2"]) == 1, "a waiting point was cancelled alone"
         assert (
             "point 2 has not started and cannot be cancelled alone: cancel the whole sweep" in capsys.readouterr().err
         )
         assert main(["cancel", str(tmp_path)]) == 0
         assert capsys.readouterr().out == f"cancelled 2 waiting, 1 starting: SIGTERM to their launcher, {keeper}\n"
         assert launcher.wait(60) == -signal.SIGTERM
-        assert one.poll() is None, "its launcher tells it, which here is none"
-        assert main(["cancel", str(tmp_path)]) == 0, "without its launcher a point is told itself"
+        assert one.poll() is None, "only its launcher, which does not exist here, would signal it"
+        assert main(["cancel", str(tmp_path)]) == 0, "a point without its launcher was not signalled"
         assert one.wait(60) == -signal.SIGTERM
     capsys.readouterr()
     assert main(["cancel", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "nothing to cancel: 3 lost\n"
 
 
-def test_resuming_goes_on_with_failed_points_as_they_were_launched_and_leaves_others_alone(
+def test_resume_relaunches_only_failed_points_with_their_launch_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Point 0 is finished, point 1 was killed after its checkpoint of step 2 of 4, point 2 is at work."""
+    """Point 0 is finished, point 1 was killed after its checkpoint of step 2 of 4, point 2 is running."""
     settings = LocalSpec(environment={"TQDM_DISABLE": "of the launch"}, snapshot=False)
     common = ("evaluator=[]", "checkpoint.every=2st", "checkpoint.keep_last=2")
     (tmp_path / "launched").mkdir()
@@ -74,7 +74,7 @@ def test_resuming_goes_on_with_failed_points_as_they_were_launched_and_leaves_ot
         assert main(["resume", str(sweep)]) == 0, capsys.readouterr().err
         assert states(sweep)["2"][0] == "starting"
     assert states(sweep)["1"][0] == "finished", logs(killed.folder)
-    assert [row["step"] for row in rows(killed.folder)] == [1, 2, 3, 4], "each step once"
+    assert [row["step"] for row in rows(killed.folder)] == [1, 2, 3, 4], "a step was logged twice or not at all"
     assert "resumed" in logs(killed.folder) or "step 2" in logs(killed.folder), logs(killed.folder)
     assert ((sweep / "0/.launch/point.json").stat().st_mtime_ns, run_named(sweep, "0").rows) == before
     first, again = launch_json(sweep, "sweep")["launches"]
@@ -82,14 +82,14 @@ def test_resuming_goes_on_with_failed_points_as_they_were_launched_and_leaves_ot
     assert again["cwd"] == first["cwd"] == str(tmp_path / "launched")
     assert [point["launch"] for point in launch_json(sweep, "sweep")["points"]] == [0, 1, 0]
     assert Path.cwd() == tmp_path
-    assert not (sweep / ".launch/code").exists(), "snapshot=false holds"
+    assert not (sweep / ".launch/code").exists(), "snapshot=false was ignored"
     capsys.readouterr()
     assert main(["resume", str(sweep)]) == 0
     assert os.environ.get("TQDM_DISABLE") is None
 
 
 def trained_to_two(sweep: Sweep) -> None:
-    """Point 1 as a kill after its first checkpoint leaves it."""
+    """Leaves point 1 in the state of a run killed after its first checkpoint."""
     planned = sweep.planned[1]
     run = planned.point.folder
     train(planned)
@@ -102,7 +102,9 @@ def trained_to_two(sweep: Sweep) -> None:
         (run / name).write_text("".join(lines[:3]))
 
 
-def test_what_cannot_be_resumed_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_that_cannot_be_resumed_raise_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = make_sweep(tmp_path / "s", ["seed=0"])
     sweep.planned[0].point.write_result(Result("failed", 1, error="a bug"))
     path = tmp_path / "s/.launch/sweep.json"
@@ -129,7 +131,7 @@ HELD = SlurmSpec(gpus_per_node=0, cpus_per_task=2, name="mine", parallelism=2, s
 
 @pytest.fixture
 def submitted(slurm: Path, tmp_path: Path) -> Iterator[Path]:
-    """Three points in SLURM's queue, where they stay."""
+    """Submits three points that stay in SLURM's queue."""
     sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"], spec=HELD)
     start(sweep)
     try:
@@ -142,7 +144,7 @@ def start(sweep: Sweep) -> None:
     slurm.start(sweep, HELD)
 
 
-def test_queued_points_wait_are_cancelled_one_by_one_and_are_resumed_alone(
+def test_queued_points_are_cancelled_and_resumed_individually(
     submitted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = launch_json(submitted, "sweep")["jobs"][0]
@@ -167,7 +169,7 @@ def test_queued_points_wait_are_cancelled_one_by_one_and_are_resumed_alone(
     assert {
         (task["JobName"], task["NumCPUs"], task["ArrayTaskThrottle"], task["JobState"]) for task in slurm_tasks(again)
     } == {("mine", "2", "2", "PENDING")}
-    assert len(launch_json(submitted, "sweep")["launches"]) == 1, "launched alike"
+    assert len(launch_json(submitted, "sweep")["launches"]) == 1, "the same settings were stored twice"
 
     assert main(["cancel", str(submitted)]) == 0
     assert capsys.readouterr().out.count("cancelled point") == 3
@@ -176,23 +178,25 @@ def test_queued_points_wait_are_cancelled_one_by_one_and_are_resumed_alone(
     assert capsys.readouterr().out == "nothing to cancel: 3 cancelled\n"
 
 
-def test_a_job_that_is_gone_is_what_slurm_says_of_it_and_lost_where_that_is_nothing(
+def test_a_missing_job_has_the_state_from_slurm_or_is_lost(
     submitted: Path,
 ) -> None:
     (job,) = launch_json(submitted, "sweep")["jobs"]
     output_of("scancel", f"{job}_0")
-    assert states(submitted)["0"] == ("lost", f"job {job}_0 is gone and left no result"), "SLURM forgets it at once"
+    assert states(submitted)["0"] == ("lost", f"job {job}_0 is gone and left no result"), (
+        "SLURM must forget the job at once"
+    )
     output_of("scancel", job)
     for name in "12":
         assert states(submitted)[name] == ("cancelled", f"job {job}_{name} is cancelled")
 
 
 @pytest.mark.parametrize(("text", "tasks"), [("", []), ("3", [3]), ("0,2-4%2", [0, 2, 3, 4]), ("1-2", [1, 2])])
-def test_tasks_that_slurm_has_not_told_apart(text: str, tasks: list[int]) -> None:
+def test_array_task_ids_are_parsed(text: str, tasks: list[int]) -> None:
     assert cluster._task_ids(text) == tasks
 
 
-def test_a_point_that_saved_and_waits_again_is_requeued(submitted: Path) -> None:
+def test_a_stopped_point_in_the_queue_is_requeued(submitted: Path) -> None:
     result = '{"state": "stopped", "exit_code": 75, "error": "SIGUSR1: stopped after step 3 of 4, saved"}'
     (submitted / "0/.launch/result.json").write_text(result)
     assert states(submitted)["0"] == ("requeued", "JobHeldUser")
@@ -200,7 +204,7 @@ def test_a_point_that_saved_and_waits_again_is_requeued(submitted: Path) -> None
     assert states(submitted)["0"] == ("stopped", "SIGUSR1: stopped after step 3 of 4, saved")
 
 
-def test_without_slurm_the_files_alone_tell(submitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_the_state_comes_from_files(submitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "")
         assert states(submitted)["0"] == ("starting", "SLURM does not respond")
