@@ -37,7 +37,7 @@ COCA = (
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     out = tmp_path_factory.mktemp("alone") / "gradients.safetensors"
     run(sys.executable, GRADIENTS, str(out), "1", *COCA)
     return load_file(out)
@@ -45,15 +45,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 2), (2, 1), (2, 2)])
 def test_loss_and_all_gradients_equal_a_single_process(
-    tmp_path: Path, alone: dict[str, torch.Tensor], ranks: int, micro_batches: int
+    tmp_path: Path, single: dict[str, torch.Tensor], ranks: int, micro_batches: int
 ) -> None:
     """float64, to 1e-10, although the ranks' captions have different numbers of tokens."""
     out = tmp_path / "gradients.safetensors"
     torchrun(ranks, GRADIENTS, str(out), str(micro_batches), *COCA)
     together = load_file(out)
-    assert together.keys() == alone.keys()
-    assert any(name.startswith("decoder.") for name in alone)
-    for name, expected in alone.items():
+    assert together.keys() == single.keys()
+    assert any(name.startswith("decoder.") for name in single)
+    for name, expected in single.items():
         torch.testing.assert_close(
             together[name], expected.expand_as(together[name]), rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
         )

@@ -1,4 +1,4 @@
-"""The main job as a newcomer runs it, to the numbers that the README gives."""
+"""The main job, run as in the README, reaches the numbers that the README gives."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def final(run_dir: Path) -> dict[str, float]:
 
 
 def train(run_dir: Path, *overrides: str) -> dict[str, float]:
-    """On one thread: two that wait for each other beside other tests take many times as long."""
+    """Trains on one thread: with two threads next to other tests a run takes many times as long."""
     run(*TRAIN, f"run_dir={run_dir}", *overrides, timeout=2400, fresh=True)
     return final(run_dir)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_the_embedded_default_tells_held_out_combinations_apart(tmp_path: Path) -> None:
+def test_the_default_run_reaches_the_documented_accuracy_on_held_out_combinations(tmp_path: Path) -> None:
     found = train(tmp_path / "run")
     assert found["eval/zeroshot/held_out/top1"] >= 0.90
     assert found["eval/zeroshot/held_out/chance"] == pytest.approx(1 / 24)
@@ -41,11 +41,11 @@ def test_the_embedded_default_tells_held_out_combinations_apart(tmp_path: Path) 
 
 @pytest.mark.number
 @pytest.mark.timeout(2400)
-def test_scanned_digits_are_read(tmp_path: Path) -> None:
+def test_digits_reach_the_documented_accuracy(tmp_path: Path) -> None:
     assert train(tmp_path / "run", "data=digits")["eval/zeroshot/top1"] >= 0.97
 
 
-# ------------------------------------------------------------------------- one's own images, small and quick
+# --------------------------------------------------------------------------------- user data, small and fast
 
 NAMES = ("zero", "one", "two")
 QUICK = ("duration=16ep", "schedule.warmup=5st", "data.batch_size=64", "data.workers=0", "checkpoint=none", "logger=[]")
@@ -53,7 +53,7 @@ BOTH = ("evaluator=[zeroshot,retrieval]", "evaluator.zeroshot.every=end", "evalu
 
 
 def scans() -> Iterator[tuple[Image.Image, int]]:
-    """The zeros, ones and twos among scikit-learn's digits: some 540 real images."""
+    """Yields the zeros, ones and twos among scikit-learn's digits: some 540 real images."""
     from sklearn.datasets import load_digits
 
     for pixels, label in zip(*load_digits(return_X_y=True), strict=True):
@@ -78,7 +78,7 @@ def class_names(folder: Path) -> str:
     return f"evaluator.zeroshot.classnames={folder}/names.txt"
 
 
-def test_a_table_of_ones_own_jpeg_png_and_webp_files_trains_and_is_evaluated(tmp_path: Path) -> None:
+def test_a_table_of_jpeg_png_and_webp_files_trains_and_is_evaluated(tmp_path: Path) -> None:
     lines = ["filepath,caption,class"]
     for i, (image, label) in enumerate(scans()):
         kind = ("jpeg", "png", "webp")[i % 3]
@@ -89,12 +89,12 @@ def test_a_table_of_ones_own_jpeg_png_and_webp_files_trains_and_is_evaluated(tmp
     run(*TRAIN, *data, *BOTH, *QUICK, f"run_dir={tmp_path}/run")
     found = final(tmp_path / "run")
     assert found["eval/zeroshot/top1"] > 0.8
-    assert found["eval/retrieval/image_to_text/recall@1"] > 0.8, "captions that read the same are one"
+    assert found["eval/retrieval/image_to_text/recall@1"] > 0.8, "equal captions must count as one"
     assert found["train/bad_samples"] == 0
 
 
 def test_shards_in_img2datasets_layout_train_and_are_evaluated(tmp_path: Path) -> None:
-    """jpg + txt + json, as img2dataset writes them; named by a brace pattern; the labels in json."""
+    """jpg + txt + json, as img2dataset writes them; shards by a brace pattern; labels in json."""
     for n in range(3):
         with tarfile.open(tmp_path / f"{n:05d}.tar", "w") as shard:
             for i, (image, label) in list(enumerate(scans()))[n::3]:
@@ -109,7 +109,7 @@ def test_shards_in_img2datasets_layout_train_and_are_evaluated(tmp_path: Path) -
     assert found["eval/retrieval/image_to_text/recall@1"] > 0.8
 
 
-def test_without_labels_retrieval_alone_is_reported(tmp_path: Path) -> None:
+def test_data_without_labels_reports_only_retrieval(tmp_path: Path) -> None:
     lines = ["filepath\ttitle"]
     for i, (image, label) in enumerate(scans()):
         if i < 100:

@@ -1,4 +1,4 @@
-"""A training goes from clipx to open_clip's own trainer, and from there to clipx, without losing a step."""
+"""Training continues from clipx in open_clip's trainer and back without losing a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clipx.trainer.trainer import Trainer
 from clipx.weights.open_clip import spec_of, ties, to_open_clip
 from clipx.weights.open_clip_checkpoint import LEARNED_THERE, in_their_order, is_gain_or_bias
 
-# What open_clip decays, at a rate at which 1e-5 is a small part of a step.
+# open_clip's rules of weight decay, at a rate at which 1e-5 is a small part of a step.
 SAME = ("optimizer.decay_rule=published", "optimizer.lr=1e-3", "checkpoint.every=2st", "data.samples=64")
 OPTIONS = {
     "vit": (*SAME, *VIT, "model.image.size=32", "model.quick_gelu=true", "duration=6st"),
@@ -34,7 +34,7 @@ OPTIONS = {
 
 
 class Theirs:
-    """A model of open_clip's and its optimizer, as its trainer makes them, and a step as it makes one."""
+    """open_clip's model and optimizer, built and stepped as its trainer does."""
 
     def __init__(self, folder: Path, trainer: Trainer) -> None:
         self.model, self.transform, _ = open_clip.create_model_and_transforms(f"local-dir:{folder}", output_dict=True)
@@ -79,8 +79,11 @@ def batch(trainer: Trainer) -> Batch:
 
 
 def assert_same(trainer: Trainer, theirs: nn.Module) -> None:
-    """To 1e-5, and to 3e-5 of a weight: AdamW makes a share of its rate of the rounding in a small gradient, and in which
-    order a gradient is summed depends on the processor."""
+    """Compares weights to 1e-5, and to 3e-5 of a weight.
+
+    AdamW turns the rounding error of a small gradient into a fraction of its learning rate, and the order in which a
+    gradient is summed depends on the processor.
+    """
     ours: dict[str, Tensor] = to_open_clip(trainer.spec.model, trainer.learner.model.state_dict())
     found = theirs.state_dict()
     ours["logit_scale"] = trainer.learner.objective.state_dict()["temperature.log_scale"]
@@ -94,7 +97,7 @@ def assert_same(trainer: Trainer, theirs: nn.Module) -> None:
 
 
 class Exported(NamedTuple):
-    """A run whose newest checkpoint is of step 4, which is the end of its second epoch; and that as open_clip has it."""
+    """A run whose newest checkpoint is of step 4, the end of its second epoch, and its exports to open_clip."""
 
     run_dir: Path
     folder: Path
@@ -113,11 +116,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
     return made
 
 
-# ------------------------------------------------------------------------------------------- from clipx to there
+# --------------------------------------------------------------------------------------- from clipx to open_clip
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_step_of_open_clip_from_clipxs_checkpoint_is_clipxs_own(
+def test_a_step_of_open_clip_from_clipxs_checkpoint_equals_clipxs_step(
     runs: dict[str, Exported], tmp_path: Path, name: str
 ) -> None:
     shutil.copytree(runs[name].run_dir, tmp_path / name)
@@ -132,7 +135,7 @@ def test_a_step_of_open_clip_from_clipxs_checkpoint_is_clipxs_own(
     trainer.close()
 
 
-def test_what_is_seen_again_of_an_epoch_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_reports_the_samples_that_open_clip_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Trainer(small(tmp_path / "run", *OPTIONS["vit"], "data.samples=80", "duration=3st")).fit()
     out = tmp_path / "epoch_1.pt"
     export(compose(f"run={tmp_path}/run", f"out={out}", "format=open_clip_checkpoint", config_name="export"))  # type: ignore[arg-type]
@@ -144,7 +147,7 @@ def test_what_is_seen_again_of_an_epoch_is_said(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     "name", ["RN50", "ViT-S-16", "ViT-B-32-quickgelu", "convnext_base_w", "ViT-B-16-SigLIP", "coca_ViT-B-32"]
 )
-def test_parameters_are_numbered_as_open_clips_model_names_them(name: str) -> None:
+def test_parameters_have_the_order_of_open_clips_model(name: str) -> None:
     config = get_model_config(name)
     spec = spec_of(config, name)
     ours = [n for n, _ in spec.build(torch.device("meta"), torch.float32).named_parameters()]
@@ -156,11 +159,11 @@ def test_parameters_are_numbered_as_open_clips_model_names_them(name: str) -> No
     assert in_their_order([*learned, *(tie.theirs for tie in ties(spec, ours))]) == theirs
 
 
-# ------------------------------------------------------------------------------------------- from there to clipx
+# --------------------------------------------------------------------------------------- from open_clip to clipx
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_step_of_clipx_from_open_clips_checkpoint_is_open_clips_own(
+def test_a_step_of_clipx_from_open_clips_checkpoint_equals_open_clips_step(
     runs: dict[str, Exported], tmp_path: Path, name: str
 ) -> None:
     fresh = Trainer(small(tmp_path / "fresh", *OPTIONS[name]))
@@ -187,8 +190,8 @@ def test_a_step_of_clipx_from_open_clips_checkpoint_is_open_clips_own(
     trainer.close()
 
 
-def test_the_round_trip_by_both_trainers_own_commands(runs: dict[str, Exported], tmp_path: Path) -> None:
-    """clipx trains two epochs, open_clip's own trainer the third, clipx the fourth."""
+def test_a_round_trip_by_the_commands_of_both_trainers(runs: dict[str, Exported], tmp_path: Path) -> None:
+    """clipx trains two epochs, open_clip's trainer the third, clipx the fourth."""
     data = ("--dataset-type", "synthetic", "--train-num-samples", "64", "--batch-size", "32", "--workers", "0")
     rates = ("--epochs", "3", "--warmup", "1", "--lr", "1e-4", "--beta1", "0.9", "--beta2", "0.98", "--eps", "1e-6")
     where = (
@@ -227,7 +230,7 @@ def test_the_round_trip_by_both_trainers_own_commands(runs: dict[str, Exported],
     assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "start"] == [6, 8]
 
 
-# ----------------------------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.fixture
@@ -247,7 +250,7 @@ def saved(runs: dict[str, Exported], tmp_path: Path) -> Path:
         (["model.text.context_length=24"], "different shape text.positional_embedding [20, 64] against [24, 64]"),
     ],
 )  # fmt: skip
-def test_a_run_that_cannot_go_on_from_it_says_why(
+def test_runs_that_cannot_resume_from_open_clip_are_rejected_with_the_reason(
     tmp_path: Path, saved: Path, options: list[str], message: str
 ) -> None:
     with pytest.raises(ClipxError) as raised:
@@ -260,7 +263,7 @@ def changed(saved: Path, **values: Any) -> None:
     torch.save({**torch.load(saved, weights_only=True), **values}, saved)
 
 
-def test_a_training_with_a_locked_tower_or_another_optimizer_is_refused(tmp_path: Path, saved: Path) -> None:
+def test_a_checkpoint_with_a_locked_tower_or_another_optimizer_is_rejected(tmp_path: Path, saved: Path) -> None:
     optimizer = torch.load(saved, weights_only=True)["optimizer"]
     options = small(tmp_path / "run", *OPTIONS["vit"], f"resume={saved}")
     fewer = {number: state for number, state in optimizer["state"].items() if number > 3}
@@ -280,7 +283,7 @@ class Executes:
         return Path.touch, (Path("executed"),)
 
 
-def test_a_file_that_is_no_such_checkpoint_is_refused_and_nothing_in_it_runs(
+def test_files_of_other_formats_are_rejected_without_running_their_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

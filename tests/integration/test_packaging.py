@@ -35,7 +35,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outside(installed: Path, cwd: Path, *arguments: str) -> str:
-    """Python with the installed wheel before everything else, in a folder that holds nothing of the checkout."""
+    """Runs Python with the installed wheel first on its path, in a folder without files of the checkout."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(installed)}
     command = [sys.executable, "-P", *arguments]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False)
@@ -43,7 +43,7 @@ def outside(installed: Path, cwd: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_holds_the_package_its_configuration_and_its_merges(wheel: Path) -> None:
+def test_the_wheel_contains_the_package_its_configuration_and_its_merges(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name.split("/")[0] for name in names} == {
         "clipx",
@@ -58,12 +58,12 @@ def test_the_wheel_holds_the_package_its_configuration_and_its_merges(wheel: Pat
     assert conf <= names
     assert "clipx/model/bpe_simple_vocab_16e6.txt.gz" in names
     lists = {f"clipx/{path.relative_to(ROOT / 'clipx')}" for path in (ROOT / "clipx/data/lists").iterdir()}
-    assert len(lists) == 4 and lists <= names  # ImageNet's names, two lists of templates, and whose they are
+    assert len(lists) == 4 and lists <= names  # ImageNet's names, two lists of templates, and their licences
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
 
 
-def test_a_checkout_runs_the_launchers_of_its_launch_folder() -> None:
+def test_a_checkout_imports_the_launchers_of_its_launch_folder() -> None:
     assert Path(clipx_launch.__file__).parent == ROOT / "launch/clipx_launch"
     assert Path(clipx_launcher.__file__).parent == ROOT / "launch/hydra_plugins"
 

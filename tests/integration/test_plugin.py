@@ -1,4 +1,4 @@
-"""An objective in two files, from outside the package, as the README tells it."""
+"""A user-defined objective in two files outside the package, as documented in the README."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ README = ROOT / "README.md"
 ONE = Comm(0, 1, 0, torch.device("cpu"))
 
 
-def test_the_readme_shows_these_two_files() -> None:
+def test_the_readme_shows_the_plugins_files() -> None:
     text = README.read_text(encoding="utf-8")
     for name in ("hinge.py", "hinge.yaml"):
         assert (FOLDER / "objective" / name).read_text(encoding="utf-8").strip() in text, name
 
 
-def test_it_trains_and_evaluates_from_the_command_line(tmp_path: Path) -> None:
+def test_the_plugin_trains_and_evaluates_from_the_command_line(tmp_path: Path) -> None:
     options = ["data.samples=512", "data.held_out_samples=96", "duration=4st", "schedule.warmup=1st"]
     options += ["data.batch_size=64", "data.workers=0", "log_every=1st", f"run_dir={tmp_path}/run"]
     run(sys.executable, "-m", "clipx.train", f"--config-dir={FOLDER}", "objective=hinge", *options)
@@ -51,7 +51,7 @@ def test_it_trains_and_evaluates_from_the_command_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_of_it_is_refused_without_its_folder(tmp_path: Path) -> None:
+def test_a_run_of_the_plugin_requires_its_config_dir(tmp_path: Path) -> None:
     values = to_dict(compose("objective=hinge", config_dir=FOLDER))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     done = run(sys.executable, "-m", "clipx.evaluate", f"run={tmp_path}", check=False)
@@ -60,7 +60,7 @@ def test_a_run_of_it_is_refused_without_its_folder(tmp_path: Path) -> None:
     assert done.stderr.endswith("sogclr, or give a plug-in's folder by --config-dir\n")
 
 
-def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+def test_two_ranks_match_a_single_process(tmp_path: Path) -> None:
     options = (*SMALL, *VIT, "objective=hinge", "precision=fp64", "checkpoint=none", "duration=3st")
     command = ("-m", "clipx.train", f"--config-dir={FOLDER}", *options)
     run(sys.executable, *command, f"run_dir={tmp_path}/one")
@@ -68,13 +68,13 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
 
 
-def test_it_composes_from_python() -> None:
+def test_the_plugin_composes_from_python() -> None:
     spec = compose("objective=hinge", "objective.margin=0.1", config_dir=FOLDER)
     assert to_dict(spec)["objective"] == {"kind": "hinge", "margin": 0.1}
     assert from_dict(RunSpec, to_dict(spec)) == spec
 
 
-def test_its_options_are_checked_and_listed_as_any_other() -> None:
+def test_the_plugins_options_are_validated_and_listed() -> None:
     with pytest.raises(ConfigError, match=r"^objective\.margin=0\.0 must be above 0"):
         compose("objective=hinge", "objective.margin=0", config_dir=FOLDER)
     with pytest.raises(ConfigError, match=r"^objective\.margni is not a key here: the keys are margin \(did you mean"):
@@ -83,8 +83,8 @@ def test_its_options_are_checked_and_listed_as_any_other() -> None:
         compose("objective=hnige", config_dir=FOLDER)
 
 
-def test_what_a_plugin_does_not_declare_is_refused() -> None:
-    """Hinge declares no tiles, so that there is nothing to compile."""
+def test_compiling_an_objective_without_tiles_is_rejected() -> None:
+    """Hinge declares no tiles, so there is nothing to compile."""
     with pytest.raises(
         ConfigError, match=r"^compile\.objective=true has no effect on objective=hinge, which has no tiles"
     ):
@@ -95,7 +95,7 @@ def test_what_a_plugin_does_not_declare_is_refused() -> None:
         compose("objective=hinge", config_dir=FOLDER).objective.build(ONE, Length(100, 6)).compile_tiles(lambda f: f)
 
 
-def test_it_is_the_sum_of_hinges_with_its_gradient() -> None:
+def test_hinge_loss_and_gradient_equal_their_definition() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.nn.functional.normalize(torch.randn(2, 6, 5, dtype=torch.float64, generator=generator), dim=-1)
     x.requires_grad_(), y.requires_grad_()
@@ -115,8 +115,8 @@ def test_it_is_the_sum_of_hinges_with_its_gradient() -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
-def test_its_module_is_found_by_other_processes_of_the_run() -> None:
-    """Loader workers that are spawned, and jobs on other machines, import it by name from the environment."""
+def test_other_processes_of_a_run_import_the_plugins_module() -> None:
+    """Spawned loader workers, and jobs on other machines, import it by the name in the environment."""
     code = (
         f"from clipx import compose\nspec = compose('objective=hinge', config_dir={str(FOLDER)!r})\n"
         "import pickle, subprocess, sys\n"
@@ -126,7 +126,7 @@ def test_its_module_is_found_by_other_processes_of_the_run() -> None:
     assert "HingeSpec(kind='hinge', margin=0.2)" in run(sys.executable, "-c", code).stdout
 
 
-def test_another_folder_may_use_the_same_names(tmp_path: Path) -> None:
+def test_two_plugin_folders_can_use_the_same_names(tmp_path: Path) -> None:
     (tmp_path / "objective").mkdir()
     source = (FOLDER / "objective" / "hinge.py").read_text()
     (tmp_path / "objective" / "hinge.py").write_text(source.replace("margin: float = 0.2", "margin: float = 0.5"))

@@ -1,4 +1,4 @@
-"""Several processes do what one does on the whole batch."""
+"""Several processes give the results of one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ SCRIPT = str(SCRIPTS / "gradients.py")
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     out = tmp_path_factory.mktemp("alone") / "gradients.safetensors"
     run(sys.executable, SCRIPT, str(out), "1")
     return load_file(out)
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (2, 2), (4, 1)])
-def test_loss_and_every_gradient_equal_one_process(
-    tmp_path: Path, alone: dict[str, torch.Tensor], ranks: int, micro_batches: int
+def test_loss_and_all_gradients_equal_a_single_process(
+    tmp_path: Path, single: dict[str, torch.Tensor], ranks: int, micro_batches: int
 ) -> None:
-    """float64, to 1e-10; the loss has its global value on every rank."""
+    """float64, to 1e-10; every rank has the global value of the loss."""
     out = tmp_path / "gradients.safetensors"
     torchrun(ranks, SCRIPT, str(out), str(micro_batches))
     together = load_file(out)
-    assert together.keys() == alone.keys()
+    assert together.keys() == single.keys()
     assert len(together["losses"]) == ranks
-    for name, expected in alone.items():
+    for name, expected in single.items():
         torch.testing.assert_close(
             together[name], expected.expand_as(together[name]), rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
         )
@@ -51,19 +51,19 @@ def test_loss_and_every_gradient_equal_one_process(
 
 
 GRID = str(SCRIPTS / "objective_grid.py")
-MICRO_BATCHES = (1, 2, 3)  # of shares of 24, 12 and 8 samples: 3 do not divide the last
+MICRO_BATCHES = (1, 2, 3)  # of shares of 24, 12 and 8 samples: 3 does not divide the last
 Grid = tuple[dict[str, torch.Tensor], Collectives]
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Grid]:
-    """What `grid.py` writes on a number of ranks; one rank is this process."""
+    """Returns a function of the number of ranks that runs `objective_grid.py`; one rank runs in this process."""
     folder = tmp_path_factory.mktemp("grid")
 
     @functools.cache
     def on(ranks: int) -> Grid:
         out, pickled = folder / f"{ranks}.safetensors", folder / "specs.pickle"
-        # One rank scores all pairs in one tile; the tiles of several divide neither 24 nor 12 nor 8.
+        # One rank scores all pairs in one tile; with several ranks the tile size divides neither 24 nor 12 nor 8.
         objectives = specs(f"objective.tile={'auto' if ranks == 1 else 5}")
         if ranks == 1:
             grid_of_this_process(out, objectives, list(MICRO_BATCHES))
@@ -81,13 +81,13 @@ def part(found: dict[str, torch.Tensor], variant: str, micro_batches: int) -> di
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_every_objective_on_any_number_of_ranks_and_micro_batches_is_that_of_one_process(
+def test_objectives_on_any_number_of_ranks_and_micro_batches_match_a_single_process(
     grid: Callable[[int], Grid], ranks: int
 ) -> None:
     """Loss on each rank, metrics, all gradients of two steps and the state after them: float64, to 1e-10."""
-    alone, together = grid(1)[0], grid(ranks)[0]
+    single, together = grid(1)[0], grid(ranks)[0]
     for variant, micro_batches in itertools.product(VARIANTS, MICRO_BATCHES):
-        whole, found = part(alone, variant, 1), part(together, variant, micro_batches)
+        whole, found = part(single, variant, 1), part(together, variant, micro_batches)
         assert found.keys() == whole.keys() and len(whole) > 20
         for name, expected in whole.items():
             where = f"{variant}, {micro_batches} micro-batches, {name}"
@@ -103,22 +103,25 @@ def test_every_objective_on_any_number_of_ranks_and_micro_batches_is_that_of_one
 
 
 def test_the_number_of_collectives_does_not_depend_on_micro_batches(grid: Callable[[int], Grid]) -> None:
-    """Counted in the process group's own records of forward and backward: one reduction of the towers' gradients, and
-    what the objective needs; for FastCLIP as for InfoNCE no gradients of features, which would be reduced."""
+    """Counts collectives in the process group's records of forward and backward.
+
+    Expected are one reduction of the towers' gradients, and the collectives of the objective. FastCLIP like InfoNCE
+    reduces no gradients of features.
+    """
     counts = grid(2)[1]
     for variant in COUNTED:
         one, four = counts[f"{variant}/1"], counts[f"{variant}/4"]
         assert one == four
-        assert one.keys() == {"all_gather", "all_reduce"}, "neither reduce_scatter nor broadcast"
-        # Reduced are the towers' gradients, the objective's own where it has some, and the rows of the table.
+        assert one.keys() == {"all_gather", "all_reduce"}, "reduce_scatter or broadcast was used"
+        # Reduced are the towers' gradients, the gradients of the objective's parameters, and the rows of the table.
         assert one["all_reduce"] <= (3 if variant in ("fastclip_v3", "siglip") else 2)
-        # Gathered are features and statistics; numbers and rows of the table.
+        # Gathered are features, statistics, and sample indices and rows of the table.
         assert one["all_gather"] <= {"infonce": 2, "siglip": 1}.get(variant, 4)
 
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], str]:
-    """What each rank wrote in `failures.py`, and what they all said at the end."""
+    """Runs `fail_on_one_rank.py`. Returns the result of each rank, and stderr of all."""
     folder = tmp_path_factory.mktemp("failures")
     done = torchrun(2, str(SCRIPTS / "fail_on_one_rank.py"), str(folder), check=False, timeout=100)
     assert done.returncode != 0
@@ -126,10 +129,10 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, o
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)], done.stderr
 
 
-def test_embeddings_of_one_rank_that_are_not_finite_end_all_alike_with_nothing_changed(
+def test_nonfinite_embeddings_on_one_rank_end_all_ranks_without_changes(
     failures: tuple[list[dict[str, object]], str],
 ) -> None:
-    """Table, temperature, weights and the optimizer's state are those of the step before, on the good rank too."""
+    """Table, temperature, weights and optimizer state are those of the previous step, also on the other rank."""
     for rank in failures[0]:
         assert str(rank["not finite"]).startswith(
             "the embeddings of rank 1 are not finite at step 1: lower optimizer.lr"
@@ -138,7 +141,7 @@ def test_embeddings_of_one_rank_that_are_not_finite_end_all_alike_with_nothing_c
         assert rank["changed"] == []
 
 
-def test_micro_batches_that_the_ranks_cannot_share_are_refused_with_the_nearest_that_they_can(
+def test_indivisible_micro_batches_are_rejected_with_the_nearest_valid_sizes(
     failures: tuple[list[dict[str, object]], str],
 ) -> None:
     for rank in failures[0]:
@@ -164,12 +167,12 @@ def test_training_on_two_ranks_follows_the_same_curve(tmp_path: Path, trained: P
     assert losses(run_dir) == pytest.approx(losses(trained), abs=1e-9)
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, trained: Path) -> None:
-    """Three steps' worth on one rank, then the fourth on two: the same sample stream, the same curve."""
+def test_a_run_resumes_on_another_number_of_ranks(tmp_path: Path, trained: Path) -> None:
+    """Three steps on one rank, then the fourth on two: the same sample stream, the same curve."""
     run_dir = tmp_path / "elastic"
     spec = [*SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64", "checkpoint.every=2st"]
     run(sys.executable, "-m", "clipx.train", *spec)
-    shutil.rmtree(run_dir / "checkpoints" / "step-00000004")  # as if it had been killed after step 2
+    shutil.rmtree(run_dir / "checkpoints" / "step-00000004")  # simulates a kill after step 2
     done = torchrun(2, "-m", "clipx.train", *spec, "resume=auto")
     assert "resumed  at step 2" in done.stdout
     assert losses(run_dir) == pytest.approx(losses(trained), abs=1e-9)
@@ -189,7 +192,7 @@ def test_evaluation_does_not_depend_on_the_number_of_ranks(trained: Path, batch_
     assert results[0] == results[1]
 
 
-def test_ranks_that_evaluate_agree_on_the_checkpoint_before_a_damaged_one(tmp_path: Path, trained: Path) -> None:
+def test_ranks_agree_to_evaluate_the_checkpoint_before_a_damaged_one(tmp_path: Path, trained: Path) -> None:
     run_dir = tmp_path / "damaged"
     shutil.copytree(trained, run_dir)
     whole = run_dir / "checkpoints" / "step-00000004"
@@ -200,14 +203,14 @@ def test_ranks_that_evaluate_agree_on_the_checkpoint_before_a_damaged_one(tmp_pa
     assert (run_dir / "checkpoints" / "step-00000009.corrupt").is_dir()
 
 
-def test_a_batch_that_the_ranks_cannot_share_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_indivisible_batch_size_is_rejected(tmp_path: Path) -> None:
     done = torchrun(2, "-m", "clipx.train", *SMALL, f"run_dir={tmp_path}/x", "data.batch_size=33", check=False)
     assert done.returncode != 0
     assert "data.batch_size=33 is not divisible by 2 ranks: use 32 or 34" in done.stderr
 
 
-def test_an_error_of_rank_0_is_every_ranks(tmp_path: Path) -> None:
-    """A file that is not there ends the run at once; nobody waits for the others."""
+def test_an_error_of_rank_0_is_reported_by_every_rank(tmp_path: Path) -> None:
+    """A missing file ends the run immediately; no rank waits for the others."""
     done = torchrun(
         2, "-m", "clipx.train", "data=csv", f"data.path={tmp_path}/none.csv", f"run_dir={tmp_path}/x", "schedule.warmup=1st",
         check=False, timeout=60,

@@ -1,4 +1,4 @@
-"""What the README shows is what is tested."""
+"""Options, commands and files that the README mentions exist and compose."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from clipx.trainer.spec import compose
 README = (ROOT / "README.md").read_text()
 
 
-def test_every_option_it_names_exists() -> None:
+def test_every_option_in_the_readme_exists() -> None:
     named = re.findall(r"(model|data|objective|optimizer|schedule|precision|checkpoint)=(\w+)(?![\w/.])", README)
     assert len(named) > 10
     for group, option in named:
         assert option == "hinge" or (CONF_DIR / group / f"{option}.yaml").is_file(), f"{group}={option}"
 
 
-def test_every_training_command_composes() -> None:
+def test_every_training_command_in_the_readme_composes() -> None:
     commands = re.findall(r"-m clipx\.train (?!--)([^`\n]*?)(?: #.*|`.*)?$", README, re.MULTILINE)
     assert len(commands) > 5
     for command in commands:
@@ -30,5 +30,5 @@ def test_every_training_command_composes() -> None:
 
 
 @pytest.mark.parametrize("path", re.findall(r"`(clipx/[\w/]+\.py|conf/[\w/]+\.yaml|tests/[\w/]+\.py)`", README))
-def test_every_file_it_names_is_there_or_is_the_example(path: str) -> None:
+def test_every_file_in_the_readme_exists_or_is_the_example(path: str) -> None:
     assert (ROOT / path).is_file() or "hinge" in path

@@ -1,4 +1,4 @@
-"""Rendezvous of real processes under each launcher, and the error of each way in which it may fail."""
+"""Rendezvous of real processes under each launcher, and the error of each failure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _no_launch_env(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Started:
-    """A process that runs meeting.py, fresh or as a fork; what it prints goes to a file."""
+    """A process that runs rendezvous.py, fresh or as a fork. Its output goes to a file."""
 
     def __init__(self, out: Path, arguments: Sequence[str], env: Mapping[str, str], fresh: bool) -> None:
         self.out = out
@@ -58,7 +58,7 @@ class Started:
         self.fresh = fresh
 
     def wait(self, seconds: float = 60) -> int | None:
-        """Its exit code; None where it still runs then."""
+        """Returns the exit code, or None if the process still runs after `seconds`."""
         if self.fresh:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._fresh.wait(seconds)
@@ -103,7 +103,7 @@ def port() -> int:
 
 
 def outputs(*processes: Started) -> list[Output]:
-    """Waits for all of them; returns the JSON that they printed, in rank order."""
+    """Waits for all processes. Returns the JSON that they printed, in rank order."""
     for process in processes:
         process.wait()
     return parse_output("".join(process.out.read_text() for process in processes))
@@ -119,11 +119,11 @@ def is_complete(found: list[Output], world: int, local_ranks: list[int]) -> bool
     return ranks == [(rank, world, local, sum(range(world))) for rank, local in enumerate(local_ranks)]
 
 
-# ------------------------------------------------------------------------------------------- they meet, whoever starts them
+# --------------------------------------------------------------------------------------- successful rendezvous, by launcher
 
 
-def test_processes_that_are_placed_by_hand_meet_and_meet_again_and_share_the_cores(by_hand: Start) -> None:
-    """As the points of a sweep do. One of them has another torch, of which rank 0 warns."""
+def test_manually_started_processes_rendezvous_twice_and_share_the_cores(by_hand: Start) -> None:
+    """Two rendezvous in a row, as in the points of a sweep. Rank 0 warns that rank 1 has another version of torch."""
     ranks = [by_hand(rank, 3, "{}", "2", **({"TORCH": "2.0"} if rank == 1 else {})) for rank in range(3)]
     found = outputs(*ranks)
     assert is_complete(found, 3, [0, 1, 2])
@@ -133,32 +133,32 @@ def test_processes_that_are_placed_by_hand_meet_and_meet_again_and_share_the_cor
 
 
 @pytest.mark.slow
-def test_threads_are_the_users_where_there_is_a_number(by_hand: Start) -> None:
+def test_explicit_numbers_of_threads_are_used(by_hand: Start) -> None:
     ranks = [by_hand(0, 2, OMP_NUM_THREADS="2", fresh=True), by_hand(1, 2, '{"threads": 3}', OMP_NUM_THREADS="2")]
     assert [x["threads"] for x in outputs(*ranks)] == [2, 3]
 
 
 @pytest.mark.skipif(cores() < 2, reason="one core")
-def test_a_rank_that_has_cores_of_its_own_shares_them_with_nobody(by_hand: Start) -> None:
+def test_ranks_bound_to_different_cores_do_not_share_them(by_hand: Start) -> None:
     together = [by_hand(rank, 2, MEET_ONLY="1") for rank in (0, 1)]
     assert [x["sharing"] for x in outputs(*together)] == [2, 2]
     bound = [by_hand(rank, 2, MEET_ONLY="1", BOUND="1") for rank in (0, 1)]
     assert [x["sharing"] for x in outputs(*bound)] == [1, 1]
 
 
-def test_two_torchruns_are_one_job(start: Start, port: int) -> None:
-    """Twice in a row, at the store of the first one's agent."""
+def test_two_torchrun_agents_form_one_job(start: Start, port: int) -> None:
+    """Two rendezvous in a row, through the store of the first agent."""
     common = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1")
     agents = [
         start(*common, f"--master-port={port}", f"--node-rank={node}", SCRIPT, "{}", "2", fresh=True) for node in (0, 1)
     ]
     found = outputs(*agents)
     assert is_complete(found, 4, [0, 1, 0, 1])
-    assert {x["threads"] for x in found} == {1}, "torchrun sets OMP_NUM_THREADS"
+    assert {x["threads"] for x in found} == {1}, "torchrun sets OMP_NUM_THREADS=1"
 
 
 @pytest.mark.parametrize("names", ["OMPI_COMM_WORLD", "MV2_COMM_WORLD"])
-def test_what_mpirun_sets_is_enough_on_one_host(start: Start, port: int, names: str) -> None:
+def test_mpirun_on_one_host_needs_no_further_variables(start: Start, port: int, names: str) -> None:
     def env(rank: int) -> Mapping[str, str]:
         return {
             f"{names}_RANK": f"{rank}",
@@ -178,10 +178,10 @@ def test_submitits_local_runner_starts_a_job(tmp_path: Path, monkeypatch: pytest
     assert is_complete(executor.submit(meeting).results(), 2, [0, 1])
 
 
-# --------------------------------------------------------------------------------------------------------------- they do not
+# ------------------------------------------------------------------------------------------------------------------ failures
 
 
-def test_ranks_that_do_not_come_are_named_on_all_that_did(by_hand: Start, port: int) -> None:
+def test_all_joined_ranks_name_the_missing_ranks(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 5, SHORT) for rank in (0, 2)]
     for rank in outputs(*ranks):
         assert rank["error"].startswith(
@@ -192,7 +192,7 @@ def test_ranks_that_do_not_come_are_named_on_all_that_did(by_hand: Start, port: 
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
-def test_rank_0_is_named_where_it_does_not_answer(by_hand: Start, port: int, host: str) -> None:
+def test_an_unreachable_rank_0_is_named(by_hand: Start, port: int, host: str) -> None:
     (rank,) = outputs(lonely := by_hand(1, 2, SHORT, MASTER_ADDR=host))
     assert rank["error"].startswith(
         f"rank 1 (host {HOST}) did not reach rank 0 at {host}:{port} within distributed.rendezvous_s=2 ("
@@ -201,11 +201,11 @@ def test_rank_0_is_named_where_it_does_not_answer(by_hand: Start, port: int, hos
 
 
 @pytest.mark.slow
-def test_rank_0_that_ends_before_all_are_there_is_named(by_hand: Start, port: int) -> None:
+def test_a_rank_0_that_ends_during_the_rendezvous_is_named(by_hand: Start, port: int) -> None:
     first, second = by_hand(0, 3), by_hand(1, 3)
     while not _listens(port):
         time.sleep(0.1)
-    assert second.wait(2) is None, "both wait for the third"
+    assert second.wait(2) is None, "rank 1 did not wait for rank 2"
     first.kill()
     (rank,) = outputs(second)
     assert rank["error"] == (
@@ -221,7 +221,7 @@ def _listens(port: int) -> bool:
 
 
 @pytest.mark.slow
-def test_something_else_at_the_port_is_said_by_all(by_hand: Start) -> None:
+def test_another_process_at_the_port_is_reported_by_all_ranks(by_hand: Start) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         ranks = [by_hand(rank, 2, SHORT, MASTER_PORT=str(port)) for rank in (0, 1)]
@@ -234,7 +234,7 @@ def test_something_else_at_the_port_is_said_by_all(by_hand: Start) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> None:
+def test_two_processes_with_the_same_rank_are_rejected(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 3, SHORT) for rank in (0, 1, 1)]
     errors = sorted(x["error"] for x in outputs(*ranks))
     assert errors[0].startswith(f"a second process (host {HOST}) is rank 1 at 127.0.0.1:{port}: set a different RANK ")
@@ -242,7 +242,7 @@ def test_two_processes_of_one_rank_are_told_apart(by_hand: Start, port: int) -> 
 
 
 @pytest.mark.slow
-def test_a_network_that_does_not_connect_them_is_said_so(by_hand: Start, port: int) -> None:
+def test_ranks_without_a_common_network_name_the_interface_variables(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 2, GLOO_SOCKET_IFNAME="none0") for rank in (0, 1)]
     for rank in outputs(*ranks):
         assert rank["error"].startswith(
@@ -251,7 +251,7 @@ def test_a_network_that_does_not_connect_them_is_said_so(by_hand: Start, port: i
         assert "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network interface" in rank["error"]
 
 
-def test_a_rank_with_other_code_is_named_before_anything_is_done(by_hand: Start, tmp_path: Path) -> None:
+def test_a_rank_with_different_code_is_named_at_the_rendezvous(by_hand: Start, tmp_path: Path) -> None:
     shutil.copytree(Path(clipx.__file__).parent, tmp_path / "clipx", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "clipx" / "rng.py").open("a") as file:
         file.write("# another day's\n")
@@ -265,7 +265,7 @@ def test_a_rank_with_other_code_is_named_before_anything_is_done(by_hand: Start,
     assert [rank.wait() for rank in ranks] == [Exit.CONFIGURATION] * 3
 
 
-def test_a_rank_with_another_configuration_is_named_with_the_key(by_hand: Start, port: int) -> None:
+def test_a_rank_with_a_different_configuration_is_named_with_the_key(by_hand: Start, port: int) -> None:
     ranks = [by_hand(rank, 3, **({"COLOUR": "blue"} if rank == 1 else {})) for rank in range(3)]
     for rank in outputs(*ranks):
         assert rank["error"] == (
@@ -274,7 +274,7 @@ def test_a_rank_with_another_configuration_is_named_with_the_key(by_hand: Start,
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------- under SLURM
+# ---------------------------------------------------------------------------------------------------------------------- SLURM
 
 
 def srun(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -287,7 +287,7 @@ TASKS = ("--nodes=2", "--ntasks-per-node=2")
 
 
 @pytest.mark.usefixtures("slurm")
-def test_sruns_tasks_are_a_job_whatever_a_shell_has_left() -> None:
+def test_tasks_of_srun_form_a_job_despite_leftover_variables() -> None:
     done = srun(*TASKS, sys.executable, SCRIPT, RANK="0", WORLD_SIZE="1")
     found = parse_output(done.stdout)
     assert is_complete(found, 4, [0, 1, 0, 1]), done.stderr
@@ -297,7 +297,7 @@ def test_sruns_tasks_are_a_job_whatever_a_shell_has_left() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
-def test_a_node_that_does_not_come_is_named() -> None:
+def test_a_missing_node_is_named() -> None:
     script = f"test $SLURM_NODEID = 0 || exit 0; exec {sys.executable} {SCRIPT} '{SHORT}'"
     errors = [x["error"] for x in parse_output(srun(*TASKS, "bash", "-c", script).stdout)]
     assert len(errors) == 2 and errors[0] == errors[1]
@@ -314,8 +314,8 @@ def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path, monkeypatch: pyt
     job = executor.submit(meeting)
     results = [job.paths.folder / f"{job.job_id}_{rank}_result.pkl" for rank in (0, 1)]
     try:
-        deadline = time.monotonic() + 180  # with its turn in the queue, where other tests' jobs have both nodes
-        while not all(path.is_file() for path in results):  # without sacct it would ask for ever
+        deadline = time.monotonic() + 180  # includes the wait in the queue while other tests' jobs use both nodes
+        while not all(path.is_file() for path in results):  # without sacct submitit would poll for ever
             queue = subprocess.run(["squeue"], capture_output=True, text=True, check=False).stdout
             assert time.monotonic() < deadline, f"{queue}\n{job.stderr()}"
             time.sleep(0.5)
@@ -328,7 +328,7 @@ def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     "shell", [("salloc", *TASKS), ("srun", "--pty"), ("srun", *TASKS, "--pty")], ids=["salloc", "pty", "pty of several"]
 )
-def test_what_is_typed_in_a_shell_of_an_allocation_waits_for_nobody(shell: tuple[str, ...]) -> None:
+def test_a_command_in_a_shell_of_an_allocation_is_a_single_process(shell: tuple[str, ...]) -> None:
     """The other tasks of `srun --pty` have no terminal: their shells read nothing, and end."""
     script = f"test ${{SLURM_PROCID:-0}} = 0 || exit 0; {sys.executable} {SCRIPT}"
     terminal = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])", *shell, "bash", "-c", script]

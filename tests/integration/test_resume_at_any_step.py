@@ -1,4 +1,4 @@
-"""A run that stops at any step goes on as if it had not: every objective, micro-batches, workers, one rank and two."""
+"""Runs resume from any step bit for bit: every objective, micro-batches, workers, one rank and two."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from helpers import SCRIPTS
 from helpers.runs import torchrun
 from helpers.scripts.resume_each_step import OBJECTIVES, differences, options
 
-QUICK = ("infonce", "fastclip_v3")  # the others are the same parts put together otherwise
+QUICK = ("infonce", "fastclip_v3")  # the other objectives combine the same parts differently
 
 
 @pytest.mark.parametrize(
     "objective", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OBJECTIVES]
 )
-def test_it_ends_bit_for_bit_as_one_that_never_stopped(tmp_path: Path, objective: str) -> None:
+def test_a_run_resumes_from_every_step_bit_for_bit(tmp_path: Path, objective: str) -> None:
     assert differences(tmp_path, *options(objective)) == []
 
 
-def test_with_loader_workers_too(tmp_path: Path) -> None:
+def test_a_run_with_loader_workers_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert differences(tmp_path, *options("fastclip_v3"), "data.workers=2", steps=range(3, 5)) == []
 
 
-def test_on_two_ranks_too(tmp_path: Path) -> None:
+def test_a_run_on_two_ranks_resumes_bit_for_bit(tmp_path: Path) -> None:
     objectives = ("infonce", "isogclr", "fastclip_v3")
     torchrun(2, str(SCRIPTS / "resume_each_step.py"), str(tmp_path), *objectives)
     for rank in range(2):

@@ -1,7 +1,7 @@
-"""A run that commit 8ddb223 saved, under the names that options and modules had then, resumes bit for bit.
+"""A run saved by commit 8ddb223, with the option and module names of that time, resumes bit for bit.
 
-`stored_run/` holds its options, its data, its configuration and two of its checkpoints: of step 3, and of step 6, where it
-ended. FastCLIP v2 in float64, with per-sample temperatures, a moving average, patch dropout and two micro-batches.
+`stored_run/` contains its options, data, configuration and two of its checkpoints: of step 3, and of its last step 6.
+FastCLIP v2 in float64, with per-sample temperatures, a moving average, patch dropout and two micro-batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STORED = Path(__file__).parent / "stored_run"
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Options that resume a copy of the run from step 3. Its paths are relative to the working directory."""
+    """Returns options that resume a copy of the run from step 3. Its paths are relative to the working directory."""
     for name in ("train.tar", "held_out.tar", "tokenizer.json"):
         shutil.copy(STORED / name, tmp_path)
     shutil.copytree(STORED / "checkpoints" / "step-00000003", tmp_path / "run" / "checkpoints" / "step-00000003")
@@ -32,7 +32,10 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def same_machine() -> bool:
-    """Whether torch and the processor are those that the run was saved with, so that sums are taken in one order."""
+    """Returns True on the processor and torch version that the run was saved with.
+
+    Sums are then taken in the same order.
+    """
     return json.loads((STORED / "machine.json").read_text()) == {
         "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -58,8 +61,8 @@ def test_every_tensor_and_the_position_are_restored(options: list[str]) -> None:
     trainer.close()
 
 
-def test_the_resumed_run_ends_as_the_run_that_was_saved(options: list[str]) -> None:
-    """To the bit where the machine is the same, to 1e-9 where another one sums in another order."""
+def test_the_resumed_run_ends_like_the_saved_run(options: list[str]) -> None:
+    """Bit for bit on the same machine; to 1e-9 on another, which sums in another order."""
     Trainer(compose(*options)).fit()
     ended, expected = tensors(Path("run"), 6), tensors(STORED, 6)
     assert ended.keys() == expected.keys()
