@@ -1,4 +1,4 @@
-"""A run directory that somebody else made: nothing in it is executed, nothing outside it is read or written."""
+"""Malicious run directories: nothing in them is executed, and nothing outside them is read or written."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def theirs(done: Path, tmp_path: Path) -> Path:
-    """A copy, to be made evil."""
+def malicious(done: Path, tmp_path: Path) -> Path:
+    """Returns a copy of the run for a test to manipulate."""
     return Path(shutil.copytree(done, tmp_path / "run"))
 
 
@@ -58,7 +58,7 @@ def folder(run_dir: Path) -> Path:
 
 
 def sign(checkpoint: Path, *more: str) -> None:
-    """A manifest whose hashes are right, as whoever made the files would write it."""
+    """Writes a manifest with valid hashes, as an attacker would."""
     names = [p.name for p in checkpoint.iterdir() if p.suffix == ".safetensors"]
     hashes = {name: sha256(checkpoint / name) for name in (*names, STATE, *more)}
     (checkpoint / MANIFEST).write_text(json.dumps(hashes))
@@ -89,7 +89,7 @@ PICKLES: dict[str, Callable[[Flag], bytes]] = {
 }
 
 
-def test_the_payloads_would_run_where_they_are_unpickled(flag: Flag, tmp_path: Path) -> None:
+def test_the_payloads_execute_when_unpickled(flag: Flag, tmp_path: Path) -> None:
     (tmp_path / "plain.pkl").write_bytes(flag.pickled())
     assert flag.is_made_by("import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))", f"{tmp_path}/plain.pkl")
     (tmp_path / "saved.pt").write_bytes(flag.saved())
@@ -99,41 +99,43 @@ def test_the_payloads_would_run_where_they_are_unpickled(flag: Flag, tmp_path: P
 
 @pytest.mark.parametrize("name", [TENSORS, SHARD])
 @pytest.mark.parametrize("kind", PICKLES)
-def test_a_pickle_in_the_place_of_tensors_is_refused(theirs: Path, flag: Flag, name: str, kind: str) -> None:
-    (folder(theirs) / name).write_bytes(PICKLES[kind](flag))
-    sign(folder(theirs))
+def test_a_pickle_in_place_of_tensors_is_rejected(malicious: Path, flag: Flag, name: str, kind: str) -> None:
+    (folder(malicious) / name).write_bytes(PICKLES[kind](flag))
+    sign(folder(malicious))
     with pytest.raises(CheckpointError, match=f"{name} is not a safetensors file"):
-        CheckpointDir(theirs / "checkpoints", print).load()
+        CheckpointDir(malicious / "checkpoints", print).load()
     assert flag.absent
 
 
 @ENTRANCES
-def test_it_is_refused_at_every_entrance(theirs: Path, flag: Flag, enter: Callable[[Path], None]) -> None:
-    (folder(theirs) / TENSORS).write_bytes(flag.saved())
-    sign(folder(theirs))
+def test_a_pickle_is_rejected_by_resume_and_evaluate(
+    malicious: Path, flag: Flag, enter: Callable[[Path], None]
+) -> None:
+    (folder(malicious) / TENSORS).write_bytes(flag.saved())
+    sign(folder(malicious))
     with pytest.raises(CheckpointError, match=f"{TENSORS} is not a safetensors file"):
-        enter(theirs)
+        enter(malicious)
     assert flag.absent
 
 
 @ENTRANCES
-def test_files_of_other_formats_beside_the_tensors_are_not_looked_at(
-    theirs: Path, flag: Flag, enter: Callable[[Path], None]
+def test_files_of_other_formats_next_to_the_tensors_are_ignored(
+    malicious: Path, flag: Flag, enter: Callable[[Path], None]
 ) -> None:
     names = ("model.pt", "optimizer.pkl", "rng.bin", ".metadata", "__0_0.distcp", "data.npy", "hook.py", "x.pth")
-    for place in (theirs, folder(theirs)):
+    for place in (malicious, folder(malicious)):
         for name in names:
             (place / name).write_bytes(flag.array() if name.endswith("npy") else flag.pickled())
-    sign(folder(theirs), *(name for name in names if not name.startswith((".", "_"))))
-    enter(theirs)
+    sign(folder(malicious), *(name for name in names if not name.startswith((".", "_"))))
+    enter(malicious)
     assert flag.absent
 
 
-def test_by_the_command_it_is_one_line(
-    theirs: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_the_evaluate_command_rejects_a_pickle_in_one_line(
+    malicious: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (folder(theirs) / TENSORS).write_bytes(flag.saved())
-    sign(folder(theirs))
+    (folder(malicious) / TENSORS).write_bytes(flag.saved())
+    sign(folder(malicious))
     monkeypatch.setattr("sys.argv", ["clipx-evaluate", f"run={theirs}", "evaluator=[retrieval]"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -142,7 +144,7 @@ def test_by_the_command_it_is_one_line(
     assert flag.absent
 
 
-# -------------------------------------------------------------------------------------------- values, and the config
+# ------------------------------------------------------------------------------------------ values and configuration
 
 
 def state_of(run_dir: Path) -> dict[str, Any]:
@@ -161,10 +163,10 @@ REDUCE = {"__reduce__": ["os.system", ["touch flag"]], "py/object/apply": "os.sy
 @pytest.mark.parametrize(
     "content", ["[" * 200_000, '{"a":' * 200_000, "[]", "null", "7", '"state"', "{}", '{"state": []}', "\x80\x04", ""]
 )
-def test_a_state_of_another_form_is_refused_in_one_line(theirs: Path, content: str) -> None:
-    write_state(theirs, content)
+def test_a_malformed_state_is_rejected_in_one_line(malicious: Path, content: str) -> None:
+    write_state(malicious, content)
     with pytest.raises(CheckpointError, match=r"state.json is not the state of a checkpoint \(\w+\): restore it"):
-        CheckpointDir(theirs / "checkpoints", print).load()
+        CheckpointDir(malicious / "checkpoints", print).load()
 
 
 @pytest.mark.parametrize(
@@ -181,27 +183,27 @@ def test_a_state_of_another_form_is_refused_in_one_line(theirs: Path, content: s
         ("best", REDUCE),
     ],
 )
-def test_values_of_another_type_are_refused_by_name(theirs: Path, flag: Flag, key: str, value: Any) -> None:
-    state = state_of(theirs)
-    write_state(theirs, json.dumps({**state, "state": {**state["state"], key: value}}))
+def test_values_of_wrong_types_are_rejected_by_name(malicious: Path, flag: Flag, key: str, value: Any) -> None:
+    state = state_of(malicious)
+    write_state(malicious, json.dumps({**state, "state": {**state["state"], key: value}}))
     with pytest.raises(
         CheckpointError, match=rf"{STATE} holds .* as {key}, which clipx does not write: restore the file"
     ):
-        resumed(theirs)
+        resumed(malicious)
     assert flag.absent
 
 
 def test_the_configuration_in_a_checkpoint_is_never_evaluated(
-    theirs: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch
+    malicious: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VICTIM", SECRET)
     evil = {"_target_": "os.system", "command": f"touch {flag.path}", "name": "${oc.env:VICTIM}", **REDUCE}
-    state = state_of(theirs)
-    write_state(theirs, json.dumps({**state, "state": {**state["state"], "config": evil, "more": evil}}))
-    resumed(theirs)
-    evaluated(theirs)
+    state = state_of(malicious)
+    write_state(malicious, json.dumps({**state, "state": {**state["state"], "config": evil, "more": evil}}))
+    resumed(malicious)
+    evaluated(malicious)
     assert flag.absent
-    assert not written_with(theirs, SECRET)
+    assert not written_with(malicious, SECRET)
 
 
 def written_with(place: Path, text: str) -> list[Path]:
@@ -249,56 +251,60 @@ CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
 }
 
 
-def test_the_constructor_would_run_in_an_unsafe_loader(theirs: Path, flag: Flag, tmp_path: Path) -> None:
-    (tmp_path / "evil.yaml").write_text(CONFIGS["constructor"][0](theirs, flag.path))
+def test_the_constructor_executes_in_an_unsafe_yaml_loader(malicious: Path, flag: Flag, tmp_path: Path) -> None:
+    (tmp_path / "evil.yaml").write_text(CONFIGS["constructor"][0](malicious, flag.path))
     assert flag.is_made_by("import sys, yaml; yaml.unsafe_load(open(sys.argv[1]))", f"{tmp_path}/evil.yaml")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_configuration_that_computes_something_is_refused(
-    theirs: Path, flag: Flag, name: str, monkeypatch: pytest.MonkeyPatch
+def test_a_configuration_with_executable_content_is_rejected(
+    malicious: Path, flag: Flag, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VICTIM", SECRET)
     make, message = CONFIGS[name]
-    (theirs / "config.yaml").write_text(make(theirs, flag.path))
+    (malicious / "config.yaml").write_text(make(malicious, flag.path))
     with pytest.raises(ConfigError, match=message) as raised:
-        load_run(theirs)
+        load_run(malicious)
     assert flag.absent
     assert SECRET not in str(raised.value)
 
 
-def test_so_is_it_where_a_run_goes_on(theirs: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_rejects_a_configuration_with_executable_content(
+    malicious: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VICTIM", SECRET)
     make, message = CONFIGS["constructor"]
-    (theirs / "config.yaml").write_text(make(theirs, flag.path))
+    (malicious / "config.yaml").write_text(make(malicious, flag.path))
     for enter in (resumed, resumed_from_url):
         with pytest.raises(CheckpointError, match=message):
-            enter(theirs)
+            enter(malicious)
     assert flag.absent
 
 
-def test_a_model_is_not_made_from_a_file_that_the_configuration_names(theirs: Path, flag: Flag) -> None:
-    (theirs / "w.pth").write_bytes(flag.saved())
-    values = yaml.safe_load((theirs / "config.yaml").read_text())
+def test_a_configuration_cannot_make_timm_load_a_file(malicious: Path, flag: Flag) -> None:
+    (malicious / "w.pth").write_bytes(flag.saved())
+    values = yaml.safe_load((malicious / "config.yaml").read_text())
     values["model"]["image"]["options"]["checkpoint_path"] = f"{theirs}/w.pth"
-    (theirs / "config.yaml").write_text(yaml.safe_dump(values))
+    (malicious / "config.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(
         ConfigError, match="model.image.options=.* checkpoint_path.* with which timm reads files: remove it"
     ):
-        evaluated(theirs)
+        evaluated(malicious)
     assert flag.absent
 
 
-# ------------------------------------------------------------------------------------------------ out of the folder
+# ----------------------------------------------------------------------------------------- files outside the folder
 
 
 @pytest.mark.parametrize(
     "name", ["../x", "../../x.safetensors", "/etc/passwd", "a/../../x", ".hidden", "", "a\n", "a\\b"]
 )
-def test_a_manifest_that_names_another_folders_file_is_refused(theirs: Path, tmp_path: Path, name: str) -> None:
-    manifest = json.loads((folder(theirs) / MANIFEST).read_text())
-    (folder(theirs) / MANIFEST).write_text(json.dumps({**manifest, name: "0" * 64}))
-    assert "which is not a file of the checkpoint" in str(find_damage(folder(theirs)))
+def test_a_manifest_that_names_a_file_outside_its_folder_is_rejected(
+    malicious: Path, tmp_path: Path, name: str
+) -> None:
+    manifest = json.loads((folder(malicious) / MANIFEST).read_text())
+    (folder(malicious) / MANIFEST).write_text(json.dumps({**manifest, name: "0" * 64}))
+    assert "which is not a file of the checkpoint" in str(find_damage(folder(malicious)))
     with pytest.raises(CheckpointError, match="which is not a file of the checkpoint"):
         fetch(f"file://{folder(theirs)}", tmp_path / "a" / "b" / "checkpoints")
     assert not [p for p in (tmp_path / "a").rglob("*") if p.is_file()]
@@ -310,22 +316,22 @@ def link(path: Path, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [TENSORS, STATE])
-def test_a_link_that_leads_out_of_the_folder_is_refused(theirs: Path, tmp_path: Path, name: str) -> None:
-    link(folder(theirs) / name, tmp_path / "outside")
-    assert find_damage(folder(theirs)) == f"{name} is not a regular file"
+def test_a_link_to_a_file_outside_the_folder_is_rejected(malicious: Path, tmp_path: Path, name: str) -> None:
+    link(folder(malicious) / name, tmp_path / "outside")
+    assert find_damage(folder(malicious)) == f"{name} is not a regular file"
     with pytest.raises(CheckpointError, match="all checkpoints in .* are damaged"):
-        resumed(theirs)
+        resumed(malicious)
 
 
-def test_a_named_pipe_is_not_waited_for(theirs: Path) -> None:
-    (folder(theirs) / TENSORS).unlink()
-    os.mkfifo(folder(theirs) / TENSORS)
-    assert find_damage(folder(theirs)) == f"{TENSORS} is not a regular file"
+def test_a_named_pipe_is_rejected_without_opening(malicious: Path) -> None:
+    (folder(malicious) / TENSORS).unlink()
+    os.mkfifo(folder(malicious) / TENSORS)
+    assert find_damage(folder(malicious)) == f"{TENSORS} is not a regular file"
 
 
 @pytest.mark.parametrize("content", ["[" * 200_000, "[]", "7", '{"tensors.safetensors": {}}', "\x00"])
-def test_a_manifest_of_another_form_is_a_damaged_checkpoint(theirs: Path, tmp_path: Path, content: str) -> None:
-    (folder(theirs) / MANIFEST).write_text(content)
-    assert find_damage(folder(theirs))
+def test_a_malformed_manifest_is_a_damaged_checkpoint(malicious: Path, tmp_path: Path, content: str) -> None:
+    (folder(malicious) / MANIFEST).write_text(content)
+    assert find_damage(folder(malicious))
     with pytest.raises(ClipxError, match="is damaged"):
         fetch(f"file://{folder(theirs)}", tmp_path / "fetched")

@@ -1,4 +1,4 @@
-"""Shards, tables and lists that somebody else made: no code, no shell, no file written, no memory or time lost."""
+"""Malicious shards, tables and lists: they execute no code or shell, write no file, and exhaust no memory or time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from clipx.run.directory import RunDir
 
 @pytest.fixture
 def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flag:
-    """The tests run in tmp_path, so that `touch flag` makes it too."""
+    """Changes to tmp_path, so that `touch flag` creates the flag too."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     return Flag(tmp_path / "flag")
@@ -53,7 +53,7 @@ def shards(path: Path, **options: Any) -> Source:
 
 
 def faults(source: Source) -> list[str]:
-    """What is wrong with each sample that cannot be read."""
+    """Returns the errors of all samples that cannot be read."""
     found = [bad.reason for bad in source.bad]
     for i in range(sum(source.sizes)):
         try:
@@ -75,7 +75,7 @@ def evil_tar(tmp_path: Path, flag: Flag) -> Path:
     return write_tar(tmp_path / "evil.tar", [*evil, *sample("0"), member("0.json", b"{}"), member("0.cls", b"1")])
 
 
-def test_the_members_would_run_in_webdatasets_decoder(flag: Flag, tmp_path: Path) -> None:
+def test_the_members_execute_in_webdatasets_decoder(flag: Flag, tmp_path: Path) -> None:
     code = "import sys, webdataset as w; next(iter(w.WebDataset(sys.argv[1], shardshuffle=False).decode('pil')))"
     assert flag.is_made_by(code, str(evil_tar(tmp_path, flag)))
 
@@ -88,7 +88,7 @@ def test_members_that_could_execute_are_never_read(flag: Flag, tmp_path: Path) -
     assert flag.absent
 
 
-def test_a_pickle_under_the_name_of_what_is_read_is_a_bad_sample(flag: Flag, tmp_path: Path) -> None:
+def test_a_pickle_in_place_of_an_image_or_caption_is_a_bad_sample(flag: Flag, tmp_path: Path) -> None:
     evil = [member("0.jpg", flag.pickled()), member("0.txt", flag.pickled()), member("0.json", flag.pickled())]
     path = write_tar(tmp_path / "evil.tar", [*evil, *sample("1")])
     assert faults(shards(path)) == ["caption is not UTF-8"]
@@ -102,7 +102,7 @@ def test_a_pickle_under_the_name_of_what_is_read_is_a_bad_sample(flag: Flag, tmp
 _OUTSIDE = ("../../escaped", "../escaped", "{tmp}/escaped", "a/../../escaped", "..", "~/escaped", "$(touch flag)")
 
 
-def test_names_that_lead_out_of_the_tar_are_names_and_no_paths(flag: Flag, tmp_path: Path) -> None:
+def test_member_names_are_never_used_as_paths(flag: Flag, tmp_path: Path) -> None:
     names = [name.format(tmp=tmp_path) for name in _OUTSIDE]
     path = tmp_path / "a" / "b" / "evil.tar"
     path.parent.mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_names_that_lead_out_of_the_tar_are_names_and_no_paths(flag: Flag, tmp_p
 @pytest.mark.parametrize(
     "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE]
 )
-def test_links_and_devices_in_a_tar_are_no_members(flag: Flag, tmp_path: Path, kind: bytes) -> None:
+def test_links_and_devices_in_a_tar_are_ignored(flag: Flag, tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "secret.txt").write_text("of another")
     evil = [member("0.jpg", jpeg()), member("0.txt", kind=kind, link=f"{tmp_path}/secret.txt")]
     assert faults(shards(write_tar(tmp_path / "evil.tar", [*evil, *sample("1")]))) == ["caption is missing or empty"]
@@ -128,7 +128,9 @@ def _zstd(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd])
-def test_a_packed_tar_is_refused_not_unpacked(flag: Flag, tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_a_compressed_tar_is_rejected_without_unpacking(
+    flag: Flag, tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
     plain = write_tar(tmp_path / "plain.tar", sample("0"))
     if pack is _zstd and not Path("/usr/bin/zstd").exists():
         pytest.skip("zstd is not installed")
@@ -138,13 +140,13 @@ def test_a_packed_tar_is_refused_not_unpacked(flag: Flag, tmp_path: Path, pack: 
 
 
 @pytest.mark.parametrize("name", ["sizes.json", "evil_stats.json"])
-def test_counts_beside_a_shard_of_any_form_are_a_cross_check_only(flag: Flag, tmp_path: Path, name: str) -> None:
+def test_malformed_count_files_next_to_a_shard_are_ignored(flag: Flag, tmp_path: Path, name: str) -> None:
     path = write_tar(tmp_path / "evil.tar", sample("0"))
     for k, content in enumerate(
         (b"[" * 200_000, b"[]", b"\xff", b'{"successes": {}, "evil.tar": "many"}', flag.pickled())
     ):
         (tmp_path / name).write_bytes(content)
-        os.utime(path, (k, k))  # another shard, to be indexed anew
+        os.utime(path, (k, k))  # a new modification time, so that the shard is indexed again
         assert faults(shards(path)) == []
     assert flag.absent
 
@@ -159,8 +161,8 @@ def bombs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     return found
 
 
-def test_what_is_large_in_memory_is_refused_by_its_header(bombs: dict[str, dict[str, Any]]) -> None:
-    """Within 100 ms and 50 MB each."""
+def test_decompression_bombs_are_rejected_by_their_headers(bombs: dict[str, dict[str, Any]]) -> None:
+    """Takes at most 100 ms and 50 MB each."""
     assert len(bombs) > 20
     assert not [name for name, found in bombs.items() if found["said"] == "taken"]
     assert not [(name, found) for name, found in bombs.items() if found["seconds"] > 0.1]
@@ -181,7 +183,9 @@ def test_what_is_large_in_memory_is_refused_by_its_header(bombs: dict[str, dict[
         ("json within json", "json cannot be read"),
     ],
 )
-def test_the_reason_is_told(bombs: dict[str, dict[str, Any]], name: str, said: str) -> None:
+def test_decompression_bombs_are_rejected_with_the_reason(
+    bombs: dict[str, dict[str, Any]], name: str, said: str
+) -> None:
     assert said in bombs[name]["said"]
 
 
@@ -189,8 +193,8 @@ def test_the_reason_is_told(bombs: dict[str, dict[str, Any]], name: str, said: s
 
 
 @pytest.fixture
-def asked() -> Iterator[tuple[str, list[str]]]:
-    """A web server, and what was asked of it."""
+def web_server() -> Iterator[tuple[str, list[str]]]:
+    """Yields the URL of a web server, and the list of its requests."""
     requests: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -244,15 +248,15 @@ def table(tmp_path: Path, kind: str, paths: list[str]) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["tsv", "parquet"])
-def test_a_path_in_a_table_is_opened_as_a_plain_file_and_nothing_else(
-    flag: Flag, tmp_path: Path, asked: tuple[str, list[str]], kind: str
+def test_paths_in_a_table_are_opened_only_as_regular_files(
+    flag: Flag, tmp_path: Path, web_server: tuple[str, list[str]], kind: str
 ) -> None:
-    url, requests = asked
+    url, requests = web_server
     (tmp_path / "good.jpg").write_bytes(jpeg())
     paths = evil_paths(tmp_path, url)
     path = table(tmp_path, kind, ["good.jpg", *paths])
     source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
-    assert faults(source).count("image is not a regular file") == 3, "/dev/zero, /dev/stdin and a pipe"
+    assert faults(source).count("image is not a regular file") == 3, "/dev/zero, /dev/stdin and a pipe must be rejected"
     prepare(PrepareSpec(source=str(path), out="shards", processes=1))
     dropped = [json.loads(line)["sample"] for line in (tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()]
     assert len(dropped) == len(paths)
@@ -262,19 +266,19 @@ def test_a_path_in_a_table_is_opened_as_a_plain_file_and_nothing_else(
     assert flag.absent
 
 
-def test_the_caption_of_an_image_is_a_plain_file_too(flag: Flag, tmp_path: Path) -> None:
+def test_caption_files_are_opened_only_as_regular_files(flag: Flag, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for name in ("good", "bad"):
         (tmp_path / "images" / f"{name}.jpg").write_bytes(jpeg())
     (tmp_path / "images" / "good.txt").write_text("a caption")
-    os.mkfifo(tmp_path / "images" / "bad.txt")  # opening it would wait for ever
+    os.mkfifo(tmp_path / "images" / "bad.txt")  # opening it would block for ever
     prepare(PrepareSpec(source="images", out="shards", processes=1))
     (dropped,) = (tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()
     assert json.loads(dropped)["reason"] == "caption is not a regular file"
 
 
 @pytest.mark.parametrize("column", ["filepath", "caption"])
-def test_a_type_that_unpickles_in_parquet_does_not(flag: Flag, tmp_path: Path, column: str) -> None:
+def test_a_parquet_extension_type_is_not_unpickled(flag: Flag, tmp_path: Path, column: str) -> None:
     """CVE-2023-47248: pyarrow before 14.0.1 unpickled it when the file was opened."""
     metadata = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": flag.pickled()}
     fields = [pa.field(n, pa.string(), metadata=metadata if n == column else None) for n in ("filepath", "caption")]
@@ -288,7 +292,7 @@ def test_a_type_that_unpickles_in_parquet_does_not(flag: Flag, tmp_path: Path, c
     assert flag.absent
 
 
-def test_pickles_in_parquet_are_bytes(flag: Flag, tmp_path: Path) -> None:
+def test_pickles_in_parquet_are_read_as_bytes(flag: Flag, tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"filepath": [flag.pickled(), jpeg()], "caption": ["an object", "a caption"]}),
         tmp_path / "evil.parquet",
@@ -298,7 +302,7 @@ def test_pickles_in_parquet_are_bytes(flag: Flag, tmp_path: Path) -> None:
     assert flag.absent
 
 
-# ---------------------------------------------------------------------------------------- what stands for a place
+# ------------------------------------------------------------------------------------------------- paths and URLs
 
 COMMANDS = ("pipe:touch flag", "pipe:cat /etc/passwd", "pipe://touch flag")
 CHAINS = (
@@ -331,7 +335,7 @@ ENTRANCES: dict[str, Callable[[str], object]] = {
 
 
 @pytest.mark.parametrize("key", ENTRANCES)
-def test_no_place_is_given_to_a_shell(flag: Flag, tmp_path: Path, key: str) -> None:
+def test_no_path_is_passed_to_a_shell(flag: Flag, tmp_path: Path, key: str) -> None:
     write_tar(tmp_path / "good.tar", sample("0"))
     for place in PLACES:
         with pytest.raises(ClipxError) as raised:
@@ -342,7 +346,7 @@ def test_no_place_is_given_to_a_shell(flag: Flag, tmp_path: Path, key: str) -> N
 
 
 @pytest.mark.parametrize("place", COMMANDS[:2])
-def test_a_command_is_refused_with_what_to_do(flag: Flag, place: str) -> None:
+def test_a_command_as_a_path_is_rejected_with_the_fix(flag: Flag, place: str) -> None:
     for key in ("data.shards", "data.held_out_shards", "a list", "shards", "source"):
         write_tar(Path("good.tar"), sample("0"))
         with pytest.raises(
@@ -352,10 +356,10 @@ def test_a_command_is_refused_with_what_to_do(flag: Flag, place: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["simplecache::file:///tmp/x.tar", "reference::file:///x.json", "ZIP://x.zip"])
-def test_a_chain_of_storages_is_refused(flag: Flag, place: str) -> None:
+def test_chained_storages_are_rejected(flag: Flag, place: str) -> None:
     message = f"{re.escape(place)} reads a storage through another one: give the URL of the storage itself"
     takes: list[Callable[[], object]] = [
-        functools.partial(ENTRANCES["a list"], place),  # elsewhere :: joins several
+        functools.partial(ENTRANCES["a list"], place),  # the other options join several shards by ::
         functools.partial(Resume.parse, place),
         lambda: CheckpointSpec(remote=place),
     ]
@@ -369,7 +373,7 @@ def resumed_from(place: str) -> str:
 
 
 @pytest.mark.parametrize("place", [*COMMANDS[:2], *SHELL[:4]])
-def test_neither_are_the_places_of_checkpoints(flag: Flag, tmp_path: Path, place: str) -> None:
+def test_checkpoint_paths_are_not_passed_to_a_shell(flag: Flag, tmp_path: Path, place: str) -> None:
     with pytest.raises(ConfigError, match="is a command|is not the URL of a folder"):
         CheckpointSpec(remote=place)
     with pytest.raises(ClipxError, match="is a command|holds no run"):
@@ -377,7 +381,7 @@ def test_neither_are_the_places_of_checkpoints(flag: Flag, tmp_path: Path, place
     assert flag.absent
 
 
-def test_what_is_written_lies_under_the_name_as_it_is(flag: Flag, tmp_path: Path) -> None:
+def test_output_folders_use_the_name_literally(flag: Flag, tmp_path: Path) -> None:
     pq.write_table(pa.table({"filepath": [jpeg()], "caption": ["a caption"]}), tmp_path / "good.parquet")
     prepare(PrepareSpec(source="good.parquet", out="$(touch flag);touch flag", processes=1))
     assert (tmp_path / "$(touch flag);touch flag" / "00000.tar").is_file()
@@ -391,12 +395,12 @@ def test_what_is_written_lies_under_the_name_as_it_is(flag: Flag, tmp_path: Path
         (lambda url: IndexSpec(shards="x", manifest=url), "manifest"),
     ],
 )
-def test_a_url_is_no_place_to_write_to(make: Callable[[str], object], key: str) -> None:
+def test_a_url_as_an_output_path_is_rejected(make: Callable[[str], object], key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{key}=s3://bucket/x is a URL: give a local path"):
         make("s3://bucket/x")
 
 
-def test_by_the_real_command_nothing_is_executed(flag: Flag, tmp_path: Path) -> None:
+def test_the_index_command_executes_nothing(flag: Flag, tmp_path: Path) -> None:
     place = "shards='pipe:touch flag::$(touch flag)::`touch flag`'"
     done = run(sys.executable, "-m", "clipx.data.index", place, check=False)
     assert done.returncode == 2
@@ -404,7 +408,7 @@ def test_by_the_real_command_nothing_is_executed(flag: Flag, tmp_path: Path) -> 
     assert {p.name for p in tmp_path.iterdir()} <= {"cache"}
 
 
-def test_the_words_would_run_in_a_shell(flag: Flag) -> None:
+def test_the_shell_payloads_execute_in_a_shell(flag: Flag) -> None:
     for words in ("$(touch flag)", "`touch flag`", "x;touch flag", "x|touch flag"):
         subprocess.run(["sh", "-c", f"echo {words}"], check=False, capture_output=True)
         assert not flag.absent, words

@@ -1,4 +1,4 @@
-"""The package has no call by which what it reads could be executed. Its benchmarks start processes of their own."""
+"""The package calls no function that could execute its input. Only its benchmarks start processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FILES = [path for path in sorted(ROOT.rglob("*.py")) if "bench" not in path.rela
 MODULES = {"subprocess", "pty", "pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jinja2"}
 NAMES = {"eval", "exec", "__import__"}
 CALLS = {"system", "popen", "posix_spawn", "unsafe_load", "full_load", "extractall", "instantiate", "get_method"}
-LOADS = {"torch", "pickle", "joblib", "hub"}  # whose load executes
-KEYWORDS = {"allow_pickle", "shell", "trust_remote_code", "pretrained"}  # false, or not at all
+LOADS = {"torch", "pickle", "joblib", "hub"}  # modules whose load function executes code
+KEYWORDS = {"allow_pickle", "shell", "trust_remote_code", "pretrained"}  # must be false or absent
 
 
 def faults(source: str) -> Iterator[str]:
@@ -44,7 +44,7 @@ def faults(source: str) -> Iterator[str]:
 
 
 def weights_only(call: ast.Call) -> bool:
-    """Whether torch.load makes tensors and plain values alone."""
+    """Returns True if this torch.load accepts only tensors and plain values."""
     return any(
         keyword.arg == "weights_only" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
         for keyword in call.keywords
@@ -52,7 +52,7 @@ def weights_only(call: ast.Call) -> bool:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_module_calls_nothing_that_executes(path: Path) -> None:
+def test_modules_call_no_executing_function(path: Path) -> None:
     assert list(faults(path.read_text(encoding="utf-8"))) == []
 
 
@@ -78,9 +78,9 @@ def test_a_module_calls_nothing_that_executes(path: Path) -> None:
         ),
     ],
 )
-def test_the_search_finds_what_would(source: str) -> None:
+def test_the_search_finds_executing_calls(source: str) -> None:
     assert len(list(faults(source))) == 1
 
 
-def test_a_load_of_weights_only_is_no_fault() -> None:
+def test_a_load_with_weights_only_is_accepted() -> None:
     assert list(faults("torch.load(p, weights_only=True)")) == []

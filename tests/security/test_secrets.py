@@ -1,4 +1,4 @@
-"""Keys and passwords are in the environment, and nowhere in what clipx writes or says."""
+"""Keys and passwords come from the environment and never appear in files or output of clipx."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clipx.storage.url import check_secrets, check_url, redacted
 from clipx.train import main as train_main
 from clipx.trainer.trainer import Trainer
 
-SECRET = "S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr"  # 40 characters, as both services' keys have
+SECRET = "S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr"  # 40 characters, the length of both services' keys
 KEYS = {"WANDB_API_KEY": SECRET.lower(), "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": f"{SECRET}+token"}
 PASSWORD = f"https://user:{SECRET}@host.invalid/x.tar"
 SIGNED = f"https://host.invalid/x.tar?X-Amz-Expires=9&X-Amz-Signature={SECRET}"
@@ -46,10 +46,10 @@ def files_containing(place: Path, text: str) -> list[Path]:
     return [p for p in files if text.lower().encode() in p.read_bytes().lower() or text in p.name]
 
 
-# ------------------------------------------------------------------------------------------------ the environment's
+# --------------------------------------------------------------------------------------- secrets in the environment
 
 
-def test_a_run_with_all_loggers_writes_and_says_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_all_loggers_writes_and_prints_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -65,13 +65,13 @@ def test_a_run_with_all_loggers_writes_and_says_no_key(tmp_path: Path, monkeypat
         "wandb",
         "checkpoints",
     }
-    assert files_containing(tmp_path, "xsmall"), "the search finds what is there"
+    assert files_containing(tmp_path, "xsmall"), "the search must find existing text"
     assert not files_containing(tmp_path, SECRET)
     assert SECRET.lower() not in (done.stdout + done.stderr).lower()
 
 
 @pytest.mark.parametrize("key", ["name", "run_dir", "data.shards", "logger.wandb.tags"])
-def test_a_key_of_the_environment_is_refused_as_a_value(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_from_the_environment_is_rejected_as_a_value(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEYS["WANDB_API_KEY"])
     value = "[a,'${oc.env:WANDB_API_KEY}']" if key.endswith("tags") else "x${oc.env:WANDB_API_KEY}"
     with pytest.raises(
@@ -81,19 +81,19 @@ def test_a_key_of_the_environment_is_refused_as_a_value(key: str, monkeypatch: p
     assert KEYS["WANDB_API_KEY"] not in str(raised.value)
 
 
-def test_what_would_be_looked_up_when_a_run_goes_on_is_refused() -> None:
+def test_an_interpolation_that_would_be_resolved_at_resume_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"name=\$\{oc.env:HOME\} contains \$\{, which cannot be saved"):
         compose(r"name='\${oc.env:HOME}'")
 
 
-# ------------------------------------------------------------------------------------------------------ in a URL
+# ---------------------------------------------------------------------------------------------- secrets in a URL
 
 
 @pytest.mark.parametrize("url", GIVEN)
 @pytest.mark.parametrize(
     "key", ["data.shards", "data.held_out_shards", "resume", "checkpoint.remote", "data.cache_dir"]
 )
-def test_a_url_with_a_secret_is_refused_by_name(key: str, url: str) -> None:
+def test_a_url_with_a_secret_is_rejected_by_key(key: str, url: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{key}=.* was given with a (password|query)") as raised:
         compose("data=webdataset", f"{key}='{url}'")
     assert SECRET not in str(raised.value)
@@ -117,7 +117,7 @@ COMMANDS: dict[str, tuple[Callable[[], None], str]] = {
 
 @pytest.mark.parametrize("url", [PASSWORD, SIGNED])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_refuses_one_neither_says_nor_writes_it(
+def test_commands_that_reject_a_secret_neither_print_nor_write_it(
     tmp_path: Path, name: str, url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ def test_a_command_that_refuses_one_neither_says_nor_writes_it(
     assert not files_containing(tmp_path, SECRET)
 
 
-def test_not_even_where_all_of_an_error_is_asked_for(
+def test_a_full_traceback_contains_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
@@ -143,7 +143,7 @@ def test_not_even_where_all_of_an_error_is_asked_for(
 
 
 @pytest.mark.parametrize("url", [PASSWORD, SIGNED])
-def test_nor_may_a_list_hold_one(tmp_path: Path, url: str) -> None:
+def test_a_list_with_a_secret_is_rejected(tmp_path: Path, url: str) -> None:
     (tmp_path / "list.txt").write_text(f"s3://bucket/a.tar\n{url}\n")
     with pytest.raises(
         ConfigError, match=r"^data.shards=@.*list.txt=https://host.invalid/x.tar was given with"
@@ -172,26 +172,28 @@ def test_nor_may_a_list_hold_one(tmp_path: Path, url: str) -> None:
         *("/data/00?.tar", "/data/user:name@host/x.tar", "@list.txt", "a photo of a {}?", "https://host/a@b:c/x.tar"),
     ],
 )
-def test_what_holds_none_is_taken(url: str) -> None:
+def test_urls_without_a_secret_are_accepted(url: str) -> None:
     check_secrets("data.shards", url)
     for part in url.split("::"):
         check_url("data.shards", part)
 
 
-def test_what_is_said_has_no_secret_of_any_url_in_it() -> None:
+def test_secrets_of_urls_in_messages_are_redacted() -> None:
     output = redacted(f"403, url='{SIGNED}' after {PASSWORD}, see https://host.invalid/doc")
     assert output == (
         "403, url='https://host.invalid/x.tar' after https://host.invalid/x.tar, see https://host.invalid/doc"
     )
 
 
-# --------------------------------------------------------------------------------------------- that a server gives
+# ---------------------------------------------------------------------------------- secrets in a server's response
 
 
 @pytest.fixture
 def redirecting(tmp_path: Path) -> Iterator[str]:
-    """The URL of a shard whose server sends the reader on to a signed URL, as object stores' front ends do. There, reads
-    of the second half fail."""
+    """Yields the URL of a shard whose server redirects to a signed URL, as front ends of object stores do.
+
+    Reads of the second half then fail.
+    """
     content = write_tar(tmp_path / "x.tar", [one for k in range(3) for one in sample(str(k), k)]).read_bytes()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -228,7 +230,7 @@ def redirecting(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_a_signature_that_a_server_gives_is_in_no_quarantine_and_no_error(
+def test_a_servers_signature_appears_in_no_quarantine_or_error(
     redirecting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
@@ -247,7 +249,9 @@ def test_a_signature_that_a_server_gives_is_in_no_quarantine_and_no_error(
     assert not files_containing(tmp_path, SECRET)
 
 
-def test_nor_in_an_error_of_opening_it(redirecting: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_servers_signature_is_not_in_the_error_of_opening_a_shard(
+    redirecting: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     with pytest.raises(DataError, match="403") as raised:
         WebDatasetSpec(name="x", shards=f"{redirecting}.gone", retry_s=0.0).open()
