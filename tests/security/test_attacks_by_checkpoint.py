@@ -136,7 +136,7 @@ def test_the_evaluate_command_rejects_a_pickle_in_one_line(
 ) -> None:
     (folder(malicious) / TENSORS).write_bytes(flag.saved())
     sign(folder(malicious))
-    monkeypatch.setattr("sys.argv", ["clipx-evaluate", f"run={theirs}", "evaluator=[retrieval]"])
+    monkeypatch.setattr("sys.argv", ["clipx-evaluate", f"run={malicious}", "evaluator=[retrieval]"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
@@ -284,7 +284,7 @@ def test_resume_rejects_a_configuration_with_executable_content(
 def test_a_configuration_cannot_make_timm_load_a_file(malicious: Path, flag: Flag) -> None:
     (malicious / "w.pth").write_bytes(flag.saved())
     values = yaml.safe_load((malicious / "config.yaml").read_text())
-    values["model"]["image"]["options"]["checkpoint_path"] = f"{theirs}/w.pth"
+    values["model"]["image"]["options"]["checkpoint_path"] = f"{malicious}/w.pth"
     (malicious / "config.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(
         ConfigError, match="model.image.options=.* checkpoint_path.* with which timm reads files: remove it"
@@ -306,7 +306,7 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_rejected(
     (folder(malicious) / MANIFEST).write_text(json.dumps({**manifest, name: "0" * 64}))
     assert "which is not a file of the checkpoint" in str(find_damage(folder(malicious)))
     with pytest.raises(CheckpointError, match="which is not a file of the checkpoint"):
-        fetch(f"file://{folder(theirs)}", tmp_path / "a" / "b" / "checkpoints")
+        fetch(f"file://{folder(malicious)}", tmp_path / "a" / "b" / "checkpoints")
     assert not [p for p in (tmp_path / "a").rglob("*") if p.is_file()]
 
 
@@ -334,4 +334,4 @@ def test_a_malformed_manifest_is_a_damaged_checkpoint(malicious: Path, tmp_path:
     (folder(malicious) / MANIFEST).write_text(content)
     assert find_damage(folder(malicious))
     with pytest.raises(ClipxError, match="is damaged"):
-        fetch(f"file://{folder(theirs)}", tmp_path / "fetched")
+        fetch(f"file://{folder(malicious)}", tmp_path / "fetched")
