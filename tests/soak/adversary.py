@@ -1,4 +1,4 @@
-"""What is done to a training under soak: each fault as a function that does it and says which ends it allows."""
+"""Faults of the soak test: each is a function that causes the fault and allows the exit codes that may result."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from clipx.checkpoint.format import find_damage
 from clipx.errors import Exit
 from clipx.run.signals import SIGNALS
 
-START_S = 10.0  # to the first step, more or less
-FILE_LIMIT = 2 << 20  # bytes: the tensors have 5 MB, everything else of a run stays below
+START_S = 10.0  # to the first step, approximately
+FILE_LIMIT = 2 << 20  # bytes: the tensors have 5 MB, all other files of a run are smaller
 
 
 @dataclass
 class Scene:
-    """One attempt before and after its start, and what the adversary has for it."""
+    """One attempt before and after its start, with the adversary's random numbers and access."""
 
     rng: random.Random
     proxy: FaultyProxy
     run_dir: Path
-    remote: Callable[[], list[int]]  # the steps of the checkpoints that count at the URL
-    ranks: int  # of torchrun; 0: plain python
+    remote: Callable[[], list[int]]  # returns the steps of the complete checkpoints at the URL
+    ranks: int  # number of torchrun's ranks; 0: plain python
     workers: int
-    calm_steps: int  # before anything is done
-    said: list[str] = field(default_factory=list)  # what was done, for the line of this attempt
-    codes: set[int] = field(default_factory=lambda: {Exit.FINISHED})  # that processes may end with, besides
+    calm_steps: int  # steps before the fault
+    said: list[str] = field(default_factory=list)  # the faults caused, for the log line of this attempt
+    # additional exit codes that processes may end with
+    codes: set[int] = field(default_factory=lambda: {Exit.FINISHED})
 
     @property
     def world(self) -> int:
@@ -44,7 +45,7 @@ class Scene:
         self.said.append(text)
 
     def here(self) -> list[Path]:
-        """The checkpoints on disk that are whole, the newest first."""
+        """Returns the complete checkpoints on disk, newest first."""
         found = (path for path in (self.run_dir / "checkpoints").glob("step-????????") if find_damage(path) is None)
         return sorted(found, reverse=True)
 
@@ -57,7 +58,10 @@ class Scene:
 
 @dataclass(frozen=True)
 class Fault:
-    """`before` the start, `during` it, and `after` some steps; `needs` says whether it can be done now."""
+    """Actions `before` the start, `during` it, and `after` some steps.
+
+    `needs` returns True if the fault is possible now.
+    """
 
     name: str
     needs: Callable[[Scene], bool] = lambda scene: True
@@ -67,16 +71,16 @@ class Fault:
     options: tuple[str, ...] = ()
 
 
-# ----------------------------------------------------------------------------------------------------- its end
+# ----------------------------------------------------------------------------------------------- ends of a run
 
 
 def end_somehow(scene: Scene, attempt: Attempt) -> None:
-    """By a signal that saves, or by one that does not."""
+    """Ends the run by a signal that saves, or by SIGKILL."""
     (stop if scene.rng.random() < 0.6 else kill)(scene, attempt)
 
 
 def kill(scene: Scene, attempt: Attempt) -> None:
-    """The process of one rank, whichever is started how."""
+    """Kills the process of one rank."""
     rank = scene.rng.randrange(scene.world)
     _kill(scene, attempt.rank_pids()[rank], f"rank {rank} killed")
 
@@ -85,12 +89,13 @@ def _kill(scene: Scene, pid: int, what: str) -> None:
     scene.say(what)
     scene.allow(-signal.SIGKILL)
     if scene.world > 1:
-        scene.allow(Exit.FAILED, -signal.SIGTERM, -signal.SIGABRT)  # the others; torchrun ends those that remain
+        # exit codes of the other ranks; torchrun ends the remaining ones
+        scene.allow(Exit.FAILED, -signal.SIGTERM, -signal.SIGABRT)
     send(pid, signal.SIGKILL)
 
 
 def stop(scene: Scene, attempt: Attempt) -> None:
-    """A signal to whoever was started, to all ranks, or to one."""
+    """Sends a signal to the started process, to all ranks, or to one rank."""
     number = scene.rng.choice(SIGNALS)
     pids = attempt.rank_pids()
     whom = scene.rng.choice(("the launcher", "all ranks", "one rank")) if scene.ranks else "the process"
@@ -98,25 +103,25 @@ def stop(scene: Scene, attempt: Attempt) -> None:
     scene.say(f"{number.name} to {whom}")
     scene.allow(Exit.REQUEUE, Exit.ABORTED, -number)
     if scene.ranks:
-        scene.allow(-signal.SIGTERM)  # torchrun's, to ranks that are ending
+        scene.allow(-signal.SIGTERM)  # from torchrun, to ranks that are ending
     for pid in targets:
         send(pid, number)
 
 
 def end_early(scene: Scene, attempt: Attempt) -> None:
-    """As a scheduler ends a job: a signal to all its processes, wherever in their start they are."""
+    """Sends a signal to all processes at any time of the start, as a scheduler ends a job."""
     number = scene.rng.choice((*SIGNALS, signal.SIGKILL))
     attempt.wait_s(scene.rng.uniform(0, START_S))
     scene.say(f"{number.name} to all processes after step {attempt.step}")
     scene.allow(Exit.REQUEUE, Exit.ABORTED, -number, -signal.SIGTERM)
     if scene.ranks:
-        scene.allow(Exit.FAILED)  # of torchrun, whose ranks ended at different places
+        scene.allow(Exit.FAILED)  # from torchrun, whose ranks ended at different places
     for pid in attempt.alive():
         send(pid, number)
 
 
 def stop_twice(scene: Scene, attempt: Attempt) -> None:
-    """The second within its save, or after it."""
+    """Sends the second signal during the save after the first, or later."""
     stop(scene, attempt)
     attempt.wait_s(scene.rng.uniform(0, 1.5))
     if not attempt.over:
@@ -124,7 +129,7 @@ def stop_twice(scene: Scene, attempt: Attempt) -> None:
 
 
 def kill_soon(scene: Scene, attempt: Attempt) -> None:
-    """SIGKILL while it saves because of a signal."""
+    """Sends SIGKILL during the save that a signal started."""
     stop(scene, attempt)
     attempt.wait_s(scene.rng.uniform(0, 0.3))
     kill(scene, attempt)
@@ -132,14 +137,14 @@ def kill_soon(scene: Scene, attempt: Attempt) -> None:
 
 def kill_loader(scene: Scene, attempt: Attempt) -> None:
     pids = attempt.loader_pids()
-    if not pids:  # at the run's end
+    if not pids:  # the run is ending
         return
     scene.allow(Exit.FAILED)
     _kill(scene, scene.rng.choice(pids), "a loader process killed")
 
 
 def kill_launcher(scene: Scene, attempt: Attempt) -> None:
-    """Its ranks go on, until they are told."""
+    """Kills torchrun. Its ranks continue until they get a signal."""
     _kill(scene, attempt.process.pid, "torchrun killed")
     time.sleep(scene.rng.uniform(0, 1))
     scene.say("SIGTERM to its ranks")
@@ -148,7 +153,7 @@ def kill_launcher(scene: Scene, attempt: Attempt) -> None:
 
 
 def freeze(scene: Scene, attempt: Attempt) -> None:
-    """A rank that others wait for, or a loader process: the watchdog ends who waits."""
+    """Freezes a rank that others wait for, or a loader process: the watchdog ends the waiting processes."""
     pids, what = (attempt.rank_pids(), "a rank") if scene.world > 1 else (attempt.loader_pids(), "a loader process")
     if not pids:
         return
@@ -159,7 +164,7 @@ def freeze(scene: Scene, attempt: Attempt) -> None:
 
 
 def fill_disk(scene: Scene, attempt: Attempt) -> None:
-    """For one rank or all, for a while or for good."""
+    """Limits the file size of one rank or all ranks, temporarily or permanently."""
     ranks = attempt.rank_pids()
     pids = ranks if scene.rng.random() < 0.5 else [scene.rng.choice(ranks)]
     for_good = scene.rng.random() < 0.5
@@ -193,7 +198,7 @@ def _break_storage(scene: Scene) -> None:
 
 
 def storage_fails(scene: Scene, attempt: Attempt) -> None:
-    """For a while, or until after the end."""
+    """Breaks the storage temporarily, or until after the end."""
     _break_storage(scene)
     attempt.wait_for_steps(scene.calm_steps + scene.steps(30))
     if scene.rng.random() < 0.5:
@@ -206,13 +211,13 @@ def storage_fails(scene: Scene, attempt: Attempt) -> None:
 
 
 def storage_comes_late(scene: Scene, attempt: Attempt) -> None:
-    """While the run looks for what is there, or when it has long gone on from what is here."""
+    """Repairs the storage while the run searches its checkpoints, or long after it resumed from the local ones."""
     if scene.rng.random() < 0.5:
         attempt.wait_s(scene.rng.uniform(0, START_S))
         scene.proxy.set("up")
         scene.say("S3 up during the start")
     if not scene.here():
-        scene.allow(Exit.FAILED)  # no new run where there may be an old one
+        scene.allow(Exit.FAILED)  # a new run must not start where an old one may exist
 
 
 def storage_is_back(scene: Scene, attempt: Attempt) -> None:
@@ -222,7 +227,7 @@ def storage_is_back(scene: Scene, attempt: Attempt) -> None:
 
 
 def damage(scene: Scene) -> None:
-    """A file of the newest checkpoint here: a bit, its end, or all of it."""
+    """Damages a file of the newest local checkpoint: flips a bit, truncates or removes it."""
     files = sorted(path for path in scene.here()[0].iterdir() if path.is_file())
     path = scene.rng.choice(files)
     content = bytearray(path.read_bytes())
@@ -239,7 +244,7 @@ def damage(scene: Scene) -> None:
 
 
 def move(scene: Scene) -> None:
-    """To a machine that has nothing of the run."""
+    """Moves the run to a machine without its files."""
     shutil.rmtree(scene.run_dir)
     scene.say("on another machine")
 

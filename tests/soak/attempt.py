@@ -1,4 +1,4 @@
-"""One start of a training under soak: its processes, what they have noted, and how they end."""
+"""One start of a training under soak: its processes, their notes, and their end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from helpers.runs import SMALL, VIT
 
 SCRIPT = Path(__file__).with_name("observed.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--shutdown-timeout=5")
-HANDED_ON = "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # else torchrun dies of the last two, alone
-SAMPLES, BATCH = 250, 12  # most epochs begin and end within a step; 1, 2 and 3 ranks share it
-# Small in all that costs time, and with all that is kept: state of each sample, AdamW, dropout's random numbers. 64
-# bits, so that the order of summation is all that other ranks change, far below 1e-5 in the end.
+HANDED_ON = "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # without it the last two end torchrun alone
+SAMPLES, BATCH = 250, 12  # most epochs begin and end within a step; 1, 2 and 3 ranks can share it
+# Cheap, and with all kinds of state: per-sample state, AdamW, dropout's random numbers. In 64 bits another number of
+# ranks changes only the order of summation, which stays far below 1e-5 at the end.
 TRAINING = (
     *SMALL,
     *VIT,
@@ -31,16 +31,16 @@ TRAINING = (
     *("objective=fastclip_v3", "objective.rho=3", "precision=fp64", "distributed=cpu"),
     *("checkpoint.every=7st", "checkpoint.keep_last=3", "checkpoint.sync_timeout_s=60", "resume=auto"),
 )
-LONG_S = 240.0  # for the first step, and for an end; a quiet machine takes 5 s
+LONG_S = 240.0  # for the first step, and for an end; an idle machine takes 5 s
 
 
 class Unexpected(AssertionError):
-    """What a run must not do."""
+    """Behaviour that a run must not show."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """What one rank took in one step."""
+    """The samples that one rank took in one step."""
 
     attempt: int
     rank: int
@@ -50,19 +50,19 @@ class Note:
 
 
 class Notes:
-    """The folder into which the processes of a training write them."""
+    """Folder in which the processes of a training write notes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
 
     def pids(self, attempt: int) -> dict[int, int]:
-        """By rank, of those that made a step."""
+        """Returns process ids by rank, of the ranks that took a step."""
         names = (path.name.split(".") for path in self.folder.glob(f"{attempt:05d}.*"))
         return {int(rank): int(pid) for _, rank, pid in names}
 
     def read(self, attempt: int | None = None) -> Iterator[Note]:
-        """In the order of attempts; a line that a kill cut is none."""
+        """Yields notes in the order of attempts. A line truncated by a kill is skipped."""
         pattern = "*" if attempt is None else f"{attempt:05d}.*"
         for path in sorted(self.folder.glob(pattern)):
             number, rank, _ = map(int, path.name.split("."))
@@ -75,7 +75,7 @@ class Notes:
 
 
 class Attempt:
-    """`number`th start of the run in `run_dir`; as `ranks` of torchrun, or plain python where it is 0."""
+    """Start `number` of the run in `run_dir`, with `ranks` of torchrun, or in plain python if `ranks` is 0."""
 
     def __init__(self, run_dir: Path, notes: Notes, number: int, ranks: int, overrides: Sequence[str]) -> None:
         self.run_dir, self.notes, self.number, self.ranks = run_dir, notes, number, ranks
@@ -91,14 +91,14 @@ class Attempt:
                 stdout=log,
                 stderr=log,
                 cwd=run_dir.parent,
-                start_new_session=True,  # the terminal's Ctrl-C is for the test
+                start_new_session=True,  # a Ctrl-C in the terminal must reach only the test
             )
 
-    # ------------------------------------------------------------------------------------------------ looking
+    # -------------------------------------------------------------------------------------------- observation
 
     @property
     def step(self) -> int:
-        """The last that any rank noted, 0 before the first."""
+        """The last step that any rank noted, 0 before the first."""
         return max(self.notes.steps(self.number), default=0)
 
     @property
@@ -106,7 +106,7 @@ class Attempt:
         return self.process.poll() is not None
 
     def wait_for_steps(self, number: int) -> bool:
-        """Whether all ranks made so many in this attempt; False where it ended before."""
+        """Waits until all ranks took `number` steps in this attempt. Returns False if it ended before."""
         needed, end = number * max(self.ranks, 1), time.monotonic() + LONG_S
         while len(self.notes.steps(self.number)) < needed:
             if self.over:
@@ -117,7 +117,7 @@ class Attempt:
         return True
 
     def wait_s(self, seconds: float) -> None:
-        """So long, or until it ends."""
+        """Waits for `seconds`, or until the attempt ends."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
 
@@ -125,11 +125,11 @@ class Attempt:
         return [pid for _, pid in sorted(self.notes.pids(self.number).items())]
 
     def loader_pids(self) -> list[int]:
-        """Of all ranks."""
+        """Returns the loader processes of all ranks."""
         return [child for pid in self.rank_pids() for child in children(pid)]
 
     def alive(self) -> list[int]:
-        """Every process that it started, whoever its parent is by now."""
+        """Returns every process of the attempt, including orphans."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -137,25 +137,28 @@ class Attempt:
                     found.append(int(path.parent.name))
         return found
 
-    # ------------------------------------------------------------------------------------------------- ending
+    # ---------------------------------------------------------------------------------------------------- end
 
     def end(self) -> tuple[int, list[int]]:
-        """Waits for it; its exit code, and those that torchrun tells of its ranks. Raises where processes stay."""
+        """Waits for the end. Returns its exit code, and the exit codes of ranks that torchrun reports.
+
+        Raises Unexpected if processes remain.
+        """
         try:
             code = self.process.wait(LONG_S)
         except subprocess.TimeoutExpired:
             raise Unexpected(f"it did not end in {LONG_S:g} s") from None
-        end = time.monotonic() + 30  # a loader process looks for its parent every 5 s
+        end = time.monotonic() + 30  # a loader process checks for its parent every 5 s
         while left := self.alive():
             for pid in left:
-                send(pid, signal.SIGCONT)  # one that a fault stopped
+                send(pid, signal.SIGCONT)  # in case a fault stopped it
             if time.monotonic() > end:
                 raise Unexpected(f"processes {left} are left behind")
             time.sleep(0.2)
         return code, [int(text) for text in re.findall(r"^ *exitcode *: (-?\d+)", self.log.read_text(), re.M)]
 
     def destroy(self) -> None:
-        """Whatever is left of it."""
+        """Kills all remaining processes."""
         for pid in self.alive():
             send(pid, signal.SIGKILL)
         self.process.kill()
@@ -170,7 +173,7 @@ def children(pid: int) -> list[int]:
 
 
 def send(pid: int, number: int) -> bool:
-    """False where there is no such process any more."""
+    """Returns False if the process no longer exists."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
-"""`clipx.train` that notes which samples each step took: what the soak test starts, and kills.
+"""`clipx.train` that records the samples of each step; the soak test starts and kills it.
 
-Nothing else is another than in `python -m clipx.train`, but for shorter waits for a storage that does not answer.
+The only other difference to `python -m clipx.train` are shorter waits for a storage that does not answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Step = Callable[[Trainer, Batch], Metrics]
 
 
 def noting(step: Step, folder: Path, attempt: int) -> Step:
-    """A line for each step that was made: in a file of the attempt, the rank and its process."""
+    """Writes a line for each step, in a file for each attempt, rank and process."""
 
     def noted(trainer: Trainer, batch: Batch) -> Metrics:
         metrics = step(trainer, batch)

@@ -1,13 +1,13 @@
-"""Trains while an adversary kills, stops, freezes, damages and cuts off, and shows that nothing came of it.
+"""Trains while an adversary kills, freezes, damages and disconnects, and verifies that the results are unchanged.
 
     python tests/soak/run.py cycles=200 seed=1 [steps=240] [folder=FOLDER]
 
-A cycle is one start of `clipx.train … resume=auto` and one fault. The cycles of a round go on with one run, until it is
-finished; then everything that it leaves is compared with the run that nothing was done to, and the next round begins
-with a run of its own. In every other round all starts have the same number of ranks, and then all bits are compared.
+A cycle is one start of `clipx.train … resume=auto` and one fault. The cycles of a round continue one run until it is
+finished; then all its files are compared with those of an undisturbed run, and the next round begins a new run. In
+every other round all starts have the same number of ranks, and then all bits are compared.
 
-The seed chooses faults, ranks and moments as numbers of steps; what a fault then meets is as the machine runs. Prints a
-line for each cycle, and one of JSON. Exits with 1 at the first cycle that is not survived, and leaves its folder.
+The seed chooses faults, ranks and times as numbers of steps; the effect of a fault depends on the machine. Prints a
+line for each cycle, and one line of JSON. Exits with 1 at the first cycle that is not survived, and keeps its folder.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ from clipx.errors import Exit
 from clipx.trainer import rng
 
 WORLDS = (1, 2, 3)
-CLOSE = 1e-5  # of other orders of summation, in 64 bits; their size is 1e-12 after 240 steps
-# Of Python's own generator, which comes first: botocore draws from it how long it waits before a request is made again.
+CLOSE = 1e-5  # tolerance for other orders of summation in 64 bits; they differ by 1e-12 after 240 steps
+# State of Python's generator, which comes first: botocore draws the delay before a repeated request from it.
 PYTHON_RNG = rng._PLAIN.fields["numpy"][1]
-DROPOUT = ("+model.image.options.proj_drop_rate=0.1",)  # of each rank's own: where the ranks stay
+# drawn on each rank: only in rounds with a fixed number of ranks
+DROPOUT = ("+model.image.options.proj_drop_rate=0.1",)
 
 
 @dataclass(kw_only=True)
 class Soak:
-    """`rounds` as above in `folder`, through `proxy` to the empty `bucket` of the server at `endpoint`."""
+    """The rounds described above in `folder`, through `proxy` to the empty `bucket` of the server at `endpoint`."""
 
     folder: Path
     endpoint: str
@@ -57,7 +58,7 @@ class Soak:
     cycles: int
     seed: int
     steps: int = 240
-    a_round: int = 8  # cycles, before its run is left alone; it may be finished before
+    a_round: int = 8  # cycles with faults in a round; the run may finish earlier
 
     survived: int = 0
     restarts: int = 0
@@ -69,7 +70,7 @@ class Soak:
         self._straight: dict[int, Path] = {}
 
     def run(self) -> None:
-        """Raises Unexpected at the first cycle, or round, that is not survived."""
+        """Runs all rounds. Raises Unexpected at the first cycle, or round, that is not survived."""
         while self.survived < self.cycles:
             worlds = [self.rng.choice(WORLDS)] if self.rounds % 2 == 0 else list(WORLDS)
             round_ = Round(self, self.rounds, worlds)
@@ -87,7 +88,7 @@ class Soak:
         }
 
     def straight(self, world: int, options: tuple[str, ...]) -> Path:
-        """The run directory of the training that nothing is done to."""
+        """Returns the run directory of an undisturbed training."""
         name = f"straight-{world}{'-dropout' if options == DROPOUT else ''}"
         run_dir = self.folder / name / "run"
         if not run_dir.exists():
@@ -132,7 +133,7 @@ class Round:
         return any(step == self.soak.steps for step in map(_step, (self.run_dir / "checkpoints").glob("step-????????")))
 
     def cycle(self, number: int, left_alone: bool) -> bool:
-        """One start, one fault, one end. Whether the run is finished."""
+        """Runs one start, one fault and one end. Returns True if the run is finished."""
         soak, rng, start = self.soak, self.rng, time.monotonic()
         world = rng.choice(self.worlds)
         scene = Scene(
@@ -175,7 +176,7 @@ class Round:
         return self.finished
 
     def choose(self, scene: Scene) -> Fault:
-        """Of those that can be, one that was had least."""
+        """Returns one of the least used faults that are possible now."""
         possible = [fault for fault in FAULTS[:-1] if fault.needs(scene)]
         least = min(self.soak.by_fault[fault.name] for fault in possible)
         return self.rng.choice([fault for fault in possible if self.soak.by_fault[fault.name] == least])
@@ -186,12 +187,15 @@ class Round:
         return Attempt(self.run_dir, self.notes, number, scene.ranks, overrides)
 
     def remote(self) -> list[int]:
-        """The steps of the checkpoints at the URL, past the proxy."""
+        """Returns the steps of the checkpoints at the URL, bypassing the proxy."""
         found = admin(self.soak.endpoint).glob(f"{self.url}/**/MANIFEST.json")
         return [_step(Path(name).parent) for name in found]
 
     def judge(self, scene: Scene, attempt: Attempt, code: int, ranks: list[int], here: int, there: int) -> None:
-        """Whether it began where it should, ended as it may, and left what it said."""
+        """Verifies the attempt.
+
+        It must begin at the right step, end with an allowed code, and leave the files that it reported.
+        """
         for one in ranks or [code]:
             expect(one in scene.codes, f"exit code {one}, which is none of {sorted(map(int, scene.codes))}")
         made = self.notes.steps(attempt.number)
@@ -212,12 +216,13 @@ class Round:
             expect(not (self.run_dir / "run.lock").exists(), "left run.lock")
 
     def compare(self) -> None:
-        """With the run that nothing was done to: all tensors, all rows of metrics.jsonl, and the samples of each epoch."""
+        """Compares with the undisturbed run: all tensors, all rows of metrics.jsonl, and the samples of each epoch."""
         same = len(self.worlds) == 1
         straight = self.soak.straight(self.worlds[0], self.options)
         expected, found = tensors(straight, self.soak.steps), tensors(self.run_dir, self.soak.steps)
         for each in (expected, found):
-            each["rng"] = each["rng"][:, PYTHON_RNG:] if same else each["rng"][:0, :0]  # else each rank has its own
+            # else each rank has a different state
+            each["rng"] = each["rng"][:, PYTHON_RNG:] if same else each["rng"][:0, :0]
         expect(expected.keys() == found.keys(), f"other tensors: {expected.keys() ^ found.keys()}")
         for name, tensor in expected.items():
             alike = torch.equal(tensor, found[name]) if same else torch.allclose(tensor, found[name], CLOSE, CLOSE)
@@ -230,7 +235,7 @@ class Round:
 
 @contextlib.contextmanager
 def ended(attempt: Attempt) -> Iterator[None]:
-    """Nothing of it is left, whatever happens."""
+    """Yields an attempt, and kills all its processes at the end."""
     try:
         yield
     finally:
@@ -256,14 +261,14 @@ def compare_rows(expected: list[dict[str, float]], found: list[dict[str, float]]
 
 
 def check_samples(notes: list[Note], steps: int) -> None:
-    """Every sample once an epoch; and a step that was made again took what it took before."""
+    """Verifies that every epoch has each sample once, and that repeated steps took the same samples as before."""
     made: Mapping[tuple[int, int], dict[int, Note]] = defaultdict(dict)
     for note in notes:
         made[note.step, note.attempt][note.rank] = note
     taken: dict[int, list[int]] = {}
     for (step, attempt), ranks in sorted(made.items()):
         if len(ranks) < next(iter(ranks.values())).world:
-            continue  # a rank was ended within it: a later attempt made it
+            continue  # a rank ended within the step: a later attempt repeated it
         samples = [sample for rank in sorted(ranks) for sample in ranks[rank].samples]
         expect(taken.setdefault(step, samples) == samples, f"step {step} took other samples in attempt {attempt}")
     expect(list(taken) == list(range(1, steps + 1)), "not every step was made")
@@ -275,7 +280,7 @@ def check_samples(notes: list[Note], steps: int) -> None:
         expect(len(epoch) < SAMPLES or set(epoch) == set(range(SAMPLES)), f"epoch {start // SAMPLES} is not whole")
 
 
-# --------------------------------------------------------------------------------------------------- by hand
+# ---------------------------------------------------------------------------------------------- command line
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""A short soak, with the S3 server of the other tests; and that what it looks at would be seen."""
+"""A short soak with the S3 server of the other tests, and tests that its checks detect errors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ STEPS = 50
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_nothing_that_is_done_to_a_run_changes_what_comes_of_it(
+def test_faults_do_not_change_the_results_of_a_run(
     tmp_path: Path, endpoint: str, proxy: FaultyProxy, own_bucket: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A round with the same ranks, and one with others at each start. By hand, and longer: `run.py`."""
+    """Runs a round with a fixed number of ranks, and one with another number at each start.
+
+    Longer, by hand: `run.py`.
+    """
     soak = Soak(
         folder=tmp_path, endpoint=endpoint, proxy=proxy, bucket=own_bucket, cycles=5, seed=7, steps=100, a_round=2
     )
@@ -29,8 +32,8 @@ def test_nothing_that_is_done_to_a_run_changes_what_comes_of_it(
     assert soak.rounds >= 2
 
 
-def straight(attempt: int = 0, world: int = 1, steps: range = range(1, STEPS + 1)) -> list[Note]:
-    """Of a run that takes the samples as they are numbered."""
+def undisturbed(attempt: int = 0, world: int = 1, steps: range = range(1, STEPS + 1)) -> list[Note]:
+    """Returns the notes of a run that takes the samples in the order of their numbers."""
     return [
         Note(attempt, rank, step, world, [((step - 1) * BATCH + place) % SAMPLES for place in places])
         for step in steps
@@ -39,14 +42,14 @@ def straight(attempt: int = 0, world: int = 1, steps: range = range(1, STEPS + 1
     ]
 
 
-def test_steps_made_again_and_ranks_that_were_cut_off_within_one_change_no_sample() -> None:
-    first, second = straight(0, 2, range(1, 21)), straight(1, 3, range(15, STEPS + 1))
+def test_repeated_and_interrupted_steps_are_accepted() -> None:
+    first, second = undisturbed(0, 2, range(1, 21)), undisturbed(1, 3, range(15, STEPS + 1))
     check_samples(first + second, STEPS)
     check_samples(first[:-1] + second, STEPS)
 
 
-def test_a_lost_step_and_a_sample_that_comes_twice_are_seen() -> None:
-    notes = straight()
+def test_lost_steps_and_repeated_samples_are_detected() -> None:
+    notes = undisturbed()
     with pytest.raises(Unexpected, match="not every step was made"):
         check_samples(notes[:10] + notes[11:], STEPS)
     twice = [*notes[:10], Note(0, 0, 11, 1, notes[0].samples), *notes[11:]]
@@ -56,7 +59,7 @@ def test_a_lost_step_and_a_sample_that_comes_twice_are_seen() -> None:
         check_samples([*notes, Note(1, 0, 11, 1, notes[0].samples)], STEPS)
 
 
-def test_another_number_in_a_row_is_seen() -> None:
+def test_different_metrics_are_detected() -> None:
     row = {"step": 1.0, "train/loss": 0.25}
     compare_rows([row], [dict(row)], 0)
     compare_rows([row], [{**row, "train/loss": 0.25 + 1e-6}], 1e-5)
