@@ -1,4 +1,4 @@
-"""The benchmark of checkpoints through its command, at a size that says nothing about time."""
+"""The checkpoint benchmark through its command, at a size too small to measure time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BENCH = (sys.executable, "-m", "clipx.bench", "checkpoint")
 
 
 @pytest.mark.slow
-def test_all_save_the_same_state_and_it_ends_with_one_line_of_figures(tmp_path: Path) -> None:
+def test_all_writers_save_the_same_state_and_the_last_line_is_json(tmp_path: Path) -> None:
     done = run(*BENCH, "parameters=3000000", "repeats=1", "outage_steps=100", *ONE, f"run_dir={tmp_path}/found")
     assert "Warning" not in done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
@@ -33,6 +33,6 @@ def test_all_save_the_same_state_and_it_ends_with_one_line_of_figures(tmp_path: 
     assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["results.json"]
 
 
-def test_bad_input_is_one_line() -> None:
+def test_invalid_options_print_a_one_line_error() -> None:
     done = run(*BENCH, "parameters=0", check=False)
     assert (done.returncode, done.stderr) == (2, "error: parameters=0 must be at least 1\n")

@@ -1,4 +1,4 @@
-"""The benchmarks as people type them, at sizes that take no time. Nothing here judges how long anything took."""
+"""The benchmark commands as users type them, at sizes that take little time. No test judges a duration."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ DOCS = (ROOT / "docs" / "benchmarks" / "README.md").read_text()
 
 
 def bench(folder: Path, *words: str) -> tuple[dict, dict, str]:
-    """The last line's figures, results.json, and all that was printed."""
+    """Runs a benchmark. Returns the figures of the last line, results.json, and its output."""
     done = run(*BENCH, *words, "device=cpu", "threads=1", f"run_dir={folder}")
     assert "Warning" not in done.stderr
     return json.loads(done.stdout.splitlines()[-1]), json.loads((folder / "results.json").read_text()), done.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_benchmark_composes_from_its_own_keys_at_the_top_level(name: str) -> None:
+def test_every_benchmark_composes_with_its_keys_at_the_top_level(name: str) -> None:
     spec = compose(f"bench={name}", "device=cpu", config_name="bench")
     assert isinstance(spec, BenchSpec)
     assert (spec.kind, spec.device) == (name, "cpu")
     assert re.fullmatch(rf"outputs/bench-{name}-\d{{8}}-\d{{6}}", spec.run_dir)
 
 
-def test_the_list_of_benchmarks_and_a_benchmarks_keys_need_no_torch() -> None:
+def test_help_of_the_benchmarks_imports_no_torch() -> None:
     for words in ([], ["--help"], ["loss", "--help"], ["loss", "--cfg", "job"]):
         done = run(
             sys.executable,
@@ -64,22 +64,22 @@ def test_the_list_of_benchmarks_and_a_benchmarks_keys_need_no_torch() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_mistyped_is_told_in_one_line(words: list[str], message: str) -> None:
+def test_mistyped_words_print_a_one_line_error(words: list[str], message: str) -> None:
     done = run(*BENCH, *words, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
 @pytest.mark.slow
-def test_loss_compares_time_memory_and_what_travels(tmp_path: Path) -> None:
+def test_loss_compares_time_memory_and_traffic(tmp_path: Path) -> None:
     sizes = ("batch=64", "dim=16", "small=16", "parts=[]", "ranks=[2]", "dims=[]", "repeats=2")
     figures, results, printed = bench(tmp_path / "out", "loss", *sizes)
     assert set(figures) >= {"memory_ratio", "time_ratio", "plain_memory_ratio", "plain_time_ratio"}
     assert figures["loss_error"] < 1e-5 and figures["gradient_error"] < 1e-4
 
-    x_bD = 16 * 16 * 4  # bytes of one side's features
+    x_bD = 16 * 16 * 4  # size of one side's features in bytes
     ours, theirs, plain = (figures["collectives"][name] for name in ("infonce", "open_clip", "open_clip_plain"))
-    assert list(ours) == ["all_gather"]  # nothing is reduced or scattered
-    assert 2 * x_bD < ours["all_gather"]["sent"] < 2.5 * x_bD  # the features and a few numbers a sample
+    assert list(ours) == ["all_gather"]  # no reduce and no scatter
+    assert 2 * x_bD < ours["all_gather"]["sent"] < 2.5 * x_bD  # the features and a few numbers per sample
     assert figures["moves_gradients"] == {"infonce": False, "open_clip": True, "open_clip_plain": False}
     assert theirs["all_gather"] == {"calls": 2, "sent": 2 * x_bD, "received": 4 * x_bD} == plain["all_gather"]
     assert theirs["scatter"] == {"calls": 4, "sent": 4 * x_bD, "received": 4 * x_bD}  # gloo's reduce_scatter
@@ -94,7 +94,7 @@ def test_loss_compares_time_memory_and_what_travels(tmp_path: Path) -> None:
     errors = {
         row["point"]["ranks"]: row["gradient_error"] for row in results["details"] if row["name"] == "open_clip_plain"
     }
-    assert errors == {1: 0, 2: pytest.approx(0.5)}  # 1/K of what they should be
+    assert errors == {1: 0, 2: pytest.approx(0.5)}  # 1/K of the correct gradient
 
     again = run(*BENCH, "loss", f"run_dir={tmp_path / 'out'}", check=False)
     assert again.stderr == f"error: run_dir={tmp_path / 'out'} already contains results: give another, or remove it\n"
@@ -113,7 +113,7 @@ def test_accumulation_compares_time_and_gradients(tmp_path: Path) -> None:
     assert results["figures"] == figures
 
 
-def test_the_page_on_benchmarks_names_each_and_its_commands_compose() -> None:
+def test_the_docs_of_benchmarks_name_each_and_their_commands_compose() -> None:
     assert all(f"`clipx.bench {name}`" in DOCS for name in NAMES)
     commands = re.findall(r"python -m clipx\.bench (\w+)([^`\n#|]*)", DOCS)
     assert {name for name, _ in commands} == set(NAMES)

@@ -1,4 +1,4 @@
-"""The benchmark of loaders through its command, at sizes that say nothing about speed."""
+"""The loader benchmark through its command, at sizes too small to measure speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BENCH = (sys.executable, "-m", "clipx.bench", "loader")
 
 
 @pytest.mark.slow
-def test_it_loads_on_every_side_and_ends_with_one_line_of_figures(tmp_path: Path) -> None:
+def test_all_loaders_run_and_the_last_line_is_json(tmp_path: Path) -> None:
     sizes = ("sides=[64]", "samples=64", "batch=8", "workers=1", "batches=2", "repeats=1")
     done = run(*BENCH, *sizes, f"run_dir={tmp_path}/found")
     figures = json.loads(done.stdout.splitlines()[-1])
@@ -37,7 +37,7 @@ def test_it_loads_on_every_side_and_ends_with_one_line_of_figures(tmp_path: Path
     ("utils", "said"),
     [
         (None, "spdl is not installed"),
-        # Its wheels hold no FFmpeg: where the system has none either, this is what they raise.
+        # spdl's wheels contain no FFmpeg. If the system has none either, they raise this error.
         (
             "def get_ffmpeg_versions():\n    raise RuntimeError('Failed to import libspdl.')\n",
             "spdl is installed, but not the shared libraries of FFmpeg that it needs",
@@ -45,7 +45,7 @@ def test_it_loads_on_every_side_and_ends_with_one_line_of_figures(tmp_path: Path
     ],
     ids=["no spdl", "no FFmpeg"],
 )
-def test_why_spdl_is_left_out(tmp_path: Path, utils: str | None, said: str) -> None:
+def test_the_reason_for_skipping_spdl_is_reported(tmp_path: Path, utils: str | None, said: str) -> None:
     hides = tmp_path / "spdl" / "io"
     hides.mkdir(parents=True)
     for folder in (hides, hides.parent):
@@ -57,7 +57,7 @@ def test_why_spdl_is_left_out(tmp_path: Path, utils: str | None, said: str) -> N
     assert done.stdout.strip() == said
 
 
-def test_spdl_makes_the_crop_that_clipx_makes() -> None:
+def test_spdl_crops_like_clipx() -> None:
     if (reason := without_spdl()) is not None:
         pytest.skip(reason)
     from spdl.io import convert_frames, to_numpy
@@ -67,11 +67,11 @@ def test_spdl_makes_the_crop_that_clipx_makes() -> None:
     for seed, other in ((0, 1), (1, 2), (2, 0)):
         train_transform(encoded, (0.9, 1.0), 10**6, random.Random(seed), out_SS3)
         near, far = (np.abs(found[s].astype(int) - out_SS3.numpy()).mean() for s in (seed, other))
-        assert near < 4  # another filter, in other colours
-        assert near < far / 2, "another box is another picture"
+        assert near < 4  # another filter, and another colour conversion
+        assert near < far / 2, "another seed must give another crop"
 
 
-def test_what_is_left_out_stands_in_the_table_and_the_figures() -> None:
+def test_skipped_loaders_appear_in_the_table_and_the_figures() -> None:
     measured = {"clipx": [4.0], "threads": [2.0], "open_clip": [1.0], "decode": [8.0], "tokens": [400.0]}
     found = LoaderSpec(run_dir="here")._findings({64: measured}, {"spdl": "spdl is not installed"})
     assert found.figures["left_out"] == {"spdl": "spdl is not installed"}
@@ -83,7 +83,7 @@ def test_what_is_left_out_stands_in_the_table_and_the_figures() -> None:
 
 
 @pytest.mark.slow
-def test_of_a_run_it_says_whether_that_waits_for_its_loader(tmp_path: Path) -> None:
+def test_train_run_reports_if_the_run_waits_for_its_loader(tmp_path: Path) -> None:
     run(sys.executable, "-m", "clipx.train", *SMALL, f"run_dir={tmp_path}/run")
     done = run(*BENCH, f"train_run={tmp_path}/run", "batches=2", f"run_dir={tmp_path}/found")
     figures = json.loads(done.stdout.splitlines()[-1])
@@ -93,7 +93,7 @@ def test_of_a_run_it_says_whether_that_waits_for_its_loader(tmp_path: Path) -> N
     assert said in done.stdout
 
 
-def test_bad_input_is_one_line(tmp_path: Path) -> None:
+def test_invalid_options_print_a_one_line_error(tmp_path: Path) -> None:
     for override, said in (
         (f"train_run={tmp_path}", f"run={tmp_path} holds no run (no config.yaml): check the path"),
         ("samples=100", "samples=100 must be at least 256, two batches of batch=128"),

@@ -1,4 +1,4 @@
-"""What the benchmarks measure with, against what is known beforehand."""
+"""The measuring tools of the benchmarks, tested on known quantities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ MIB = 2**20
 
 
 def peaks(comm: Comm) -> list[int]:
-    """In MiB: of one tensor of 32 MiB, of two after each other, of two at once; after a larger one was freed."""
+    """Returns peaks in MiB, measured after a larger tensor was freed.
+
+    The peaks of one tensor of 32 MiB, of two in sequence, and of two at once.
+    """
     return_freed_memory()
     torch.ones(48 * MIB)
 
@@ -44,16 +47,16 @@ def fail_on(comm: Comm, rank: int) -> None:
     comm.barrier()
 
 
-def test_peak_memory_is_that_of_the_tensors_alive_at_once() -> None:
+def test_peak_memory_counts_the_tensors_alive_at_once() -> None:
     assert Processes("cpu", 1).run(peaks) == [pytest.approx([32, 32, 64], abs=1)]
 
 
-def test_an_error_of_one_rank_is_the_error_of_all() -> None:
+def test_an_error_of_one_rank_is_raised() -> None:
     with pytest.raises(BenchError, match="^rank 1 fails$"):
         Processes("cpu", 1).run(fail_on, 1, ranks=2)
 
 
-def test_rounds_turn_and_ratios_are_taken_within_them() -> None:
+def test_rounds_rotate_the_order_and_ratios_are_taken_within_rounds() -> None:
     order: list[str] = []
     steps = {name: lambda name=name: order.append(name) or time.sleep(0) for name in "abc"}
     times = interleaved(steps, 3, Comm(0, 1, 0, torch.device("cpu")))
@@ -71,14 +74,14 @@ def _stand_in():
 
 @pytest.mark.usefixtures("_stand_in")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_every_collective_is_seen_forward_and_backward() -> None:
+def test_collectives_are_counted_in_forward_and_backward() -> None:
     x = torch.ones(3, 5, requires_grad=True)
     with Collectives() as counter:
         out = torch.empty(12, 5)
         dist.all_gather_into_tensor(out, x.detach())
         dist.all_reduce(torch.ones(7))
         dist.barrier()
-        assert counter.largest_gradient == 7  # summed over ranks, though forward
+        assert counter.largest_gradient == 7  # summed over ranks, although in forward
         y = torch.cat(torch.distributed.nn.all_gather(x))
         counter.backward = True
         y.sum().backward()
@@ -91,7 +94,7 @@ def test_every_collective_is_seen_forward_and_backward() -> None:
     assert counter.largest_gradient == 15
 
 
-def test_a_loss_that_differs_ends_the_benchmark() -> None:
+def test_different_losses_or_gradients_fail_the_benchmark() -> None:
     theirs = Row(LossCase("headline", 8, 1, 4), "open_clip", "cpu", [1.0], 2.0, None, None, {}, 0, True)
     ours = replace(theirs, name="infonce", loss=2.00001, gradient_error=1e-6)
     _check(ours, theirs)

@@ -1,4 +1,4 @@
-"""Scaling and the network: real runs through the launchers, real collectives. No time is judged."""
+"""Scaling and network benchmarks: real runs through the launchers, real collectives. No test judges a duration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scaled(folder: Path, **options: object) -> tuple[ScalingSpec, dict, list[dic
 
 
 @pytest.mark.usefixtures("slurm")
-def test_weak_scaling_over_nodes_is_what_the_jobs_metrics_say(tmp_path: Path) -> None:
+def test_weak_scaling_over_nodes_is_read_from_the_jobs_metrics(tmp_path: Path) -> None:
     launch = ["cpus_per_task=1", "network.interface=lo"]
     _, figures, rows = scaled(tmp_path, launcher=Launcher.clipx_slurm, nodes=[2, 1], launch=launch)
     assert [(row["nodes"], row["ranks"], row["batch"]) for row in rows] == [(1, 1, 16), (2, 2, 32)]
@@ -45,13 +45,13 @@ def test_weak_scaling_over_nodes_is_what_the_jobs_metrics_say(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_strong_scaling_on_this_machine_shares_the_batch(tmp_path: Path) -> None:
+def test_strong_scaling_with_local_processes_divides_the_batch(tmp_path: Path) -> None:
     _, figures, rows = scaled(tmp_path, launcher=Launcher.clipx_local, tasks=[1, 2], mode=ScalingMode.strong)
     assert [(row["ranks"], row["batch"]) for row in rows] == [(1, 16), (2, 16)]
     assert (figures["launcher"], figures["mode"], figures["ranks"]) == ("clipx_local", "strong", [1, 2])
 
 
-def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failed_run_is_reported_with_its_error(tmp_path: Path) -> None:
     spec = ScalingSpec(run_dir=str(tmp_path), launcher=Launcher.clipx_local, tasks=[3], batch=16, train=["seed=-1"])
     with pytest.raises(BenchError) as raised:
         spec.run(print)
@@ -59,7 +59,7 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     assert "seed=-1 must be in [0, 2^63)" in str(raised.value)
 
 
-def test_a_single_interval_is_no_measurement(tmp_path: Path) -> None:
+def test_a_single_interval_is_rejected(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(json.dumps({"step": 2, "samples": 32, "train/samples_per_second": 5.0}) + "\n")
     with pytest.raises(BenchError, match="has 1 intervals, the first of which is the warm-up: raise steps="):
@@ -78,16 +78,16 @@ def test_a_single_interval_is_no_measurement(tmp_path: Path) -> None:
         ({"train": ["seed"]}, "train contains seed, which is not KEY=VALUE: write \"train=['a=b','c=d']\""),
     ],
 )  # fmt: skip
-def test_what_cannot_be_scaled_is_one_line(options: dict[str, object], message: str) -> None:
+def test_invalid_scaling_options_raise_a_one_line_error(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         ScalingSpec(run_dir="unused", **options)
     assert str(raised.value) == message
 
 
-# ----------------------------------------------------------------------------------------------------- the network
+# --------------------------------------------------------------------------------------------------------- network
 
 
-def test_a_real_step_of_each_kind_of_objective_moves_the_bytes_that_are_predicted(tmp_path: Path) -> None:
+def test_steps_of_each_kind_of_objective_transfer_the_predicted_bytes(tmp_path: Path) -> None:
     moved = network._moved(NetworkBenchSpec(run_dir=str(tmp_path)), Processes("cpu", 2))
     assert moved.keys() == {"infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr"}
     for name, row in moved.items():
@@ -100,7 +100,7 @@ def test_a_real_step_of_each_kind_of_objective_moves_the_bytes_that_are_predicte
 
 
 @pytest.mark.slow
-def test_the_network_is_fitted_to_every_other_size_and_compared_with_the_rest(tmp_path: Path) -> None:
+def test_the_network_model_is_fitted_to_every_other_size(tmp_path: Path) -> None:
     sizes = [1024, 4096, 16384, 65536]
     found = NetworkBenchSpec(run_dir=str(tmp_path), device="cpu", threads=1, ranks=[2], sizes=sizes, repeats=1).run(
         print
@@ -111,7 +111,9 @@ def test_the_network_is_fitted_to_every_other_size_and_compared_with_the_rest(tm
     assert all(row["seconds"] > 0 and row["model"] > 0 for row in collectives)
     assert found.figures["fit"].keys() == {"all_gather", "all_reduce", "broadcast"}
     assert found.figures["held_out_factor"] >= 1
-    assert found.figures["weak_efficiency"]["1024"] == pytest.approx(0.553, abs=1e-3), "assumed, not measured"
+    assert found.figures["weak_efficiency"]["1024"] == pytest.approx(0.553, abs=1e-3), (
+        "predicted from the default link, not from the measured one"
+    )
     assert found.figures["model"] == {
         "name": "vit_b32", "parameters": 151_277_312, "flops": 14_777_163_776, "dim": 512, "buffers": 24,
     }  # fmt: skip
@@ -128,7 +130,7 @@ def test_the_network_is_fitted_to_every_other_size_and_compared_with_the_rest(tm
         ({"between_gbs": 0.0}, "between_gbs=0.0 must be above 0"),
     ],
 )  # fmt: skip
-def test_a_network_that_cannot_be_predicted_is_one_line(options: dict[str, object], message: str) -> None:
+def test_invalid_network_options_raise_a_one_line_error(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         NetworkBenchSpec(run_dir="unused", **options)
     assert str(raised.value) == message

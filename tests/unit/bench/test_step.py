@@ -1,4 +1,4 @@
-"""`python -m clipx.bench step`: which runs its words are, and what it measures of them."""
+"""`python -m clipx.bench step`: the runs that its words select, and their measurement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spec(*words: str) -> StepSpec:
     return found
 
 
-def test_its_own_keys_stay_and_all_else_is_of_the_runs() -> None:
+def test_keys_of_the_benchmark_and_overrides_of_its_runs_are_separated() -> None:
     made = spec(
         "batch=8", "model.patch_dropout=0,0.5", "device=cpu", "+model.image.options={depth:2}", "data.name='a,b'"
     )
@@ -27,7 +27,7 @@ def test_its_own_keys_stay_and_all_else_is_of_the_runs() -> None:
     assert gathered(["--cfg", "job", "batch=8"]) == ["--cfg", "job", "batch=8"]
 
 
-def test_comma_separated_values_are_runs_named_by_what_they_differ_in() -> None:
+def test_comma_separated_values_are_runs_named_by_their_differences() -> None:
     fixed = ["model=tiny", "data.name='a,b'"]
     assert spec(*fixed, "model.text.layers=2,3", "precision=fp32,fp64").runs() == {
         f"model.text.layers={layers} precision={precision}": [
@@ -51,17 +51,18 @@ def test_comma_separated_values_are_runs_named_by_what_they_differ_in() -> None:
         ("bacth=8", "bacth is not a key here"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_at_composition(word: str, message: str) -> None:
+def test_unsupported_overrides_are_rejected_at_composition(word: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         spec(word)
     assert message in str(error.value)
 
 
-def test_each_run_is_measured_as_it_is_composed() -> None:
+def test_each_run_is_measured_with_its_overrides() -> None:
     here = Comm(0, 1, 0, torch.device("cpu"))
     runs = spec("model=tiny", *VIT, "model.patch_dropout=0,0.5").runs()
     took, losses = times(here, runs, False, 4, 2, 0)
     assert list(took) == list(losses) == ["model.patch_dropout=0", "model.patch_dropout=0.5"]
     assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in took.values())
-    assert losses["model.patch_dropout=0"] != losses["model.patch_dropout=0.5"]  # the same weights and batch
+    # equal weights and batch: only the option differs
+    assert losses["model.patch_dropout=0"] != losses["model.patch_dropout=0.5"]
     assert memory(here, runs["model.patch_dropout=0.5"], 4, 0) > 0

@@ -1,4 +1,4 @@
-"""What the tests of copies at a URL share: a run directory, and URLs."""
+"""Fixtures of the tests of uploads: a run directory, and URLs."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def near(tmp_path: Path) -> str:
-    """A URL whose files a test can look at."""
+    """Returns a URL whose files a test can read locally."""
     return f"file://{tmp_path}/far"

@@ -1,4 +1,4 @@
-"""Saving beside the training: what is saved is the moment of the call, and what fails is told of."""
+"""Saving in the background: the state at the time of the call is saved, and failures are reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ write = os.write
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Closed, it holds up whatever writes a file."""
+    """Blocks all writes of background threads until it is set."""
     gate = threading.Event()
 
     def held(fd: int, data: memoryview) -> int:
@@ -39,7 +39,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return gate
 
 
-def test_training_goes_on_while_it_is_written_and_does_not_change_it(tmp_path: Path, gate: threading.Event) -> None:
+def test_training_during_a_save_does_not_change_the_saved_state(tmp_path: Path, gate: threading.Event) -> None:
     state, values = tensors(1), {"samples_seen": [1]}
     run = make_writer(tmp_path)
     run.save(1, state, values)
@@ -53,7 +53,7 @@ def test_training_goes_on_while_it_is_written_and_does_not_change_it(tmp_path: P
     run.close()
 
 
-def test_a_save_waits_for_the_one_before_and_says_so(tmp_path: Path, gate: threading.Event) -> None:
+def test_a_save_waits_for_the_previous_save_and_records_the_wait(tmp_path: Path, gate: threading.Event) -> None:
     log = EventLog()
     run = make_writer(tmp_path, log)
     run.save(1, tensors(1), {})
@@ -67,7 +67,7 @@ def test_a_save_waits_for_the_one_before_and_says_so(tmp_path: Path, gate: threa
     run.close()
 
 
-def test_closing_lets_a_save_end(tmp_path: Path, gate: threading.Event) -> None:
+def test_closing_waits_for_the_current_save(tmp_path: Path, gate: threading.Event) -> None:
     run = make_writer(tmp_path)
     run.save(1, tensors(1), {})
     threading.Timer(0.1, gate.set).start()
@@ -75,7 +75,7 @@ def test_closing_lets_a_save_end(tmp_path: Path, gate: threading.Event) -> None:
     assert load_tensors(tmp_path)["a/n"] == 1
 
 
-def test_in_the_background_or_not_the_same_bytes_are_written(tmp_path: Path) -> None:
+def test_background_and_foreground_saves_write_equal_bytes(tmp_path: Path) -> None:
     for background in (True, False):
         run = make_writer(tmp_path / str(background), background=background)
         run.save(1, {**tensors(1), "rows": RankRows(torch.arange(6.0).view(3, 2), 0)}, {"samples_seen": 1})
@@ -86,7 +86,7 @@ def test_in_the_background_or_not_the_same_bytes_are_written(tmp_path: Path) -> 
     assert b"shard.00001-of-00001.safetensors" in manifests[0]
 
 
-def test_memory_is_taken_once(tmp_path: Path) -> None:
+def test_the_buffer_is_allocated_once(tmp_path: Path) -> None:
     run = make_writer(tmp_path)
     places = set()
     for step in (1, 2, 3):
@@ -101,7 +101,7 @@ def test_memory_is_taken_once(tmp_path: Path) -> None:
     run.close()
 
 
-def test_memory_is_made_before_the_first_save(tmp_path: Path) -> None:
+def test_the_buffer_is_allocated_before_the_first_save(tmp_path: Path) -> None:
     run = make_writer(tmp_path)
     state = {**tensors(1), "rows": RankRows(torch.ones(5, 2), 0)}
     run.reserve(state)
@@ -115,7 +115,7 @@ def test_memory_is_made_before_the_first_save(tmp_path: Path) -> None:
     assert load_tensors(tmp_path)["rows"].eq(1).all()
 
 
-def test_every_type_and_shape_is_read_by_safetensors(tmp_path: Path) -> None:
+def test_every_dtype_and_shape_is_readable_by_safetensors(tmp_path: Path) -> None:
     x = torch.arange(24.0).view(2, 3, 4)
     kinds = (
         torch.float64,
@@ -131,7 +131,7 @@ def test_every_type_and_shape_is_read_by_safetensors(tmp_path: Path) -> None:
     given |= {"0-dim": torch.tensor(3.5), "empty": torch.empty(0, 4), "transposed": x.transpose(0, 2)}
     given |= {"channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)}
     given |= {"tied": x, "tied too": x, "a part": x[:, 1:2], "näme": torch.ones(3, requires_grad=True)}
-    given |= {"large": torch.randn(3_000_001)}  # more than a block
+    given |= {"large": torch.randn(3_000_001)}  # larger than a block
     run = make_writer(tmp_path)
     run.save(1, given, {})
     run.close()
@@ -141,14 +141,14 @@ def test_every_type_and_shape_is_read_by_safetensors(tmp_path: Path) -> None:
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
 
 
-def test_a_type_that_the_format_lacks_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unsupported_dtype_is_rejected_by_name(tmp_path: Path) -> None:
     run = make_writer(tmp_path)
     with pytest.raises(CheckpointError, match="a/z has dtype torch.complex64, which safetensors does not support"):
         run.save(1, {"a/z": torch.zeros(1, dtype=torch.complex64)}, {})
     run.close()
 
 
-def test_each_checkpoint_is_handed_on(tmp_path: Path) -> None:
+def test_on_commit_is_called_for_each_checkpoint(tmp_path: Path) -> None:
     written: list[Path] = []
     run = make_writer(tmp_path, hooks={"on_commit": written.append})
     run.save(1, tensors(1), {})
@@ -156,11 +156,11 @@ def test_each_checkpoint_is_handed_on(tmp_path: Path) -> None:
     assert written == [tmp_path / "step-00000001"]
 
 
-# ----------------------------------------------------------------------------------------------- no room, no luck
+# -------------------------------------------------------------------------------------------------- failed writes
 
 
 def _small_files_only(bytes_: int) -> None:
-    """As on a full disk, without being root: files end at so many bytes."""
+    """Limits the size of files, like a full disk; needs no root."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, resource.RLIM_INFINITY))
 
@@ -172,7 +172,7 @@ def _fails_and_recovers(comm: Comm, path: Path) -> tuple[EventLog, list[str]]:
     run.wait()
     _small_files_only(10_000)
     run.save(2, tensors(2, size=10_000), {})
-    run.save(3, tensors(3, size=10_000), {})  # two have failed in a row: training goes on
+    run.save(3, tensors(3, size=10_000), {})  # two failures in a row: training continues
     try:
         run.wait()
     except CheckpointError as error:
@@ -191,20 +191,22 @@ def _fails_and_recovers(comm: Comm, path: Path) -> tuple[EventLog, list[str]]:
     return log, errors
 
 
-def test_a_save_that_fails_is_told_of_and_only_several_in_a_row_end_the_run(tmp_path: Path) -> None:
+def test_failed_saves_are_reported_and_several_in_a_row_end_the_run(tmp_path: Path) -> None:
     ((log, errors),) = run_in_processes(1, tmp_path, _fails_and_recovers, tmp_path / "run")
     assert [facts["step"] for facts in log.of("checkpoint_saved")] == [1, 4]
     failed = log.of("checkpoint_failed")
-    assert [facts["step"] for facts in failed] == [2, 2, 3, 3, 5, 5, 6, 6, 7, 7], "each is tried twice"
+    assert [facts["step"] for facts in failed] == [2, 2, 3, 3, 5, 5, 6, 6, 7, 7], "each save is tried twice"
     assert all("File too large" in facts["message"] and facts["free_bytes"] > 0 for facts in failed)
     assert all(facts["needed_bytes"] > 40_000 for facts in failed)
     assert "the last checkpoint could not be written ([Errno 27] File too large" in errors[0]
     assert errors[1].startswith("checkpoint.max_failures=3 checkpoints in a row could not be written ([Errno 27]")
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000004"], "no stumps"
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000004"], (
+        "temporary folders remain"
+    )
     assert load_tensors(tmp_path / "run")["a/n"] == 4
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_of_the_save(tmp_path: Path) -> None:
+def test_an_unwritable_folder_fails_the_save(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run = make_writer(tmp_path / "file" / "checkpoints", max_failures=1)
     run.save(1, tensors(1), {})
@@ -215,7 +217,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_save(tmp_path: Path)
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
+    """Mounts a file system of 4 MiB."""
     path = tmp_path / "disk"
     path.mkdir()
     done = subprocess.run(
@@ -227,17 +229,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_a_full_disk_is_made_room_on_but_two_stay(small_disk: Path) -> None:
+def test_a_full_disk_deletes_old_checkpoints_but_keeps_two(small_disk: Path) -> None:
     log = EventLog()
     run = make_writer(small_disk / "run", log, keep_last=9, max_failures=1)
     for step in range(1, 5):
         run.save(step, tensors(step, size=200_000), {}, keep=step == 1)  # 0.8 MB each
     run.save(5, tensors(5, size=400_000), {})
     run.wait()
-    assert steps(small_disk / "run") == [5, 4, 3, 1], "the oldest is gone, but for the one that stays for ever"
+    assert steps(small_disk / "run") == [5, 4, 3, 1], "only the oldest checkpoint without keep=True may be deleted"
     (failed,) = log.of("checkpoint_failed")
     assert failed["free_bytes"] < failed["needed_bytes"] and "No space left" in failed["message"]
-    run.save(6, tensors(6, size=1_000_000), {})  # for which there is no room at all
+    run.save(6, tensors(6, size=1_000_000), {})  # larger than the file system
     with pytest.raises(CheckpointError, match="No space left"):
         run.wait()
     run.close()
@@ -283,12 +285,12 @@ def _one_rank_fails(comm: Comm, path: Path) -> tuple[list[str], EventLog]:
     return errors, log
 
 
-def test_a_rank_that_cannot_write_is_every_ranks_failure(tmp_path: Path) -> None:
+def test_a_failed_write_on_one_rank_fails_the_save_on_all_ranks(tmp_path: Path) -> None:
     (errors, log), (others, silent) = run_in_processes(2, tmp_path, _one_rank_fails, tmp_path / "run")
     assert errors == others
     assert "the last checkpoint could not be written (rank 1: [Errno 27] File too large" in errors[0]
     assert "checkpoint.max_failures=2 checkpoints in a row could not be written (rank 1: " in errors[1]
-    assert not silent, "rank 0 tells"
+    assert not silent, "only rank 0 records events"
     assert [facts["step"] for facts in log.of("checkpoint_saved")] == [1, 3]
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000003"]
     assert load_tensors(tmp_path / "run")["rows"].eq(3).all() and len(load_tensors(tmp_path / "run")["rows"]) == 50_000
@@ -305,12 +307,12 @@ def _one_rank_dies(comm: Comm, path: Path) -> float:
     return time.monotonic() - start
 
 
-def test_a_rank_that_dies_while_it_writes_leaves_no_checkpoint_and_nobody_waiting(tmp_path: Path) -> None:
+def test_a_rank_killed_during_a_save_leaves_no_checkpoint_and_blocks_no_rank(tmp_path: Path) -> None:
     took, code = run_in_processes(2, tmp_path, _one_rank_dies, tmp_path / "run")
     assert code == 9
     assert took < 10
     assert steps(tmp_path / "run") == []
 
 
-def test_a_saver_of_one_rank_needs_no_process_group(tmp_path: Path) -> None:
+def test_a_writer_of_one_rank_needs_no_process_group(tmp_path: Path) -> None:
     assert isinstance(make_writer(tmp_path), AsyncWriter)

@@ -1,4 +1,4 @@
-"""What is fetched from a URL is what was saved, or a clear error; URLs that cannot be used are refused."""
+"""Downloads equal the uploaded checkpoints or raise an error; invalid URLs are rejected."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from clipx.errors import CheckpointError, ConfigError, StorageError
 from clipx.storage.remote import StorageFolder
 from clipx.storage.url import check_folder_url
 
-# --------------------------------------------------------------------------------------------------- the round trip
+# ------------------------------------------------------------------------------------------------------- round trip
 
 
-def test_what_is_fetched_is_what_was_saved(run_dir: Path, url: str, tmp_path: Path) -> None:
+def test_fetched_checkpoints_equal_the_saved_ones(run_dir: Path, url: str, tmp_path: Path) -> None:
     folders = [save(run_dir, 10), save(run_dir, 20, os.urandom(100_000))]
     events = upload(run_dir, url)
-    assert events.of("uploaded") == ["step-00000020", "step-00000010"], "the newest first"
+    assert events.of("uploaded") == ["step-00000020", "step-00000010"], "newest first"
     first = next(event for event in events if event["event"] == "uploaded")
     assert first["bytes"] == sum(p.stat().st_size for p in folders[1].iterdir() if p.name != MANIFEST)
     assert [step for step, _ in remote_checkpoints(url)] == [20, 10]
@@ -42,7 +42,7 @@ def test_what_is_fetched_is_what_was_saved(run_dir: Path, url: str, tmp_path: Pa
     assert sorted(p.name for p in (other / "checkpoints").iterdir()) == ["step-00000010", "step-00000020"]
 
 
-def test_a_large_file_goes_in_parts_and_comes_in_blocks(
+def test_a_large_file_is_sent_in_parts_and_read_in_blocks(
     run_dir: Path, own_bucket: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
@@ -50,19 +50,19 @@ def test_a_large_file_goes_in_parts_and_comes_in_blocks(
     folder = save(run_dir, 10, os.urandom(12 << 20), shards=1)
     upload(run_dir, own_bucket)
     tag = admin(endpoint).info(f"{own_bucket}/checkpoints/step-00000010/{TENSORS}")["ETag"]
-    assert tag.strip('"').endswith("-3"), "three parts"
+    assert tag.strip('"').endswith("-3"), "uploaded in three parts"
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same_files(found, folder)
 
 
-def test_a_run_that_is_not_there_is_none(url: str, tmp_path: Path) -> None:
+def test_a_missing_run_has_no_checkpoints(url: str, tmp_path: Path) -> None:
     assert remote_checkpoints(url) == []
     assert fetch_newest(url, tmp_path, pytest.fail) is None
     fetch_history(url, tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_what_is_here_is_not_fetched_again(run_dir: Path, near: str) -> None:
+def test_local_checkpoints_are_not_fetched_again(run_dir: Path, near: str) -> None:
     folder = save(run_dir, 10)
     upload(run_dir, near)
     assert fetch_newest(near, folder.parent, pytest.fail, after=10) is None
@@ -72,7 +72,7 @@ def test_what_is_here_is_not_fetched_again(run_dir: Path, near: str) -> None:
     assert (run_dir / "metrics.jsonl").read_text() == "of metrics.jsonl\n"
 
 
-# ------------------------------------------------------------------------------------------------ what is damaged
+# --------------------------------------------------------------------------------------------------------- damage
 
 
 def _flip(path: Path) -> None:
@@ -98,7 +98,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("fault", DAMAGE)
-def test_a_damaged_checkpoint_is_told_of_and_passed_over(run_dir: Path, near: str, tmp_path: Path, fault: str) -> None:
+def test_a_damaged_checkpoint_is_reported_and_skipped(run_dir: Path, near: str, tmp_path: Path, fault: str) -> None:
     upload(run_dir, near, save(run_dir, 10), save(run_dir, 20))
     far, into, told = tmp_path / "far" / "checkpoints", tmp_path / "a" / "b" / "checkpoints", list[str]()
     DAMAGE[fault](far / "step-00000020" / TENSORS)
@@ -111,10 +111,10 @@ def test_a_damaged_checkpoint_is_told_of_and_passed_over(run_dir: Path, near: st
     DAMAGE[fault](far / "step-00000010" / TENSORS)
     with pytest.raises(CheckpointError, match="^all checkpoints at .* are damaged: restore one, or start a new run"):
         fetch_newest(near, tmp_path / "c", told.append)
-    assert fetch_newest(near, tmp_path / "c", told.append, after=5) is None, "there is one to go on from"
+    assert fetch_newest(near, tmp_path / "c", told.append, after=5) is None, "a local checkpoint of step 5 is available"
 
 
-def test_a_full_disk_while_fetching_is_no_damage(run_dir: Path, near: str, tmp_path: Path) -> None:
+def test_a_full_disk_during_a_fetch_is_not_reported_as_damage(run_dir: Path, near: str, tmp_path: Path) -> None:
     upload(run_dir, near, save(run_dir, 10), save(run_dir, 20, bytes(100_000)))
     code = f"""
 import resource, signal
@@ -141,9 +141,7 @@ def later(seconds: float, call: Callable[[], None]) -> None:
     threading.Timer(seconds, call).start()
 
 
-def test_a_storage_that_comes_back_in_time_gives_the_checkpoint(
-    run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path
-) -> None:
+def test_a_fetch_survives_a_short_outage(run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
     folder = save(run_dir, 10, os.urandom(200_000))
     upload(run_dir, own_bucket)
     proxy.set("down")
@@ -155,9 +153,7 @@ def test_a_storage_that_comes_back_in_time_gives_the_checkpoint(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("mode", ["down", "hang"])
-def test_a_storage_that_cannot_be_reached_is_an_error(
-    own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str
-) -> None:
+def test_an_unreachable_storage_is_an_error(own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str) -> None:
     proxy.set(mode)
     for call in (
         functools.partial(fetch_newest, own_bucket, tmp_path, print),
@@ -169,7 +165,7 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
         check_writable(own_bucket, retry_s=1.0)
 
 
-# ---------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -184,18 +180,18 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
         ("s3://bucket/runs/*", r"checkpoint.remote=s3://bucket/runs/\* is a pattern"),
     ],
 )
-def test_urls_that_would_be_saved_with_a_secret_are_refused(url: str, rule: str) -> None:
+def test_urls_with_a_secret_or_without_a_folder_are_rejected(url: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=f"^{rule}") as raised:
         check_folder_url("checkpoint.remote", url)
     assert "SECRET" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/runs/name", "sftp://me@host/runs", "file:///backup", "memory://x"])
-def test_other_urls_are_taken(url: str) -> None:
+def test_valid_urls_are_accepted(url: str) -> None:
     check_folder_url("checkpoint.remote", url)
 
 
-def test_a_url_that_cannot_be_written_is_told_of_before_the_training(url: str, own_bucket: str, tmp_path: Path) -> None:
+def test_an_unwritable_url_is_rejected_before_training(url: str, own_bucket: str, tmp_path: Path) -> None:
     check_writable(url)
     assert StorageFolder(url).files() == {}
     (tmp_path / "plain").write_text("")

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, and is verified before it is trusted."""
+"""Checkpoints are complete or absent, and are verified before they are used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Messages(list[str]):
         self.append(message)
 
 
-def test_what_is_loaded_is_what_was_saved_last(folder: CheckpointDir) -> None:
+def test_the_newest_checkpoint_is_loaded(folder: CheckpointDir) -> None:
     found = folder.load()
     assert found is not None
     assert (found.step, found.state, found.keep, found.score) == (30, {"samples_seen": 30}, False, 0.3)
@@ -51,18 +51,18 @@ def test_a_named_step_is_loaded(folder: CheckpointDir) -> None:
     assert (found.step, found.keep) == (20, True)
 
 
-def test_a_step_that_is_not_there_is_refused_with_those_that_are(folder: CheckpointDir) -> None:
+def test_a_missing_step_is_an_error_that_lists_the_available_steps(folder: CheckpointDir) -> None:
     with pytest.raises(
         CheckpointError, match=r"step-00000025 cannot be used: it does not exist; available steps: 30, 20, 10"
     ):
         folder.load(25)
 
 
-def test_no_checkpoint_at_all_is_none(tmp_path: Path) -> None:
+def test_loading_from_a_missing_folder_returns_none(tmp_path: Path) -> None:
     assert CheckpointDir(tmp_path / "none", pytest.fail).load() is None
 
 
-def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
+def test_steps_are_ordered_numerically(tmp_path: Path) -> None:
     for step in (99_999_999, 100_000_000):
         (tmp_path / f"step-{step:08d}").mkdir()
     assert [p.name for p in CheckpointDir(tmp_path, pytest.fail).folders()] == ["step-100000000", "step-99999999"]
@@ -88,7 +88,7 @@ def flip(path: Path) -> None:
 
 
 def name(entry: str) -> Callable[[Path], None]:
-    """The manifest names something more."""
+    """Returns a function that adds an entry to a manifest."""
 
     def change(path: Path) -> None:
         path.write_text(json.dumps({**json.loads(path.read_text()), entry: "0" * 64}))
@@ -120,7 +120,7 @@ CASES |= {f"{FILES[-1]}: {what}": (FILES[-1], do) for what, do in OF_THE_MANIFES
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_damaged_one_is_told_of_set_aside_and_passed_over(folder: CheckpointDir, case: str) -> None:
+def test_a_damaged_checkpoint_is_reported_renamed_and_skipped(folder: CheckpointDir, case: str) -> None:
     newest, (file, damage) = folder.folders()[0], CASES[case]
     damage(newest / file)
     found = folder.load()
@@ -133,7 +133,7 @@ def test_a_damaged_one_is_told_of_set_aside_and_passed_over(folder: CheckpointDi
     assert newest.with_name(f"{newest.name}.corrupt").is_dir() and not newest.exists()
 
 
-def test_one_that_is_damaged_again_does_not_replace_the_other(folder: CheckpointDir) -> None:
+def test_a_second_damaged_checkpoint_gets_another_name(folder: CheckpointDir) -> None:
     for number in ("", "1"):
         newest = folder.folders()[0]
         flip(newest / "state.json")
@@ -142,14 +142,14 @@ def test_one_that_is_damaged_again_does_not_replace_the_other(folder: Checkpoint
         assert (folder.path / f"step-00000030.corrupt{number}").is_dir()
 
 
-def test_when_all_are_damaged_nothing_starts_afresh_in_silence(folder: CheckpointDir) -> None:
+def test_only_damaged_checkpoints_are_an_error(folder: CheckpointDir) -> None:
     for path in folder.folders():
         flip(path / "tensors.safetensors")
     with pytest.raises(CheckpointError, match="all checkpoints in .* are damaged: restore one, or start a new run"):
         folder.load()
 
 
-def test_a_damaged_one_that_was_asked_for_is_an_error_and_stays(folder: CheckpointDir) -> None:
+def test_loading_a_damaged_step_is_an_error_and_keeps_its_folder(folder: CheckpointDir) -> None:
     flip(folder.path / "step-00000020" / "state.json")
     with pytest.raises(
         CheckpointError, match="cannot be used: the hash of state.json does not match; available steps: 30, 20"
@@ -166,8 +166,8 @@ def _load(comm: Comm, path: Path) -> tuple[int, list[str], float]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_ranks_verify_together_and_agree(folder: CheckpointDir, tmp_path: Path, file: str) -> None:
-    """Whichever of them finds the damage."""
+def test_ranks_verify_together_and_load_the_same_checkpoint(folder: CheckpointDir, tmp_path: Path, file: str) -> None:
+    """The result does not depend on the rank that finds the damage."""
     flip(folder.folders()[0] / file)
     found = run_in_processes(3, tmp_path, _load, folder.path)
     assert [(step, value) for step, _, value in found] == [(20, 20.0)] * 3
@@ -188,14 +188,14 @@ def test_no_pickle_is_written(folder: CheckpointDir) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_pickle_in_the_place_of_a_file_is_not_executed(folder: CheckpointDir, tmp_path: Path, file: str) -> None:
+def test_a_pickle_in_place_of_a_file_is_not_executed(folder: CheckpointDir, tmp_path: Path, file: str) -> None:
     class Payload:
         def __reduce__(self) -> object:
             return (Path.touch, (tmp_path / "executed",))
 
     newest = folder.folders()[0]
     (newest / file).write_bytes(pickle.dumps(Payload()))
-    if file != "MANIFEST.json":  # an attacker's manifest matches
+    if file != "MANIFEST.json":  # an attacker's manifest has valid hashes
         (newest / "MANIFEST.json").write_text(json.dumps({name: sha256(newest / name) for name in FILES[:-1]}))
         with pytest.raises(CheckpointError, match=rf"{file} is not (a safetensors file|the state of a checkpoint)"):
             folder.load()
@@ -204,8 +204,8 @@ def test_a_pickle_in_the_place_of_a_file_is_not_executed(folder: CheckpointDir, 
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_manifest_is_all_that_is_read(folder: CheckpointDir) -> None:
-    """A file that it does not name was written by somebody else."""
+def test_files_outside_the_manifest_are_not_read(folder: CheckpointDir) -> None:
+    """Files that the manifest does not name are ignored."""
     shutil.copy(folder.path / "step-00000010" / FILES[1], folder.folders()[0] / "shard.00002-of-00002.safetensors")
     assert load_tensors(folder.path)["rows"].eq(30).all()
 

@@ -1,4 +1,4 @@
-"""A run's checkpoints as its user sees them: when there are some, which stay, and how it goes on from a copy elsewhere."""
+"""Checkpoints of a run: their cadence, their retention, and resuming from a copy at a URL."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-# ------------------------------------------------------------------------------------------- when, and which stay
+# ------------------------------------------------------------------------------------------ cadence and retention
 
 
-def test_multiples_stay_for_ever_beside_the_newest(tmp_path: Path) -> None:
+def test_keep_every_keeps_multiples_in_addition_to_the_newest(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     Trainer(small(run_dir, *EVERY_STEP, "checkpoint.keep_last=1", "checkpoint.keep_every=2st")).fit()
     assert steps(run_dir) == [2, 4, 6]
 
 
-def test_a_multiple_between_two_saves_keeps_the_next_also_after_a_resume(tmp_path: Path) -> None:
+def test_keep_every_between_two_saves_keeps_the_next_even_after_a_resume(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     policy = ("checkpoint.every=2st", "checkpoint.keep_last=1", "checkpoint.keep_every=3st")
     Trainer(small(run_dir, *EVERY_STEP, *policy, "duration=2st")).fit()
     Trainer(small(run_dir, *EVERY_STEP, *policy, "duration=6st", "resume=auto")).fit()
     assert steps(run_dir) == [4, 6]
     Trainer(small(run_dir, *EVERY_STEP, *policy, "duration=8st", "resume=auto")).fit()
-    assert steps(run_dir) == [4, 6, 8], "4 is the first after 3, 6 is a multiple"
+    assert steps(run_dir) == [4, 6, 8], "4 is the first save after 3, 6 is a multiple"
 
 
-def test_the_best_by_a_metric_is_saved_when_it_is_found_and_stays(tmp_path: Path) -> None:
+def test_the_best_checkpoint_by_a_metric_is_saved_and_kept(tmp_path: Path) -> None:
     run_dir, metric = tmp_path / "run", "eval/retrieval/image_to_text/recall@1"
     overrides = (
         "evaluator=[retrieval]",
@@ -70,14 +70,14 @@ def test_the_best_by_a_metric_is_saved_when_it_is_found_and_stays(tmp_path: Path
     assert saved is not None and saved.score == best
 
 
-def test_a_metric_that_no_evaluator_gives_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_metric_as_checkpoint_best_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="checkpoint.best=loss is not a metric of an evaluator of this run: give one of"
     ):
         small(tmp_path, "evaluator=[retrieval]", "checkpoint.best=loss")
 
 
-def test_by_the_clock_it_is_due_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cadence_in_minutes_is_due_when_the_time_has_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("clipx.checkpoint.manager.time.monotonic", lambda: now)
     comm = Comm(0, 1, 0, torch.device("cpu"))
@@ -92,23 +92,23 @@ def test_by_the_clock_it_is_due_when_the_time_is_over(tmp_path: Path, monkeypatc
     assert checkpoints.at_end
 
 
-def test_saving_in_the_background_is_the_run_that_waits(tmp_path: Path) -> None:
+def test_background_and_foreground_saving_give_equal_runs(tmp_path: Path) -> None:
     for background in ("true", "false"):
         Trainer(small(tmp_path / background, *EVERY_STEP, f"checkpoint.background={background}")).fit()
     assert same(tensors(tmp_path / "true", 6), tensors(tmp_path / "false", 6))
 
 
-# ------------------------------------------------------------------------------------------------- copies elsewhere
+# -------------------------------------------------------------------------------------------------- copies at a URL
 
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """Overrides of a run whose checkpoints are copied; its directory is `run` in the current one."""
+    """Returns overrides of a run that uploads its checkpoints. Its directory is `run` in the current one."""
     monkeypatch.chdir(tmp_path)
     return (*EVERY_STEP, f"checkpoint.remote=file://{tmp_path}/far")
 
 
-def test_a_run_goes_on_from_its_copy_on_another_machine(tmp_path: Path, copied: tuple[str, ...]) -> None:
+def test_a_run_resumes_from_its_upload_on_another_machine(tmp_path: Path, copied: tuple[str, ...]) -> None:
     Trainer(small(Path("run"), *copied)).fit()
     expected, curve = tensors(Path("run"), 6), losses(Path("run"))
     assert steps(tmp_path / "far" / "run") == steps(Path("run"))
@@ -121,7 +121,7 @@ def test_a_run_goes_on_from_its_copy_on_another_machine(tmp_path: Path, copied: 
     assert losses(Path("run")) == curve
 
 
-def test_another_run_begins_from_a_url(tmp_path: Path, copied: tuple[str, ...]) -> None:
+def test_another_run_starts_from_a_url(tmp_path: Path, copied: tuple[str, ...]) -> None:
     Trainer(small(Path("run"), *copied)).fit()
     for place, step in ((f"file://{tmp_path}/far/run", 6), (f"file://{tmp_path}/far/run/checkpoints/step-00000005", 5)):
         trainer = Trainer(small(tmp_path / f"from-{step}", *EVERY_STEP, f"resume={place}"))
@@ -129,7 +129,7 @@ def test_another_run_begins_from_a_url(tmp_path: Path, copied: tuple[str, ...]) 
         assert trainer.steps_done == step
 
 
-def test_the_newer_of_here_and_there_is_taken(tmp_path: Path, copied: tuple[str, ...]) -> None:
+def test_resume_uses_the_newer_of_local_and_remote_checkpoints(tmp_path: Path, copied: tuple[str, ...]) -> None:
     Trainer(small(Path("run"), *copied)).fit()
     shutil.rmtree("run/checkpoints/step-00000006")
     for damaged in Path("run/checkpoints/step-00000005").glob("*.safetensors"):
@@ -140,23 +140,23 @@ def test_the_newer_of_here_and_there_is_taken(tmp_path: Path, copied: tuple[str,
     assert [event["event"] for event in events(Path("run"))].count("checkpoint_damaged") == 1
 
 
-def test_a_new_run_does_not_write_over_a_copy(tmp_path: Path, copied: tuple[str, ...]) -> None:
+def test_a_new_run_does_not_overwrite_an_upload(tmp_path: Path, copied: tuple[str, ...]) -> None:
     Trainer(small(Path("run"), *copied)).fit()
     shutil.rmtree("run")
     with pytest.raises(CheckpointError, match=r"/far/run already holds a run: continue it with resume=auto, or give"):
         Trainer(small(Path("run"), *copied))
 
 
-def test_with_delete_previous_only_the_newest_stays_here(tmp_path: Path, copied: tuple[str, ...]) -> None:
+def test_delete_previous_keeps_only_the_newest_locally(tmp_path: Path, copied: tuple[str, ...]) -> None:
     Trainer(small(Path("run"), *copied, "checkpoint.delete_previous=true")).fit()
     assert len(steps(tmp_path / "far" / "run")) == 3
     assert steps(Path("run"))[-1] == 6
     again = Trainer(small(Path("run"), *copied, "checkpoint.delete_previous=true", "duration=7st", "resume=auto"))
     again.fit()
-    assert steps(Path("run")) in ([7], [6, 7]), "6 may have been on its way still when 7 was written"
+    assert steps(Path("run")) in ([7], [6, 7]), "the upload of 6 may still have been in progress when 7 was saved"
 
 
-def test_an_outage_at_the_end_is_told_by_the_exit_code_and_the_rest_is_sent_later(
+def test_an_outage_at_the_end_sets_the_exit_code_and_a_resume_uploads_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_bucket: str, proxy: FaultyProxy
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -167,7 +167,7 @@ def test_an_outage_at_the_end_is_told_by_the_exit_code_and_the_rest_is_sent_late
     with pytest.raises(NotSynced, match="the run is finished, but its upload to s3://"):
         trainer.fit()
     assert time.monotonic() - start < 60
-    assert steps(Path("run"))[-1] == 6, "nothing is deleted that is not there"
+    assert steps(Path("run"))[-1] == 6, "checkpoints that are not uploaded must not be deleted"
     assert NotSynced.exit_code == Exit.NOT_SYNCED == 74
     proxy.set("up")
     Trainer(small(Path("run"), *overrides, "checkpoint.sync_timeout_s=60", "resume=auto")).fit()
@@ -176,10 +176,10 @@ def test_an_outage_at_the_end_is_told_by_the_exit_code_and_the_rest_is_sent_late
     assert other.steps_done == 6
 
 
-def test_an_outage_at_the_start_is_no_new_run(
+def test_an_outage_at_the_start_does_not_begin_a_new_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_bucket: str, proxy: FaultyProxy
 ) -> None:
-    """What is at the URL is unknown: with a checkpoint here the run goes on from that, else it ends."""
+    """The content of the URL is unknown: a run with a local checkpoint resumes from that, another one ends."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("clipx.checkpoint.manager.RETRY_S", 1.0)
     overrides = (*EVERY_STEP, f"checkpoint.remote={own_bucket}")
@@ -200,7 +200,7 @@ def test_an_outage_at_the_start_is_no_new_run(
         here.fetch(Resume.parse("auto"))
 
 
-# ------------------------------------------------------------------------------------------- stopping the real thing
+# ---------------------------------------------------------------------------------------------------- real processes
 
 
 def started(run_dir: Path, *overrides: str) -> Fork:
@@ -220,9 +220,7 @@ def until(run_dir: Path, step: int, process: Fork) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_stopped_run_says_so_by_its_exit_code_and_ends_as_one_that_was_not(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_stopped_run_exits_with_75_and_resumes_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
     long = ("duration=20st", "evaluator=[retrieval]", "evaluator.retrieval.every=1st")
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     Trainer(small(straight, *VIT, *long)).fit()
@@ -236,10 +234,12 @@ def test_a_stopped_run_says_so_by_its_exit_code_and_ends_as_one_that_was_not(
     process = started(stopped, *long, "resume=auto")
     assert process.wait(timeout=200) == 0
     assert same(tensors(stopped, 20), tensors(straight, 20))
-    assert untimed_rows(straight) == untimed_rows(stopped), "the evaluation that the signal came before is made up for"
+    assert untimed_rows(straight) == untimed_rows(stopped), (
+        "the evaluation interrupted by the signal is repeated after the resume"
+    )
 
 
-def test_two_jobs_in_one_directory_are_one(tmp_path: Path) -> None:
+def test_a_second_job_in_the_same_directory_is_rejected(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     first = started(run_dir, "duration=2000st")
     until(run_dir, 1, first)
@@ -255,16 +255,16 @@ def test_two_jobs_in_one_directory_are_one(tmp_path: Path) -> None:
     assert "lock_taken_over" in [event["event"] for event in events(run_dir)]
 
 
-def test_a_loader_that_hangs_is_ended_by_the_watchdog_with_the_stacks(tmp_path: Path) -> None:
+def test_a_hanging_loader_is_ended_by_the_watchdog_with_its_stacks(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = started(run_dir, "duration=4000st", "data.workers=1", "distributed.watchdog_s=3")
     until(run_dir, 2, process)
     (worker,) = children(process.pid)
-    os.kill(worker, signal.SIGSTOP)  # as in a read from a file server that does not answer
+    os.kill(worker, signal.SIGSTOP)  # like a read from a file server that does not respond
     try:
         process.wait(timeout=100)
     finally:
-        os.kill(worker, signal.SIGKILL)  # it has its end of the pipes
+        os.kill(worker, signal.SIGKILL)  # it holds an end of the pipes
     _, said = process.communicate()
     assert process.returncode == Exit.WATCHDOG == 70
     assert "rank 0 made no progress for" in said

@@ -1,4 +1,4 @@
-"""What `resume=` may say, and where a run goes on from."""
+"""Values of `resume=`, and the checkpoints that they select."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FOUR = ("checkpoint.every=1st", "checkpoint.keep_last=9")
         ("logs/theirs/checkpoints/epoch_3.pt", Resume(False, open_clip="logs/theirs/checkpoints/epoch_3.pt")),
     ],
 )
-def test_it_is_read_as_it_is_meant(text: str, meaning: Resume) -> None:
+def test_resume_values_are_parsed(text: str, meaning: Resume) -> None:
     assert Resume.parse(text) == meaning
 
 
-def test_a_step_needs_its_number(tmp_path: Path) -> None:
+def test_a_step_without_a_number_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="resume=step:last is not a step: give its number, e.g. resume=step:1000"):
         small(tmp_path, "resume=step:last")
 
@@ -48,7 +48,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("text", ["step:2", "{run}/checkpoints/step-00000002"])
-def test_going_back_to_a_step_keeps_what_came_after_under_another_name(tmp_path: Path, done: Path, text: str) -> None:
+def test_resuming_an_earlier_step_renames_the_later_checkpoints(tmp_path: Path, done: Path, text: str) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(done, run_dir)
     trainer = Trainer(small(run_dir, *FOUR, f"resume={text.format(run=run_dir)}"))
@@ -58,24 +58,24 @@ def test_going_back_to_a_step_keeps_what_came_after_under_another_name(tmp_path:
     assert names >= {("step-00000003", ".left."), ("step-00000004", ".left."), ("step-00000002", "")}
     again = Trainer(small(run_dir, *FOUR, "resume=auto"))
     again.close()
-    assert again.steps_done == 2, "what came after is not taken for the newest"
+    assert again.steps_done == 2, "resume=auto selected a step from before the rewind"
 
 
-def test_a_step_that_is_not_there_is_named_with_those_that_are(done: Path) -> None:
+def test_a_missing_step_is_an_error_that_lists_the_available_steps(done: Path) -> None:
     with pytest.raises(
         CheckpointError, match="step-00000007 cannot be used: it does not exist; available steps: 4, 3, 2, 1"
     ):
         Trainer(small(done, *FOUR, "resume=step:7"))
 
 
-def test_latest_does_not_begin_anew(tmp_path: Path) -> None:
+def test_resume_latest_requires_an_existing_run(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"resume=latest: .*/run holds no run: check the name, or use resume=none"
     ):
         Trainer(small(tmp_path / "run", "resume=latest"))
 
 
-def test_a_path_that_holds_no_run_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_path_without_a_run_is_rejected_and_not_created(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nowhere holds no run \(no config.yaml\): check the path"):
         Trainer(small(tmp_path / "run", f"resume={tmp_path}/nowhere"))
     assert not (tmp_path / "nowhere").exists()

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the policy, and that a saver follows it."""
+"""Retention of checkpoints: the policy, and its use by a writer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UPLOADED = [
             1,
             False,
             {2, 3},
-        ),  # of equals the newer
+        ),  # of equal scores the newer
         (
             [
                 CheckpointInfo(1, score=math.nan),
@@ -57,24 +57,26 @@ UPLOADED = [
         (FIVE, 1, True, {1, 2, 3, 4, 5}),  # nothing is uploaded
     ],
 )
-def test_the_policy(saved: list[CheckpointInfo], keep_last: int, only_newest: bool, stay: set[int]) -> None:
+def test_steps_to_keep_follows_the_policy(
+    saved: list[CheckpointInfo], keep_last: int, only_newest: bool, stay: set[int]
+) -> None:
     assert steps_to_keep(saved, keep_last, only_newest) == stay
 
 
-def test_a_saver_keeps_the_newest_the_marked_and_the_best(tmp_path: Path) -> None:
+def test_a_writer_keeps_the_newest_the_marked_and_the_best(tmp_path: Path) -> None:
     run = make_writer(tmp_path, keep_last=2)
     for step, (keep, score) in enumerate([(True, 0.1), (False, 0.9), (False, 0.8), (False, None), (False, None)], 1):
         run.save(step, tensors(step), {}, keep=keep, score=score)
     run.wait()
     assert steps(tmp_path) == [5, 4, 2, 1]
     run.close()
-    again = make_writer(tmp_path, keep_last=1)  # another process knows them from their files
+    again = make_writer(tmp_path, keep_last=1)  # a new process reads them from the files
     again.save(6, tensors(6), {}, score=0.95)
     again.close()
     assert steps(tmp_path) == [6, 1]
 
 
-def test_nothing_is_deleted_that_is_not_uploaded(tmp_path: Path) -> None:
+def test_checkpoints_are_not_deleted_before_their_upload(tmp_path: Path) -> None:
     there: set[str] = set()
     run = make_writer(tmp_path, keep_last=1, hooks={"is_uploaded": lambda folder: folder.name in there})
     for step in (1, 2, 3):
@@ -87,7 +89,7 @@ def test_nothing_is_deleted_that_is_not_uploaded(tmp_path: Path) -> None:
     run.close()
 
 
-def test_with_delete_previous_only_the_newest_stays_of_what_is_uploaded(tmp_path: Path) -> None:
+def test_delete_previous_keeps_only_the_newest_of_the_uploaded(tmp_path: Path) -> None:
     there = {"step-00000001", "step-00000003"}
     hooks = {"is_uploaded": lambda folder: folder.name in there}
     run = make_writer(tmp_path, keep_last=3, remote="s3://bucket/run", delete_previous=True, hooks=hooks)
@@ -97,8 +99,8 @@ def test_with_delete_previous_only_the_newest_stays_of_what_is_uploaded(tmp_path
     assert steps(tmp_path) == [3, 2]
 
 
-def test_nothing_is_deleted_on_account_of_a_damaged_one(tmp_path: Path) -> None:
-    """Found before the older ones go, not when they are needed."""
+def test_a_damaged_checkpoint_does_not_count_towards_keep_last(tmp_path: Path) -> None:
+    """Verifies a checkpoint before older ones are deleted, not when they are needed."""
     first = make_writer(tmp_path, keep_last=3)
     for step in (1, 2, 3):
         first.save(step, tensors(step), {})
@@ -115,7 +117,7 @@ def test_nothing_is_deleted_on_account_of_a_damaged_one(tmp_path: Path) -> None:
     assert load_tensors(tmp_path, 2)["a/n"] == 2
 
 
-def test_one_that_cannot_be_removed_does_not_fail_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_deletion_does_not_fail_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_writer(tmp_path, keep_last=1)
     run.save(1, tensors(1), {})
     run.wait()

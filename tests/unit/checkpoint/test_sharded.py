@@ -1,4 +1,4 @@
-"""What is spread over the ranks: each writes its part, and any number of them reads it."""
+"""Sharded checkpoints: each rank writes its part, and any number of ranks reads them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clipx.errors import CheckpointError
 
 
 def built(comm: Comm, seed: int, mesh: tuple[int, ...] = ()) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """After two steps, in AdamW. Of 7 and 3 rows: not all ranks have as many."""
+    """Builds a model and its AdamW after two steps. Its 7 and 3 rows are not divided evenly over the ranks."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3), nn.BatchNorm1d(3))
     if comm.world > 1:
@@ -51,11 +51,12 @@ def _save(comm: Comm, path: Path, mesh: tuple[int, ...] = ()) -> dict[str, Tenso
     run.save(1, state(model, optimizer), {})
     run.wait()
     run.close()
-    return {name: t.numpy() for name, t in whole(state(model, optimizer)).items()}  # a pipe shares no tensors
+    # numpy: the pipe must not share tensors
+    return {name: t.numpy() for name, t in whole(state(model, optimizer)).items()}
 
 
 def _load(comm: Comm, path: Path, again: Path) -> dict[str, Any]:
-    """The state of another model, after it was loaded; saved again from these ranks too."""
+    """Returns the state of another model after loading, and saves it again from these ranks."""
     model, optimizer = built(comm, 1)
     found = CheckpointDir(path, pytest.fail).load_on_all(comm)
     assert found is not None
@@ -73,10 +74,10 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2), (1, 2), (4, 4)])
-def test_fsdp_is_saved_and_loaded_on_any_number_of_ranks(tmp_path: Path, before: int, after: int) -> None:
+def test_fsdp_checkpoints_are_saved_and_loaded_on_any_number_of_ranks(tmp_path: Path, before: int, after: int) -> None:
     saved = run_in_processes(before, tmp_path, _save, tmp_path / "run")[0]
     found = run_in_processes(after, tmp_path, _load, tmp_path / "run", tmp_path / "again")
-    assert len(saved) == 8 + 3 + 3 * 8, "weights and statistics, and what AdamW keeps of each weight"
+    assert len(saved) == 8 + 3 + 3 * 8, "weights and statistics, and AdamW's state of each weight"
     for rank in found:
         assert same(rank, saved)
     assert same(load_tensors(tmp_path / "run"), saved) and same(load_tensors(tmp_path / "again"), saved)
@@ -92,7 +93,7 @@ def test_hybrid_sharding_writes_each_part_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "run" / "step-00000001").glob("shard.*"))) == 2
 
 
-def test_what_is_sharded_is_refused_by_a_model_of_another_shape(tmp_path: Path) -> None:
+def test_a_sharded_checkpoint_of_another_shape_is_rejected(tmp_path: Path) -> None:
     run_in_processes(2, tmp_path, _save, tmp_path / "run")
     found = CheckpointDir(tmp_path / "run", pytest.fail).load()
     assert found is not None
@@ -119,7 +120,7 @@ def _other_placements(comm: Comm, path: Path) -> list[str]:
     return errors
 
 
-def test_other_placements_are_refused_by_name_and_replicas_are_whole(tmp_path: Path) -> None:
+def test_other_placements_are_rejected_by_name_and_replicas_are_saved_whole(tmp_path: Path) -> None:
     for errors in run_in_processes(2, tmp_path, _other_placements, tmp_path / "run"):
         assert all("x has placements (" in error and "as by fully_shard" in error for error in errors)
     assert load_tensors(tmp_path / "run")["x"].tolist() == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""The options of checkpoints, and their sentences."""
+"""Options of checkpoints and their error messages."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from clipx.errors import ConfigError
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_told_in_one_line(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise_a_one_line_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}"):
         CheckpointSpec(**options)
 
 
-def test_what_can_be() -> None:
+def test_valid_options_are_accepted() -> None:
     CheckpointSpec(every="none")
     CheckpointSpec(every="end", best="a/b", keep_every="10ep", remote="s3://bucket/run", delete_previous=True)

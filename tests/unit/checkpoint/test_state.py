@@ -1,4 +1,4 @@
-"""Modules and optimizers by plain names, there and back."""
+"""State of modules and optimizers by parameter name: capture and load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def test_an_optimizer_goes_on_as_if_it_had_not_stopped() -> None:
+def test_a_loaded_optimizer_continues_bit_for_bit() -> None:
     model, optimizer = trained(0)
     other_model, other = trained(1)
     load_module(other_model, {k: v.contiguous() for k, v in model.state_dict().items()}, "model")
@@ -34,10 +34,10 @@ def test_an_optimizer_goes_on_as_if_it_had_not_stopped() -> None:
         o.step()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other_model.parameters(), strict=True))
     state = other.state[next(other_model.parameters())]["exp_avg"]
-    assert state.is_contiguous(memory_format=torch.channels_last), "in the parameter's own memory format"
+    assert state.is_contiguous(memory_format=torch.channels_last), "in the memory format of the parameter"
 
 
-def test_a_module_that_does_not_fit_is_refused_by_name() -> None:
+def test_a_state_of_another_module_is_rejected_by_name() -> None:
     model, _ = trained(0)
     state = dict(model.state_dict())
     state["extra"] = state.pop("0.bias")
@@ -48,7 +48,7 @@ def test_a_module_that_does_not_fit_is_refused_by_name() -> None:
         load_module(model, state, "model")
 
 
-def test_an_optimizer_of_another_model_is_refused_by_name() -> None:
+def test_an_optimizer_state_of_another_model_is_rejected_by_name() -> None:
     _, optimizer = trained(0)
     state = optimizer_tensors(optimizer)
     left_over = {**state, "foo/exp_avg": torch.zeros(1)}

@@ -1,4 +1,4 @@
-"""What a run uploads is whole and verified, through every fault of the storage, and training never waits for it."""
+"""Uploads are complete and verified despite all faults of the storage, and training never waits for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from clipx.storage.remote import StorageFolder
 
 
 @pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
-def test_a_step_that_is_saved_again_replaces_the_one_before(run_dir: Path, url: str, tmp_path: Path) -> None:
+def test_a_step_saved_again_replaces_its_upload(run_dir: Path, url: str, tmp_path: Path) -> None:
     upload(run_dir, url, save(run_dir, 10, shards=3))
     folder = save(run_dir, 10, b"other", shards=1)
     upload(run_dir, url, folder)
@@ -39,7 +39,7 @@ def test_a_step_that_is_saved_again_replaces_the_one_before(run_dir: Path, url: 
     ]
 
 
-def test_a_step_that_is_half_replaced_does_not_count(run_dir: Path, near: str, tmp_path: Path) -> None:
+def test_a_partly_replaced_step_is_not_listed(run_dir: Path, near: str, tmp_path: Path) -> None:
     upload(run_dir, near, save(run_dir, 10), save(run_dir, 20))
     far, events = tmp_path / "far" / "checkpoints" / "step-00000020", UploadEvents()
     (far / TENSORS).unlink()
@@ -53,7 +53,7 @@ def test_a_step_that_is_half_replaced_does_not_count(run_dir: Path, near: str, t
     assert steps(near) == [20, 10]
 
 
-def test_a_restarted_run_uploads_what_is_missing_only(run_dir: Path, near: str) -> None:
+def test_a_restarted_run_uploads_only_missing_checkpoints(run_dir: Path, near: str) -> None:
     upload(run_dir, near, save(run_dir, 10))
     save(run_dir, 20)
     events = UploadEvents()
@@ -63,7 +63,7 @@ def test_a_restarted_run_uploads_what_is_missing_only(run_dir: Path, near: str) 
         assert all(uploader.is_uploaded(run_dir / "checkpoints" / f"step-000000{k}0") for k in (1, 2))
 
 
-def test_the_small_files_are_those_of_the_end(run_dir: Path, near: str, tmp_path: Path) -> None:
+def test_finish_uploads_the_final_versions_of_small_files(run_dir: Path, near: str, tmp_path: Path) -> None:
     with closing(Uploader(run_dir, near, UploadEvents())) as uploader:
         uploader.submit(save(run_dir, 10))
         wait_until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
@@ -74,11 +74,11 @@ def test_the_small_files_are_those_of_the_end(run_dir: Path, near: str, tmp_path
     assert (tmp_path / "far" / "report.html").read_text() == "the report"
 
 
-# ------------------------------------------------------------------------------------------------------- what stays
+# -------------------------------------------------------------------------------------------------------- retention
 
 
 @pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
-def test_the_url_keeps_what_the_policy_keeps(run_dir: Path, url: str) -> None:
+def test_the_retention_policy_applies_at_the_url(run_dir: Path, url: str) -> None:
     with closing(
         Uploader(run_dir, url, UploadEvents(), keep=functools.partial(steps_to_keep, keep_last=2))
     ) as uploader:
@@ -86,7 +86,7 @@ def test_the_url_keeps_what_the_policy_keeps(run_dir: Path, url: str) -> None:
             folder = save(run_dir, step, shards=1, keep=step == 10)
             uploader.submit(folder)
             wait_until(functools.partial(uploader.is_uploaded, folder))
-            shutil.rmtree(run_dir / "checkpoints")  # a machine that is lost is no reason to delete anything
+            shutil.rmtree(run_dir / "checkpoints")  # a lost machine must not delete remote checkpoints
         assert uploader.finish(10)
     assert steps(url) == [40, 30, 10]
     assert {name.split("/")[1] for name in StorageFolder(url).files("checkpoints")} == {
@@ -94,14 +94,14 @@ def test_the_url_keeps_what_the_policy_keeps(run_dir: Path, url: str) -> None:
     }
 
 
-def test_another_process_knows_the_policy_of_what_is_there(run_dir: Path, near: str) -> None:
+def test_a_new_process_applies_the_policy_to_existing_uploads(run_dir: Path, near: str) -> None:
     upload(run_dir, near, save(run_dir, 10, keep=True), save(run_dir, 20), save(run_dir, 30))
     shutil.rmtree(run_dir / "checkpoints")
     upload(run_dir, near, save(run_dir, 40), keep=functools.partial(steps_to_keep, keep_last=1))
     assert steps(near) == [40, 10]
 
 
-def test_after_an_outage_only_what_stays_is_sent(run_dir: Path, near: str, tmp_path: Path) -> None:
+def test_after_an_outage_only_retained_checkpoints_are_uploaded(run_dir: Path, near: str, tmp_path: Path) -> None:
     (tmp_path / "far").write_text("in the way")
     events = UploadEvents()
     with closing(Uploader(run_dir, near, events, keep=functools.partial(steps_to_keep, keep_last=2))) as uploader:
@@ -112,7 +112,7 @@ def test_after_an_outage_only_what_stays_is_sent(run_dir: Path, near: str, tmp_p
         assert not any(map(uploader.is_uploaded, folders))
         (tmp_path / "far").unlink()
         assert uploader.finish(10)
-        assert all(map(uploader.is_uploaded, folders)), "the others may be deleted here too"
+        assert all(map(uploader.is_uploaded, folders)), "the skipped ones may be deleted locally too"
     assert events.of("uploaded") == ["step-00000040", "step-00000030"]
     assert sorted(events.of("upload_skipped")) == ["step-00000010", "step-00000020"]
 
@@ -122,7 +122,7 @@ def a_day_ago(folder: Path) -> None:
         os.utime(path, (time.time() - 25 * 3600,) * 2)
 
 
-def test_orphans_are_removed_when_they_are_a_day_old(run_dir: Path, near: str, tmp_path: Path) -> None:
+def test_orphans_are_deleted_after_a_day(run_dir: Path, near: str, tmp_path: Path) -> None:
     upload(run_dir, near, save(run_dir, 10), save(run_dir, 20), save(run_dir, 30))
     far = tmp_path / "far" / "checkpoints"
     for step in (10, 20):
@@ -136,7 +136,7 @@ def test_orphans_are_removed_when_they_are_a_day_old(run_dir: Path, near: str, t
     assert sorted(path.name for path in far.iterdir()) == ["else", "step-00000020", "step-00000030", "step-00000040"]
 
 
-def test_a_run_that_goes_back_makes_the_later_ones_count_no_more(run_dir: Path, near: str, tmp_path: Path) -> None:
+def test_a_rewound_run_invalidates_later_uploads(run_dir: Path, near: str, tmp_path: Path) -> None:
     upload(run_dir, near, save(run_dir, 10), save(run_dir, 20), save(run_dir, 30))
     shutil.rmtree(run_dir / "checkpoints")
     events = upload(run_dir, near, save(run_dir, 15), rewound_to=10)
@@ -145,10 +145,12 @@ def test_a_run_that_goes_back_makes_the_later_ones_count_no_more(run_dir: Path, 
     a_day_ago(tmp_path / "far" / "checkpoints" / "step-00000030")
     upload(run_dir, near, save(run_dir, 20, b"another future"))
     assert steps(near) == [20, 15, 10]
-    assert (tmp_path / "far" / "checkpoints" / "step-00000030" / TENSORS).is_file(), "it is no orphan"
+    assert (tmp_path / "far" / "checkpoints" / "step-00000030" / TENSORS).is_file(), (
+        "it must not be treated as an orphan"
+    )
 
 
-def test_uploads_in_parts_that_nobody_ends_are_ended(
+def test_abandoned_multipart_uploads_are_aborted(
     run_dir: Path, own_bucket: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket, fs = own_bucket.removeprefix("s3://"), admin(endpoint)
@@ -163,10 +165,10 @@ def test_uploads_in_parts_that_nobody_ends_are_ended(
     for key in ("one/checkpoints/step-00000010/x", "one/checkpoints/step-00000020/x", "one2/checkpoints/y"):
         begin(key)
     upload(run_dir, f"{own_bucket}/one", save(run_dir, 10))
-    assert begun() == ["one/checkpoints/step-00000020/x", "one2/checkpoints/y"], "the other may be under way"
+    assert begun() == ["one/checkpoints/step-00000020/x", "one2/checkpoints/y"], "the other upload may be in progress"
     monkeypatch.setattr("clipx.checkpoint.uploader._ORPHAN_S", 0.0)
     upload(run_dir, f"{own_bucket}/one", save(run_dir, 30))
-    assert begun() == ["one2/checkpoints/y"], "of another run"
+    assert begun() == ["one2/checkpoints/y"], "the upload of another run"
 
 
 # ---------------------------------------------------------------------------------------------------------- faults
@@ -176,7 +178,7 @@ def test_uploads_in_parts_that_nobody_ends_are_ended(
 @pytest.mark.parametrize(
     ("mode", "amount"), [("down", 0), ("hang", 0), ("cut", 100), ("status", 503), ("status", 403), ("some", 3)]
 )
-def test_an_outage_delays_uploads_and_nothing_else(
+def test_an_outage_only_delays_uploads(
     run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str, amount: int
 ) -> None:
     events = UploadEvents()
@@ -188,13 +190,13 @@ def test_an_outage_delays_uploads_and_nothing_else(
         start = time.monotonic()
         uploader.submit(folder)
         assert uploader.lag_s <= time.monotonic() - start
-        assert time.monotonic() - start < 1, "it does not wait for the storage"
+        assert time.monotonic() - start < 1, "submit waited for the storage"
         if mode != "some":
             events.wait_for("upload_failed")
             assert not uploader.is_uploaded(folder)
             time.sleep(0.5)
             assert uploader.lag_s > 0.5
-            assert events.of("upload_failed") == ["step-00000020"], "one line for an outage"
+            assert events.of("upload_failed") == ["step-00000020"], "more than one event for an outage"
             proxy.set("up")
         assert uploader.finish(60)
         assert uploader.is_uploaded(folder)
@@ -205,7 +207,7 @@ def test_an_outage_delays_uploads_and_nothing_else(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("mode", ["down", "hang"])
-def test_an_upload_that_stops_in_the_middle_of_a_file_is_begun_again(
+def test_an_upload_interrupted_within_a_file_is_restarted(
     run_dir: Path,
     own_bucket: str,
     proxy: FaultyProxy,
@@ -217,25 +219,25 @@ def test_an_upload_that_stops_in_the_middle_of_a_file_is_begun_again(
     monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
     monkeypatch.setattr("clipx.storage.remote._STALL_S", 1.5)
     folder, events = save(run_dir, 10, os.urandom(11 << 20), shards=0), UploadEvents()
-    proxy.set("slow", 0.02)  # for each 64 KiB
+    proxy.set("slow", 0.02)  # per 64 KiB
     with closing(Uploader(run_dir, own_bucket, events)) as uploader:
         wait_until(lambda: bool(admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://"))))
         proxy.set(mode)
         events.wait_for("upload_failed")
-        assert steps_past(endpoint, own_bucket) == []
+        assert manifests_at(endpoint, own_bucket) == []
         proxy.set("up")
         assert uploader.finish(60)
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same_files(found, folder)
-    assert not admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://")), "nothing is left over"
+    assert not admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://")), "an unfinished upload remains"
 
 
-def steps_past(endpoint: str, bucket: str) -> list[str]:
-    """The manifests at a URL, looked at past the proxy."""
+def manifests_at(endpoint: str, bucket: str) -> list[str]:
+    """Returns the manifests at a URL, bypassing the proxy."""
     return [path for path in admin(endpoint).find(bucket) if path.endswith(MANIFEST)]
 
 
-def test_a_checkpoint_deleted_while_it_waits_is_forgotten(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
+def test_a_checkpoint_deleted_before_its_upload_is_skipped(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
     events = UploadEvents()
     proxy.set("down")
     with closing(Uploader(run_dir, own_bucket, events)) as uploader:
@@ -248,19 +250,19 @@ def test_a_checkpoint_deleted_while_it_waits_is_forgotten(run_dir: Path, own_buc
     assert steps(own_bucket) == [10]
 
 
-def test_the_end_does_not_wait_for_ever_and_says_so(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
+def test_finish_returns_false_after_its_timeout(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
     proxy.set("hang")
     uploader = Uploader(run_dir, own_bucket, UploadEvents())
     uploader.submit(save(run_dir, 10))
     start = time.monotonic()
     assert not uploader.finish(0.7)
-    assert 0.6 < time.monotonic() - start < 30, "what hangs would hang for ever"
+    assert 0.6 < time.monotonic() - start < 30, "without a limit it would wait for ever"
     uploader.close()
     assert time.monotonic() - start < 60
     assert not uploader._thread.is_alive()
 
 
-def test_an_event_that_cannot_be_written_ends_no_upload(run_dir: Path, near: str) -> None:
+def test_a_failed_event_does_not_stop_uploads(run_dir: Path, near: str) -> None:
     def event(kind: str, **facts: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -271,7 +273,7 @@ def test_an_event_that_cannot_be_written_ends_no_upload(run_dir: Path, near: str
 
 
 class Disturbed(LocalFileSystem):  # type: ignore[misc]
-    """A local disk on which something happens after the first file is put."""
+    """A local file system that runs a callback after the first file is stored."""
 
     protocol = "disturbed"
     happen: Callable[[Path], object]
@@ -288,7 +290,7 @@ def disturbed(near: str) -> str:
     return near.replace("file://", "disturbed://")
 
 
-def test_a_file_that_arrives_short_is_sent_again(run_dir: Path, near: str, disturbed: str, tmp_path: Path) -> None:
+def test_a_truncated_upload_is_repeated(run_dir: Path, near: str, disturbed: str, tmp_path: Path) -> None:
     Disturbed.happen = lambda path: os.truncate(path, 3)
     folder = save(run_dir, 10)
     events = upload(run_dir, disturbed)
@@ -300,7 +302,7 @@ def test_a_file_that_arrives_short_is_sent_again(run_dir: Path, near: str, distu
     assert found is not None and same_files(found, folder)
 
 
-def test_a_checkpoint_saved_again_while_it_is_sent_is_not_mixed(
+def test_a_checkpoint_replaced_during_its_upload_is_uploaded_again(
     run_dir: Path, near: str, disturbed: str, tmp_path: Path
 ) -> None:
     Disturbed.happen = lambda path: save(run_dir, 10, b"another")
@@ -337,7 +339,7 @@ def process(run_dir: Path, own_bucket: str) -> Iterator[Callable[[str], subproce
         one.communicate()
 
 
-def test_a_kill_between_files_leaves_nothing_that_counts(
+def test_a_kill_between_files_leaves_no_listed_checkpoint(
     run_dir: Path,
     own_bucket: str,
     endpoint: str,
@@ -359,14 +361,14 @@ def test_a_kill_between_files_leaves_nothing_that_counts(
     assert steps(own_bucket) == [10]
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same_files(found, first)
-    assert upload(run_dir, own_bucket).of("uploaded") == ["step-00000020"], "the next process goes on"
+    assert upload(run_dir, own_bucket).of("uploaded") == ["step-00000020"], "the next process must continue the upload"
     found = fetch_newest(own_bucket, tmp_path / "third", pytest.fail)
     assert found is not None and same_files(found, folder)
 
 
 @pytest.mark.parametrize("then", ["time.sleep(1)", "time.sleep(1); raise RuntimeError('by the training')"])
 @pytest.mark.parametrize("mode", ["hang", "down"])
-def test_a_process_ends_at_once_whatever_the_storage_does(
+def test_a_process_exits_immediately_during_an_outage(
     run_dir: Path,
     proxy: FaultyProxy,
     process: Callable[[str], subprocess.Popen[str]],

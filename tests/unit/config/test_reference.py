@@ -50,7 +50,7 @@ def specs_in(hint: typing.Any) -> Iterator[type]:
 
 
 def specs() -> list[type]:
-    """Every dataclass whose fields are keys of a configuration."""
+    """Returns every dataclass whose fields are keys of a configuration."""
     repo = ConfigStore.instance().repo["schema"]
     groups = [repo, *(group for group in repo.values() if isinstance(group, dict))]
     nodes = [node for group in groups for node in group.values() if not isinstance(node, dict)]
@@ -63,7 +63,7 @@ SPECS = specs()
 
 @pytest.fixture
 def clipx_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`clipx-train --help WORDS…` on a terminal of 120 columns; returns what it prints."""
+    """Runs `clipx-train --help WORDS…` on a terminal of 120 columns. Returns its output."""
 
     def run(*words: str) -> str:
         monkeypatch.setenv("COLUMNS", "120")
@@ -78,7 +78,7 @@ def test_every_option_and_every_field_has_a_docstring() -> None:
     docs = {f"{spec.__name__}.{name}": doc for spec in SPECS for name, doc in reference.field_docs(spec).items()}
     fields = [f"{spec.__name__}.{f.name}" for spec in SPECS for f in dataclasses.fields(spec) if f.name != "kind"]
     assert not [name for name in fields if name not in docs], "without an attribute docstring"
-    assert not [name for name in fields if not docs[name].endswith(".")], "whose docstring ends without a period"
+    assert not [name for name in fields if not docs[name].endswith(".")], "docstring does not end with a period"
     assert not [spec for spec in SPECS if (spec.__doc__ or "").startswith(f"{spec.__name__}(")], "without a docstring"
 
 
@@ -114,7 +114,7 @@ class Derived(Base):
     "In single quotes."
 
 
-def test_docs_are_inherited_and_replaced() -> None:
+def test_docstrings_are_inherited_and_overridden() -> None:
     assert reference.field_docs(Derived) == {
         "inherited": "Of the base.",
         "replaced": "Of the derived class, on two lines.",

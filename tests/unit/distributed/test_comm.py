@@ -1,4 +1,4 @@
-"""One process: devices, threads, and collectives that do nothing. Several are in integration/test_rendezvous.py."""
+"""One process: devices, threads, and collectives without effect. Several processes: integration/test_rendezvous.py."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def test_with_one_rank_every_collective_is_the_identity() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_where_there_is_none_is_refused() -> None:
+def test_cuda_without_a_device_is_rejected() -> None:
     with pytest.raises(ConfigError, match="distributed.device=cuda but no CUDA device is visible: use distributed=cpu"):
         DistributedSpec(device="cuda").build()
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
-def test_an_accelerator_that_torch_does_not_find_is_refused_and_auto_takes_the_cpu() -> None:
+def test_a_missing_accelerator_is_rejected_and_auto_selects_the_cpu() -> None:
     with pytest.raises(ConfigError, match="distributed.device=npu but no npu device is visible: use distributed=cpu"):
         DistributedSpec(device="npu").build()
     assert DistributedSpec().build().device == torch.device("cpu")
 
 
-def test_threads_are_as_many_as_asked_for() -> None:
+def test_the_number_of_threads_is_set() -> None:
     before = torch.get_num_threads()
     try:
         DistributedSpec(device="cpu").build()
-        assert torch.get_num_threads() == before, "one process keeps torch's own number"
+        assert torch.get_num_threads() == before, "one process keeps torch's number"
         DistributedSpec(device="cpu", threads=before + 1).build()
         assert torch.get_num_threads() == before + 1
     finally:
@@ -58,7 +58,7 @@ def test_threads_are_as_many_as_asked_for() -> None:
         ("cpu:gloo,cuda:gloo", "cuda", "cpu:gloo,cuda:gloo"),
     ],
 )
-def test_the_backend_is_torchs_own_for_the_device(backend: str, device: str, found: str) -> None:
+def test_backend_auto_selects_torchs_default_for_the_device(backend: str, device: str, found: str) -> None:
     assert DistributedSpec(backend=backend)._backend(torch.device(device)) == found
 
 
@@ -70,7 +70,7 @@ def test_the_backend_is_torchs_own_for_the_device(backend: str, device: str, fou
         ("nccl", "distributed.backend=nccl does not move tensors of cpu: use auto, or distributed.device=cuda"),
     ],
 )
-def test_a_backend_that_is_not_there_or_moves_no_such_tensors_is_refused(backend: str, message: str) -> None:
+def test_a_missing_or_unsuitable_backend_is_rejected(backend: str, message: str) -> None:
     if backend == "nccl" and not torch.distributed.is_nccl_available():
         pytest.skip("this torch has no nccl")
     with pytest.raises(ConfigError, match=message):
@@ -84,6 +84,6 @@ def test_a_backend_that_is_not_there_or_moves_no_such_tensors_is_refused(backend
         ("rendezvous_s", math.nan), ("watchdog_s", -1.0), ("watchdog_s", math.nan), ("threads", 0),
     ],
 )  # fmt: skip
-def test_values_out_of_range_are_refused(field: str, value: object) -> None:
+def test_values_out_of_range_are_rejected(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"distributed.{field}={value}"):
         DistributedSpec(**{field: value})

@@ -1,4 +1,4 @@
-"""Who differs from the others, in words."""
+"""Messages about ranks whose code or configuration differs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import clipx
 from clipx.distributed.consistency import code_version, describe_mismatch, digest, format_ranks
 
 
-def test_the_code_has_one_version_until_a_source_changes() -> None:
+def test_the_code_version_is_constant() -> None:
     assert re.fullmatch(rf"{clipx.__version__}\+[0-9a-f]{{8}}", code_version())
     assert code_version() == code_version()
 
 
-def test_a_digest_depends_on_values_and_not_on_their_order() -> None:
+def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})
 
 
@@ -32,10 +32,10 @@ def test_a_digest_depends_on_values_and_not_on_their_order() -> None:
          "rank 6 (host n3) has x=e; and 3 more, the others a"),
     ],
 )  # fmt: skip
-def test_the_ranks_that_differ_are_named(values: str, described: str | None) -> None:
+def test_differing_ranks_are_named(values: str, described: str | None) -> None:
     assert describe_mismatch("x", values, [f"n{rank // 2}" for rank in range(len(values))]) == described
 
 
-def test_of_many_ranks_some_are_shown() -> None:
+def test_long_lists_of_ranks_are_shortened() -> None:
     assert format_ranks(range(1000)) == "ranks 0-999"
     assert format_ranks(range(0, 20, 2)) == "ranks 0, 2, 4, 6 and 6 more"

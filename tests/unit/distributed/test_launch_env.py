@@ -1,4 +1,4 @@
-"""Who a process is, by its environment."""
+"""Rank and addresses of a process, read from its environment."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ALONE = LaunchEnv()
         "submitit under srun", "Open MPI", "MVAPICH", "Open MPI under srun", "MPICH", "Cray", "srun with PMI",
     ],
 )  # fmt: skip
-def test_whoever_starts_a_process_gives_it_its_place(environment: dict[str, str], launch: LaunchEnv) -> None:
+def test_launchers_are_read_from_their_variables(environment: dict[str, str], launch: LaunchEnv) -> None:
     assert read_launch_env(environment) == launch
     assert rank_or_none(environment) == (launch.rank if launch.world > 1 else None)
 
@@ -83,11 +83,11 @@ def test_whoever_starts_a_process_gives_it_its_place(environment: dict[str, str]
     ],
     ids=["salloc", "its shell", "its shell by number", "srun --pty", "left over", "mpirun of one"],
 )
-def test_a_shell_and_what_is_left_over_in_one_make_nobody_wait(environment: dict[str, str]) -> None:
+def test_leftover_variables_of_a_shell_give_a_single_process(environment: dict[str, str]) -> None:
     assert read_launch_env(environment) == ALONE
 
 
-def test_what_is_left_over_of_one_process_does_not_hide_a_step() -> None:
+def test_leftover_variables_of_a_single_process_do_not_hide_a_slurm_step() -> None:
     assert read_launch_env({**STEP, "RANK": "0", "WORLD_SIZE": "1"}) == SRUN
 
 
@@ -117,12 +117,12 @@ def test_what_is_left_over_of_one_process_does_not_hide_a_step() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_named_with_the_fix(environment: dict[str, str], message: str) -> None:
+def test_inconsistent_variables_raise_an_error_with_the_fix(environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read_launch_env(environment)
 
 
-def test_a_rank_is_told_even_where_nobody_can_be_met() -> None:
+def test_the_rank_is_known_without_a_rendezvous_address() -> None:
     assert rank_or_none({"RANK": "3", "WORLD_SIZE": "4"}) == 3
     assert rank_or_none({"RANK": "3"}) is None
 
@@ -137,11 +137,11 @@ def test_a_rank_is_told_even_where_nobody_can_be_met() -> None:
         ("r[1-2]n[0-1]-ib,x[7]", ["r1n0-ib", "r1n1-ib", "r2n0-ib", "r2n1-ib", "x7"]),
     ],
 )
-def test_slurms_lists_of_hosts(nodelist: str, hosts: list[str]) -> None:
+def test_slurm_node_lists_are_expanded(nodelist: str, hosts: list[str]) -> None:
     assert list(expand_nodelist(nodelist)) == hosts
 
 
-def test_a_host_has_the_name_that_slurm_knows_it_by() -> None:
+def test_a_host_is_named_by_its_slurm_node_name() -> None:
     assert node_name({"SLURMD_NODENAME": "n7"}) == "n7"
     assert node_name({}) == socket.gethostname()
     assert cores() >= 1
