@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -124,13 +125,13 @@ def _entries_below(key: str, hint: Any, node: Any) -> Iterator[Entry]:
         for name in named:
             yield from _entries_below(f"{key}.{name}", arguments[1], node._get_node(name))
         of = typing.cast("type", arguments[1])
-        if not named and not _is_group(of):
+        if not named and not _is_base(of):
             yield from _entries(of, None, f"{key}.NAME.")
     elif origin is list and dataclasses.is_dataclass(arguments[0]):
         yield from _entries(typing.cast("type", arguments[0]), None, f"{key}.N.")
 
 
-def _is_group(cls: type) -> bool:
+def _is_base(cls: type) -> bool:
     """Returns True for the base class of a group, whose options have further fields."""
     return any(f.name == "kind" and f.default == MISSING for f in dataclasses.fields(cls))
 
@@ -158,6 +159,34 @@ def _typed(value: Any) -> str:
     return re.sub(r"'", "", str(value)) if isinstance(value, list) else str(value)
 
 
+def is_group(cfg: DictConfig, key: str) -> bool:
+    """Returns whether a key is a group of which a composed configuration holds an option, such as `data`."""
+    return key in cfg.hydra.runtime.choices and OmegaConf.select(cfg, key.replace("/", ".")) is not None
+
+
+def overview(cfg: DictConfig, folders: Sequence[Path]) -> str:
+    """Returns the help of a command: its template, with the options of its groups or with all of its keys.
+
+    `cfg` is the composed configuration with Hydra's part, which is removed.
+    """
+    named = {*cfg.hydra.runtime.choices, *map(str, cfg)}
+    groups = [group for group in sorted(named) if group != "hydra" and _options(group, folders)]
+    template = Template(cfg.hydra.help.template)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    lines = [f"{group}: {', '.join(_options(group, folders))}" for group in groups]
+    keys = "\n\n".join(entry.text(_width()) for entry in entries(cfg))
+    return template.safe_substitute(APP_CONFIG_GROUPS="\n".join([*lines, ""]), CONFIG=keys)
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 120)
+
+
+def _options(group: str, folders: Sequence[Path]) -> list[str]:
+    return sorted({path.stem for folder in (CONF_DIR, *folders) for path in (folder / group).glob("*.yaml")})
+
+
 def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> str:
     """Returns what `--help KEY…` prints: each key with type, value and doc, and the keys below it.
 
@@ -171,7 +200,7 @@ def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> 
     known = list(entries(cfg))
     if dataclasses.is_dataclass(OmegaConf.get_type(launcher)):
         known += entries(launcher, "hydra.launcher.")
-    width = min(shutil.get_terminal_size().columns, 120)
+    width = _width()
     parts: list[str] = []
     for key in (key.replace("/", ".") for key in keys):
         if (CONF_DIR / key).is_dir() and key in choices:
@@ -187,8 +216,8 @@ def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> 
 
 def _group_header(cfg: DictConfig, group: str, choice: Any, folders: Sequence[Path], width: int) -> str:
     """Describes a group: its options, and the one that is selected."""
-    names = sorted({path.stem for folder in (CONF_DIR, *folders) for path in (folder / group).glob("*.yaml")})
-    lines = [textwrap.fill(f"Options of {group}: {', '.join(names)}", width, subsequent_indent="    ")]
+    names = ", ".join(_options(group, folders))
+    lines = [textwrap.fill(f"Options of {group}: {names}", width, subsequent_indent="    ")]
     node = cfg._get_node(group)
     cls = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
     if dataclasses.is_dataclass(cls):
