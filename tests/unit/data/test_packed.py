@@ -56,7 +56,7 @@ def written(pid: str) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
 def test_reading_all_values_in_a_forked_process_copies_no_pages() -> None:
-    """For comparison, a list of the same strings is copied completely, 40 MiB."""
+    """A plain list of the same strings would be copied completely, 40 MiB."""
     packed = Packed.of(f"a photograph of thing number {i} in some place" for i in range(400_000))
     gc.collect()
     receive, send = os.pipe()

@@ -1,4 +1,4 @@
-"""Activation checkpointing: less is kept between forward and backward, and no number changes."""
+"""Activation checkpointing: fewer bytes are stored between forward and backward, and no result changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def inputs(model: CLIP, size: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def gradients(model: CLIP, autocast: bool = False) -> dict[str, Tensor]:
-    """With the weights' names, and BatchNorm's averages after the step."""
+    """Returns the gradients by parameter name, the buffers (BatchNorm statistics) and the RNG state after a step."""
     torch.manual_seed(5)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         image_BD, text_BD = model(*inputs(model))
@@ -54,7 +54,7 @@ def gradients(model: CLIP, autocast: bool = False) -> dict[str, Tensor]:
 
 
 @cache
-def kept_whole(overrides: tuple[str, ...], autocast: bool) -> dict[str, Tensor]:
+def without_checkpointing(overrides: tuple[str, ...], autocast: bool) -> dict[str, Tensor]:
     return gradients(built("none", *overrides), autocast)
 
 
@@ -68,17 +68,15 @@ VARIANTS = {"vit": FOUR, "dropout": (*FOUR[:1], DROPOUT, *FOUR[2:]), "resnet": R
         *((policy, "dropout", True) for policy in ("1", "selective")),
     ],
 )
-def test_gradients_statistics_and_random_numbers_are_bit_for_bit_the_same(
-    policy: str, variant: str, autocast: bool
-) -> None:
-    expected = kept_whole(VARIANTS[variant], autocast)
+def test_gradients_buffers_and_rng_state_are_bit_identical(policy: str, variant: str, autocast: bool) -> None:
+    expected = without_checkpointing(VARIANTS[variant], autocast)
     found = gradients(built(policy, *VARIANTS[variant]), autocast)
     assert found.keys() == expected.keys() and len(found) > 40
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
-class Kept(TorchDispatchMode):
-    """Bytes of all that was computed and is still held."""
+class LiveStorages(TorchDispatchMode):
+    """Tracks the storages of all computed tensors that are still alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,9 +96,9 @@ class Kept(TorchDispatchMode):
 
 @cache
 def cost(policy: str) -> tuple[int, int]:
-    """(bytes kept after the forward pass, floating-point operations of forward and backward)."""
+    """Returns (bytes stored after the forward pass, floating-point operations of forward and backward)."""
     model = built(policy)
-    with Kept() as kept:
+    with LiveStorages() as kept:
         image_BD, text_BD = model(*inputs(model, 32))
         held = kept.bytes()
     del image_BD, text_BD
@@ -110,7 +108,7 @@ def cost(policy: str) -> tuple[int, int]:
     return held, counted.get_total_flops()
 
 
-def test_the_more_is_computed_again_the_less_is_kept() -> None:
+def test_stored_bytes_fall_as_recomputation_grows() -> None:
     (whole, once), (third, _), (second, _), (every, twice), (tower, _) = map(cost, ("none", "3", "2", "1", "tower"))
     assert whole > third > second > every > tower
     assert every < 0.5 * whole
@@ -118,7 +116,7 @@ def test_the_more_is_computed_again_the_less_is_kept() -> None:
     assert once * 1.2 < twice < once * 4 / 3 + 1
 
 
-def test_selective_keeps_matrix_products_and_computes_none_of_them_again() -> None:
+def test_selective_stores_matrix_products_and_recomputes_none() -> None:
     whole, once = cost("none")
     kept, operations = cost("selective")
     assert operations == once
@@ -126,8 +124,8 @@ def test_selective_keeps_matrix_products_and_computes_none_of_them_again() -> No
 
 
 @pytest.mark.parametrize("policy", ["2", "tower"])
-def test_micro_batches_go_with_it(policy: str, tmp_path: Path) -> None:
-    """In float64, with dropout: the gradients of two micro-batches."""
+def test_gradients_of_micro_batches_are_unchanged(policy: str, tmp_path: Path) -> None:
+    """Compares the gradients of two micro-batches in float64, with dropout."""
 
     def found(policy: str) -> dict[str, Tensor]:
         overrides = (
@@ -151,8 +149,8 @@ def test_micro_batches_go_with_it(policy: str, tmp_path: Path) -> None:
         assert torch.equal(gradient, expected[name]), name
 
 
-def test_a_copy_computes_with_its_own_weights(tmp_path: Path) -> None:
-    """As the moving average of the weights is evaluated."""
+def test_a_copy_of_the_model_uses_the_copied_weights(tmp_path: Path) -> None:
+    """The evaluation of the weights' moving average relies on this."""
     trainer = Trainer(
         small(
             tmp_path,
@@ -174,7 +172,7 @@ def test_a_copy_computes_with_its_own_weights(tmp_path: Path) -> None:
     trainer.close()
 
 
-def test_it_does_not_show_in_a_checkpoint() -> None:
+def test_checkpointing_does_not_change_the_state_dict() -> None:
     assert list(built("1").state_dict()) == list(built("none").state_dict()) == list(built("tower").state_dict())
 
 
@@ -196,13 +194,13 @@ def test_it_does_not_show_in_a_checkpoint() -> None:
         ),
     ],
 )
-def test_what_has_no_effect_is_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_values_without_effect_raise_an_error(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*overrides).model.build(torch.device("meta"), torch.float32)
     assert str(caught.value).startswith(message)
 
 
-def test_a_tower_without_known_blocks_is_refused_all_but_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tower_without_known_blocks_supports_only_the_tower_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipx.model.vision.image_blocks", lambda trunk: {})
     with pytest.raises(
         ConfigError,

@@ -1,4 +1,4 @@
-"""CLIP as a whole: the published architectures by their counts, and features against open_clip as the oracle."""
+"""The CLIP model: parameter counts of the published architectures, and features against open_clip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clipx.model.tower_spec import ImageTowerSpec, TextTowerSpec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
-# Parameters with the temperature, parameters of the image tower, tensors in the state_dict with the temperature.
+# Parameters including the temperature, parameters of the image tower, state_dict tensors including the temperature.
 PUBLISHED = {
     "rn50": (102_007_137, 38_316_896, 489),
     "rn101": (119_688_033, 56_259_936, 795),
@@ -40,7 +40,7 @@ PUBLISHED = {
 
 @cache
 def composed(name: str) -> ClipSpec:
-    """The spec that `model=<name>` composes to."""
+    """Returns the spec of `model=<name>`."""
     spec = compose(f"model={name}").model
     assert isinstance(spec, ClipSpec)
     assert spec.name == name
@@ -111,11 +111,11 @@ def test_a_forward_pass_has_the_embedding_width_on_the_meta_device(name: str) ->
     assert image_BD.shape == text_BD.shape == (2, spec.embed_dim)
 
 
-# ------------------------------------------------------------------------------------------------ open_clip agrees
+# ----------------------------------------------------------------------------------------------- against open_clip
 
 
 def open_clip_twin(spec: ClipSpec) -> torch.nn.Module:
-    """open_clip's model in the same shape, with every parameter moved off its initial value, norms and biases too."""
+    """Builds the same model in open_clip, with noise added to every parameter, including norms and biases."""
     torch.manual_seed(1)
     options, text = spec.image.options, spec.text
     vision_cfg = open_clip.model.CLIPVisionCfg(
@@ -211,7 +211,7 @@ def test_embeddings_have_unit_norm_in_float32_or_wider(
             torch.testing.assert_close(embedding_BD.norm(dim=-1), torch.ones(3, dtype=expected))
 
 
-def test_autocast_changes_the_embeddings_by_its_rounding_only(small: CLIP, images: Tensor, tokens: Tensor) -> None:
+def test_autocast_changes_embeddings_only_by_rounding(small: CLIP, images: Tensor, tokens: Tensor) -> None:
     with torch.no_grad():
         exact = small(images, tokens)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -221,7 +221,7 @@ def test_autocast_changes_the_embeddings_by_its_rounding_only(small: CLIP, image
         assert (a_BD * b_BD).sum(dim=-1).min() > 0.999
 
 
-def test_bytes_and_floats_of_the_same_image_agree(small: CLIP, images: Tensor) -> None:
+def test_uint8_and_float_images_give_equal_embeddings(small: CLIP, images: Tensor) -> None:
     with torch.no_grad():
         torch.testing.assert_close(small.encode_image(images), small.encode_image(images / 255))
 
@@ -233,7 +233,7 @@ def test_pixels_are_normalised_by_the_mean_and_std_of_the_spec(small: CLIP, imag
         torch.testing.assert_close(small.encode_image(images), expected)
 
 
-def test_forward_is_both_encoders(small: CLIP, images: Tensor, tokens: Tensor) -> None:
+def test_forward_equals_both_encoders(small: CLIP, images: Tensor, tokens: Tensor) -> None:
     with torch.no_grad():
         expected = small.encode_image(images), small.encode_text(tokens)
         torch.testing.assert_close(small(images, tokens), expected)
@@ -250,23 +250,23 @@ def test_every_parameter_gets_a_gradient(images: Tensor, tokens: Tensor) -> None
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 48, 48), (2, 1, 32, 32), (3, 32, 32), (2, 32, 32, 3)])
-def test_wrong_image_shape_names_both(small: CLIP, shape: tuple[int, ...]) -> None:
+def test_a_wrong_image_shape_raises_an_error_with_both_shapes(small: CLIP, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{list(shape)}, must be [B, 3, 32, 32]")):
         small.encode_image(torch.zeros(shape))
 
 
-def test_images_of_whole_numbers_other_than_bytes_are_refused(small: CLIP, images: Tensor) -> None:
+def test_integer_images_other_than_uint8_raise_an_error(small: CLIP, images: Tensor) -> None:
     with pytest.raises(ValueError, match=r"torch\.int64, must be uint8, or floating point in \[0, 1\]"):
         small.encode_image(images.long())
 
 
 @pytest.mark.parametrize("shape", [(2, 77), (2, 11), (12,)])
-def test_wrong_text_length_names_both(small: CLIP, shape: tuple[int, ...]) -> None:
+def test_a_wrong_text_length_raises_an_error_with_both_shapes(small: CLIP, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{list(shape)}, must be [B, 12]")):
         small.encode_text(torch.zeros(shape, dtype=torch.int64))
 
 
-# ----------------------------------------------------------------------------------------------- state and roles
+# --------------------------------------------------------------------------------------------------------- state
 
 
 def test_one_seed_gives_the_same_weights_in_any_dtype(small: CLIP) -> None:
@@ -277,8 +277,8 @@ def test_one_seed_gives_the_same_weights_in_any_dtype(small: CLIP) -> None:
     assert not torch.equal(small.state_dict()["image.trunk.pos_embed"], other["image.trunk.pos_embed"])
 
 
-def test_no_weight_is_left_unset() -> None:
-    """Memory is filled with NaN before the build, so a weight that no initialisation wrote shows."""
+def test_every_weight_is_initialized() -> None:
+    """Fills new memory with NaN before the build, so that an uninitialized weight is detected."""
     was_filling = torch.utils.deterministic.fill_uninitialized_memory
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
@@ -290,7 +290,7 @@ def test_no_weight_is_left_unset() -> None:
         torch.use_deterministic_algorithms(was_deterministic)
 
 
-def test_state_holds_the_parameters_and_no_constants(small: CLIP) -> None:
+def test_the_state_dict_holds_only_parameters(small: CLIP) -> None:
     assert set(small.state_dict()) == {name for name, _ in small.named_parameters()}
 
 

@@ -1,4 +1,4 @@
-"""CoCa: open_clip's features, scores and loss; what is left out has no effect; what learns."""
+"""CoCa: features, scores and loss against open_clip; skipped computations; trained parameters and options."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from clipx.optimizer.spec import DecayRule
 from clipx.trainer.gradcache import forward_backward
 from clipx.weights.open_clip import config_of, spec_of, ties, to_open_clip
 
-# ------------------------------------------------------------------------------------------------ open_clip agrees
+# ----------------------------------------------------------------------------------------------- against open_clip
 
 
 def weights_of(twin: torch.nn.Module, model: CoCa, spec: CoCaSpec) -> dict[str, Tensor]:
-    """open_clip's under our names, and back; all of its names have one here, the temperature's apart."""
+    """Converts open_clip's weights to clipx and checks the inverse. Only the temperature has no counterpart."""
     theirs = {name: tensor for name, tensor in twin.state_dict().items() if name != "logit_scale"}
     ours = {tie.ours: tie.to_ours(theirs[tie.theirs]) for tie in ties(spec, model.state_dict())}
     again = to_open_clip(spec, ours)
@@ -64,8 +64,8 @@ def check_equal(spec: CoCaSpec, image_B3SS: Tensor, tokens_BL: Tensor, dtype: to
         same(model.encode_text(tokens_BL), text_BD)
         used_BL = out["labels"] != Tokenizer.pad_id
         same(scores(model, image_B3SS, tokens_BL), out["logits"][used_BL], times=10)
-        said_BL = F.cross_entropy(out["logits"].transpose(1, 2), out["labels"], ignore_index=0, reduction="none")
-        same(caption_B2, torch.stack([said_BL.sum(1), used_BL.sum(1).to(dtype)], 1), times=100)
+        loss_BL = F.cross_entropy(out["logits"].transpose(1, 2), out["labels"], ignore_index=0, reduction="none")
+        same(caption_B2, torch.stack([loss_BL.sum(1), used_BL.sum(1).to(dtype)], 1), times=100)
         scale, index = out["logit_scale"], torch.arange(len(image_BD))
         contrastive, caption = CoCaLoss(caption_loss_weight=2.0, clip_loss_weight=1.5)(
             out["image_features"], out["text_features"], out["logits"], out["labels"], scale
@@ -77,7 +77,7 @@ def check_equal(spec: CoCaSpec, image_B3SS: Tensor, tokens_BL: Tensor, dtype: to
 
 
 def scores(model: CoCa, image_B3SS: Tensor, tokens_BL: Tensor) -> Tensor:
-    """Of the tokens to be said, text after text, [T, V]."""
+    """Returns the scores of all target tokens, concatenated over the texts, [T, V]."""
     texts = with_class_position(tokens_BL, packed=True)
     captions = Captions.of(tokens_BL, texts)
     x_TW, image_BNW = model.text(texts)[1][captions.source_T], model.image_tokens(image_B3SS)
@@ -99,16 +99,16 @@ def test_features_scores_and_loss_equal_those_of_open_clip(quick_gelu: bool) -> 
 
 
 @pytest.mark.slow
-def test_coca_vit_b32_equals_that_of_open_clip() -> None:
+def test_coca_vit_b32_equals_open_clip() -> None:
     spec = compose("model=coca_vit_b32").model
     assert isinstance(spec, CoCaSpec)
     check_equal(spec, images(size=224), tokens(76), torch.float32, 1e-5)
 
 
-def test_the_configuration_is_that_of_open_clip_and_back() -> None:
+def test_the_configuration_converts_to_open_clip_and_back() -> None:
     spec, theirs = compose("model=coca_vit_b32").model, open_clip.get_model_config("coca_ViT-B-32")
-    own, unread = config_of(spec), {"attn_pooler_heads"}  # of the decoder, which has no pool
-    assert own["vision_cfg"].pop("attn_pooler_queries") == 256, "open_clip's default"
+    own, unread = config_of(spec), {"attn_pooler_heads"}  # an option of the decoder, which has no pool
+    assert own["vision_cfg"].pop("attn_pooler_queries") == 256, "the default of open_clip"
     theirs["multimodal_cfg"] = {k: v for k, v in theirs["multimodal_cfg"].items() if k not in unread}
     assert own == theirs
     for found in (spec_of(theirs, "x"), spec_of({"model_cfg": theirs, "preprocess_cfg": {}}, "x")):
@@ -139,7 +139,7 @@ def shapes(spec: ModelSpec) -> dict[str, torch.Size]:
         ),
     ],
 )
-def test_a_configuration_that_has_no_counterpart_is_refused(part: str, change: dict[str, Any], message: str) -> None:
+def test_a_configuration_without_a_counterpart_raises_an_error(part: str, change: dict[str, Any], message: str) -> None:
     config = open_clip.get_model_config("coca_ViT-B-32")
     with pytest.raises(CheckpointError, match=re.escape(message)):
         spec_of({**config, part: {**config[part], **change}}, "x")
@@ -159,16 +159,18 @@ def test_a_configuration_that_has_no_counterpart_is_refused(part: str, change: d
         ),
     ],
 )
-def test_a_model_that_open_clip_cannot_make_is_refused(change: Callable[[CoCaSpec], CoCaSpec], message: str) -> None:
+def test_a_model_that_open_clip_cannot_build_raises_an_error(
+    change: Callable[[CoCaSpec], CoCaSpec], message: str
+) -> None:
     with pytest.raises(CheckpointError, match=re.escape(message)):
         config_of(change(small_spec()))
 
 
-# ------------------------------------------------------------------------------------- what is left out has no effect
+# ----------------------------------------------------------------------------------------------- skipped computations
 
 
 def gradients(model: CoCa, image_B3SS: Tensor, tokens_BL: Tensor) -> dict[str, Tensor]:
-    """Of a loss in which each of the outputs has a weight of its own."""
+    """Returns outputs and gradients of a loss that weighs each output differently."""
     model.zero_grad()
     image_BD, text_BD, caption_B2 = model.train()(image_B3SS, tokens_BL)
     weight_BD = torch.linspace(-1, 1, image_BD.numel(), dtype=image_BD.dtype).view_as(image_BD)
@@ -184,13 +186,13 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_leaving_out_the_padding_changes_neither_outputs_nor_gradients() -> None:
+def test_skipping_the_padding_changes_neither_outputs_nor_gradients() -> None:
     packed, whole = build(), build(spec=small_spec(packed=False))
     assert_same(gradients(packed, images(), tokens()), gradients(whole, images(), tokens()))
 
 
 @pytest.mark.parametrize("row", range(len(TEXTS)))
-def test_a_sample_by_itself_has_the_outputs_that_it_has_among_others(row: int) -> None:
+def test_outputs_of_a_sample_do_not_depend_on_the_batch(row: int) -> None:
     model = build()
     with torch.no_grad():
         together, alone = model(images(), tokens()), model(images()[row : row + 1], tokens()[row : row + 1])
@@ -198,8 +200,8 @@ def test_a_sample_by_itself_has_the_outputs_that_it_has_among_others(row: int) -
         torch.testing.assert_close(one, all_of_them[row : row + 1], rtol=0, atol=1e-12)
 
 
-def test_every_token_after_the_start_counts_the_end_too_and_one_whose_id_is_the_paddings() -> None:
-    """In "!~" the mark ! has id 0, which open_clip takes for padding."""
+def test_every_token_after_the_start_is_counted_even_with_the_padding_id() -> None:
+    """The count includes the end token. In "!~" the mark ! has id 0, which open_clip takes for padding."""
     tokens_BL = Tokenizer(LENGTH)(["wow !~ !", *TEXTS])
     assert tokens_BL[0, :6].tolist()[2] == Tokenizer.pad_id
     with torch.no_grad():
@@ -207,8 +209,8 @@ def test_every_token_after_the_start_counts_the_end_too_and_one_whose_id_is_the_
     assert count_B.tolist() == [5, 6, 3, 1, 10, 11, 11]
 
 
-def test_every_parameter_has_a_gradient() -> None:
-    """Else data parallelism would wait for it."""
+def test_every_parameter_gets_a_gradient() -> None:
+    """Data parallelism would wait for a parameter without a gradient."""
     model = build()
     found = gradients(model, images(), tokens())
     assert found.keys() - {"loss", "captions"} == dict(model.named_parameters()).keys()
@@ -216,12 +218,12 @@ def test_every_parameter_has_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("policy", ["1", "2", "selective", "tower"])
-def test_recomputing_changes_no_gradient(policy: str) -> None:
+def test_activation_checkpointing_changes_no_gradient(policy: str) -> None:
     kept, again = build(), build(spec=small_spec(checkpointing=policy))
     assert_same(gradients(again, images(), tokens()), gradients(kept, images(), tokens()))
 
 
-def test_scoring_the_tokens_in_parts_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scoring_tokens_in_chunks_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gradients(build(), images(), tokens())
     monkeypatch.setattr(decoding, "SCORED_AT_ONCE", 7)
     assert_same(gradients(build(), images(), tokens()), whole)
@@ -239,10 +241,10 @@ def test_autocast_keeps_embeddings_and_loss_in_float32() -> None:
         assert not torch.equal(found, expected)
 
 
-# ----------------------------------------------------------------------------------------------------- the objective
+# --------------------------------------------------------------------------------------------------------- objective
 
 
-def test_the_captions_loss_is_the_mean_over_tokens_not_over_captions() -> None:
+def test_the_caption_loss_is_the_mean_over_tokens_not_captions() -> None:
     torch.manual_seed(0)
     image_BD, text_BD = (F.normalize(torch.randn(6, 8, dtype=torch.float64), dim=1) for _ in range(2))
     caption_B2 = torch.tensor([[4.0, 1], [9, 3], [2, 2], [30, 10], [1, 1], [8, 3]], dtype=torch.float64)
@@ -253,7 +255,7 @@ def test_the_captions_loss_is_the_mean_over_tokens_not_over_captions() -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3, 6])
-def test_loss_and_every_gradient_of_micro_batches_equal_the_whole_batch(micro_batches: int) -> None:
+def test_loss_and_gradients_of_micro_batches_equal_the_whole_batch(micro_batches: int) -> None:
     def step(number: int) -> dict[str, Tensor]:
         model, loss = build().train(), objective(1.0, 2.0, log_scale=1.0)
         batch = Batch(images(), tokens(), torch.arange(6))
@@ -267,13 +269,13 @@ def test_loss_and_every_gradient_of_micro_batches_equal_the_whole_batch(micro_ba
 # --------------------------------------------------------------------------------------------------- parts and options
 
 
-def test_the_decoders_blocks_are_compiled_converted_and_sharded_with_the_towers() -> None:
+def test_named_blocks_include_the_decoder() -> None:
     assert [name for name in named_blocks(build()) if not name.startswith("image.")] == [
         *("text.blocks.0", "text.blocks.1", "decoder.blocks.0", "decoder.blocks.1")
     ]
 
 
-def test_the_decoder_has_layers_of_its_own_and_tokens_do_not_decay() -> None:
+def test_the_decoder_has_separate_layers_and_tokens_do_not_decay() -> None:
     model = build()
     places = parameter_layers(model, "optimizer.layer_decay=0.5")
     assert places["decoder.blocks.0.cross.attn.weight"] == (1, 3)
@@ -302,13 +304,13 @@ def test_the_decoder_has_layers_of_its_own_and_tokens_do_not_decay() -> None:
         (lambda s: replace(s, decoder=replace(s.decoder, checkpointing="all")), "model.decoder.checkpointing=all is"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(change: Callable[[CoCaSpec], CoCaSpec], message: str) -> None:
+def test_incompatible_options_raise_an_error(change: Callable[[CoCaSpec], CoCaSpec], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         change(small_spec())
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_base_patch16_siglip_224", "vit_base_patch16_rpn_224"])
-def test_a_trunk_that_is_not_read_at_a_class_token_is_refused_by_name(name: str) -> None:
+def test_a_trunk_without_a_class_token_output_raises_an_error(name: str) -> None:
     spec = small_spec()
     spec = replace(spec, image=replace(spec.image, timm=name, size=224, options={}))
     with pytest.raises(ConfigError, match=f"model.image.timm={name} cannot be combined with model.kind=coca"):
@@ -327,6 +329,6 @@ def test_a_trunk_that_is_not_read_at_a_class_token_is_refused_by_name(name: str)
         ),
     ],
 )
-def test_a_captioner_and_its_objective_go_together(overrides: tuple[str, ...], message: str) -> None:
+def test_a_mismatch_of_captioner_and_objective_raises_an_error(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         compose(*overrides)

@@ -1,4 +1,4 @@
-"""Tokenizers that come with weights, against open_clip's wrapper of transformers' as the oracle."""
+"""Tokenizers from tokenizer.json files, against open_clip's wrapper of transformers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TEXTS = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A unigram tokenizer of SigLIP's kind: the end token closes a text, and pads it."""
+    """A unigram tokenizer like SigLIP's: the end token closes and pads a text."""
     special = ["</s>", "<unk>"]
     vocabulary = [
         *((token, 0.0) for token in special),
@@ -64,8 +64,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, beside: dict[str, Any]) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps(beside))
+def write(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def tokenizer(folder: Path, clean: Clean = Clean.canonical, vocabulary: int = 99) -> FileTokenizer:
@@ -75,14 +75,14 @@ def tokenizer(folder: Path, clean: Clean = Clean.canonical, vocabulary: int = 99
 @pytest.mark.parametrize(
     ("clean", "theirs"), [(Clean.canonical, "canonicalize"), (Clean.clip, "lower"), (Clean.whitespace, "whitespace")]
 )
-def test_ids_are_open_clips(clean: Clean, theirs: str, folder: Path) -> None:
+def test_ids_equal_open_clip(clean: Clean, theirs: str, folder: Path) -> None:
     oracle = HFTokenizer(str(folder), LENGTH, clean=theirs)
     found = tokenizer(folder, clean)(TEXTS)
     assert found.tolist() == oracle(TEXTS).tolist()
     assert len({tuple(row) for row in found.tolist()}) >= len(TEXTS) - 1
 
 
-def test_what_is_said_of_padding_and_truncation_beside_the_tokenizer_holds(folder: Path) -> None:
+def test_padding_and_truncation_follow_tokenizer_config_json(folder: Path) -> None:
     sides = {"padding_side": "left", "truncation_side": "left"}
     write(folder, {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": {"content": "<unk>"}, **sides})
     assert tokenizer(folder)(["cat"])[0, 0] == 1
@@ -91,50 +91,50 @@ def test_what_is_said_of_padding_and_truncation_beside_the_tokenizer_holds(folde
     assert tokenizer(folder)(TEXTS).tolist() == oracle(TEXTS).tolist()
 
 
-def test_no_texts_make_no_rows_and_a_str_is_refused(folder: Path) -> None:
+def test_an_empty_list_gives_no_rows_and_a_str_raises_an_error(folder: Path) -> None:
     assert tokenizer(folder)([]).shape == (0, LENGTH)
     with pytest.raises(TypeError, match="must be a sequence of str"):
         tokenizer(folder)("cat")
 
 
-def test_a_worker_has_the_same_tokenizer(folder: Path) -> None:
+def test_a_pickled_tokenizer_gives_equal_ids(folder: Path) -> None:
     again = pickle.loads(pickle.dumps(tokenizer(folder)))
     assert again(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()
 
 
-def test_ids_become_text_again(folder: Path) -> None:
+def test_decoding_inverts_encoding(folder: Path) -> None:
     assert tokenizer(folder).decode(tokenizer(folder)(["a photo of cat"])[0].tolist()) == "a photo of cat"
 
 
-def test_a_folder_is_its_tokenizer(folder: Path) -> None:
+def test_a_folder_path_loads_its_tokenizer_json(folder: Path) -> None:
     found = FileTokenizer(str(folder), LENGTH, 99, Clean.canonical)
     assert found(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()
 
 
-def test_a_model_takes_its_tokenizer_by_path(folder: Path) -> None:
+def test_a_model_loads_its_tokenizer_by_path(folder: Path) -> None:
     spec = compose("model=vit_b16_siglip", f"model.text.tokenizer={folder / 'tokenizer.json'}").model
     found = spec.text.build_tokenizer()
     assert found(TEXTS).shape == (len(TEXTS), 64)
 
 
 @pytest.mark.parametrize(
-    ("beside", "vocabulary", "message"),
+    ("config", "vocabulary", "message"),
     [
         ({"pad_token": "</s>"}, 5, "has 19 tokens, more than model.text.vocabulary=5: give the tokenizer"),
         ({}, 99, "defines no padding token: put its tokenizer_config.json in the same folder"),
         ({"pad_token": "<other>"}, 99, "defines no padding token"),
     ],
 )
-def test_a_tokenizer_that_does_not_fit_is_refused(
-    beside: dict[str, Any], vocabulary: int, message: str, folder: Path
+def test_a_mismatched_tokenizer_raises_an_error(
+    config: dict[str, Any], vocabulary: int, message: str, folder: Path
 ) -> None:
-    write(folder, beside)
+    write(folder, config)
     with pytest.raises(ConfigError, match=message):
         tokenizer(folder, vocabulary=vocabulary)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"model": {"type": "none"}}'])
-def test_a_file_that_is_no_tokenizer_is_refused(content: str | None, folder: Path) -> None:
+def test_an_invalid_tokenizer_file_raises_an_error(content: str | None, folder: Path) -> None:
     path = folder / "tokenizer.json"
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be read \(.*\): give clip, or a tokenizer\.json"):
@@ -156,17 +156,17 @@ def test_a_file_that_is_no_tokenizer_is_refused(content: str | None, folder: Pat
         ("model.text.norm_eps=0", "model.text.norm_eps=0.0 must be above 0"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(override: str, message: str) -> None:
+def test_incompatible_options_raise_an_error(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose("model=vit_b32", override)
 
 
-def test_quick_gelu_leaves_no_choice_of_another() -> None:
+def test_quick_gelu_excludes_another_gelu() -> None:
     with pytest.raises(ConfigError, match=r"model\.text\.gelu=tanh has no effect with model\.quick_gelu=true"):
         compose("model=vit_b32", "model.text.gelu=tanh", "model.quick_gelu=true")
 
 
-def test_a_siglip_trains_and_evaluates_with_its_own_tokens(folder: Path, tmp_path: Path) -> None:
+def test_a_siglip_model_trains_and_evaluates_with_its_file_tokenizer(folder: Path, tmp_path: Path) -> None:
     model = (
         *("model=vit_b16_siglip", "model.embed_dim=16", f"model.text.tokenizer={folder / 'tokenizer.json'}"),
         "+model.image.options={embed_dim:16,depth:1,num_heads:2}",

@@ -1,4 +1,4 @@
-"""What is locked stays as it is to the bit, costs no memory, and the rest learns as it would beside constants."""
+"""Locked parameters: bit-identical after training, free of memory cost, with exact gradients for the rest."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.trainer import Trainer
 
 META = torch.device("meta")
-# Little of everything that a lock has to go with.
+# Small values of all sizes that a lock has to work with.
 NARROW = ("model.embed_dim=16", "model.text.width=16", "model.text.heads=2", "model.text.context_length=12")
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs to begin with: of a ResNet, and of a ViT."""
+    """Run directories to start from: a ResNet and a ViT."""
     folder = tmp_path_factory.mktemp("weights")
     for name, kind in (("resnet", ()), ("vit", VIT)):
         Trainer(small(folder / name, *kind, *NARROW, "duration=1st", "schedule.warmup=0st")).fit()
@@ -49,18 +49,20 @@ def learning(model: CLIP) -> set[str]:
     return {name for name, p in model.named_parameters() if p.requires_grad}
 
 
-# ---------------------------------------------------------------------------------------------------- what is locked
+# ------------------------------------------------------------------------------------------------- locked parameters
 
 
-def test_a_number_leaves_so_many_of_the_highest_blocks_and_what_stands_above_them() -> None:
+def test_lock_n_leaves_the_n_highest_blocks_and_later_layers_trainable() -> None:
     names = learning(built("model.image.lock=1", "model.text.lock=0"))
     image = {name for name in names if name.startswith("image.")}
     assert {name.removeprefix("image.").split(".")[1] for name in image} == {"weight", "blocks", "norm"}
-    assert {name.split(".")[3] for name in image if "blocks" in name} == {"1"}, "of the blocks 0 and 1"
+    assert {name.split(".")[3] for name in image if "blocks" in name} == {"1"}, (
+        "only block 1 of the blocks 0 and 1 is trainable"
+    )
     assert names - image == {"text.norm.weight", "text.norm.bias", "text.projection.weight"}
 
 
-def test_all_blocks_may_learn_above_a_locked_stem() -> None:
+def test_all_blocks_can_learn_above_a_locked_stem() -> None:
     model = built("model.image.lock=2", "model.text.lock=2")
     locked = {name for name, _ in model.named_parameters()} - learning(model)
     stem = {"cls_token", "pos_embed", "patch_embed.proj.weight", "norm_pre.weight", "norm_pre.bias"}
@@ -71,7 +73,7 @@ def test_all_blocks_may_learn_above_a_locked_stem() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "rn50", "convnext_base_w", "vit_b32"])
-def test_each_architecture_is_locked_by_its_blocks(name: str) -> None:
+def test_each_architecture_is_locked_blockwise(name: str) -> None:
     spec = compose(f"model={name}", "model.weights=somewhere", "model.image.lock=1").model
     model = spec.build(META, torch.float32)
     freeze(model, spec)
@@ -80,7 +82,7 @@ def test_each_architecture_is_locked_by_its_blocks(name: str) -> None:
     assert all(frozen_count(block) == sum(p.numel() for p in block.parameters()) for block in lower)
 
 
-def test_norms_may_be_all_that_is_locked() -> None:
+def test_lock_norms_locks_only_batch_norms() -> None:
     spec = compose("model=tiny", "model.weights=somewhere", "model.image.lock=norms").model
     model = spec.build(META, torch.float32)
     freeze(model, spec)
@@ -89,11 +91,11 @@ def test_norms_may_be_all_that_is_locked() -> None:
     assert not any(norm.training for norm in norms) and model.training
 
 
-def test_norms_of_what_is_locked_may_learn() -> None:
+def test_norms_of_a_locked_tower_can_learn() -> None:
     model = built("model.image.lock=all", "model.image.lock_norms=false")
     norms = {f"{name}." for name, module in model.named_modules() if isinstance(module, NORMS)}
     learns = {name for name in learning(model) if name.startswith("image.")}
-    assert len(learns) == 2 * 6  # two in each of two blocks, one before and one after them
+    assert len(learns) == 2 * 6  # two norms in each of two blocks, one before and one after the blocks
     assert all(name.startswith(tuple(norms)) for name in learns)
 
 
@@ -119,25 +121,25 @@ def test_norms_of_what_is_locked_may_learn() -> None:
         (("model.image.lock=1", "model.weights=null"), "model.image.lock=1 freezes randomly initialized weights"),
     ],
 )
-def test_a_lock_that_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
+def test_an_invalid_lock_raises_an_error_at_composition(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose("model.weights=somewhere", *overrides)
     assert message in str(error.value)
 
 
-def test_more_blocks_than_there_are_are_refused() -> None:
+def test_more_blocks_than_the_tower_has_raise_an_error() -> None:
     with pytest.raises(ConfigError, match=r"model\.text\.lock=3 is more than the 2 blocks of the tower"):
         built("model.text.lock=3")
 
 
-def test_norms_that_are_not_there_are_refused() -> None:
+def test_lock_norms_without_locked_norms_raises_an_error() -> None:
     with pytest.raises(
         ConfigError, match=r"model\.text\.lock_norms=false has no effect with model\.text\.lock=2, which locks no"
     ):
         built("model.text.lock=2", "model.text.lock_norms=false")
 
 
-def test_a_layer_decay_that_finds_one_layer_is_refused(weights: dict[str, Path], tmp_path: Path) -> None:
+def test_layer_decay_with_a_single_trainable_layer_raises_an_error(weights: dict[str, Path], tmp_path: Path) -> None:
     words = ("model.image.lock=1", "model.text.lock=all", "optimizer.layer_decay=0.5")
     with pytest.raises(
         ConfigError, match=r"optimizer\.layer_decay=0\.5 has no effect if only the last block of a tower"
@@ -145,11 +147,11 @@ def test_a_layer_decay_that_finds_one_layer_is_refused(weights: dict[str, Path],
         Trainer(small(tmp_path / "x", *options(weights, "vit", *words)))
 
 
-# ---------------------------------------------------------------------------------------------------- what it costs
+# ----------------------------------------------------------------------------------------------------------- memory
 
 
 def saved_bytes(model: CLIP, tower: str) -> int:
-    """That autograd keeps of one tower's forward pass, weights not included."""
+    """Returns the bytes that autograd saves in the forward pass of a tower, without the weights."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -166,7 +168,7 @@ def saved_bytes(model: CLIP, tower: str) -> int:
     return sum(kept.values())
 
 
-def test_a_locked_tower_makes_no_graph_and_a_lower_part_keeps_nothing() -> None:
+def test_a_locked_tower_builds_no_graph_and_locked_lower_blocks_save_nothing() -> None:
     def kept(tower: str, *overrides: str) -> int:
         spec = compose(*VIT, *NARROW, "model.weights=somewhere", *overrides).model
         model = spec.build(torch.device("cpu"), torch.float32)
@@ -179,14 +181,14 @@ def test_a_locked_tower_makes_no_graph_and_a_lower_part_keeps_nothing() -> None:
         assert kept(tower, f"model.{tower}.lock=1") < 0.8 * kept(tower)
 
 
-def test_the_optimizer_has_no_state_for_what_is_locked(weights: dict[str, Path], tmp_path: Path) -> None:
+def test_the_optimizer_has_no_state_for_locked_parameters(weights: dict[str, Path], tmp_path: Path) -> None:
     t = Trainer(small(tmp_path / "x", *options(weights, "vit", "model.image.lock=all", "model.text.lock=1")))
     t.fit()
     names = {name.rpartition("/")[0] for name in optimizer_tensors(t.learner.optimizer)}
     assert names == {f"model.{name}" for name in learning(t.learner.model)} | {"objective.temperature.log_scale"}
 
 
-# ---------------------------------------------------------------------------------------------------- what it keeps
+# --------------------------------------------------------------------------------------------------------- training
 
 LOCKS = {
     "image": ("resnet", "model.image.lock=all"),
@@ -199,10 +201,10 @@ LOCKS = {
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_what_is_locked_is_bit_equal_after_training_and_the_rest_is_not(
+def test_locked_parameters_are_bit_equal_after_training_and_others_change(
     weights: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
-    """With decay, an average of the weights and micro-batches; BatchNorm's averages are locked too."""
+    """Trains with weight decay, weight averaging and micro-batches. BatchNorm statistics are locked too."""
     kind, *words = LOCKS[name]
     words += ["optimizer.weight_decay=0.5", "optimizer.ema_decay=0.5", "data.micro_batches=2", "evaluator=[retrieval]"]
     t = Trainer(small(tmp_path / "x", *options(weights, kind, *words)))
@@ -222,7 +224,7 @@ def test_what_is_locked_is_bit_equal_after_training_and_the_rest_is_not(
             elif n in dict(module.named_parameters()):
                 assert not torch.equal(after[n], before[n]), (owner, n)
     row = [r for r in events(tmp_path / "x") if r["event"] == "end"]
-    assert row, "the run ended"
+    assert row, "the run has an end event"
 
 
 def test_unlocked_norms_learn_and_their_statistics_move(weights: dict[str, Path], tmp_path: Path) -> None:
@@ -235,7 +237,9 @@ def test_unlocked_norms_learn_and_their_statistics_move(weights: dict[str, Path]
         assert torch.equal(x, before[n]) != (n.rpartition(".")[0] in norms), n
 
 
-def test_a_still_batch_norm_is_so_after_evaluation_and_synchronised(weights: dict[str, Path], tmp_path: Path) -> None:
+def test_locked_batch_norm_stays_frozen_after_evaluation_and_excludes_sync(
+    weights: dict[str, Path], tmp_path: Path
+) -> None:
     t = Trainer(small(tmp_path / "x", *options(weights, "resnet", "model.image.lock=2", "evaluator=[retrieval]")))
     t.fit()
     norms = [m for m in t.learner.model.modules() if isinstance(m, BATCH_NORM)]
@@ -245,7 +249,7 @@ def test_a_still_batch_norm_is_so_after_evaluation_and_synchronised(weights: dic
         Trainer(small(tmp_path / "y", *options(weights, "resnet", *words)))
 
 
-# ---------------------------------------------------------------------------------------------------- is it exact
+# ----------------------------------------------------------------------------------------- gradients and resuming
 
 
 def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
@@ -262,10 +266,10 @@ def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("words", [("model.image.lock=all",), ("model.image.lock=1", "model.text.lock=all")])
-def test_gradients_in_micro_batches_are_those_of_the_whole_model(
+def test_gradients_of_a_locked_model_equal_those_of_the_unlocked_model(
     weights: dict[str, Path], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """Of what learns each is what it is where nothing is locked, by plain autograd; the others have none."""
+    """Trainable parameters have the gradients of plain autograd on the unlocked model; the others have none."""
     fp64 = ("precision=fp64", "checkpoint=none")
     free = Trainer(small(tmp_path / "free", *options(weights, "vit", *fp64)))
     batch = next(iter(free._batches()))
@@ -280,8 +284,8 @@ def test_gradients_in_micro_batches_are_those_of_the_whole_model(
                 torch.testing.assert_close(found[name], p.grad, rtol=0, atol=1e-10, msg=name)
 
 
-def test_a_locked_run_goes_on_bit_for_bit(weights: dict[str, Path], tmp_path: Path) -> None:
-    """And not with another lock, for which there is no optimizer's state."""
+def test_a_locked_run_resumes_bit_for_bit(weights: dict[str, Path], tmp_path: Path) -> None:
+    """Resumes with the same lock; another lock cannot be resumed, as the optimizer has no state for it."""
     words = options(weights, "resnet", "model.image.lock=2", "model.text.lock=all", "checkpoint.every=2st")
     Trainer(small(tmp_path / "whole", *words)).fit()
     halves = tmp_path / "halves"
@@ -295,19 +299,17 @@ def test_a_locked_run_goes_on_bit_for_bit(weights: dict[str, Path], tmp_path: Pa
     assert all(torch.equal(x, tensors(halves, 4)[n]) for n, x in tensors(tmp_path / "whole", 4).items())
 
 
-def test_a_run_tells_what_is_locked(
-    weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_reports_its_locks(weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Trainer(small(tmp_path / "x", *options(weights, "vit", "model.image.lock=1", "model.text.lock=all"))).fit()
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("locked "))
     assert line.endswith("parameters are frozen: image.lock=1, text.lock=all")
 
 
-def test_nothing_but_blocks_of_linear_layers_is_a_norm() -> None:
+def test_norms_exclude_linear_and_convolution_layers() -> None:
     assert not any(issubclass(norm, nn.Linear | nn.Conv2d) for norm in NORMS)
 
 
-def test_a_tower_that_is_locked_whole_counts_its_forward_alone() -> None:
+def test_a_fully_locked_tower_counts_only_forward_flops() -> None:
     def mfu(*overrides: str) -> float:
         spec = compose(*VIT, *NARROW, "model.weights=somewhere", *overrides)
         found = Utilisation.build(spec.model, spec.precision, torch.device("cpu"), 1.0)

@@ -1,4 +1,4 @@
-"""Captions said token by token: against the definition on a language of three words, and against the whole forward."""
+"""Caption generation: against the definition in a toy language of three words, and against the full forward pass."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ from clipx.model.tokenizer import Tokenizer
 WORDS, START, END = (0, 1, 2), 3, 4
 
 
-class Stories:
-    """Texts in a language of three words, in which what comes next depends on all that was said, and on the image."""
+class ToyLanguage:
+    """A toy language of three words. The scores of the next word depend on the image and all previous words."""
 
     start, end = START, END
 
     def __init__(self, images: Sequence[int]) -> None:
-        self.told: list[tuple[int, ...]] = [(image,) for image in images]
+        self.prefix: list[tuple[int, ...]] = [(image,) for image in images]
 
     def feed(self, token_N: Tensor) -> Tensor:
-        self.told = [(*told, token) for told, token in zip(self.told, token_N.tolist(), strict=True)]
-        return torch.stack([self.scores(told) for told in self.told])
+        self.prefix = [(*prefix, token) for prefix, token in zip(self.prefix, token_N.tolist(), strict=True)]
+        return torch.stack([self.scores(prefix) for prefix in self.prefix])
 
     def select(self, row_M: Tensor) -> None:
-        self.told = [self.told[row] for row in row_M.tolist()]
+        self.prefix = [self.prefix[row] for row in row_M.tolist()]
 
     @staticmethod
-    def scores(told: tuple[int, ...]) -> Tensor:
-        drawn = torch.Generator().manual_seed(hash(told) % 2**31)
+    def scores(prefix: tuple[int, ...]) -> Tensor:
+        drawn = torch.Generator().manual_seed(hash(prefix) % 2**31)
         return 2 * torch.randn(5, generator=drawn, dtype=torch.float64)
 
 
 def log_p(image: int, words: Sequence[int]) -> float:
-    """Of the words and the end after them."""
-    told, total = (image, START), 0.0
+    """Returns the log-probability of the words and the end token."""
+    prefix, total = (image, START), 0.0
     for word in (*words, END):
-        total += Stories.scores(told).log_softmax(0)[word].item()
-        told = (*told, word)
+        total += ToyLanguage.scores(prefix).log_softmax(0)[word].item()
+        prefix = (*prefix, word)
     return total
 
 
@@ -66,8 +66,8 @@ def every_text(bounds: LengthBounds) -> list[tuple[int, ...]]:
 IMAGES = list(range(6))
 
 
-def tell(method: Method, bounds: LengthBounds, images: Sequence[int] = IMAGES) -> list[Caption]:
-    return method(Stories(images), images, bounds)
+def run_method(method: Method, bounds: LengthBounds, images: Sequence[int] = IMAGES) -> list[Caption]:
+    return method(ToyLanguage(images), images, bounds)
 
 
 # ---------------------------------------------------------------------------------------------------- beam search
@@ -75,49 +75,49 @@ def tell(method: Method, bounds: LengthBounds, images: Sequence[int] = IMAGES) -
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("bounds", [LengthBounds(0, 3), LengthBounds(2, 3), LengthBounds(0, 0)])
-def test_beams_as_many_as_there_are_texts_find_the_best_one(penalty: float, bounds: LengthBounds) -> None:
-    for image, found in zip(IMAGES, tell(BeamSearch(27, penalty), bounds), strict=True):
+def test_beam_search_over_all_texts_finds_the_best_text(penalty: float, bounds: LengthBounds) -> None:
+    for image, found in zip(IMAGES, run_method(BeamSearch(27, penalty), bounds), strict=True):
         best = max(every_text(bounds), key=lambda t: log_p(image, t) / (len(t) + 1) ** penalty)
         assert tuple(found.tokens) == best
         assert found.log_p == pytest.approx(log_p(image, best))
 
 
-def test_few_beams_find_less_or_as_much() -> None:
-    whole, few = ([c.log_p for c in tell(BeamSearch(count), LengthBounds(4, 4), range(30))] for count in (81, 2))
+def test_few_beams_never_score_above_all_beams() -> None:
+    whole, few = ([c.log_p for c in run_method(BeamSearch(count), LengthBounds(4, 4), range(30))] for count in (81, 2))
     assert all(b <= a + 1e-12 for a, b in zip(whole, few, strict=True))
     missed = sum(b < a - 1e-6 for a, b in zip(whole, few, strict=True))
     assert 0 < missed < 30
 
 
-def test_one_beam_of_a_fixed_length_is_greedy() -> None:
-    assert tell(BeamSearch(1), LengthBounds(4, 4)) == tell(greedy, LengthBounds(4, 4))
+def test_beam_search_with_a_single_beam_equals_greedy() -> None:
+    assert run_method(BeamSearch(1), LengthBounds(4, 4)) == run_method(greedy, LengthBounds(4, 4))
 
 
-# ------------------------------------------------------------------------------------------------------ one by one
+# --------------------------------------------------------------------------------------------- greedy and sampling
 
 
-def test_greedy_says_the_likeliest_at_each_step_and_never_the_start() -> None:
-    for image, found in zip(IMAGES, tell(greedy, LengthBounds(0, 5)), strict=True):
-        told: tuple[int, ...] = (image, START)
+def test_greedy_takes_the_likeliest_token_and_never_the_start() -> None:
+    for image, found in zip(IMAGES, run_method(greedy, LengthBounds(0, 5)), strict=True):
+        prefix: tuple[int, ...] = (image, START)
         for word in (*found.tokens, END)[:5]:
-            scores = Stories.scores(told)
+            scores = ToyLanguage.scores(prefix)
             scores[START] = -math.inf
             assert word == scores.argmax().item()
-            told = (*told, word)
+            prefix = (*prefix, word)
         assert found.log_p == pytest.approx(log_p(image, found.tokens))
 
 
 @pytest.mark.parametrize("method", [greedy, BeamSearch(3), Sampling(seed=5)])
-def test_captions_are_neither_shorter_nor_longer_than_they_may_be(method: Method) -> None:
-    lengths = {len(c.tokens) for c in tell(method, LengthBounds(2, 3), range(40))}
+def test_caption_lengths_stay_within_the_bounds(method: Method) -> None:
+    lengths = {len(c.tokens) for c in run_method(method, LengthBounds(2, 3), range(40))}
     assert lengths == {2, 3}
-    assert {len(c.tokens) for c in tell(method, LengthBounds(0, 0))} == {0}
+    assert {len(c.tokens) for c in run_method(method, LengthBounds(0, 0))} == {0}
 
 
-def test_sampling_from_one_word_is_greedy() -> None:
-    assert tell(Sampling(top_k=1, seed=3), LengthBounds(0, 5)) == tell(greedy, LengthBounds(0, 5))
-    assert tell(Sampling(top_p=1e-9, seed=3), LengthBounds(0, 5)) == tell(greedy, LengthBounds(0, 5))
-    assert tell(Sampling(temperature=1e-3, seed=3), LengthBounds(0, 5)) == tell(greedy, LengthBounds(0, 5))
+def test_sampling_from_a_single_candidate_equals_greedy() -> None:
+    assert run_method(Sampling(top_k=1, seed=3), LengthBounds(0, 5)) == run_method(greedy, LengthBounds(0, 5))
+    assert run_method(Sampling(top_p=1e-9, seed=3), LengthBounds(0, 5)) == run_method(greedy, LengthBounds(0, 5))
+    assert run_method(Sampling(temperature=1e-3, seed=3), LengthBounds(0, 5)) == run_method(greedy, LengthBounds(0, 5))
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_sampling_from_one_word_is_greedy() -> None:
         ({"top_p": 0.75, "top_k": 2}, [4 / 7, 0, 3 / 7, 0]),
     ],
 )
-def test_what_is_drawn_is_as_frequent_as_the_softmax_has_it(options: dict[str, Any], p: list[float]) -> None:
-    """Over numbers spread evenly in [0, 1)."""
+def test_draw_frequencies_match_the_softmax(options: dict[str, Any], p: list[float]) -> None:
+    """Draws with 10,000 numbers spaced evenly in [0, 1)."""
     count = 10_000
     u_M = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     scores_MV = torch.tensor([0.4, 0.1, 0.3, 0.2]).log().expand(count, -1)
@@ -145,32 +145,32 @@ def test_what_is_drawn_is_as_frequent_as_the_softmax_has_it(options: dict[str, A
 
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
-def test_the_least_and_the_largest_number_draw_what_may_be_drawn(u: float) -> None:
+def test_extreme_random_numbers_draw_allowed_tokens(u: float) -> None:
     scores_1V = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0))
     token = Sampling(top_k=50).draw(scores_1V, torch.tensor([u], dtype=torch.float64))
     assert token.item() in scores_1V[0].topk(50).indices.tolist()
 
 
-def test_samples_of_one_image_are_as_frequent_as_its_texts_are_likely() -> None:
+def test_sample_frequencies_match_the_text_probabilities() -> None:
     bounds, count = LengthBounds(0, 2), 4000
-    said = [tuple(c.tokens) for c in Sampling(seed=1)(Stories([7] * count), range(count), bounds)]
+    generated = [tuple(c.tokens) for c in Sampling(seed=1)(ToyLanguage([7] * count), range(count), bounds)]
     allowed: dict[tuple[int, ...], float] = {}
     for text in every_text(bounds):
-        told, p = (7, START), 1.0
+        prefix, p = (7, START), 1.0
         for place, word in enumerate((*text, END)):
-            scores = Stories.scores(told)
+            scores = ToyLanguage.scores(prefix)
             scores[START] = -math.inf
             p *= scores.softmax(0)[word].item() if place < bounds.maximum else 1.0
-            told = (*told, word)
+            prefix = (*prefix, word)
         allowed[text] = p
     assert sum(allowed.values()) == pytest.approx(1)
     for text, p in allowed.items():
-        assert said.count(text) / count == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / count) + 1e-3)
+        assert generated.count(text) / count == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / count) + 1e-3)
 
 
-def test_a_sample_follows_from_the_seed_and_the_images_number() -> None:
+def test_a_sample_is_determined_by_the_seed_and_the_image_number() -> None:
     def drawn(seed: int, first: int) -> list[Caption]:
-        return Sampling(seed=seed)(Stories([0] * 30), range(first, first + 30), LengthBounds(0, 5))
+        return Sampling(seed=seed)(ToyLanguage([0] * 30), range(first, first + 30), LengthBounds(0, 5))
 
     assert drawn(0, 0) == drawn(0, 0)
     assert drawn(0, 0)[10:] == drawn(0, 10)[:20]
@@ -178,19 +178,19 @@ def test_a_sample_follows_from_the_seed_and_the_images_number() -> None:
     assert len({tuple(c.tokens) for c in drawn(0, 0)}) > 3
 
 
-# ------------------------------------------------------------------------------------------------------- the model
+# ----------------------------------------------------------------------------------------------------------- model
 
 
-def next_scores(model: CoCa, image_13SS: Tensor, said: Sequence[int]) -> Tensor:
-    """Of what follows the start and `said`, by the whole forward pass of training."""
+def next_scores(model: CoCa, image_13SS: Tensor, generated: Sequence[int]) -> Tensor:
+    """Returns the scores of the token after the start and `generated`, by the full forward pass of training."""
     tokens_1L = torch.zeros(1, LENGTH, dtype=torch.long)
-    tokens_1L[0, : len(said) + 2] = torch.tensor([Tokenizer.start_id, *said, Tokenizer.end_id])
+    tokens_1L[0, : len(generated) + 2] = torch.tensor([Tokenizer.start_id, *generated, Tokenizer.end_id])
     texts = with_class_position(tokens_1L, packed=True)
     captions = Captions.of(tokens_1L, texts)
     x_TW, image_1NW = model.text(texts)[1][captions.source_T], model.image_tokens(image_13SS)
     for block in model.decoder.blocks:
         x_TW = block(x_TW, image_1NW, captions.packing)
-    return model.decoder.scores(x_TW)[len(said)]
+    return model.decoder.scores(x_TW)[len(generated)]
 
 
 @pytest.fixture(scope="module")
@@ -198,10 +198,10 @@ def model() -> CoCa:
     return build()
 
 
-def test_the_model_says_what_its_whole_forward_pass_has_as_likeliest(model: CoCa) -> None:
+def test_greedy_decoding_matches_the_full_forward_pass(model: CoCa) -> None:
     bounds = LengthBounds(0, LENGTH - 2)
     found = generate_captions(model, images(3), range(3), greedy, bounds)
-    assert any(found[0].tokens != other.tokens for other in found), "the image must matter"
+    assert any(found[0].tokens != other.tokens for other in found), "captions must depend on the image"
     for i, caption in enumerate(found):
         for place, word in enumerate(caption.tokens):
             with torch.no_grad():
@@ -211,7 +211,7 @@ def test_the_model_says_what_its_whole_forward_pass_has_as_likeliest(model: CoCa
 
 
 @pytest.mark.parametrize("method", [greedy, BeamSearch(3), Sampling(seed=1)])
-def test_log_p_is_what_the_model_gives_the_caption_in_training(model: CoCa, method: Method) -> None:
+def test_log_p_equals_the_caption_loss_in_training(model: CoCa, method: Method) -> None:
     found = generate_captions(model, images(4), range(4), method, LengthBounds(2, 5))
     rows = [[Tokenizer.start_id, *c.tokens, Tokenizer.end_id] for c in found]
     tokens_BL = torch.tensor([row + [Tokenizer.pad_id] * (LENGTH - len(row)) for row in rows])
@@ -222,7 +222,7 @@ def test_log_p_is_what_the_model_gives_the_caption_in_training(model: CoCa, meth
 
 @pytest.mark.parametrize("method", [greedy, BeamSearch(3), Sampling(temperature=0.2, seed=1)])
 def test_captions_do_not_depend_on_the_batch(model: CoCa, method: Method) -> None:
-    def said(batch: int) -> list[list[int]]:
+    def generated(batch: int) -> list[list[int]]:
         parts = [range(first, min(first + batch, 5)) for first in range(0, 5, batch)]
         return [
             c.tokens
@@ -230,10 +230,10 @@ def test_captions_do_not_depend_on_the_batch(model: CoCa, method: Method) -> Non
             for c in generate_captions(model, images()[part], part, method, LengthBounds(0, 6))
         ]
 
-    assert said(1) == said(2) == said(5)
+    assert generated(1) == generated(2) == generated(5)
 
 
-def test_beams_of_an_image_share_what_they_see_of_it(model: CoCa) -> None:
+def test_beams_of_an_image_share_its_keys_and_values(model: CoCa) -> None:
     with torch.inference_mode():
         decoding = CoCaDecoding(model, model.image_tokens(images(2)))
         seen = decoding.image_keys_values
@@ -249,12 +249,12 @@ def test_beams_of_an_image_share_what_they_see_of_it(model: CoCa) -> None:
 
 
 @pytest.mark.parametrize("bounds", [LengthBounds(0, LENGTH - 1), LengthBounds(5, 4), LengthBounds(-1, 4)])
-def test_bounds_that_the_context_has_no_room_for_are_refused(model: CoCa, bounds: LengthBounds) -> None:
+def test_length_bounds_outside_the_context_raise_an_error(model: CoCa, bounds: LengthBounds) -> None:
     with pytest.raises(ValueError, match=r"must be in \[0, 10\]"):
         generate_captions(model, images(1), range(1), greedy, bounds)
 
 
-def test_a_captioner_that_has_learnt_its_pictures_says_their_captions() -> None:
+def test_an_overfitted_captioner_reproduces_its_captions() -> None:
     texts = ["one red star", "two blue rings on white", "a cross"]
     tokenizer = Tokenizer(LENGTH)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Patch dropout: which patches the image tower sees, when, and that everything else is as without it."""
+"""Patch dropout: dropped patches, schedules, logging, resuming, and unchanged evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clipx.trainer.summary import metrics_row
 from clipx.trainer.trainer import Trainer
 
 DROPS = Varying(patch_dropout=True)
-SMALL_VIT = {"patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3}  # 16 patches of 32 pixels
+SMALL_VIT = {"patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3}  # 16 patches for images of 32 pixels
 
 
 def tower(name: str, varying: Varying = DROPS, **options: Any) -> ImageTower:
@@ -30,7 +30,7 @@ def tower(name: str, varying: Varying = DROPS, **options: Any) -> ImageTower:
 
 
 def tokens(built: ImageTower) -> int:
-    """That the first block sees of one image."""
+    """Returns the number of tokens per image in the first block."""
     seen: list[int] = []
     hook = built.trunk.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
     built(torch.rand(2, 3, 32, 32))
@@ -38,7 +38,7 @@ def tokens(built: ImageTower) -> int:
     return seen[0]
 
 
-# ------------------------------------------------------------------------------------------------- the tower
+# ----------------------------------------------------------------------------------------------- image tower
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def tokens(built: ImageTower) -> int:
         ("eva02_tiny_patch14_224", {"patch_size": 8, "depth": 1}, 1),
     ],
 )
-def test_blocks_see_the_patches_that_are_left_and_every_token_that_is_no_patch(
+def test_blocks_receive_the_remaining_patches_and_all_prefix_tokens(
     name: str, options: dict[str, Any], prefix: int
 ) -> None:
     built = tower(name, **options).train()
@@ -60,7 +60,7 @@ def test_blocks_see_the_patches_that_are_left_and_every_token_that_is_no_patch(
     assert tokens(built.eval()) == prefix + 16
 
 
-def test_evaluation_and_weights_are_those_of_a_tower_without() -> None:
+def test_evaluation_and_weights_are_unaffected_by_patch_dropout() -> None:
     one, other = (
         tower("vit_base_patch16_clip_224", **SMALL_VIT),
         tower("vit_base_patch16_clip_224", Varying(), **SMALL_VIT),
@@ -72,7 +72,7 @@ def test_evaluation_and_weights_are_those_of_a_tower_without() -> None:
     assert not torch.equal(one.train()(pixels), other.train()(pixels))
 
 
-def test_each_image_loses_patches_of_its_own() -> None:
+def test_each_image_drops_different_patches() -> None:
     built = tower("vit_base_patch16_clip_224", **SMALL_VIT).train()
     built.set_patch_dropout(0.5)
     features = built(torch.rand(1, 3, 32, 32).expand(4, -1, -1, -1))
@@ -80,19 +80,19 @@ def test_each_image_loses_patches_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "resnet50_clip", "swin_tiny_patch4_window7_224"])
-def test_a_tower_that_timm_gives_no_patch_dropout_is_refused_by_name(name: str) -> None:
+def test_a_tower_without_patch_dropout_raises_an_error_with_its_name(name: str) -> None:
     with torch.device("meta"), pytest.raises(ConfigError) as error:
         ImageTower(ImageTowerSpec(timm=name, size=224), 16, False, DROPS)
     assert str(error.value).startswith(f"model.image.timm={name} does not support patch dropout (")
     assert "choose a ViT, such as model=vit_b16, or set model.patch_dropout and" in str(error.value)
 
 
-def test_two_places_for_one_value_are_refused() -> None:
+def test_setting_patch_dropout_twice_raises_an_error() -> None:
     with pytest.raises(ConfigError, match=r"has patch_drop_rate, and this run sets patch_dropout: remove one of them"):
         tower("vit_base_patch16_clip_224", **SMALL_VIT, patch_drop_rate=0.5)
 
 
-# ------------------------------------------------------------------------------------------------ the options
+# ---------------------------------------------------------------------------------------------------- options
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_two_places_for_one_value_are_refused() -> None:
         (["patch_dropout=0.5", "patch_dropout_schedule=steps"], "expected one of [constant, linear, cosine]"),
     ],
 )  # fmt: skip
-def test_what_has_no_effect_or_no_meaning_is_told_at_composition(overrides: list[str], message: str) -> None:
+def test_invalid_or_ineffective_options_raise_an_error_at_composition(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose(*(f"model.{text}" for text in overrides))
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "expected"),  # after 0, 20, 40, 60, 80 and 100 of 100 samples
+    ("overrides", "expected"),  # expected after 0, 20, 40, 60, 80 and 100 of 100 samples
     [
         (("0.5",), [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]),
         (("0.5", "final=20%"), [0.5, 0.5, 0.5, 0.5, 0, 0]),
@@ -125,15 +125,15 @@ def test_what_has_no_effect_or_no_meaning_is_told_at_composition(overrides: list
         (("0.5", "schedule=cosine", "end=0.1"), [0.5, 0.4618034, 0.3618034, 0.2381966, 0.1381966, 0.1]),
     ],
 )
-def test_the_share_is_a_function_of_the_samples_seen(overrides: tuple[str, ...], expected: list[float]) -> None:
+def test_the_dropped_share_is_a_function_of_the_samples_seen(overrides: tuple[str, ...], expected: list[float]) -> None:
     words = [f"model.patch_dropout={overrides[0]}", *(f"model.patch_dropout_{text}" for text in overrides[1:])]
     share = compose("model=vit_b32", *words).model.patch_dropout_over(Length(1000, 10, 100))
     assert [share(seen) for seen in range(0, 101, 20)] == pytest.approx(expected)
 
 
-# ---------------------------------------------------------------------------------------------------- the run
+# --------------------------------------------------------------------------------------------------- training
 
-# Nine patches; a share that falls from step to step, and one step without; two micro-batches.
+# Nine patches; a share that falls at each step, the last step without dropout; two micro-batches.
 SIX = (
     *VIT,
     *("model.patch_dropout=0.8", "model.patch_dropout_schedule=linear", "model.patch_dropout_end=0.3"),
@@ -143,36 +143,36 @@ SIX = (
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("patches") / "run"
     Trainer(small(run_dir, *SIX)).fit()
     return run_dir
 
 
-def test_the_share_in_force_is_logged(straight: Path) -> None:
-    logged = [row["train/patch_dropout"] for row in rows(straight) if "train/loss" in row]
+def test_the_current_share_is_logged(reference_run: Path) -> None:
+    logged = [row["train/patch_dropout"] for row in rows(reference_run) if "train/loss" in row]
     assert logged == pytest.approx([0.8, 0.7, 0.6, 0.5, 0.4, 0])
 
 
-def test_nothing_is_logged_where_there_is_none(tmp_path: Path) -> None:
+def test_no_share_is_logged_without_patch_dropout(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path, *VIT, "checkpoint=none"))
     assert "train/patch_dropout" not in metrics_row(trainer, {}, 0)
     trainer.close()
 
 
 @pytest.mark.parametrize("step", [2, 5])
-def test_a_resumed_run_ends_bit_for_bit_as_one_that_never_stopped(tmp_path: Path, straight: Path, step: int) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_run_bit_for_bit(tmp_path: Path, reference_run: Path, step: int) -> None:
     run_dir = tmp_path / "resumed"
-    shutil.copytree(straight, run_dir)
+    shutil.copytree(reference_run, run_dir)
     torch.manual_seed(999)
     Trainer(small(run_dir, *SIX, f"resume=step:{step}")).fit()
-    expected, found = tensors(straight, 6), tensors(run_dir, 6)
+    expected, found = tensors(reference_run, 6), tensors(run_dir, 6)
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
-def test_a_second_phase_without_may_be_a_resumed_run(tmp_path: Path, straight: Path) -> None:
+def test_a_resumed_run_can_disable_patch_dropout(tmp_path: Path, reference_run: Path) -> None:
     run_dir = tmp_path / "second"
-    shutil.copytree(straight, run_dir)
+    shutil.copytree(reference_run, run_dir)
     trainer = Trainer(small(run_dir, *VIT, "duration=7st", "data.micro_batches=2", f"resume={run_dir}"))
     assert "model.patch_dropout: 0.8 -> 0.0" in trainer.notes
     assert trainer.fit()["step"] == 7
@@ -181,7 +181,7 @@ def test_a_second_phase_without_may_be_a_resumed_run(tmp_path: Path, straight: P
         Trainer(small(run_dir, *VIT, "model.text.layers=1", f"resume={run_dir}"))
 
 
-def test_a_micro_batch_loses_the_same_patches_in_its_second_forward(tmp_path: Path) -> None:
+def test_the_second_forward_of_a_micro_batch_drops_the_same_patches(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path, *SIX, "checkpoint=none", "data.micro_batches=3", "data.batch_size=36"))
     batch = next(iter(trainer._batches()))
     forwards: list[Tensor] = []
@@ -199,14 +199,16 @@ def test_a_micro_batch_loses_the_same_patches_in_its_second_forward(tmp_path: Pa
     hook.remove()
     chunk = batch.image.chunk(3)[0]
     with torch.no_grad():
-        assert not torch.allclose(trainer.learner.model.encode_image(chunk), first), "another draw must show"
+        assert not torch.allclose(trainer.learner.model.encode_image(chunk), first), (
+            "control: another draw changes the embeddings"
+        )
         trainer.learner.model.eval()
         whole = trainer.learner.model.encode_image(chunk)
     assert not torch.allclose(whole, first) and len(kept) == 12
     trainer.close()
 
 
-def test_an_experiment_in_two_phases_says_so_in_one_line() -> None:
+def test_the_two_phase_experiment_ends_without_patch_dropout() -> None:
     spec = compose("experiment=patch_dropout_two_phase")
     share = spec.model.patch_dropout_over(Length(1000, 10, 1000))
     assert (share(0), share(949), share(950)) == (0.5, 0.5, 0.0)

@@ -1,4 +1,4 @@
-"""The text tower: CLIP's initial weights, causality, and where the embedding is read."""
+"""The text tower: CLIP's initialization, causality, the position of the embedding, packed texts."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def tower(request: pytest.FixtureRequest) -> TextTower:
         ("projection.weight", WIDTH**-0.5),
     ],
 )
-def test_initial_weights_are_normal_with_clips_deviations(tower: TextTower, suffix: str, std: float) -> None:
+def test_initial_weights_are_normal_with_the_stds_of_clip(tower: TextTower, suffix: str, std: float) -> None:
     found = [p for name, p in tower.named_parameters() if name.endswith(suffix)]
     assert len(found) in (1, DEPTH)
     for weight in found:
-        tolerance = 4 / (2 * weight.numel()) ** 0.5  # four deviations of the estimate
+        tolerance = 4 / (2 * weight.numel()) ** 0.5  # four standard errors of the estimate
         assert weight.std().item() == pytest.approx(std, rel=tolerance)
         assert abs(weight.mean().item()) < 4 * std / weight.numel() ** 0.5
-        assert weight.abs().max() > 2.5 * std  # a uniform distribution ends at 1.7
+        assert weight.abs().max() > 2.5 * std  # a uniform distribution ends at 1.7 std
 
 
 def test_attention_starts_without_bias_and_norms_as_the_identity(tower: TextTower) -> None:
@@ -61,7 +61,7 @@ def text(*ids: int) -> Tensor:
 
 
 @torch.no_grad()
-def test_what_follows_the_end_token_has_no_effect(tower: TextTower) -> None:
+def test_tokens_after_the_end_token_have_no_effect(tower: TextTower) -> None:
     features_1D = tower(text(320, 1125, END))
     for other in (text(320, 1125, END, 7, 8, 9), text(320, 1125, END, END), text(320, 1125, END, 539, END, 2368)):
         torch.testing.assert_close(tower(other), features_1D, rtol=0, atol=1e-6)
@@ -69,11 +69,11 @@ def test_what_follows_the_end_token_has_no_effect(tower: TextTower) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("other", [(321, 1125, END), (320, 1126, END), (1125, 320, END), (320, 1125, 539, END)])
-def test_what_precedes_the_end_token_has_an_effect(tower: TextTower, other: tuple[int, ...]) -> None:
+def test_tokens_before_the_end_token_have_an_effect(tower: TextTower, other: tuple[int, ...]) -> None:
     assert (tower(text(*other)) - tower(text(320, 1125, END))).abs().max() > 1e-3
 
 
-def test_no_gradient_reaches_what_follows_the_end_token(tower: TextTower) -> None:
+def test_no_gradient_reaches_tokens_after_the_end_token(tower: TextTower) -> None:
     features_1D = tower(text(320, END, 11, 12))
     grad_VW = torch.autograd.grad(features_1D.square().sum(), tower.token_embedding.weight)[0]
     assert set(grad_VW.any(dim=1).nonzero().flatten().tolist()) == {START, 320, END}
@@ -98,7 +98,7 @@ def test_residual_stream_stays_in_float32_under_autocast(tower: TextTower) -> No
     assert features_1D.dtype == torch.bfloat16  # the projection is a matrix product
 
 
-def test_quick_gelu_is_its_definition() -> None:
+def test_quick_gelu_matches_its_definition() -> None:
     x = torch.linspace(-6, 6, 101, dtype=torch.float64)
     torch.testing.assert_close(QuickGELU()(x), x / (1 + torch.exp(-1.702 * x)))
     quick = TextTower(TextTowerSpec(context_length=8, width=16, heads=2, layers=2), 8, quick_gelu=True)
@@ -122,7 +122,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-def test_packed_texts_have_the_features_and_gradients_of_padded_ones(dtype: torch.dtype, tolerance: float) -> None:
+def test_packed_and_padded_texts_have_equal_features_and_gradients(dtype: torch.dtype, tolerance: float) -> None:
     tokens_BL = Tokenizer(LENGTH)(TEXTS)
     found = []
     for tower in (build(True).to(dtype), build(False).to(dtype)):
@@ -136,7 +136,7 @@ def test_packed_texts_have_the_features_and_gradients_of_padded_ones(dtype: torc
 
 
 @torch.no_grad()
-def test_only_what_precedes_the_end_token_is_computed() -> None:
+def test_packing_skips_the_padding_tokens() -> None:
     tokens_BL = Tokenizer(LENGTH)(TEXTS)
     rows: list[int] = []
     for packed in (True, False):

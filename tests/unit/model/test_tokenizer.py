@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader
 from clipx.model import tokenizer as module
 from clipx.model.tokenizer import Tokenizer
 
-LONG = 512  # so that most strings are compared whole and not only up to the cut
+LONG = 512  # long enough to compare most strings without truncation
 
-# Ranges of code points, from scripts, symbols, marks, controls and blocks that Unicode assigned only lately.
+# Ranges of code points: scripts, symbols, marks, controls, and recently assigned blocks.
 BLOCKS = {
     "controls": (0x00, 0xA1),
     "latin": (0xA1, 0x250),
@@ -111,7 +111,7 @@ def row(text: str, length: int = 77) -> list[int]:
 
 
 def captions(n: int) -> list[str]:
-    """Captions as people write them: case, numbers, punctuation, contractions, words the table has never seen."""
+    """Generates realistic captions: case, numbers, punctuation, contractions, words missing in the vocabulary."""
     rng = random.Random(7)
     nouns = [
         "cat",
@@ -147,7 +147,7 @@ def captions(n: int) -> list[str]:
 
 
 def random_strings(block: tuple[int, int], n: int) -> list[str]:
-    """Strings of one block's code points, mixed with ASCII so that every boundary between classes occurs."""
+    """Generates strings of code points of a block, mixed with ASCII so that every boundary between classes occurs."""
     rng = random.Random(block[0])
     ascii_mix = "aZ 19'!<_.&;"
 
@@ -183,7 +183,7 @@ def test_empty_batch_and_row_that_fits_exactly() -> None:
     assert row("a b c d", 5) == row("a b c", 5)
 
 
-def test_rows_are_writable_and_their_own() -> None:
+def test_rows_are_writable_and_not_shared() -> None:
     tokenizer = Tokenizer()
     first = tokenizer(["a cat", "a dog"])
     expected = first.clone()
@@ -213,7 +213,7 @@ def test_equals_open_clip_on_random_unicode_across_blocks() -> None:
 
 
 def test_classes_of_code_points_equal_open_clip() -> None:
-    """A sample of every plane: between a letter and a mark, where the split shows how the code point is classed."""
+    """Samples every plane; the split between a letter and a mark reveals the class of the code point."""
     points = [c for c in range(0, 0x34000, 7) if unicodedata.category(chr(c)) != "Cs"]
     lines = [points[i : i + 32] for i in range(0, len(points), 32)]
     assert_same([" ".join(f"a{chr(c)}!" for c in line) for line in lines], LONG)
@@ -243,7 +243,7 @@ def test_unseen_and_seen_words_encode_alike_past_the_memory_limit(monkeypatch: p
 
 
 def test_equal_from_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_SEEN", 50)  # so that threads replace the table under each other
+    monkeypatch.setattr(module, "_MAX_SEEN", 50)  # so that threads replace the shared table concurrently
     tokenizer, texts = Tokenizer(), captions(800)
     batches = [texts[i : i + 10] for i in range(0, len(texts), 10)]
     with ThreadPoolExecutor(8) as pool:
@@ -278,7 +278,7 @@ def test_decode_keeps_every_character_of_words() -> None:
         assert tokenizer([decoded])[0].tolist() == ids
 
 
-def test_decode_of_a_character_cut_in_half() -> None:
+def test_decode_of_a_truncated_character_gives_the_replacement_character() -> None:
     tokenizer = Tokenizer()
     ids = tokenizer(["\U0001fabf"])[0].tolist()
     assert tokenizer.decode(ids[:2]) == "\ufffd"
@@ -307,7 +307,7 @@ def test_pickle_round_trip_is_small_and_equal() -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_encodes_in_data_workers(method: str) -> None:
+def test_data_workers_encode_equal_ids(method: str) -> None:
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this platform cannot {method}")
     texts = captions(40)
@@ -348,7 +348,7 @@ assert os.waitpid(pid, 0)[1] == 0
 
 
 @pytest.mark.parametrize("length", [2, 0, -77, True, 77.0, "77", None])
-def test_bad_context_length(length: object) -> None:
+def test_an_invalid_context_length_raises_an_error(length: object) -> None:
     with pytest.raises(ValueError) as error:
         Tokenizer(length)  # type: ignore[arg-type]
     message = str(error.value)
@@ -368,7 +368,7 @@ def test_bad_context_length(length: object) -> None:
         ((t for t in ["a"]), "texts is generator, must be a sequence of str: pass a list"),
     ],
 )
-def test_bad_texts(texts: object, message: str) -> None:
+def test_invalid_texts_raise_an_error(texts: object, message: str) -> None:
     with pytest.raises(TypeError) as error:
         Tokenizer()(texts)  # type: ignore[arg-type]
     assert str(error.value) == message

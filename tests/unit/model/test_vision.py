@@ -1,4 +1,4 @@
-"""The image tower: timm's architectures, the projection, initial weights, and errors that name the fix."""
+"""The image tower: architectures of timm, the projection, initial weights, and errors with their fix."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ def tower(name: str, size: int = 224, device: str = "meta", quick_gelu: bool = F
     ],
 )
 @pytest.mark.parametrize("quick_gelu", [False, True])
-def test_any_architecture_of_timm_at_any_size_it_takes(name: str, size: int, quick_gelu: bool) -> None:
+def test_timm_architectures_build_at_any_supported_size(name: str, size: int, quick_gelu: bool) -> None:
     image_BCSS = torch.empty(2, 3, size, size, device="meta")
     assert tower(name, size, quick_gelu=quick_gelu)(image_BCSS).shape == (2, 64)
 
 
-def test_projection_is_one_matrix_without_bias() -> None:
+def test_the_projection_is_a_single_matrix_without_bias() -> None:
     names = [name for name, _ in tower("convnext_tiny").named_parameters() if not name.startswith("trunk.")]
     assert names == ["projection.weight"]
 
 
-def test_attention_pool_of_a_clip_resnet_projects_itself() -> None:
+def test_the_attention_pool_of_a_clip_resnet_replaces_the_projection() -> None:
     built = tower("resnet50_clip")
     assert not list(built.projection.parameters())
     assert built.trunk.head.proj.weight.shape == (64, 2048)
 
 
-def test_options_reach_timm_and_win_over_defaults() -> None:
+def test_options_are_passed_to_timm_and_override_defaults() -> None:
     assert tower("vit_base_patch16_clip_224", 32, **SMALL_VIT).trunk.pos_embed.shape == (1, 17, 192)
     block = tower("vit_base_patch16_clip_224", 32, quick_gelu=True, act_layer="relu", depth=1).trunk.blocks[0]
     assert isinstance(block.mlp.act, nn.ReLU)
@@ -70,7 +70,7 @@ def test_options_reach_timm_and_win_over_defaults() -> None:
     ("name", "expected"),
     [("vit_base_patch32_clip_224", {QuickGELU}), ("convnext_tiny", {nn.GELU}), ("resnet50_clip", set())],
 )
-def test_quick_gelu_replaces_the_gelu_of_a_vit_only(name: str, expected: set[type]) -> None:
+def test_quick_gelu_replaces_only_the_gelu_of_a_vit(name: str, expected: set[type]) -> None:
     activations = {type(m) for m in tower(name, quick_gelu=True).modules()}
     gelus = {timm.layers.GELU, nn.GELU, QuickGELU}
     assert {nn.GELU if t is timm.layers.GELU else t for t in activations & gelus} == expected
@@ -84,7 +84,7 @@ def test_names_of_positional_embeddings_and_tokens() -> None:
     assert tower("resnet18").positional_embeddings() == tower("resnet18").class_tokens() == set()
 
 
-# ------------------------------------------------------------------------------------------------ open_clip agrees
+# ----------------------------------------------------------------------------------------------- against open_clip
 
 
 @torch.no_grad()
@@ -106,10 +106,10 @@ def test_resnet_features_equal_those_of_open_clip() -> None:
 
 
 def assert_std(weight: torch.Tensor, std: float) -> None:
-    assert weight.std().item() == pytest.approx(std, rel=4 / (2 * weight.numel()) ** 0.5)  # four deviations
+    assert weight.std().item() == pytest.approx(std, rel=4 / (2 * weight.numel()) ** 0.5)  # four standard errors
 
 
-def test_a_clip_vit_starts_as_clips_outside_its_blocks_and_as_timms_inside() -> None:
+def test_a_clip_vit_is_initialized_like_clip_outside_and_timm_inside_its_blocks() -> None:
     built = tower("vit_base_patch16_clip_224", 64, device="cpu", **SMALL_VIT)
     for weight in (built.trunk.cls_token, built.trunk.pos_embed, built.projection.weight):
         assert_std(weight, 192**-0.5)
@@ -120,14 +120,14 @@ def test_a_clip_vit_starts_as_clips_outside_its_blocks_and_as_timms_inside() -> 
             assert not layer.bias.any()
 
 
-def test_another_vit_starts_as_timms() -> None:
+def test_another_vit_is_initialized_like_timm() -> None:
     built = tower("vit_base_patch16_224", 64, device="cpu", **SMALL_VIT)
     assert_std(built.trunk.pos_embed, 0.02)
     assert built.trunk.cls_token.abs().max() < 1e-5
     assert_std(built.projection.weight, 192**-0.5)
 
 
-def test_a_clip_resnet_starts_as_clips_in_its_pool_and_with_residual_branches_at_zero() -> None:
+def test_a_clip_resnet_has_clip_pool_weights_and_zero_residual_branches() -> None:
     trunk = tower("resnet50_clip", 64, device="cpu").trunk
     pool = trunk.head
     for weight in (pool.q.weight, pool.k.weight, pool.v.weight, pool.proj.weight, pool.pos_embed):
@@ -138,7 +138,7 @@ def test_a_clip_resnet_starts_as_clips_in_its_pool_and_with_residual_branches_at
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
-def test_unknown_name_suggests_near_ones() -> None:
+def test_an_unknown_name_raises_an_error_with_similar_names() -> None:
     with pytest.raises(ConfigError) as error:
         tower("vit_base_patch32_clip_244")
     message = str(error.value)
@@ -148,12 +148,12 @@ def test_unknown_name_suggests_near_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "????", "hf-hub:timm/vit_base_patch32_clip_224", "local-dir:weights"])
-def test_name_near_nothing_or_elsewhere_is_unknown(name: str) -> None:
+def test_dissimilar_and_remote_names_raise_an_error(name: str) -> None:
     with pytest.raises(ConfigError, match="is not a model of timm"):
         tower(name)
 
 
-def test_unknown_tag_of_weights() -> None:
+def test_an_unknown_weight_tag_raises_an_error() -> None:
     with pytest.raises(
         ConfigError, match=r"vit_base_patch16_224\.nope has a tag that timm does not know: use vit_base_patch16_224$"
     ):
@@ -172,7 +172,7 @@ def test_unknown_tag_of_weights() -> None:
     ],
 )
 @pytest.mark.parametrize("quick_gelu", [False, True])
-def test_options_that_timm_refuses(options: dict[str, Any], reason: str, quick_gelu: bool) -> None:
+def test_options_rejected_by_timm_raise_an_error(options: dict[str, Any], reason: str, quick_gelu: bool) -> None:
     with pytest.raises(ConfigError) as error:
         tower("vit_base_patch16_clip_224", quick_gelu=quick_gelu, **options)
     assert str(error.value).startswith(f"model.image.size=224 and model.image.options={options} do not fit timm's ")
@@ -180,11 +180,11 @@ def test_options_that_timm_refuses(options: dict[str, Any], reason: str, quick_g
     assert "\n" not in str(error.value)
 
 
-def test_img_size_for_an_architecture_of_any_size_is_refused() -> None:
+def test_img_size_for_a_size_independent_architecture_raises_an_error() -> None:
     with pytest.raises(ConfigError, match=r"model\.image\.options=.*img_size.* do not fit timm's resnet18"):
         tower("resnet18", img_size=64)
 
 
-def test_size_that_an_architecture_does_not_take_is_refused() -> None:
+def test_an_unsupported_image_size_raises_an_error() -> None:
     with pytest.raises(ConfigError, match=r"model\.image\.size=200 .* do not fit timm's resnet50_clip_gap"):
         tower("resnet50_clip_gap", 200)
