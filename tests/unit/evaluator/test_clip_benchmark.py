@@ -1,6 +1,6 @@
-"""The numbers are those that clip_benchmark's own functions find: on the same set, with the same model.
+"""Metrics against clip_benchmark's functions, on the same set with the same model.
 
-Without ties: clip_benchmark leaves their order to topk, clipx counts them against the right answer.
+Ties are avoided: clip_benchmark leaves their order to topk, clipx counts them against the right answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NAMES = ("owl", "eel", "fox", "ant", "emu", "yak", "cod")
 
 
 class Theirs:
-    """A model as clip_benchmark calls it."""
+    """A model with the interface that clip_benchmark calls."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -56,7 +56,7 @@ class Theirs:
 
 
 class Loader(list[tuple[Tensor, object]]):
-    """clip_benchmark's reading of a set, in batches, with what its functions ask of one."""
+    """Batches of a set read by clip_benchmark, with the attributes that its functions use."""
 
     def __init__(self, folder: Path, batch: int = 5) -> None:
         self.dataset = build_wds_dataset("x", _pixels, "test", str(folder))
@@ -80,7 +80,7 @@ def ours(folder: Path, evaluator: EvaluatorSpec, theirs: Theirs) -> dict[str, fl
 
 
 def classified(folder: Path, names: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Theirs and ours on a set of 56 images, under their names."""
+    """Returns the metrics of clip_benchmark and clipx on a set of 56 images, under clip_benchmark's names."""
     images = {name: [jpeg(100 * i + j, 40, 36) for j in range(5 + i)] for i, name in enumerate(NAMES)}
     write_set(folder, images, ["a photo of a {c}.", "the {c}", "{c}"])
     (folder / "classnames.txt").write_text("\n".join(names))
@@ -92,17 +92,20 @@ def classified(folder: Path, names: Sequence[str]) -> tuple[dict[str, float], di
     return expected, {key: found[name] for key, name in called.items()}
 
 
-def test_zero_shot(tmp_path: Path) -> None:
+def test_zero_shot_equals_clip_benchmark(tmp_path: Path) -> None:
     expected, found = classified(tmp_path, NAMES)
     assert found == pytest.approx(expected)
     assert 0 < expected["acc1"] < expected["acc5"] < 1
 
 
-def test_zero_shot_with_two_classes_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ImageNet's missiles. Their acc1 has whichever topk gives first; their recall is argmax's, the first class's.
+def test_zero_shot_with_a_repeated_class_name_equals_clip_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two classes share a name, like the missiles of ImageNet.
 
-    The two classes have the same embedding. A matrix product may round equal columns differently, by the processor, and
-    argmax would choose by the rounding: their logits are made equal before their metrics see them.
+    clip_benchmark's acc1 takes the class that topk gives first; its recall uses argmax, which takes the first class.
+    The two classes have the same embedding. A matrix product may round equal columns differently, depending on the
+    processor, and argmax would choose by the rounding: the test equalizes their logits before the metrics.
     """
     classify = zeroshot_classification.run_classification
 
@@ -129,7 +132,7 @@ def captioned(folder: Path, captions: Sequence[str]) -> Path:
     return folder
 
 
-def test_retrieval_with_several_captions_an_image(tmp_path: Path) -> None:
+def test_retrieval_with_several_captions_per_image_equals_clip_benchmark(tmp_path: Path) -> None:
     captioned(tmp_path, ["\n".join(f"{NAMES[i % 7]} number {i} {j}" for j in range(1 + i % 4)) for i in range(30)])
     theirs = Theirs()
     expected = zeroshot_retrieval.evaluate(
@@ -142,7 +145,7 @@ def test_retrieval_with_several_captions_an_image(tmp_path: Path) -> None:
     assert 0 < expected["image_retrieval_recall@10"] < 1
 
 
-def test_captions_of_several_images_that_read_the_same_are_counted_as_theirs_apart_and_merged_by_default(
+def test_duplicate_captions_apart_equal_clip_benchmark_and_merge_by_default(
     tmp_path: Path,
 ) -> None:
     captioned(tmp_path, [f"an {NAMES[i % 7]}\nthe {NAMES[i % 7]} {i}" for i in range(28)])
@@ -152,6 +155,6 @@ def test_captions_of_several_images_that_read_the_same_are_counted_as_theirs_apa
     )
     apart = ours(tmp_path, RetrievalSpec(kind="retrieval", duplicate_captions=DuplicateCaptions.apart), theirs)
     merged = ours(tmp_path, RetrievalSpec(kind="retrieval"), theirs)
-    for k in (1, 5, 10):  # of an image's captions, those that read the same tie
+    for k in (1, 5, 10):  # text_to_image only: in image_to_text, identical captions tie
         assert apart[f"text_to_image/recall@{k}"] == pytest.approx(expected[f"image_retrieval_recall@{k}"])
     assert merged["text_to_image/recall@5"] != apart["text_to_image/recall@5"]

@@ -1,4 +1,4 @@
-"""The linear probe against scikit-learn, and the choice of its penalty."""
+"""The linear probe: fit against scikit-learn, search of the penalty, data checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALONE = Comm(0, 1, 0, torch.device("cpu"))
 
 
 def clouds(n: int = 200, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unit vectors around a centre for each class, overlapping, with the constant."""
+    """Returns overlapping unit vectors around a centre per class with a constant column, and their labels."""
     generator = torch.Generator().manual_seed(seed)
     centre_CD = torch.randn(classes, 6, generator=generator, dtype=torch.float64)
     y_N = torch.randint(0, classes, (n,), generator=generator)
@@ -30,7 +30,7 @@ def clouds(n: int = 200, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("l2", [0.1, 1.0, 30.0])
-def test_it_finds_scikit_learns_classifier(l2: float) -> None:
+def test_the_fit_equals_logistic_regression_of_scikit_learn(l2: float) -> None:
     x_ND, y_N = clouds()
     weight_CD = Probe(ALONE, 4, 1000, lambda: None).fit(x_ND, y_N, l2)
     theirs = LogisticRegression(C=1 / l2, tol=1e-9, max_iter=10_000).fit(x_ND[:, :-1].numpy(), y_N.numpy())
@@ -39,7 +39,7 @@ def test_it_finds_scikit_learns_classifier(l2: float) -> None:
     np.testing.assert_allclose(chance, theirs.predict_proba(x_ND[:, :-1].numpy()), atol=2e-4)
 
 
-def test_the_gradient_is_that_of_the_loss() -> None:
+def test_the_gradient_equals_autograd() -> None:
     x_ND, y_N = clouds(40)
     weight_CD = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
     loss, grad_CD = Probe(ALONE, 4, 10, lambda: None)._loss(weight_CD.detach(), x_ND, y_N, 0.3)
@@ -50,7 +50,7 @@ def test_the_gradient_is_that_of_the_loss() -> None:
 
 
 @pytest.mark.parametrize("peak", [-5.6, -0.3, 0.0, 1.4, 5.9])
-def test_the_search_finds_a_peak_to_an_eighth_of_a_decade_in_few_tries(peak: float) -> None:
+def test_the_search_finds_a_peak_within_an_eighth_of_a_decade(peak: float) -> None:
     tried: list[float] = []
 
     def score(l2: float) -> float:
@@ -62,11 +62,11 @@ def test_the_search_finds_a_peak_to_an_eighth_of_a_decade_in_few_tries(peak: flo
     assert min(tried) >= -6 - 1e-9 and max(tried) <= 6 + 1e-9
 
 
-def test_of_equal_penalties_the_largest_is_taken() -> None:
+def test_the_largest_of_equally_good_penalties_is_taken() -> None:
     assert search(lambda l2: 1.0) == pytest.approx(1e6)
 
 
-def test_every_fifth_of_each_class_validates() -> None:
+def test_every_fifth_sample_of_each_class_is_used_for_validation() -> None:
     y_N = torch.tensor([0, 1] * 10 + [2] * 4)
     held_N = _every_of_class(y_N, 5)
     assert held_N.nonzero()[:, 0].tolist() == [8, 9, 18, 19]
@@ -77,14 +77,14 @@ def colours(shown: list[str], labels: list[int | str | None]) -> Colours:
 
 
 def data(train_labels: list[int | str | None] | None = None, test_labels: list[int | str] | None = None) -> Dataset:
-    """Colours under other names, which only a probe can learn."""
+    """Returns colours under other names, which only a probe can learn."""
     shown = ["red", "green", "blue"] * 5
     names = {"red": "a", "green": "b", "blue": "c"}
     train = colours(shown, train_labels or [names[c] for c in shown])
     return Dataset(train, colours(shown[:6], list(test_labels or [names[c] for c in shown[:6]])), None)
 
 
-def test_it_learns_labels_from_the_training_images_and_is_scored_on_the_held_out_ones() -> None:
+def test_labels_are_learned_on_training_and_scored_on_held_out_images() -> None:
     found = LinearProbeSpec(kind="linear_probe").evaluate(embedder(), data())
     assert {name: found[name] for name in ("top1", "top5", "mean_per_class_recall")} == pytest.approx(
         {"top1": 1, "top5": 1, "mean_per_class_recall": 1}
@@ -94,7 +94,7 @@ def test_it_learns_labels_from_the_training_images_and_is_scored_on_the_held_out
     assert wrong["top1"] == 0
 
 
-def test_a_penalty_that_is_given_is_used_and_the_training_images_may_be_fewer() -> None:
+def test_a_given_penalty_and_a_number_of_training_samples_are_used() -> None:
     spec = LinearProbeSpec(kind="linear_probe", l2=0.5, train_samples=6)
     found = spec.evaluate(embedder(), data())
     assert found["l2"] == 0.5
@@ -102,7 +102,7 @@ def test_a_penalty_that_is_given_is_used_and_the_training_images_may_be_fewer() 
     assert [source.read(i).label for i in range(sum(source.sizes))] == ["c", "b", "b", "a", "a", "c"]
 
 
-def test_it_says_the_same_each_time() -> None:
+def test_results_are_deterministic() -> None:
     spec = LinearProbeSpec(kind="linear_probe")
     assert spec.evaluate(embedder(), data()) == spec.evaluate(embedder(), data())
 
@@ -115,19 +115,19 @@ def test_it_says_the_same_each_time() -> None:
         (list("abcdefghijklmno"), ["a"] * 6, DataError, "validation_share=0.2 selects no image, because the classes have too few"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_learned_is_told(
+def test_unlearnable_labels_raise_an_error(
     train: list[int | str | None], test: list[int | str], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         LinearProbeSpec(kind="linear_probe").evaluate(embedder(), data(train, test))
 
 
-def test_data_without_labels_is_refused_before_training() -> None:
+def test_data_without_labels_raises_an_error_before_training() -> None:
     with pytest.raises(ConfigError, match="the linear probe needs labels, and the data has none"):
         LinearProbeSpec(kind="linear_probe").check(data([None] * 15))
 
 
-def test_classes_that_are_held_out_whole_are_refused_before_training() -> None:
+def test_fully_held_out_classes_raise_an_error_before_training() -> None:
     apart = data(["a", "b", "c"] * 5, ["d", "e", "f"] * 2)
     with pytest.raises(ConfigError, match="needs classes with both training and held-out images"):
         LinearProbeSpec(kind="linear_probe").check(replace(apart, classes=Classes(tuple("abcdef"), ("{}",))))
@@ -142,6 +142,6 @@ def test_classes_that_are_held_out_whole_are_refused_before_training() -> None:
         ({"l2": 0.0}, "l2=0.0 must be above 0"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+def test_options_out_of_range_raise_an_error(options: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LinearProbeSpec(kind="linear_probe", **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Retrieval numbers against their definition."""
+"""Retrieval metrics against their definition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def by_hand(query: torch.Tensor, key: torch.Tensor, pairs: list[tuple[int, int]]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ranks_are_the_definition_with_several_captions_an_image(seed: int) -> None:
+def test_ranks_with_several_captions_per_image_match_the_definition(seed: int) -> None:
     """Images 0, 2 and 6 have several captions; caption 3 is right for two images."""
     generator = torch.Generator().manual_seed(seed)
     image = F.normalize(torch.randn(7, 5, generator=generator, dtype=torch.float64), dim=-1)
@@ -36,38 +36,38 @@ def test_ranks_are_the_definition_with_several_captions_an_image(seed: int) -> N
     assert ranks(text, image, torch.tensor(back), COMM).tolist() == by_hand(text, image, back)
 
 
-def test_a_model_that_says_the_same_of_everything_finds_nothing() -> None:
+def test_constant_embeddings_have_zero_recall() -> None:
     same, pairs = torch.ones(20, 3), torch.arange(20)[:, None].expand(20, 2)
     assert recalls("x", ranks(same, same, pairs, COMM))["x/recall@10"] == 0
 
 
-def test_a_caption_that_two_images_share_is_right_for_both() -> None:
+def test_a_shared_caption_is_correct_for_both_images() -> None:
     data = dataset(["red", "red", "blue"], captions=[["red"], ["red"], ["blue"]])
     found = RetrievalSpec(kind="retrieval").evaluate(embedder(), data)
     assert found["image_to_text/recall@1"] == 1
     assert found["text_to_image/recall@1"] == 1
 
 
-def test_a_caption_that_two_images_share_may_be_each_ones_own() -> None:
-    """As clip_benchmark counts: of the two red ones each is right for one image, and ties with the other."""
+def test_duplicate_captions_can_be_counted_apart() -> None:
+    """Counts like clip_benchmark: each of the two red captions is correct for one image and ties with the other."""
     data = dataset(["red", "red", "blue"], captions=[["red"], ["red"], ["blue"]])
     found = RetrievalSpec(kind="retrieval", duplicate_captions=DuplicateCaptions.apart).evaluate(embedder(), data)
     assert found["image_to_text/recall@1"] == pytest.approx(1 / 3)
     assert found["text_to_image/recall@5"] == 1
 
 
-def test_samples_without_captions_are_refused_before_training() -> None:
+def test_samples_without_captions_raise_an_error_before_training() -> None:
     data = dataset(["red", "blue"], captions=[["red"], []])
     with pytest.raises(ConfigError, match="retrieval needs captions, and the held-out data has samples without"):
         RetrievalSpec(kind="retrieval").check(data)
 
 
-def test_recall_counts_ranks_below_k_and_the_median_rank_counts_from_one() -> None:
+def test_recall_counts_ranks_below_k_and_median_rank_starts_at_1() -> None:
     found = recalls("x", torch.tensor([0, 0, 3, 7, 30]))
     assert found == {"x/recall@1": 0.4, "x/recall@5": 0.6, "x/recall@10": 0.8, "x/median_rank": 4.0}
 
 
-def test_images_and_captions_find_each_other() -> None:
+def test_matching_images_and_captions_have_full_recall() -> None:
     data = dataset(["red", "green", "blue"], captions=[["red", "red thing"], ["green"], ["blue one"]])
     found = RetrievalSpec(kind="retrieval", batch_size=2).evaluate(embedder(), data)
     assert found["image_to_text/recall@1"] == 1
@@ -75,7 +75,7 @@ def test_images_and_captions_find_each_other() -> None:
     assert found["text_to_image/median_rank"] == 1
 
 
-def test_a_bad_held_out_sample_is_left_out_and_told() -> None:
+def test_a_bad_held_out_sample_is_skipped_and_reported() -> None:
     told = Told()
     data = dataset(["red", None, "blue"], captions=[["red"], ["green"], ["blue"]])
     found = RetrievalSpec(kind="retrieval").evaluate(embedder(told, max_bad_share=0.5), data)
@@ -83,7 +83,7 @@ def test_a_bad_held_out_sample_is_left_out_and_told() -> None:
     assert [(b.key, b.reason) for b in told.bad] == [("picture 1", "no colour")]
 
 
-def test_too_many_bad_held_out_samples_are_an_error() -> None:
+def test_too_many_bad_held_out_samples_raise_an_error() -> None:
     data = dataset(["red", None, None], captions=[["red"], ["green"], ["blue"]])
     with pytest.raises(DataError, match=r"2 of 3 held-out samples are bad, more than data.max_bad_share=0.5"):
         RetrievalSpec(kind="retrieval").evaluate(embedder(max_bad_share=0.5), data)

@@ -1,4 +1,4 @@
-"""Sets besides the run's own data: what they are called, that each is opened and embedded once, and what is refused."""
+"""Evaluation sets in addition to the run's data: metric names, caching of embeddings, robustness table, errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLASSES = Classes(("blue", "green", "red"), ("{}",))
 
 
 def pictures(place: Path, shown: dict[str, list[str]]) -> DataSpec:
-    """Class folders: of each class plain pictures of these colours, PNG."""
+    """Writes class folders of plain PNG images in the given colours."""
     for name, colours in shown.items():
         (place / name).mkdir(parents=True)
         for i, colour in enumerate(colours):
@@ -45,7 +45,7 @@ def right(place: Path) -> DataSpec:
 
 
 def shifted(place: Path) -> DataSpec:
-    """Blue pictures are called red."""
+    """Returns a set in which blue pictures are labelled red."""
     return pictures(place, {"blue": ["blue"] * 2, "green": ["green"] * 2, "red": ["blue"] * 2})
 
 
@@ -62,7 +62,7 @@ def zeroshot(**sets: DataSpec) -> dict[str, EvaluatorSpec]:
     return {"zeroshot": ZeroShotSpec(kind="zeroshot", sets=sets)}
 
 
-def test_numbers_of_a_set_have_its_name_and_those_of_the_own_data_have_none(tmp_path: Path) -> None:
+def test_metrics_of_a_set_carry_its_name_and_those_of_the_run_data_do_not(tmp_path: Path) -> None:
     suite = opened(zeroshot(right=right(tmp_path / "a"), shifted=shifted(tmp_path / "b")))
     found = suite.evaluate(["zeroshot"], embedder())
     assert found["eval/zeroshot/top1"] == 0.75
@@ -71,7 +71,7 @@ def test_numbers_of_a_set_have_its_name_and_those_of_the_own_data_have_none(tmp_
     assert next(iter(found)) == "eval/zeroshot/top1"
 
 
-def test_only_the_evaluators_that_are_asked_run(tmp_path: Path) -> None:
+def test_only_the_requested_evaluators_run(tmp_path: Path) -> None:
     evaluators = {**zeroshot(), "retrieval": RetrievalSpec(kind="retrieval", sets={"right": right(tmp_path / "a")})}
     found = opened(evaluators).evaluate(["retrieval"], embedder())
     assert {name.split("/")[1] for name in found} == {"retrieval"}
@@ -98,7 +98,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, told: Embedder) -> dict[str, int]:
     return counts
 
 
-def test_a_set_of_two_evaluators_and_the_prompts_of_classes_of_two_sets_are_embedded_once(
+def test_shared_sets_and_shared_class_prompts_are_embedded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = right(tmp_path / "a")
@@ -117,11 +117,11 @@ def test_a_set_of_two_evaluators_and_the_prompts_of_classes_of_two_sets_are_embe
     other = embedder()
     counts = counted(monkeypatch, other)
     suite.evaluate(["zeroshot"], other)
-    assert counts == {"image": 12, "text": 3}, "another state of the weights begins anew"
+    assert counts == {"image": 12, "text": 3}, "other weights require new embeddings"
 
 
-def test_copies_of_a_set_with_the_same_names_are_not_taken_for_it(tmp_path: Path) -> None:
-    """Their fingerprints, of names, are the same."""
+def test_different_sets_with_equal_fingerprints_are_not_confused(tmp_path: Path) -> None:
+    """The fingerprints depend on file names, which are equal."""
     a, b = right(tmp_path / "a"), shifted(tmp_path / "b")
     suite = opened(zeroshot(a=a, b=b))
     first, second = suite.sources
@@ -130,7 +130,7 @@ def test_copies_of_a_set_with_the_same_names_are_not_taken_for_it(tmp_path: Path
     assert found["eval/zeroshot/a/top1"] != found["eval/zeroshot/b/top1"]
 
 
-def test_a_bad_image_of_a_set_is_told_and_too_many_name_the_sets_limit(tmp_path: Path) -> None:
+def test_bad_images_of_a_set_are_reported_and_its_limit_is_named(tmp_path: Path) -> None:
     data = right(tmp_path / "a")
     (tmp_path / "a" / "red" / "1.png").write_bytes(b"no image")
     told = Told()
@@ -142,7 +142,7 @@ def test_a_bad_image_of_a_set_is_told_and_too_many_name_the_sets_limit(tmp_path:
 # ----------------------------------------------------------------------------------------------------- robustness
 
 
-def test_sets_stand_beside_the_first_with_averages_and_what_they_lose(tmp_path: Path) -> None:
+def test_the_robustness_table_has_averages_and_drops(tmp_path: Path) -> None:
     suite = opened(zeroshot(right=right(tmp_path / "a"), shifted=shifted(tmp_path / "b")))
     numbers = suite.evaluate(["zeroshot"], embedder())
     rows = robustness(suite, numbers)["zeroshot"]
@@ -151,22 +151,22 @@ def test_sets_stand_beside_the_first_with_averages_and_what_they_lose(tmp_path: 
     assert [row["drop"] for row in rows.values()] == pytest.approx([0, -0.25, 1 / 12, -1 / 18, -1 / 12])
 
 
-def test_a_single_set_has_no_such_table() -> None:
+def test_a_single_set_has_no_robustness_table() -> None:
     suite = opened(zeroshot())
     assert robustness(suite, suite.evaluate(["zeroshot"], embedder())) == {}
 
 
-# ------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------------------------------- errors
 
 
-def test_an_evaluator_without_anything_to_evaluate_is_refused() -> None:
+def test_an_evaluator_without_data_raises_an_error() -> None:
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot.held_out=false leaves nothing to evaluate: add a set"):
         ZeroShotSpec(kind="zeroshot", held_out=False)
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot has nothing to evaluate: give data=…, or a set with"):
         opened(zeroshot(), with_own=False)
 
 
-def test_data_that_holds_nothing_out_is_refused_with_both_ways_out() -> None:
+def test_data_without_held_out_samples_raises_an_error_with_both_fixes() -> None:
     data, _ = own()
     nothing = dataset(colours=["red"], labels=[2], classes=CLASSES)
     with pytest.raises(DataError, match=r"needs held-out samples, .* train without .* or evaluate sets only"):
@@ -182,9 +182,7 @@ def test_data_that_holds_nothing_out_is_refused_with_both_ways_out() -> None:
     ],
     ids=["no folder", "an empty class folder", "no labels"],
 )  # fmt: skip
-def test_an_error_of_a_set_names_the_key_where_it_is(
-    tmp_path: Path, make: Any, error: type[ClipxError], message: str
-) -> None:
+def test_an_error_in_a_set_names_its_key(tmp_path: Path, make: Any, error: type[ClipxError], message: str) -> None:
     (tmp_path / "t.csv").write_text("filepath,caption\nred.png,red\n")
     Image.new("RGB", (10, 8), RGB["red"]).save(tmp_path / "red.png")
     data = make(tmp_path)
@@ -199,7 +197,7 @@ def _names(tmp_path: Path) -> str:
     return f"{tmp_path}/names.txt"
 
 
-def test_names_that_are_not_as_many_as_the_sets_classes_are_refused(tmp_path: Path) -> None:
+def test_a_mismatched_number_of_class_names_raises_an_error(tmp_path: Path) -> None:
     spec = ZeroShotSpec(kind="zeroshot", held_out=False, classnames="imagenet", sets={"a": right(tmp_path / "a")})
     with pytest.raises(ConfigError, match="classnames=imagenet has 1000 names, but the data has 3 classes") as raised:
         opened({"zeroshot": spec})
@@ -207,13 +205,13 @@ def test_names_that_are_not_as_many_as_the_sets_classes_are_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["image_to_text", "mine", "average"])
-def test_a_name_that_is_taken_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_set_name_in_use_raises_an_error(tmp_path: Path, name: str) -> None:
     spec = RetrievalSpec(kind="retrieval", sets={name: right(tmp_path / "a")})
     with pytest.raises(ConfigError, match=f"evaluator.retrieval.sets.{name} has a name that is already in use"):
         opened({"retrieval": spec})
 
 
-def test_a_name_of_classes_that_are_scored_among_themselves_is_taken_too(tmp_path: Path) -> None:
+def test_a_set_name_equal_to_a_class_subset_raises_an_error(tmp_path: Path) -> None:
     data, held = own()
     few = dataset(colours=["red"], labels=[2], classes=Classes(CLASSES.names, CLASSES.templates, {"few": (1, 2)}))
     with pytest.raises(ConfigError, match="evaluator.zeroshot.sets.few has a name that is already in use"):
@@ -221,7 +219,7 @@ def test_a_name_of_classes_that_are_scored_among_themselves_is_taken_too(tmp_pat
     assert held.classes is CLASSES
 
 
-def test_options_of_training_have_no_effect_on_a_set() -> None:
+def test_training_options_on_a_set_raise_an_error() -> None:
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a.batch_size=64 has no effect on a set"):
         ZeroShotSpec(kind="zeroshot", sets={"a": FolderSpec(name="x", batch_size=64)})
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a.held_out_share=0.5 has no effect on a set"):
@@ -229,19 +227,19 @@ def test_options_of_training_have_no_effect_on_a_set() -> None:
     LinearProbeSpec(kind="linear_probe", sets={"a": FolderSpec(name="x", held_out_share=0.5)})
 
 
-def test_a_name_that_is_no_part_of_a_metrics_name_is_refused() -> None:
+def test_a_set_name_invalid_in_metric_names_raises_an_error() -> None:
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a/b becomes a part of metric names"):
         ZeroShotSpec(kind="zeroshot", sets={"a/b": FolderSpec(name="x")})
 
 
-# ---------------------------------------------------------------------------------------------- the configuration
+# -------------------------------------------------------------------------------------------------- configuration
 
 
-def test_sets_are_typed_saved_and_read_again() -> None:
+def test_sets_survive_overriding_saving_and_loading() -> None:
     typed = ("+data@evaluator.zeroshot.sets.v2=benchmark", "evaluator.zeroshot.sets.v2.path=/data/v2")
     spec = compose(*typed, "name=x")
     assert spec.evaluator["zeroshot"].sets["v2"].kind == "benchmark"
-    assert set(spec.evaluator) == {"zeroshot", "retrieval"}, "a set chooses no evaluators"
+    assert set(spec.evaluator) == {"zeroshot", "retrieval"}, "a set does not select evaluators"
     assert from_dict(RunSpec, to_dict(spec)) == spec
 
 
@@ -253,7 +251,7 @@ def test_sets_are_typed_saved_and_read_again() -> None:
         (("+data@evaluator.zeroshot.sets.a=folder", "evaluator.zeroshot.sets.a.held_out_share=2"), "evaluator.zeroshot.sets.a.held_out_share=2.0 must be in [0, 0.5]"),
     ],
 )  # fmt: skip
-def test_what_is_typed_wrong_names_the_set(overrides: tuple[str, ...], message: str) -> None:
+def test_errors_in_overrides_name_the_set(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         compose(*overrides)
     assert message in str(raised.value)

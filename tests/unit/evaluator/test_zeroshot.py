@@ -1,4 +1,4 @@
-"""Zero-shot numbers against their definition."""
+"""Zero-shot metrics against their definition."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def by_hand(logits: torch.Tensor, labels: list[int]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_scores_are_the_definition(seed: int) -> None:
+def test_scores_match_the_definition(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(40, 9, generator=generator).round(decimals=1)  # some ties
     labels = torch.randint(0, 9, (40,), generator=generator)
     assert scores(logits, labels) == pytest.approx(by_hand(logits, labels.tolist()))
 
 
-def test_equal_scores_are_no_success() -> None:
+def test_tied_scores_count_as_wrong() -> None:
     assert scores(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]))["top1"] == 0
 
 
@@ -50,8 +50,8 @@ def test_mean_per_class_recall_weighs_classes_not_images() -> None:
     assert found["mean_per_class_recall"] == 0.5
 
 
-def test_an_image_takes_the_class_whose_mean_prompt_is_nearest() -> None:
-    """The stand-in embeds an image by its red value and a text by its length's direction."""
+def test_the_class_with_the_nearest_mean_prompt_is_predicted() -> None:
+    """The stand-in model embeds an image by its red value and a text by the direction of its length."""
     classes = Classes(("red", "green", "blue"), ("{}", "a {}"))
     data = dataset(colours=["red", "green", "blue", "red"], labels=[0, 1, 2, 1], classes=classes)
     found = ZeroShotSpec(kind="zeroshot", batch_size=2).evaluate(embedder(), data)
@@ -60,15 +60,15 @@ def test_an_image_takes_the_class_whose_mean_prompt_is_nearest() -> None:
     assert found["chance"] == pytest.approx(1 / 3)
 
 
-def test_a_subset_is_scored_among_its_own_classes() -> None:
+def test_a_subset_is_scored_among_its_classes() -> None:
     classes = Classes(("red", "green", "blue"), ("{}",), {"few": (1, 2)})
     data = dataset(colours=["red", "green", "blue", "red"], labels=[0, 1, 2, 1], classes=classes)
     found = ZeroShotSpec(kind="zeroshot").evaluate(embedder(), data)
     assert found["few/chance"] == 0.5
-    assert found["few/top1"] == pytest.approx(2 / 3), "the last image is red: neither of the two is nearer"
+    assert found["few/top1"] == pytest.approx(2 / 3), "the last image is red: the two classes of the subset tie"
 
 
-def test_labels_may_be_class_names() -> None:
+def test_labels_can_be_class_names() -> None:
     classes = Classes(("red", "green", "blue"), ("{}",))
     data = dataset(colours=["red", "green"], labels=["red", "green"], classes=classes)
     assert ZeroShotSpec(kind="zeroshot").evaluate(embedder(), data)["top1"] == 1
@@ -95,7 +95,7 @@ def names(tmp_path: Path, text: str) -> str:
         ([0, 1], "red\nred\n", ConfigError, "names 'red' twice"),
     ],
 )
-def test_class_names_out_of_step_are_found_before_training(
+def test_mismatched_class_names_raise_an_error_before_training(
     tmp_path: Path, labels: list[int | str | None], text: str, error: type[Exception], message: str
 ) -> None:
     spec = ZeroShotSpec(kind="zeroshot", classnames=names(tmp_path, text))
@@ -103,21 +103,21 @@ def test_class_names_out_of_step_are_found_before_training(
         spec.check(dataset(colours=["red", "green"], labels=labels, classes=None))
 
 
-def test_no_class_names_anywhere_is_refused() -> None:
+def test_missing_class_names_raise_an_error() -> None:
     with pytest.raises(
         ConfigError, match="evaluator.zeroshot.classnames has no value, and the data has no class names"
     ):
         ZeroShotSpec(kind="zeroshot").check(dataset(colours=["red"], labels=[0], classes=None))
 
 
-def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_class_names_file_raises_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot.classnames=.*none.txt cannot be read"):
         ZeroShotSpec(kind="zeroshot", classnames=f"{tmp_path}/none.txt").check(
             dataset(colours=["red"], labels=[0], classes=None)
         )
 
 
-def test_a_template_without_a_place_for_the_name_is_refused(tmp_path: Path) -> None:
+def test_a_template_without_a_placeholder_raises_an_error(tmp_path: Path) -> None:
     (tmp_path / "templates.txt").write_text("a photo\n")
     classes = Classes(("red",), ("{}",))
     with pytest.raises(ConfigError, match="'a photo' has no {} for the class name"):
@@ -126,14 +126,14 @@ def test_a_template_without_a_place_for_the_name_is_refused(tmp_path: Path) -> N
         )
 
 
-def test_imagenets_names_and_templates_are_chosen_by_their_names() -> None:
+def test_imagenet_names_and_templates_are_selected_by_name() -> None:
     spec = ZeroShotSpec(kind="zeroshot", classnames="imagenet", templates="openai_imagenet")
     classes = spec._classes(dataset(colours=["red"], labels=[0]))
     assert (len(classes.names), len(classes.templates)) == (1000, 80)
     assert classes.names[281] == "tabby cat"
 
 
-def test_of_classes_with_one_name_the_first_wins() -> None:
+def test_the_first_of_classes_with_the_same_name_wins() -> None:
     logits = torch.tensor([[0.5, 0.2, 0.5], [0.1, 0.9, 0.1]])
     found = first_of_repeated(logits.clone(), ["a", "b", "a"])
     assert found.argmax(1).tolist() == [0, 1]
@@ -142,14 +142,14 @@ def test_of_classes_with_one_name_the_first_wins() -> None:
     assert torch.equal(first_of_repeated(logits.clone(), ["a", "b", "c"]), logits)
 
 
-def test_data_with_names_and_no_templates_is_refused_with_the_choices() -> None:
+def test_data_with_names_and_without_templates_raises_an_error() -> None:
     data = dataset(colours=["red"], labels=[0], classes=Classes(("red",), ()))
     with pytest.raises(ConfigError, match="evaluator.zeroshot.templates has no value, and the data has no templates"):
         ZeroShotSpec(kind="zeroshot").check(data)
     ZeroShotSpec(kind="zeroshot", templates="simple").check(data)
 
 
-def test_as_many_names_as_the_data_has_classes_are_asked_for(tmp_path: Path) -> None:
+def test_the_number_of_class_names_must_match_the_data(tmp_path: Path) -> None:
     data = dataset(colours=["red"], labels=[0], classes=Classes(("red", "green"), ("{}",)))
     with pytest.raises(ConfigError, match="names.txt has 1 names, but the data has 2 classes: give one name per class"):
         ZeroShotSpec(kind="zeroshot", classnames=names(tmp_path, "rouge\n")).check(data)

@@ -1,4 +1,4 @@
-"""Places that weights are found at, what is read of them, and what is refused."""
+"""Sources of weights: files, folders, URLs, runs and the Hugging Face hub; rejected and mismatched weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MEAN = [0.48145466, 0.4578275, 0.40821073]
 
 @pytest.fixture(scope="module")
 def state() -> State:
-    """Of open_clip's model, with its temperature."""
+    """The state_dict of open_clip's model, including its temperature."""
     return {name: tensor.detach() for name, tensor in trained(VIT).state_dict().items()}
 
 
@@ -59,7 +59,7 @@ def write_folder(folder: Path, state: State, config: dict[str, Any] | None = Non
 
 
 def filled(place: str, spec: ModelSpec) -> tuple[State, list[str], LoadedWeights]:
-    """(the state of a model that was filled from a place, what the log should say, what was found)"""
+    """Returns (state of a model after loading from `place`, expected log lines, loaded weights)."""
     torch.manual_seed(9)
     model: CLIP = spec.build(CPU, torch.float32)
     found = load_weights(place)
@@ -73,7 +73,7 @@ def check_filled(place: str, spec: ModelSpec, wanted: State) -> LoadedWeights:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------- places
+# ------------------------------------------------------------------------------------------------------ sources
 
 
 def saved(tensors: Any, path: Path) -> None:
@@ -81,7 +81,7 @@ def saved(tensors: Any, path: Path) -> None:
 
 
 def module_of(state: State) -> dict[str, Any]:
-    """As open_clip's trainer saves on several GPUs."""
+    """Returns a checkpoint in the format of open_clip's trainer on several GPUs."""
     wrapped = {f"module.{name}": tensor for name, tensor in state.items()}
     return {"epoch": 3, "name": "run", "state_dict": wrapped, "optimizer": {"state": {}, "param_groups": []}}
 
@@ -96,7 +96,7 @@ def module_of(state: State) -> dict[str, Any]:
         ("epoch_3.pt", lambda state, path: saved(module_of(state), path)),
     ],
 )
-def test_a_file_without_configuration_fills_the_model_that_is_composed(
+def test_a_file_without_a_configuration_loads_into_the_composed_model(
     name: str, write: Callable[[State, Path], None], state: State, spec: ModelSpec, wanted: State, tmp_path: Path
 ) -> None:
     write(state, tmp_path / name)
@@ -105,7 +105,7 @@ def test_a_file_without_configuration_fills_the_model_that_is_composed(
     assert found.log_scale == pytest.approx(state["logit_scale"].item())
 
 
-def test_openais_numbers_beside_the_weights_are_no_tensors_of_the_model(
+def test_metadata_tensors_of_openai_checkpoints_are_ignored(
     state: State, spec: ModelSpec, wanted: State, tmp_path: Path
 ) -> None:
     half = {name: tensor.half() if tensor.ndim > 1 else tensor for name, tensor in state.items()}
@@ -115,7 +115,7 @@ def test_openais_numbers_beside_the_weights_are_no_tensors_of_the_model(
 
 
 @pytest.mark.parametrize("prefix", ["", "local-dir:", "file://"])
-def test_a_folder_of_open_clips_says_what_model_it_holds(
+def test_an_open_clip_folder_defines_its_model(
     prefix: str, state: State, spec: ModelSpec, wanted: State, tmp_path: Path
 ) -> None:
     write_folder(tmp_path / "model", state)
@@ -126,13 +126,13 @@ def test_a_folder_of_open_clips_says_what_model_it_holds(
 
 
 def put(folder: Path, there: str) -> None:
-    """Into the storage behind memory://."""
+    """Copies a folder into the storage of memory:// URLs."""
     for path in folder.rglob("*"):
         if path.is_file():
             fsspec.filesystem("memory").pipe_file(f"{there}/{path.relative_to(folder)}", path.read_bytes())
 
 
-def test_a_url_is_fetched_once_and_again_when_its_content_is_another(
+def test_a_url_is_fetched_once_and_again_after_a_change(
     state: State, spec: ModelSpec, wanted: State, tmp_path: Path
 ) -> None:
     url = "memory://fetched/model"
@@ -147,7 +147,7 @@ def test_a_url_is_fetched_once_and_again_when_its_content_is_another(
     check_filled(url, spec, from_open_clip(spec, other))
 
 
-def test_ranks_that_want_a_file_of_s3_at_once_fetch_it_once(
+def test_concurrent_ranks_fetch_a_file_from_s3_once(
     state: State, spec: ModelSpec, wanted: State, own_bucket: str, endpoint: str, tmp_path: Path
 ) -> None:
     save_file(state, tmp_path / "weights.safetensors")
@@ -160,7 +160,7 @@ def test_ranks_that_want_a_file_of_s3_at_once_fetch_it_once(
     check_filled(place, spec, wanted)
 
 
-def test_a_run_and_each_of_its_checkpoints_is_found_here_and_at_a_url(tmp_path: Path) -> None:
+def test_a_run_and_its_checkpoints_load_from_a_path_and_a_url(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     spec = small(
         run_dir, "model.text.width=32", "model.text.layers=1", "checkpoint.every=2st", "checkpoint.keep_last=9"
@@ -176,7 +176,7 @@ def test_a_run_and_each_of_its_checkpoints_is_found_here_and_at_a_url(tmp_path: 
 
 
 def hub_cache(home: Path, folder: Path, name: str) -> None:
-    """As huggingface_hub keeps a repository that it has downloaded."""
+    """Creates the cache layout of huggingface_hub for a downloaded repository."""
     repository = home / "hub" / f"models--{name.replace('/', '--')}"
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.parent.mkdir(parents=True)
@@ -185,7 +185,7 @@ def hub_cache(home: Path, folder: Path, name: str) -> None:
     folder.rename(snapshot)
 
 
-def test_a_repository_of_the_hub_is_read_from_its_cache_and_named_when_it_cannot_be_reached(
+def test_a_hub_repository_is_read_from_the_cache_and_named_if_unreachable(
     state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub_cache(tmp_path / "home", write_folder(tmp_path / "model", state), "org/vit")
@@ -208,7 +208,7 @@ def test_a_repository_of_the_hub_is_read_from_its_cache_and_named_when_it_cannot
     assert len(lines) == 2
 
 
-# --------------------------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------------------------- rejected weights
 
 
 def refused(place: Path | str) -> str:
@@ -228,7 +228,7 @@ def flag(tmp_path: Path) -> Flag:
     ("payload", "name"),
     [(Flag.pickled, "weights.pt"), (Flag.saved, "weights.pth"), (Flag.saved_of_old, "pytorch_model.bin")],
 )
-def test_a_pickle_that_would_run_code_is_refused_and_runs_none(
+def test_a_pickle_with_code_raises_an_error_without_running_it(
     payload: Callable[[Flag], bytes], name: str, flag: Flag, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(payload(flag))
@@ -244,7 +244,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(
     assert "convert it in a process that you trust with it: safetensors.torch.save_file" in said
 
 
-def test_an_attack_by_an_open_clip_folder_runs_nothing(flag: Flag, state: State, tmp_path: Path) -> None:
+def test_a_pickle_with_code_in_an_open_clip_folder_is_not_run(flag: Flag, state: State, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", state)
     (folder / "open_clip_model.safetensors").unlink()
     (folder / "open_clip_pytorch_model.bin").write_bytes(flag.saved())
@@ -253,7 +253,7 @@ def test_an_attack_by_an_open_clip_folder_runs_nothing(flag: Flag, state: State,
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_torchscript_archive_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+def test_a_torchscript_archive_raises_an_error_with_the_conversion(tmp_path: Path) -> None:
     torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(str(tmp_path / "ViT-B-32.pt"))
     assert "is a TorchScript archive, which is a program: convert it in a process that you trust" in refused(
         tmp_path / "ViT-B-32.pt"
@@ -262,7 +262,7 @@ def test_a_torchscript_archive_is_refused_with_the_way_to_convert_it(tmp_path: P
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
-def test_a_file_that_is_cut_short_is_refused(name: str, share: float, state: State, tmp_path: Path) -> None:
+def test_a_truncated_file_raises_an_error(name: str, share: float, state: State, tmp_path: Path) -> None:
     path = tmp_path / name
     save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
     content = path.read_bytes()
@@ -280,7 +280,7 @@ def test_a_file_that_is_cut_short_is_refused(name: str, share: float, state: Sta
         ({"weight": torch.zeros(2), "epoch": 3}, "is not a state_dict, because epoch is a int, not a tensor"),
     ],
 )
-def test_a_file_of_something_else_is_refused(content: Any, message: str, tmp_path: Path) -> None:
+def test_a_file_without_a_state_dict_raises_an_error(content: Any, message: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "weights.pt")
     assert message in refused(tmp_path / "weights.pt")
 
@@ -297,7 +297,7 @@ def test_a_file_of_something_else_is_refused(content: Any, message: str, tmp_pat
         (lambda path: (path / "checkpoints").mkdir(parents=True), "holds no checkpoint: check the path"),
     ],
 )
-def test_a_place_without_weights_is_refused(make: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+def test_a_path_without_weights_raises_an_error(make: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     make(tmp_path / "place")
     assert message in refused(tmp_path / "place")
 
@@ -311,7 +311,7 @@ def test_a_place_without_weights_is_refused(make: Callable[[Path], object], mess
         ("open_clip_model.safetensors", None, "has no file of weights: give a model in open_clip's form"),
     ],
 )
-def test_a_folder_that_is_not_whole_is_refused(
+def test_an_incomplete_folder_raises_an_error(
     name: str, content: str | None, message: str, state: State, tmp_path: Path
 ) -> None:
     folder = write_folder(tmp_path / "model", state)
@@ -319,12 +319,12 @@ def test_a_folder_that_is_not_whole_is_refused(
     assert message in refused(folder)
 
 
-def test_a_url_where_nothing_is_is_refused() -> None:
+def test_a_url_without_weights_raises_an_error() -> None:
     assert "model.weights=memory://nowhere/weights.pt cannot be read" in refused("memory://nowhere/weights.pt")
     assert refused("memory://nowhere/run") == "memory://nowhere/run holds no checkpoint and no weights: check the URL"
 
 
-def test_a_url_that_starts_a_program_or_holds_a_secret_is_refused() -> None:
+def test_urls_with_commands_secrets_or_archives_raise_an_error() -> None:
     for place in (
         "pipe:cat weights.pt",
         "https://host/weights.pt?key=123456789",
@@ -348,7 +348,7 @@ def test_a_url_that_starts_a_program_or_holds_a_secret_is_refused() -> None:
         ({"vision_cfg": {**VIT["vision_cfg"], "width": 32}}, "model.image.width=32, expected 64"),
     ],
 )
-def test_a_configuration_that_travels_with_weights_has_to_be_the_models(
+def test_a_stored_configuration_must_match_the_model(
     change: dict[str, Any], keys: str, spec: ModelSpec, tmp_path: Path
 ) -> None:
     config = {**VIT, **change}
@@ -357,9 +357,7 @@ def test_a_configuration_that_travels_with_weights_has_to_be_the_models(
         filled(str(tmp_path / "model"), spec)
 
 
-def test_other_normalisation_than_the_weights_were_trained_with_is_an_error(
-    state: State, spec: ModelSpec, tmp_path: Path
-) -> None:
+def test_another_normalisation_than_in_training_raises_an_error(state: State, spec: ModelSpec, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", state)
     words = json.loads((folder / CONFIG).read_text())
     (folder / CONFIG).write_text(json.dumps({**words, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}))
@@ -369,7 +367,7 @@ def test_other_normalisation_than_the_weights_were_trained_with_is_an_error(
         filled(str(folder), spec)
 
 
-def test_bare_weights_of_another_shape_are_an_error_that_names_it(spec: ModelSpec, tmp_path: Path) -> None:
+def test_bare_weights_of_another_shape_raise_an_error_with_the_shape(spec: ModelSpec, tmp_path: Path) -> None:
     config = {**VIT, "text_cfg": {**VIT["text_cfg"], "context_length": 16}}
     torch.save(trained(config).state_dict(), tmp_path / "weights.pt")
     message = r"does not fit: missing nothing; .* shape text\.positional_embedding \[16, 32\] against \[12, 32\]"
@@ -377,7 +375,7 @@ def test_bare_weights_of_another_shape_are_an_error_that_names_it(spec: ModelSpe
         filled(str(tmp_path / "weights.pt"), spec)
 
 
-def test_bare_weights_of_another_architecture_are_an_error_that_lists_tensors(spec: ModelSpec, tmp_path: Path) -> None:
+def test_bare_weights_of_another_architecture_raise_an_error_with_the_tensors(spec: ModelSpec, tmp_path: Path) -> None:
     torch.save(trained(SMALL["convnext"]).state_dict(), tmp_path / "weights.pt")
     message = (
         r"do not fit model vit: missing visual\.trunk\.blocks\.0\..* and \d+ more; unexpected visual\.trunk\..* more"
@@ -386,7 +384,7 @@ def test_bare_weights_of_another_architecture_are_an_error_that_lists_tensors(sp
         filled(str(tmp_path / "weights.pt"), spec)
 
 
-def test_a_tower_may_be_written_in_two_ways(state: State, wanted: State, tmp_path: Path) -> None:
+def test_equivalent_timm_names_accept_the_same_weights(state: State, wanted: State, tmp_path: Path) -> None:
     write_folder(tmp_path / "model", state)
     spec = spec_of(VIT, "vit")
     spec.image.timm = "vit_base_patch32_clip_224.openai"

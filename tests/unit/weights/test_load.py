@@ -1,4 +1,4 @@
-"""What a model and an objective take over of weights that were trained elsewhere."""
+"""Loading pretrained weights into a model and an objective: interpolation, temperature and bias."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def of_size(size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("size", "grid"), [(48, "6x6"), (16, "2x2")])
-def test_at_another_image_size_features_are_those_of_open_clip_at_that_size(
-    size: int, grid: str, tmp_path: Path
-) -> None:
+def test_features_at_another_image_size_equal_open_clip(size: int, grid: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", trained(VIT), VIT)
     model = spec_of(of_size(size), "vit").build(CPU, torch.float32)
     notes = load_into(model, load_weights(str(folder)))
@@ -54,7 +52,7 @@ def test_at_another_image_size_features_are_those_of_open_clip_at_that_size(
     check_features(model.eval(), twin)
 
 
-def test_a_resnets_attention_pool_and_a_vit_without_a_class_token_are_interpolated_too(tmp_path: Path) -> None:
+def test_positions_of_attention_pools_and_vits_without_class_token_are_interpolated(tmp_path: Path) -> None:
     for timm, sizes, name, grids in (
         ("resnet50_clip", (64, 96), "image.trunk.head.pos_embed", ("2x2", "3x3")),
         ("vit_base_patch16_siglip_224", (32, 64), "image.trunk.pos_embed", ("2x2", "4x4")),
@@ -72,14 +70,14 @@ def test_a_resnets_attention_pool_and_a_vit_without_a_class_token_are_interpolat
         assert found.mean().item() == pytest.approx(given.mean().item(), abs=0.1 * given.std().item())
 
 
-def test_a_longer_context_is_not_made_up(tmp_path: Path) -> None:
+def test_another_context_length_raises_an_error(tmp_path: Path) -> None:
     longer = {**VIT, "text_cfg": {**VIT["text_cfg"], "context_length": 16}}
     folder = write_folder(tmp_path / "model", trained(VIT), VIT)
     with pytest.raises(CheckpointError, match=r"model\.text\.context_length=12, expected 16"):
         load_into(spec_of(longer, "vit").build(CPU, torch.float32), load_weights(str(folder)))
 
 
-# --------------------------------------------------------------------------------------------- the objective
+# ------------------------------------------------------------------------------------------------- objective
 
 
 def objective(*overrides: str) -> Objective:
@@ -91,14 +89,14 @@ LEARNED = ["infonce", "dcl", "fastclip_v3", "siglip"]
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_a_learned_temperature_goes_on_from_the_weights(name: str) -> None:
+def test_a_learned_temperature_starts_from_the_weights(name: str) -> None:
     made = objective(f"objective={name}")
     told = made.adopt_scale(math.log(1 / 0.02), None)
     assert made.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(50))
     assert told == ["initial temperature 0.02, from the weights"]
 
 
-def test_a_temperature_out_of_range_is_brought_into_it_and_said() -> None:
+def test_a_temperature_out_of_range_is_clamped_and_reported() -> None:
     made = objective("objective=infonce", "objective.max_scale=50")
     assert made.adopt_scale(math.log(100), None) == [
         "initial temperature 0.02: the temperature 0.01 of the weights is out of range"
@@ -108,7 +106,7 @@ def test_a_temperature_out_of_range_is_brought_into_it_and_said() -> None:
     assert at_limit.adopt_scale(4.605170249938965, None) == ["initial temperature 0.01, from the weights"]
 
 
-def test_a_sigmoid_loss_goes_on_from_the_bias_and_others_say_that_it_is_left() -> None:
+def test_the_bias_is_used_by_siglip_and_reported_as_ignored_by_others() -> None:
     sigmoid = objective("objective=siglip")
     assert len(sigmoid.adopt_scale(4.0, -12.5)) == 1
     assert sigmoid.get_parameter("bias").item() == -12.5
@@ -119,12 +117,12 @@ def test_a_sigmoid_loss_goes_on_from_the_bias_and_others_say_that_it_is_left() -
 
 
 @pytest.mark.parametrize("name", ["sogclr", "fastclip_v2"])
-def test_an_objective_without_one_temperature_for_all_says_that_the_weights_is_left(name: str) -> None:
+def test_an_objective_without_a_global_temperature_reports_it_as_ignored(name: str) -> None:
     told = objective(f"objective={name}").adopt_scale(math.log(1 / 0.02), None)
     assert told == ["ignored the temperature 0.02 of the weights: this objective learns no global temperature"]
 
 
-# ----------------------------------------------------------------------------------------------------- a run
+# -------------------------------------------------------------------------------------------------- training
 
 
 def overrides(weights: Path) -> tuple[str, ...]:
@@ -137,7 +135,7 @@ def overrides(weights: Path) -> tuple[str, ...]:
     )
 
 
-def test_a_run_begins_with_open_clips_weights_and_says_so(tmp_path: Path) -> None:
+def test_a_run_starts_from_open_clip_weights_and_reports_it(tmp_path: Path) -> None:
     twin = trained(VIT)
     with torch.no_grad():
         twin.logit_scale.fill_(math.log(1 / 0.05))

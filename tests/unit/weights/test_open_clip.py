@@ -1,4 +1,4 @@
-"""Names, configurations and features of models that open_clip has too."""
+"""Conversion between clipx and open_clip: parameter names, configurations and features."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 
 def ours(spec: ModelSpec, twin: nn.Module) -> CLIP:
-    """clipx's model with the weights of open_clip's."""
+    """Returns clipx's model with the weights of open_clip's model."""
     model = spec.build(CPU, torch.float32)
     model.load_state_dict(from_open_clip(spec, twin.state_dict()))
     return model.eval()
 
 
-# ------------------------------------------------------------------------------------------------- small ones
+# ----------------------------------------------------------------------------------------------- small models
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_features_are_open_clips(name: str) -> None:
+def test_features_equal_open_clip(name: str) -> None:
     twin = trained(SMALL[name])
     check_features(ours(spec_of(SMALL[name], name), twin), twin)
 
 
-def test_an_open_clip_resnets_features_are_its_own() -> None:
+def test_features_of_an_open_clip_resnet_are_equal() -> None:
     text = {"context_length": CONTEXT, "width": 32, "heads": 2, "layers": 2}
     config = {**published("rn50"), "embed_dim": 24, "text_cfg": text}
     config["vision_cfg"] = {**config["vision_cfg"], "image_size": 64}
@@ -44,7 +44,7 @@ def test_an_open_clip_resnets_features_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_weights_and_configuration_come_back_as_they_were(name: str) -> None:
+def test_weights_and_configuration_survive_a_round_trip(name: str) -> None:
     spec = spec_of(SMALL[name], name)
     twin = trained(SMALL[name])
     state = {key: tensor for key, tensor in twin.state_dict().items() if key not in NOT_IN_MODEL}
@@ -54,14 +54,14 @@ def test_weights_and_configuration_come_back_as_they_were(name: str) -> None:
     if config_of(spec).get("custom_text") == SMALL[name].get("custom_text"):
         assert back.keys() == state.keys()
         assert all(torch.equal(back[key], state[key]) for key in state)
-    else:  # CLIP's own text tower, whose names open_clip reads with text. before them and without
+    else:  # CLIP's built-in text tower: open_clip reads its names with and without the prefix `text.`
         wanted = {**back, "logit_scale": torch.tensor(1.0)}
     assert all(tensor.is_contiguous() for tensor in back.values())
     again.load_state_dict(wanted)
     check_features(ours(spec, twin), again)
 
 
-def test_a_vit_of_timms_that_open_clip_wraps_is_read_by_the_same_spec() -> None:
+def test_a_timm_vit_wrapped_by_open_clip_loads_with_the_same_spec() -> None:
     name = "vit_base_patch32_clip_224"
     vision = {"timm_model_name": name, "timm_pool": "token", "timm_proj": "linear", "image_size": 224}
     text = {"context_length": CONTEXT, "width": 32, "heads": 2, "layers": 2}
@@ -74,11 +74,11 @@ def test_a_vit_of_timms_that_open_clip_wraps_is_read_by_the_same_spec() -> None:
         assert found.keys() == native.build(META, torch.float32).state_dict().keys()
 
 
-# ------------------------------------------------------------------------------------------- published ones
+# ----------------------------------------------------------------------------------------- published models
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_models_names_and_shapes_are_open_clips(name: str) -> None:
+def test_names_and_shapes_of_published_models_equal_open_clip(name: str) -> None:
     spec, config = compose(f"model={name}").model, published(name)
     with META:
         theirs = built(config).state_dict()
@@ -90,35 +90,35 @@ def test_a_published_models_names_and_shapes_are_open_clips(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_models_configuration_is_open_clips(name: str) -> None:
+def test_configurations_of_published_models_equal_open_clip(name: str) -> None:
     spec, config = compose(f"model={name}").model, published(name)
-    config.pop("init_logit_bias", None)  # of the objective
-    config["vision_cfg"].pop("timm_drop", None)  # of training
+    config.pop("init_logit_bias", None)  # belongs to the objective
+    config["vision_cfg"].pop("timm_drop", None)  # belongs to training
     assert config_of(spec) == config
     assert config_of(spec_of(published(name), name)) == config
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_models_features_are_open_clips(name: str) -> None:
+def test_features_of_published_models_equal_open_clip(name: str) -> None:
     twin = trained(published(name))
     check_features(ours(compose(f"model={name}").model, twin), twin)
 
 
-def test_siglip_has_open_clips_count_of_parameters() -> None:
+def test_siglip_has_the_parameter_count_of_open_clip() -> None:
     with META:
         twin = built(published("vit_b16_siglip"))
     mine = compose("model=vit_b16_siglip").model.build(META, torch.float32)
-    beside = 2  # scale and bias
+    scale_and_bias = 2  # scale and bias belong to the objective
     assert sum(p.numel() for p in twin.parameters()) == 203_155_970
-    assert sum(p.numel() for p in mine.parameters()) + beside == 203_155_970
-    assert len(mine.state_dict()) + beside == len(twin.state_dict()) == 314
+    assert sum(p.numel() for p in mine.parameters()) + scale_and_bias == 203_155_970
+    assert len(mine.state_dict()) + scale_and_bias == len(twin.state_dict()) == 314
 
 
-# ---------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------------- conversion and errors
 
 
-def test_moments_go_the_way_of_their_tensors() -> None:
+def test_optimizer_moments_convert_like_their_tensors() -> None:
     spec = spec_of(SMALL["vit"], "vit")
     state = spec.build(CPU, torch.float32).state_dict()
     theirs = to_open_clip(spec, state)
@@ -128,7 +128,7 @@ def test_moments_go_the_way_of_their_tensors() -> None:
         assert torch.equal(tie.to_ours(tie.to_theirs(moment)), moment)
 
 
-def test_missing_and_left_over_tensors_are_listed() -> None:
+def test_missing_and_unexpected_tensors_are_listed() -> None:
     spec = spec_of(SMALL["vit"], "small")
     state = built(SMALL["vit"]).state_dict()
     state["visual.other"] = state.pop("visual.conv1.weight")
@@ -160,7 +160,7 @@ def varied(part: str, key: str, value: Any) -> dict[str, Any]:
         ({**SMALL["vit"], "vision_cfg": 3}, r"^vision_cfg is 3, not a mapping"),
     ],
 )
-def test_a_word_without_a_counterpart_is_named(config: dict[str, Any], message: str) -> None:
+def test_a_configuration_key_without_a_counterpart_raises_an_error(config: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         spec_of(config, "small")
 
@@ -180,13 +180,13 @@ def test_a_word_without_a_counterpart_is_named(config: dict[str, Any], message: 
         ),
     ],
 )
-def test_a_model_for_which_open_clip_has_no_words_is_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_a_model_without_an_open_clip_configuration_raises_an_error(overrides: tuple[str, ...], message: str) -> None:
     spec = compose("model=vit_b32", *overrides).model
     assert isinstance(spec, ClipSpec)
     with pytest.raises(CheckpointError, match=f"^open_clip has no configuration for this model: .*{message}"):
         config_of(spec)
 
 
-def test_the_work_of_a_tower_that_pools_by_attention_is_counted() -> None:
+def test_flops_of_an_attention_pooled_tower_are_counted() -> None:
     flops = ForwardFlops.of(compose("model=vit_b16_siglip").model)
-    assert flops.image == pytest.approx(35.9e9, rel=0.05)  # 196 places: 2 · 85.8e6 · 196, the attention, and the pool
+    assert flops.image == pytest.approx(35.9e9, rel=0.05)  # 196 positions: 2 · 85.8e6 · 196, plus attention and pool
