@@ -1,4 +1,4 @@
-"""What an objective refuses: one line that names the value, the rule and the fix, as early as it can be known."""
+"""Errors of objectives: one line with value, rule and fix, raised as early as the values are known."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ N, B = 30, 6
 every_average = pytest.mark.parametrize("name", AVERAGES)
 
 
-# ---------------------------------------------------------------------------------------------- numbers of samples
+# -------------------------------------------------------------------------------------------------- sample indices
 
 
 @every_average
 @pytest.mark.parametrize("number", [-1, N, N + 1000])
-def test_a_sample_number_out_of_range_is_named_before_anything_is_kept(name: str, number: int) -> None:
+def test_a_sample_index_out_of_range_raises_an_error_before_any_write(name: str, number: int) -> None:
     module = build(name, samples=N)
     x, y = features(B)
     score(module, x, y, torch.arange(B))
@@ -47,7 +47,7 @@ def test_the_first_and_the_last_sample_are_in_range(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["infonce", "dcl", "siglip"])
-def test_objectives_without_state_ask_for_no_numbers(name: str) -> None:
+def test_objectives_without_state_ignore_sample_indices(name: str) -> None:
     plain = score(build(name), *features(B), torch.arange(B))
     strange = score(build(name), *features(B), torch.full((B,), -1))
     assert_same(strange.tensors, plain.tensors, atol=0)
@@ -72,7 +72,7 @@ class StreamSpec(DataSpec):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_data_without_numbers_is_refused_at_composition_where_they_are_needed(tmp_path: Path, name: str) -> None:
+def test_data_without_sample_indices_raises_an_error_at_composition_if_needed(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "stream.py").write_text(PLUGIN)
@@ -87,11 +87,11 @@ def test_data_without_numbers_is_refused_at_composition_where_they_are_needed(tm
         compose(*overrides, config_dir=tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------ the batch
+# ---------------------------------------------------------------------------------------------------------- batch
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_one_sample_has_nothing_to_be_told_from(name: str) -> None:
+def test_a_batch_of_a_single_sample_raises_an_error(name: str) -> None:
     x, y = features(1)
     with pytest.raises(ConfigError, match="a global batch of 1 has no negatives: give data.batch_size of at least 2"):
         build(name, batch=1)(StepInputs(x, y, torch.tensor([0])))
@@ -100,20 +100,18 @@ def test_one_sample_has_nothing_to_be_told_from(name: str) -> None:
 @pytest.mark.parametrize(("batch", "micro", "fix"), [
     (32, 3, "use a batch of 30 or 33, or 2 or 4 micro-batches"), (32, 64, "use a batch of 64, or 32 micro-batches"),
 ])  # fmt: skip
-def test_micro_batches_that_do_not_divide_the_batch_are_refused_with_the_nearest_that_do(
-    batch: int, micro: int, fix: str
-) -> None:
+def test_indivisible_micro_batches_raise_an_error_with_the_nearest_values(batch: int, micro: int, fix: str) -> None:
     message = f"data.batch_size={batch} is not divisible by data.micro_batches={micro}: {fix}"
     with pytest.raises(ConfigError, match=message):
         compose(f"data.batch_size={batch}", f"data.micro_batches={micro}")
 
 
-# ---------------------------------------------------------------------------------------------------- the options
+# -------------------------------------------------------------------------------------------------------- options
 
 
 @every_average
 @pytest.mark.parametrize("value", ["0", "-0.2", "1.01"])
-def test_gamma_lies_in_0_to_1_without_0(name: str, value: str) -> None:
+def test_gamma_must_be_above_0_and_at_most_1(name: str, value: str) -> None:
     message = rf"objective.gamma.minimum={float(value)} must be in \(0, 1\]"
     with pytest.raises(ConfigError, match=message):
         spec(name, f"objective.gamma.minimum={value}")
@@ -122,7 +120,7 @@ def test_gamma_lies_in_0_to_1_without_0(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_gamma_is_a_number(value: str) -> None:
+def test_gamma_must_be_finite(value: str) -> None:
     with pytest.raises(ConfigError, match=f"objective.gamma.minimum={value} is not a finite number"):
         compose("objective=fastclip_v3", f"objective.gamma.minimum={value}")
 
@@ -146,14 +144,14 @@ def test_gamma_is_a_number(value: str) -> None:
     ],
     ids=str,
 )
-def test_a_gamma_that_makes_no_schedule_is_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_an_invalid_gamma_schedule_raises_an_error(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose("objective=fastclip_v3", *(f"objective.gamma.{text}" for text in overrides))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "large"])
-def test_a_tile_is_auto_or_a_whole_number(name: str, value: str) -> None:
+def test_a_tile_must_be_auto_or_a_positive_integer(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"objective.tile={value} must be .*auto"):
         spec(name, f"objective.tile={value}")
 
@@ -173,14 +171,14 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.parametrize(("name", "override", "message"), OUT_OF_RANGE)
-def test_an_option_out_of_range_is_told(name: str, override: str, message: str) -> None:
+def test_an_option_out_of_range_raises_an_error(name: str, override: str, message: str) -> None:
     key = override.partition("=")[0]
     with pytest.raises(ConfigError, match=rf"objective\.{key}=.*{message}"):
         spec(name, f"objective.{override}")
 
 
 @pytest.mark.parametrize(("name", "key"), [("fastclip_v3", "tau"), ("isogclr", "tau"), ("fastclip_v2", "feature")])
-def test_a_gradient_is_exact_or_official(name: str, key: str) -> None:
+def test_a_gradient_must_be_exact_or_official(name: str, key: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"objective.{key}_gradient=mine: Invalid value 'mine', expected one of \[exact, official\]"
     ):
@@ -195,14 +193,14 @@ def test_a_gradient_is_exact_or_official(name: str, key: str) -> None:
         ("fastclip_v3", "temperature_betas=[0,0]"), ("fastclip_v3", "max_scale=50"),
     ],
 )  # fmt: skip
-def test_an_option_that_an_objective_does_not_have_is_no_key(name: str, option: str) -> None:
+def test_an_option_of_another_objective_is_not_a_key(name: str, option: str) -> None:
     with pytest.raises(ConfigError, match="is not a key here"):
         compose(f"objective={name}", f"objective.{option}")
 
 
 @pytest.mark.parametrize("name", [*EACH, "fastclip_v3"])
-def test_rho_stays_below_what_any_temperature_can_reach(name: str) -> None:
-    """KL of a row's softmax over its negatives from uniform is below log(n-1), the stationary point where it is ρ."""
+def test_rho_must_be_below_the_largest_reachable_kl(name: str) -> None:
+    """KL(softmax of a row's negatives ‖ uniform) is below log(n-1), and the stationary point is where it equals ρ."""
     limit = math.log(N - 1)
     build(name, f"objective.rho={limit - 1e-3}")
     for rho in (limit, limit + 1e-3, 50.0):
@@ -212,13 +210,13 @@ def test_rho_stays_below_what_any_temperature_can_reach(name: str) -> None:
             build(name, f"objective.rho={rho}")
 
 
-def test_rho_is_checked_at_composition_where_the_datas_size_is_known(tmp_path: Path) -> None:
+def test_rho_is_checked_at_composition_if_the_data_size_is_known(tmp_path: Path) -> None:
     known = ("data=cc3m", f"data.shards={tmp_path}/a.tar")
     compose(*known, "objective=fastclip_v3", "objective.rho=14")
     with pytest.raises(ConfigError, match=r"objective.rho=16.0 must be below log\(samples - 1\) = 14"):
         compose(*known, "objective=fastclip_v3", "objective.rho=16")
 
 
-def test_rho_is_checked_when_the_trainer_has_counted_the_data(tmp_path: Path) -> None:
+def test_rho_is_checked_after_the_trainer_has_counted_the_data(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"objective.rho=6.5 must be below log\(samples - 1\) = 5.541"):
         Trainer(small(tmp_path, *VIT, "objective=fastclip_v3"))

@@ -1,4 +1,4 @@
-"""A head over image embeddings: it begins as the zero-shot classifier, and trains as a whole batch would train it."""
+"""The classification head: initialization as zero-shot classifier, exact micro-batches, training and errors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FINE = ("objective=classification", "model.text.lock=all")
 
 
 @pytest.fixture(scope="module")
-def zero(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("zero") / "run"
     Trainer(small(run_dir, *NARROW, "duration=2st", "schedule.warmup=1st")).fit()
     return run_dir
 
 
-def fine(zero: Path, run_dir: Path, *overrides: str) -> Trainer:
-    return Trainer(small(run_dir, *NARROW, *FINE, f"model.weights={zero}", *overrides))
+def fine(start: Path, run_dir: Path, *overrides: str) -> Trainer:
+    return Trainer(small(run_dir, *NARROW, *FINE, f"model.weights={start}", *overrides))
 
 
 def head(classes: int = 5, width: int = 4, **options: float) -> Classification:
@@ -48,7 +48,7 @@ def head(classes: int = 5, width: int = 4, **options: float) -> Classification:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_the_loss_is_cross_entropy_by_its_definition(smoothing: float) -> None:
+def test_the_loss_matches_the_definition_of_cross_entropy(smoothing: float) -> None:
     torch.manual_seed(0)
     module = head(label_smoothing=smoothing)
     x_BD = F.normalize(torch.randn(6, 4, dtype=torch.float64), dim=1)
@@ -60,11 +60,11 @@ def test_the_loss_is_cross_entropy_by_its_definition(smoothing: float) -> None:
     assert metrics["top1"] == (log_p.argmax(1) == label_B).double().mean()
 
 
-def test_the_head_begins_as_the_zero_shot_classifier(zero: Path, tmp_path: Path) -> None:
-    """Hence scores what zero-shot evaluation scores, before the first step; a random one does not."""
+def test_the_head_is_initialized_as_the_zero_shot_classifier(start: Path, tmp_path: Path) -> None:
+    """Before the first step, the head scores exactly like zero-shot evaluation; a random head does not."""
     found = {}
     for kind in ("zeroshot", "random"):
-        t = fine(zero, tmp_path / kind, f"objective.head={kind}", "evaluator=[zeroshot]")
+        t = fine(start, tmp_path / kind, f"objective.head={kind}", "evaluator=[zeroshot]")
         embedder = Embedder.build(
             t.learner.model, t.spec.model, t.spec.data, t.comm, t.learner.precision, lambda bad: None
         )
@@ -90,8 +90,8 @@ def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
     return {"loss": loss, "top1": metrics["top1"], **{n: p.grad.clone() for n, p in named if p.grad is not None}}
 
 
-def test_gradients_in_micro_batches_are_those_of_the_whole_batch(zero: Path, tmp_path: Path) -> None:
-    t = fine(zero, tmp_path / "x", "precision=fp64", "checkpoint=none")
+def test_gradients_of_micro_batches_equal_the_whole_batch(start: Path, tmp_path: Path) -> None:
+    t = fine(start, tmp_path / "x", "precision=fp64", "checkpoint=none")
     whole = gradients(t, 1)
     images = {n for n, _ in t.learner.model.named_parameters() if n.startswith("image.")}
     assert whole.keys() == {"loss", "top1", "head_CD", "temperature.log_scale"} | images
@@ -99,8 +99,8 @@ def test_gradients_in_micro_batches_are_those_of_the_whole_batch(zero: Path, tmp
         torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-10, msg=name)
 
 
-def test_the_text_tower_is_not_computed(zero: Path, tmp_path: Path) -> None:
-    t = fine(zero, tmp_path / "x")
+def test_the_text_tower_is_not_computed(start: Path, tmp_path: Path) -> None:
+    t = fine(start, tmp_path / "x")
 
     def fail(*_: object) -> None:
         raise AssertionError("the text tower was computed")
@@ -110,16 +110,16 @@ def test_the_text_tower_is_not_computed(zero: Path, tmp_path: Path) -> None:
     assert all(row["train/tokens_per_second"] == 0 for row in rows(tmp_path / "x"))
 
 
-def test_it_learns_the_digits_and_zero_shot_still_works(zero: Path, tmp_path: Path) -> None:
-    """The head's accuracy is among the numbers, and of the same images that zero-shot is measured on."""
+def test_the_head_learns_the_digits_and_zero_shot_still_works(start: Path, tmp_path: Path) -> None:
+    """The metrics contain the head's accuracy, measured on the same images as zero-shot."""
     words = ("data=digits", "data.workers=0", "data.batch_size=64", "duration=3ep", "objective.head=random")
-    spec = compose(*NARROW, *FINE, *words, f"model.weights={zero}", f"run_dir={tmp_path}/x", "name=x", "logger=[]",
+    spec = compose(*NARROW, *FINE, *words, f"model.weights={start}", f"run_dir={tmp_path}/x", "name=x", "logger=[]",
                    "evaluator=[zeroshot]", "evaluator.zeroshot.every=end", "objective.init_temperature=0.1",
                    "schedule.warmup=5st", "optimizer.lr=4e-3", "checkpoint.best=eval/head/top1")  # fmt: skip
     numbers = Trainer(spec).fit()
     assert numbers["eval/head/top1"] > 0.25 and numbers["eval/head/chance"] == 0.1
     assert numbers["eval/zeroshot/chance"] == 0.1
-    before, after = tensors(zero, 2), tensors(tmp_path / "x", max_step(tmp_path / "x"))
+    before, after = tensors(start, 2), tensors(tmp_path / "x", max_step(tmp_path / "x"))
     text = [name for name in before if name.startswith("model/text.")]
     assert text and all(torch.equal(before[name], after[name]) for name in text)
 
@@ -128,25 +128,25 @@ def max_step(run_dir: Path) -> int:
     return max(int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").glob("step-*"))
 
 
-def test_a_resumed_run_ends_bit_for_bit_as_one_that_never_stopped(zero: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_run_bit_for_bit(start: Path, tmp_path: Path) -> None:
     words = ("checkpoint.every=2st",)
-    fine(zero, tmp_path / "whole", *words).fit()
-    t = fine(zero, tmp_path / "halves", *words)
+    fine(start, tmp_path / "whole", *words).fit()
+    t = fine(start, tmp_path / "halves", *words)
     for batch, _ in zip(t._batches(), range(2), strict=False):
         t.step(batch)
     t._save({})
     t.checkpoints.wait()
     t.close()
-    fine(zero, tmp_path / "halves", *words, "resume=latest").fit()
+    fine(start, tmp_path / "halves", *words, "resume=latest").fit()
     whole, halves = tensors(tmp_path / "whole", 4), tensors(tmp_path / "halves", 4)
     assert "objective/head_CD" in whole
     assert all(torch.equal(x, halves[n]) for n, x in whole.items())
 
 
-# ------------------------------------------------------------------------------------------------------- what fails
+# ----------------------------------------------------------------------------------------------------------- errors
 
 
-def test_labels_are_numbers_or_names_and_a_sample_without_one_is_bad() -> None:
+def test_labels_are_indices_or_names_and_a_missing_label_is_a_bad_sample() -> None:
     labels = Labels(("cat", "dog"))
     assert labels.number("dog") == labels.number(1) == 1
     assert torch.equal(*labels.rows(0, Sample(b"", ["a dog"], "dog"), "a dog"), torch.tensor(1))
@@ -160,7 +160,7 @@ def test_labels_are_numbers_or_names_and_a_sample_without_one_is_bad() -> None:
             labels.number(label)
 
 
-def test_names_must_be_there_and_fit_the_data(tmp_path: Path) -> None:
+def test_class_names_must_exist_and_match_the_data(tmp_path: Path) -> None:
     spec, own = ClassificationSpec(), Classes(("a", "b"), ("a {}",))
     names = tmp_path / "names.txt"
     names.write_text("one\ntwo\nthree\n")
@@ -189,15 +189,15 @@ def test_names_must_be_there_and_fit_the_data(tmp_path: Path) -> None:
         (("objective.head=random", "objective.templates=simple"), "has no effect on objective.head=random"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
+def test_invalid_options_raise_an_error_at_composition(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose("model.weights=somewhere", *FINE, *overrides)
     assert message in str(error.value)
 
 
-def test_both_towers_may_be_locked_beside_a_head(zero: Path, tmp_path: Path) -> None:
-    """Which is a linear probe: the head moves, the model does not."""
-    t = fine(zero, tmp_path / "x", "model.image.lock=all")
+def test_both_towers_can_be_locked_under_the_head(start: Path, tmp_path: Path) -> None:
+    """This is a linear probe: the head changes, the model does not."""
+    t = fine(start, tmp_path / "x", "model.image.lock=all")
     before = {n: x.clone() for n, x in t.learner.model.state_dict().items()}
     head_CD = t.learner.objective.state_dict()["head_CD"].clone()
     t.fit()

@@ -1,4 +1,4 @@
-"""The table of per-sample state: who keeps what, what it costs, and how it travels through checkpoints."""
+"""The table of per-sample state: row ownership, memory, reads and writes, resharding through checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank(k: int, world: int, device: torch.device = CPU) -> Comm:
 
 
 @pytest.mark.parametrize(("samples", "world"), [(10, 1), (10, 3), (10, 4), (3, 8), (16, 4), (400_000_000, 8)])
-def test_every_row_has_one_owner(samples: int, world: int) -> None:
+def test_every_row_has_exactly_one_owner(samples: int, world: int) -> None:
     tables = [SampleTable(rank(k, world), samples, 2, device=META) for k in range(world)]
     assert tables[0].start == 0
     assert tables[-1].stop == samples
@@ -31,15 +31,17 @@ def test_every_row_has_one_owner(samples: int, world: int) -> None:
     assert sum(len(t.rows) for t in tables) == samples
 
 
-def test_four_hundred_million_samples_cost_each_of_eight_ranks_an_eighth_of_3_2_gigabytes() -> None:
+def test_400_million_samples_take_400_mb_on_each_of_8_ranks() -> None:
     tables = [SampleTable(rank(k, 8), 400_000_000, 2, device=META) for k in range(8)]
     for table in tables:
         assert table.storage.dtype == torch.float32
-        assert table.storage.nbytes == 3_200_000_000 // 8 + 8  # a row of two float32 for writes that are another's
-    assert not list(tables[0].state_dict()), "it is stored by its rows' numbers, not as a module's state"
+        assert (
+            table.storage.nbytes == 3_200_000_000 // 8 + 8
+        )  # one extra row of two float32 receives the writes to rows of other ranks
+    assert not list(tables[0].state_dict()), "checkpoints store it by row number, not in the module's state_dict"
 
 
-def test_what_is_written_is_read_and_the_rest_is_nan() -> None:
+def test_written_rows_are_read_back_and_others_are_nan() -> None:
     table = SampleTable(rank(0, 1), 9, 2)
     table.write(torch.tensor([7, 2]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     read = table.read(torch.tensor([2, 3, 7]))
@@ -47,7 +49,7 @@ def test_what_is_written_is_read_and_the_rest_is_nan() -> None:
     assert read[1].isnan().all()
 
 
-def test_of_a_sample_that_occurs_twice_the_last_one_stays() -> None:
+def test_the_last_write_of_a_repeated_sample_wins() -> None:
     index = torch.tensor([4, 1, 4, 4, 1])
     table = SampleTable(rank(0, 1), 5, 1)
     table.write(index, torch.arange(5.0)[:, None])
@@ -55,7 +57,7 @@ def test_of_a_sample_that_occurs_twice_the_last_one_stays() -> None:
     assert repeated_later(index).tolist() == [True, True, True, False, False]
 
 
-def test_a_rank_writes_its_own_rows_alone() -> None:
+def test_a_rank_writes_only_its_rows() -> None:
     tables = [SampleTable(rank(k, 3), 8, 1) for k in range(3)]
     for table in tables:
         table.write(torch.arange(8), torch.arange(8.0)[:, None])
@@ -63,7 +65,7 @@ def test_a_rank_writes_its_own_rows_alone() -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 5])
-def test_a_number_out_of_range_is_named_with_the_range(number: int) -> None:
+def test_an_index_out_of_range_raises_an_error_with_the_range(number: int) -> None:
     with pytest.raises(ClipxError, match=rf"the sample index {number} is out of the data set's range \[0, 5\)"):
         SampleTable(rank(0, 1), 5, 1).read(torch.tensor([0, number]))
 
@@ -72,7 +74,7 @@ def test_a_number_out_of_range_is_named_with_the_range(number: int) -> None:
 
 
 def written(folder: Path, samples: int, world: int, lost: int | None = None) -> Checkpoint:
-    """A checkpoint whose rows as many ranks wrote, of which one's may be lost; row i is [i, -i]."""
+    """Writes a checkpoint from `world` ranks, without the file of rank `lost`. Row i is [i, -i]."""
     folder.mkdir()
     staging, files = StagingBuffer(pinned=False), []
     for k in range(world):
@@ -87,9 +89,7 @@ def written(folder: Path, samples: int, world: int, lost: int | None = None) -> 
 
 @pytest.mark.parametrize("samples", [1, 10, 64])
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (2, 3), (3, 2), (8, 5)])
-def test_rows_go_to_their_new_owners_on_another_number_of_ranks(
-    tmp_path: Path, samples: int, before: int, after: int
-) -> None:
+def test_rows_are_resharded_to_another_number_of_ranks(tmp_path: Path, samples: int, before: int, after: int) -> None:
     checkpoint = written(tmp_path / "step", samples, before)
     assert checkpoint.sharded_names() == {"table"}
     assert checkpoint.tensors["table"][:, 0].tolist() == list(range(samples))
@@ -100,19 +100,19 @@ def test_rows_go_to_their_new_owners_on_another_number_of_ranks(
         assert torch.equal(table.rows[:, 1], -table.rows[:, 0])
 
 
-def test_rows_that_are_gone_are_an_error_that_names_them(tmp_path: Path) -> None:
+def test_missing_rows_raise_an_error_with_their_range(tmp_path: Path) -> None:
     checkpoint = written(tmp_path / "step", 10, 2, lost=1)
     with pytest.raises(CheckpointError, match="lacks rows 5 to 10 of table"):
         checkpoint.read_rows("table", RankRows(torch.zeros(10, 2), 0))
 
 
-def test_rows_of_another_width_are_an_error(tmp_path: Path) -> None:
+def test_rows_of_another_width_raise_an_error(tmp_path: Path) -> None:
     checkpoint = written(tmp_path / "step", 10, 2)
     with pytest.raises(CheckpointError, match=r"the rows of table in .* have shape \[2\], not \[1\]"):
         checkpoint.read_rows("table", RankRows(torch.zeros(10, 1), 0))
 
 
-def test_a_part_of_the_rows_is_read(tmp_path: Path) -> None:
+def test_a_range_of_rows_can_be_read(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, {"table": RankRows(torch.arange(8.0).view(4, 2), 0)})
     found = CheckpointDir(tmp_path, pytest.fail).load()
     assert found is not None

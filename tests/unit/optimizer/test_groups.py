@@ -1,4 +1,4 @@
-"""Which weights decay, against open_clip's own models and rules; at what share of the rate each learns; Muon's own."""
+"""Parameter groups: weight decay against open_clip's models and rules, learning-rate scales, Muon's matrices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def theirs(name: str) -> nn.Module:
 
 
 def grouped(model: nn.Module, rule: DecayRule) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The two rules in their own words: open_clip_train.main's lambda, and timm's with the model's exemptions."""
+    """Reference of both rules: the lambda of open_clip_train.main, and timm's rule with the model's exemptions."""
     exempt = model.no_weight_decay() if rule is CURRENT else set()
 
     def kept(name: str, p: Tensor) -> bool:
@@ -46,13 +46,15 @@ def grouped(model: nn.Module, rule: DecayRule) -> tuple[dict[str, Tensor], dict[
             return p.ndim <= 1 or name in exempt
         return p.ndim < 2 or "bn" in name or "ln" in name or "bias" in name or "logit_scale" in name
 
-    parameters = {name: p for name, p in model.named_parameters() if name != "logit_scale"}  # is the objective's here
+    parameters = {
+        name: p for name, p in model.named_parameters() if name != "logit_scale"
+    }  # clipx keeps it in the objective
     decay = {name: p for name, p in parameters.items() if not kept(name, p)}
     return decay, {name: p for name, p in parameters.items() if name not in decay}
 
 
 def shapes(parameters: dict[str, Tensor]) -> list[tuple[int, ...]]:
-    """Sorted; a projection may be transposed, and timm puts axes of length 1 before a position's."""
+    """Returns sorted shapes, as projections may be transposed, without the leading 1-axes of timm's positions."""
     return sorted(tuple(sorted(size for size in p.shape if size > 1)) for p in parameters.values())
 
 
@@ -62,7 +64,7 @@ def elements(parameters: dict[str, Tensor]) -> int:
 
 @pytest.mark.parametrize("rule", [PUBLISHED, CURRENT])
 @pytest.mark.parametrize(("name", "published"), [("vit_b32", "ViT-B-32"), ("vit_l14", "ViT-L-14")])
-def test_a_vits_groups_are_open_clips(name: str, published: str, rule: DecayRule) -> None:
+def test_groups_of_a_vit_equal_open_clip(name: str, published: str, rule: DecayRule) -> None:
     our_decay, our_keep = decayed(ours(name), rule)
     their_decay, their_keep = grouped(theirs(published), rule)
     assert shapes(our_decay) == shapes(their_decay)
@@ -71,8 +73,8 @@ def test_a_vits_groups_are_open_clips(name: str, published: str, rule: DecayRule
 
 
 @pytest.mark.parametrize("rule", [PUBLISHED, CURRENT])
-def test_a_resnets_groups_are_open_clips_up_to_the_pools_positions(rule: DecayRule) -> None:
-    """The current rule keeps every positional embedding from decaying; open_clip's ResNet exempts the text's alone."""
+def test_groups_of_a_resnet_equal_open_clip_except_pool_positions(rule: DecayRule) -> None:
+    """The current rule exempts every positional embedding from decay; open_clip's ResNet only that of the text."""
     our_decay, our_keep = decayed(ours("rn50"), rule)
     their_decay, their_keep = grouped(theirs("RN50"), rule)
     pool = {"visual.attnpool.positional_embedding": their_decay["visual.attnpool.positional_embedding"]}
@@ -84,7 +86,7 @@ def test_a_resnets_groups_are_open_clips_up_to_the_pools_positions(rule: DecayRu
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_rules_differ_in_the_positional_embeddings_alone(name: str) -> None:
+def test_the_rules_differ_only_in_the_positional_embeddings(name: str) -> None:
     model = ours(name)
     published, current = (decayed(model, rule)[0].keys() for rule in (PUBLISHED, CURRENT))
     assert published - current == model.positional_embeddings()
@@ -93,7 +95,7 @@ def test_the_rules_differ_in_the_positional_embeddings_alone(name: str) -> None:
 
 @pytest.mark.parametrize("rule", [PUBLISHED, CURRENT])
 @pytest.mark.parametrize("name", MODELS)
-def test_vectors_and_class_tokens_never_decay_and_every_parameter_is_in_one_group(name: str, rule: DecayRule) -> None:
+def test_vectors_and_class_tokens_never_decay_and_groups_are_a_partition(name: str, rule: DecayRule) -> None:
     model = ours(name)
     decay, keep = decayed(model, rule)
     assert {**decay, **keep} == dict(model.named_parameters())
@@ -102,13 +104,13 @@ def test_vectors_and_class_tokens_never_decay_and_every_parameter_is_in_one_grou
     assert model.class_tokens() <= keep.keys()
 
 
-def names_and(key: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
+def value_by_name(key: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: group[key] for group in groups for name, _ in group["params"]}
 
 
-def test_groups_carry_names_and_the_objectives_parameters_never_decay() -> None:
+def test_groups_carry_names_and_objective_parameters_never_decay() -> None:
     run = Optimizing("optimizer.weight_decay=0.3")
-    rates = names_and("weight_decay", run.groups)
+    rates = value_by_name("weight_decay", run.groups)
     owned = {f"objective.{name}" for name, _ in run.objective.named_parameters()}
     assert owned
     assert rates.keys() == {f"model.{name}" for name, _ in run.model.named_parameters()} | owned
@@ -119,7 +121,7 @@ def test_groups_carry_names_and_the_objectives_parameters_never_decay() -> None:
     assert {name for group in run.optimizer.param_groups for name in group["param_names"]} == rates.keys()
 
 
-def test_an_objectives_matrix_does_not_decay_either() -> None:
+def test_a_matrix_of_the_objective_does_not_decay() -> None:
     class WithMatrix(Objective):
         def __init__(self) -> None:
             super().__init__()
@@ -127,7 +129,7 @@ def test_an_objectives_matrix_does_not_decay_either() -> None:
 
     run = Optimizing()
     groups = parameter_groups(run.model, WithMatrix(), run.spec)
-    assert names_and("weight_decay", groups)["objective.matrix"] == 0.0
+    assert value_by_name("weight_decay", groups)["objective.matrix"] == 0.0
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -135,14 +137,14 @@ def test_frozen_parameters_are_in_no_group(option: str) -> None:
     run = Optimizing(f"optimizer={option}")
     run.model.image.requires_grad_(False)
     groups = parameter_groups(run.model, run.objective, run.spec)
-    assert names_and("weight_decay", groups).keys() == {
+    assert value_by_name("weight_decay", groups).keys() == {
         f"model.text.{n}" for n, _ in run.model.text.named_parameters()
     } | {f"objective.{n}" for n, _ in run.objective.named_parameters()}
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", MODELS)
-def test_groups_are_as_few_as_there_are_treatments(name: str, option: str) -> None:
+def test_groups_have_distinct_settings(name: str, option: str) -> None:
     spec = compose(f"model={name}", f"optimizer={option}").optimizer
     groups = parameter_groups(ours(name), Objective(), spec)
     treatments = [{key: value for key, value in group.items() if key != "params"} for group in groups]
@@ -153,7 +155,7 @@ def test_groups_are_as_few_as_there_are_treatments(name: str, option: str) -> No
 # --------------------------------------------------------------------------------------------- exempt by pattern
 
 
-def test_patterns_add_to_what_does_not_decay() -> None:
+def test_patterns_exempt_further_parameters_from_decay() -> None:
     pattern = ["text.token_embedding.*", "image.*.conv1.weight"]
     model = ours("tiny")
     decay, keep = decayed(model, CURRENT, pattern)
@@ -161,11 +163,11 @@ def test_patterns_add_to_what_does_not_decay() -> None:
     exempt = {"text.token_embedding.weight", *(f"image.trunk.layer{n}.0.conv1.weight" for n in (1, 2, 3, 4))}
     assert plain.keys() - decay.keys() == exempt == keep.keys() & plain.keys()
     spec = compose(f"optimizer.no_decay=[{','.join(pattern)}]").optimizer
-    rates = names_and("weight_decay", parameter_groups(model, Objective(), spec))
+    rates = value_by_name("weight_decay", parameter_groups(model, Objective(), spec))
     assert {rates[f"model.{name}"] for name in exempt} == {0.0}
 
 
-def test_a_pattern_may_name_what_is_frozen() -> None:
+def test_a_pattern_may_match_frozen_parameters() -> None:
     model = compose("model=tiny").model.build(META, torch.float32)
     model.text.requires_grad_(False)
     decay, keep = decayed(model, CURRENT, ["text.token_embedding.*"])
@@ -175,7 +177,7 @@ def test_a_pattern_may_name_what_is_frozen() -> None:
 @pytest.mark.parametrize(
     "pattern", ["text.token_embeding.*", "model.text.token_embedding.weight", "TEXT.token_embedding.weight"]
 )
-def test_a_pattern_that_matches_nothing_is_refused_with_what_is_near(pattern: str) -> None:
+def test_an_unmatched_pattern_raises_an_error_with_similar_names(pattern: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Optimizing(f"optimizer.no_decay=[text.norm.*,{pattern}]")
     assert str(caught.value).startswith(
@@ -187,14 +189,14 @@ def test_a_pattern_that_matches_nothing_is_refused_with_what_is_near(pattern: st
 # ----------------------------------------------------------------------------------------------- learning rates
 
 
-def test_each_tower_has_its_multiple_of_the_rate() -> None:
+def test_each_tower_has_a_separate_learning_rate_scale() -> None:
     run = Optimizing("optimizer.image_lr_scale=0.1", "optimizer.text_lr_scale=2.5")
-    scales = names_and("lr_scale", run.groups)
+    scales = value_by_name("lr_scale", run.groups)
     for tower, scale in (("model.image.", 0.1), ("model.text.", 2.5), ("objective.", 1.0)):
         assert {value for name, value in scales.items() if name.startswith(tower)} == {scale}
 
 
-def test_the_scheduled_rate_reaches_each_group_as_its_multiple_or_not_at_all() -> None:
+def test_the_scheduled_rate_is_scaled_per_group_except_constant_rates() -> None:
     run = Optimizing("optimizer.image_lr_scale=0.1", "optimizer.layer_decay=0.5", constant=True)
     for lr in (1e-3, 1e-5, 0.0):
         set_learning_rate(run.optimizer, lr)
@@ -210,7 +212,7 @@ ABOVE = {
         "image.trunk.cls_token": 12,
         "image.trunk.pos_embed": 12,
         "image.trunk.patch_embed.proj.weight": 12,
-        "image.trunk.norm_pre.weight": 12,  # before the blocks
+        "image.trunk.norm_pre.weight": 12,  # applied before the blocks
         **{f"image.trunk.blocks.{n}.{leaf}": 11 - n for n in range(12) for leaf in ("attn.qkv.weight", "mlp.fc2.bias")},
         "image.trunk.norm.weight": 0,
         "image.projection.weight": 0,
@@ -257,23 +259,23 @@ ABOVE = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_layer_decay_multiplies_once_for_each_block_above(name: str) -> None:
+def test_layer_decay_multiplies_once_per_block_above(name: str) -> None:
     spec = compose(f"model={name}", "optimizer.layer_decay=0.75").optimizer
-    scales = names_and("lr_scale", parameter_groups(ours(name), Objective(), spec))
+    scales = value_by_name("lr_scale", parameter_groups(ours(name), Objective(), spec))
     assert {leaf: scales[f"model.{leaf}"] for leaf in ABOVE[name]} == {k: 0.75**n for k, n in ABOVE[name].items()}
     assert min(scales.values()) == 0.75 ** max(ABOVE[name].values())
     assert max(scales.values()) == 1.0
 
 
 @pytest.mark.parametrize("name", ["vit_b32", "tiny"])
-def test_layer_decay_of_the_image_tower_is_timms(name: str) -> None:
-    """Where nothing of timm's own stands above the blocks: there timm gives the first step down to the head."""
+def test_layer_decay_of_the_image_tower_equals_timm(name: str) -> None:
+    """Holds for trunks without layers of timm above the blocks; otherwise timm gives the first factor to the head."""
     trunk = ours(name).image.trunk
     theirs = {
         id(p): group["lr_scale"] for group in param_groups_layer_decay(trunk, layer_decay=0.6) for p in group["params"]
     }
     spec = compose(f"model={name}", "optimizer.layer_decay=0.6").optimizer
-    scales = names_and("lr_scale", parameter_groups(ours(name), Objective(), spec))
+    scales = value_by_name("lr_scale", parameter_groups(ours(name), Objective(), spec))
     for leaf, p in trunk.named_parameters():
         assert scales[f"model.image.trunk.{leaf}"] == pytest.approx(theirs[id(p)], rel=1e-12), leaf
 
@@ -286,7 +288,7 @@ def test_layer_decay_and_muon_find_the_blocks_of_other_towers(timm: str) -> None
     spec = compose("model=vit_b32", f"model.image.timm={timm}", "optimizer=muon", "optimizer.layer_decay=0.9")
     model = spec.model.build(META, torch.float32)
     groups = parameter_groups(model, Objective(), spec.optimizer)
-    scales = names_and("lr_scale", groups)
+    scales = value_by_name("lr_scale", groups)
     blocks = {"cait_s24_224": 24, "resnext50_32x4d": 16}.get(timm, 12)
     assert min(v for k, v in scales.items() if k.startswith("model.image.")) == pytest.approx(0.9**blocks)
     matrices = hidden(groups)
@@ -296,7 +298,7 @@ def test_layer_decay_and_muon_find_the_blocks_of_other_towers(timm: str) -> None
 
 
 @pytest.mark.parametrize("asked", ["optimizer.layer_decay=0.9", "optimizer=muon"])
-def test_a_tower_whose_blocks_timm_does_not_know_is_refused_only_where_it_matters(asked: str) -> None:
+def test_a_tower_without_known_blocks_raises_an_error_only_if_they_are_needed(asked: str) -> None:
     tower = ("model=tiny", "model.image.timm=poolformer_s12", "model.image.size=64")
     spec = compose(*tower)
     model = spec.model.build(META, torch.float32)
@@ -319,13 +321,16 @@ def hidden(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
 @pytest.mark.parametrize(
     ("name", "image"),
     [
-        ("vit_b32", 12 * 4),  # qkv, out, and two of the MLP
-        ("rn50", 16 * 3 + 4),  # three kernels a block and a shortcut a stage; neither stem nor attention pool
-        ("convnext_base_w", 36 * 2 + 3),  # two of the MLP a block, and what stands between stages; no depthwise kernel
+        ("vit_b32", 12 * 4),  # per block: qkv, out, and two of the MLP
+        ("rn50", 16 * 3 + 4),  # three kernels per block and a shortcut per stage; neither stem nor attention pool
+        (
+            "convnext_base_w",
+            36 * 2 + 3,
+        ),  # two of the MLP per block, and the downsampling between stages; no depthwise kernel
         ("tiny", 4 * 2 + 1 + 3),
     ],
 )
-def test_muons_matrices_are_those_inside_the_blocks(name: str, image: int) -> None:
+def test_muon_uses_the_matrices_inside_the_blocks(name: str, image: int) -> None:
     spec = compose(f"model={name}", "optimizer=muon").optimizer
     matrices = hidden(parameter_groups(ours(name), Objective(), spec))
     text = {leaf for leaf in matrices if leaf.startswith("model.text.")}
@@ -340,7 +345,7 @@ def test_muons_matrices_are_those_inside_the_blocks(name: str, image: int) -> No
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_optimizer_builds_over_every_kind_of_tower(name: str, option: str) -> None:
+def test_every_optimizer_builds_for_every_tower(name: str, option: str) -> None:
     spec = compose(f"model={name}", f"optimizer={option}", "optimizer.layer_decay=0.8").optimizer
     optimizer = spec.build(parameter_groups(ours(name), Objective(), spec))
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -350,7 +355,7 @@ def test_every_optimizer_builds_over_every_kind_of_tower(name: str, option: str)
 # ------------------------------------------------------------------------------------------------------- options
 
 
-def test_the_reference_recipes_are_the_options() -> None:
+def test_defaults_of_the_models_are_the_reference_recipes() -> None:
     vit, convnet = compose("model=vit_b32").optimizer, compose("model=rn50").optimizer
     assert isinstance(vit, AdamWSpec) and isinstance(convnet, AdamWSpec)
     assert (vit.lr, vit.betas, vit.eps, vit.weight_decay, vit.clip_norm) == (5e-4, [0.9, 0.98], 1e-6, 0.2, None)
@@ -388,7 +393,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("option", "value", "rule"), REFUSED, ids=[f"{o}-{v}" for o, v, _ in REFUSED])
-def test_a_value_out_of_range_is_refused(option: str, value: str, rule: str) -> None:
+def test_a_value_out_of_range_raises_an_error(option: str, value: str, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(f"optimizer={option}", f"optimizer.{value.replace(', ', ',')}")
     assert str(caught.value) == f"optimizer.{value} {rule}"
@@ -405,14 +410,14 @@ def test_a_value_out_of_range_is_refused(option: str, value: str, rule: str) -> 
         ("lion", "momentum"),
     ],
 )
-def test_an_option_without_effect_does_not_exist(option: str, key: str) -> None:
+def test_an_option_of_another_optimizer_is_not_a_key(option: str, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^optimizer\.{key} is not a key here: the keys are lr, weight_decay, "):
         compose(f"optimizer={option}", f"optimizer.{key}=0.5")
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_options_file_and_its_class_agree_on_the_defaults(option: str) -> None:
-    """`lr` and the like are in both: the class is what a test or a plug-in starts from."""
+def test_yaml_and_class_defaults_of_an_option_are_equal(option: str) -> None:
+    """Values such as `lr` are in both; tests and plug-ins start from the class."""
     spec = compose("model=vit_b32", f"optimizer={option}").optimizer
     if option == spec.kind:
         assert spec == type(spec)()

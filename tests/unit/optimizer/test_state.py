@@ -1,4 +1,4 @@
-"""What an optimizer keeps survives a checkpoint, whichever it is; and each of them trains."""
+"""Optimizer state survives a checkpoint for every optimizer, and every optimizer trains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATES = [1e-3, 3e-3, 2e-3, 1e-3, 5e-4, 1e-4]
 
 
 def saved_and_read(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Through the files of a checkpoint."""
+    """Saves the tensors in a checkpoint and loads them again."""
     save_checkpoint(folder, 3, tensors, keep_last=1)
     found = CheckpointDir(folder, lambda message: pytest.fail(message)).load()
     assert found is not None
@@ -30,7 +30,7 @@ def saved_and_read(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor
 
 
 def checkpointed(source: Optimizing, target: Optimizing, folder: Path) -> None:
-    """What the trainer does: weights and optimizer of one into the other, fresh, one."""
+    """Copies weights and optimizer state into a new optimizer through a checkpoint, like the trainer."""
     tensors = {**add_prefix("weights", source.weights())}
     tensors |= add_prefix("optimizer", optimizer_tensors(source.optimizer))
     tensors = saved_and_read(tensors, folder)
@@ -42,7 +42,7 @@ def checkpointed(source: Optimizing, target: Optimizing, folder: Path) -> None:
 
 
 def assert_same(a: Optimizing, b: Optimizing) -> None:
-    """Weights and all state, bit for bit."""
+    """Asserts that weights and all optimizer state are bit-identical."""
     theirs = b.weights()
     assert all(torch.equal(p, theirs[name]) for name, p in a.weights().items())
     state, other = optimizer_tensors(a.optimizer), optimizer_tensors(b.optimizer)
@@ -53,7 +53,7 @@ def assert_same(a: Optimizing, b: Optimizing) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_optimizer_goes_on_from_a_checkpoint_bit_for_bit(option: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_an_optimizer_resumes_from_a_checkpoint_bit_for_bit(option: str, dtype: torch.dtype, tmp_path: Path) -> None:
     overrides = (f"optimizer={option}", "optimizer.layer_decay=0.7", "optimizer.text_lr_scale=0.5")
     through, stopped, resumed = (Optimizing(*overrides, dtype=dtype, constant=True) for _ in range(3))
     for step, lr in enumerate(RATES):
@@ -69,7 +69,7 @@ def test_an_optimizer_goes_on_from_a_checkpoint_bit_for_bit(option: str, dtype: 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_checkpoint_does_not_depend_on_the_groups(option: str, tmp_path: Path) -> None:
-    """A run may go on with other layer-wise rates: the state is the parameters' own."""
+    """A run may resume with other layer-wise rates: the state is stored per parameter."""
     stopped = Optimizing(f"optimizer={option}")
     resumed = Optimizing(f"optimizer={option}", "optimizer.layer_decay=0.5", "optimizer.no_decay=[text.blocks.*]")
     for step, lr in enumerate(RATES[:3]):
@@ -80,8 +80,8 @@ def test_a_checkpoint_does_not_depend_on_the_groups(option: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_state_is_kept_where_the_optimizer_made_it(option: str, tmp_path: Path) -> None:
-    """In the weight's own memory format and type; counts of steps on the CPU, where reading them waits for nothing."""
+def test_loaded_state_keeps_type_dtype_and_memory_format(option: str, tmp_path: Path) -> None:
+    """State has the weight's memory format and type; step counts stay on the CPU, where reading them does not wait."""
     stopped, resumed = (Optimizing(f"optimizer={option}", dtype=torch.float32) for _ in range(2))
     stopped.step(0, 1e-3)
     checkpointed(stopped, resumed, tmp_path)
@@ -98,8 +98,8 @@ def test_state_is_kept_where_the_optimizer_made_it(option: str, tmp_path: Path) 
         assert a.get("step") == b.get("step") and type(a.get("step")) is type(b.get("step"))
 
 
-def test_plain_numbers_in_an_optimizers_state_survive_as_what_they_are(tmp_path: Path) -> None:
-    """Of optimizers of one's own."""
+def test_plain_numbers_in_optimizer_state_keep_value_and_type(tmp_path: Path) -> None:
+    """User-defined optimizers may store plain numbers."""
     one, other = (torch.optim.SGD([("w", torch.nn.Parameter(torch.ones(2)))], lr=0.1) for _ in range(2))
     kept = {"steps": 7, "scale": 0.1, "warm": True, "mean": torch.arange(2.0), "count": torch.tensor(3)}
     one.state[one.param_groups[0]["params"][0]] = kept
@@ -114,8 +114,8 @@ def test_plain_numbers_in_an_optimizers_state_survive_as_what_they_are(tmp_path:
 
 
 @pytest.mark.parametrize("option", ["lamb", "lion", "muon", "sgd"])
-def test_a_run_goes_on_with_its_optimizer_bit_for_bit(option: str, tmp_path: Path) -> None:
-    """As tests/unit/trainer/test_trainer.py has it for AdamW; with a drop of the rate in between, and clipping."""
+def test_a_run_resumes_bit_for_bit_with_every_optimizer(option: str, tmp_path: Path) -> None:
+    """Same test as tests/unit/trainer/test_trainer.py has for AdamW, with a drop of the rate and clipping."""
     overrides = (f"optimizer={option}", "optimizer.clip_norm=1.0", "schedule=constant_cooldown", "checkpoint.every=2st")
     ends = []
     for _ in range(2):
@@ -125,12 +125,12 @@ def test_a_run_goes_on_with_its_optimizer_bit_for_bit(option: str, tmp_path: Pat
         found = CheckpointDir(tmp_path / "run" / "checkpoints", pytest.fail).load(4)
         assert found is not None
         ends.append(dict(found.tensors))
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")  # as a run that was stopped after two steps
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")  # simulates a run stopped after two steps
     assert ends[0].keys() == ends[1].keys()
     assert not [name for name, tensor in ends[0].items() if not torch.equal(tensor, ends[1][name])]
 
 
-def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
+def test_resuming_with_another_optimizer_raises_an_error(tmp_path: Path) -> None:
     Trainer(small(tmp_path / "run", "duration=2st")).fit()
     with pytest.raises(
         CheckpointError, match=r"belongs to another run \(optimizer.kind: adamw -> lion\): resume it with"
@@ -140,10 +140,10 @@ def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
 
 
 def test_every_optimizer_trains_from_the_command_line(tmp_path: Path) -> None:
-    """Sixteen steps on 256 images at each kind's own rate: the loss is finite, and falls."""
+    """Trains 16 steps on 256 images at each optimizer's default rate: the loss is finite and falls."""
     options = ["adamw", "lamb", "lion", "muon", "sgd"]
     steps = ("duration=16st", "checkpoint=none", f"hydra.sweep.dir={tmp_path}")
-    run(sys.executable, "-m", "clipx.train", "-m", f"optimizer={','.join(options)}", *SMALL, *steps)
+    run(sys.executable, "-m", "clipx.train", "-m", f"optimizer={','.join(options)}", *SMALL, *VIT, *steps)
     for number, option in enumerate(options):
         lines = (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()
         losses = torch.tensor([json.loads(line)["train/loss"] for line in lines], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Teachers: the same for a student whether they see its batches or saw its data once; what cannot teach is refused."""
+"""Teachers: live models and stored embeddings give equal training; resuming; invalid teachers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from clipx.trainer.trainer import Trainer
 ONE = Comm(0, 1, 0, torch.device("cpu"))
 FP32, FP64 = (Precision(dtype, None, "cpu") for dtype in (torch.float32, torch.float64))
 DATA = ("data.samples=96", "data.held_out_samples=16", "duration=3st", "schedule.warmup=1st")
-# A student of another width, image size and context than its teacher.
+# A student with another width, image size and context length than its teacher.
 OTHER = ("model.embed_dim=48", "model.image.size=32", "model.text.context_length=12")
-PLAIN = ("data.crop_scale=[1.0,1.0]",)  # of square images the whole, as evaluation sees it
+PLAIN = ("data.crop_scale=[1.0,1.0]",)  # crops the whole of square images, like the evaluation view
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def logged(run_dir: Path, *overrides: str) -> list[dict[str, float]]:
     return untimed_rows(run_dir)
 
 
-# --------------------------------------------------------------------------------------------------- a live teacher
+# ----------------------------------------------------------------------------------------------------- live teacher
 
 
 def batch(size: int = 48, samples: int = 8) -> Batch:
@@ -75,7 +75,7 @@ def batch(size: int = 48, samples: int = 8) -> Batch:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_a_teacher_gives_its_embeddings_times_its_scale(trained: Path, micro_batches: int) -> None:
+def test_a_teacher_returns_its_embeddings_times_its_scale(trained: Path, micro_batches: int) -> None:
     teacher = Teacher.build(TeacherSpec(weights=str(trained)), ONE, FP64, micro_batches)
     taught = teacher(batch())
     image, text = taught.targets
@@ -89,7 +89,7 @@ def test_a_teacher_gives_its_embeddings_times_its_scale(trained: Path, micro_bat
     assert not image.requires_grad and not teacher.model.training
 
 
-def test_it_computes_in_the_precision_that_is_asked_for(trained: Path) -> None:
+def test_a_teacher_computes_in_the_given_precision(trained: Path) -> None:
     spec = TeacherSpec(weights=str(trained), precision=TeacherPrecision.bf16, temperature=0.01)
     teacher = Teacher.build(spec, ONE, FP32, 1)
     exact = Teacher.build(TeacherSpec(weights=str(trained), temperature=0.01), ONE, FP32, 1)
@@ -97,7 +97,7 @@ def test_it_computes_in_the_precision_that_is_asked_for(trained: Path) -> None:
     image, wide = teacher(batch()).targets[0], exact(batch()).targets[0]
     assert image.dtype == torch.float32 and teacher.scale == exact.scale == 100
     assert 1e-4 < (image - wide).abs().max() < 5
-    assert teacher.digest == exact.digest, "the same weights"
+    assert teacher.digest == exact.digest, "the digest depends on the weights, not on the precision"
 
 
 def test_the_second_view_is_the_same_crop_and_caption_at_another_size() -> None:
@@ -123,13 +123,15 @@ def test_the_second_view_is_the_same_crop_and_caption_at_another_size() -> None:
     for step, plain in enumerate(alone):
         assert plain.second_tokens is None and plain.targets == ()
         for found in (small[step], same[step]):
-            assert torch.equal(found.image, plain.image), "the student's view is what it is without a teacher"
+            assert torch.equal(found.image, plain.image), "the student's view does not depend on the teacher"
         assert same[step].second_image is None
         for found, size in ((small[step], 8), (large[step], 24)):
             assert found.second_image is not None and found.second_tokens is not None
             assert found.second_image.shape == (12, 3, size, size)
             assert torch.equal(found.tokens, plain.tokens)
-            assert torch.equal(found.second_tokens[:, :4], plain.tokens[:, :4]), "captions of one or two words"
+            assert torch.equal(found.second_tokens[:, :4], plain.tokens[:, :4]), (
+                "captions of one or two words fit into both contexts"
+            )
             for place, index in enumerate(found.index.tolist()):
                 outs = [torch.empty(side, side, 3, dtype=torch.uint8) for side in (16, size)]
                 rng = random.Random(f"0/{12 * step + place}")
@@ -137,8 +139,8 @@ def test_the_second_view_is_the_same_crop_and_caption_at_another_size() -> None:
                 assert torch.equal(found.second_image[place], outs[1].permute(2, 0, 1))
 
 
-def test_of_both_views_the_larger_says_how_a_jpeg_is_decoded() -> None:
-    """A picture eight times too large for the smaller one is decoded once, and both are the whole of it."""
+def test_the_larger_view_decides_the_jpeg_decoding_size() -> None:
+    """A picture eight times larger than the small view is decoded once; both views show all of it."""
     encoded = encode(picture(256, 256), "JPEG", quality=95)
     outs = [torch.empty(size, size, 3, dtype=torch.uint8) for size in (32, 200)]
     train_transform(encoded, (1.0, 1.0), 10**6, random.Random(0), *outs)
@@ -147,7 +149,7 @@ def test_of_both_views_the_larger_says_how_a_jpeg_is_decoded() -> None:
         assert np.abs(out.numpy() - exact).mean() < 3
 
 
-def test_a_student_learns_from_a_teacher_of_another_width_size_and_context(trained: Path, tmp_path: Path) -> None:
+def test_a_student_learns_from_a_teacher_of_another_architecture(trained: Path, tmp_path: Path) -> None:
     found = logged(tmp_path / "run", *OTHER, f"teacher.weights={trained}")
     assert len(found) == 3
     for row in found:
@@ -160,8 +162,8 @@ def test_a_student_learns_from_a_teacher_of_another_width_size_and_context(train
     )
 
 
-def test_two_ranks_with_micro_batches_learn_as_one_process(trained: Path, tmp_path: Path) -> None:
-    """Losses of three steps, and with them the gradients of two: float64, to 1e-9."""
+def test_two_ranks_with_micro_batches_equal_a_single_process(trained: Path, tmp_path: Path) -> None:
+    """Compares the losses of three steps, and so the gradients of two, in float64 to 1e-9."""
     options = (*SMALL, *VIT, *DATA, *OTHER, "objective=distillation", f"teacher.weights={trained}", "precision=fp64")
     command = ("-m", "clipx.train", *options, "checkpoint=none")
     run(sys.executable, *command, f"run_dir={tmp_path}/one")
@@ -169,7 +171,7 @@ def test_two_ranks_with_micro_batches_learn_as_one_process(trained: Path, tmp_pa
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
 
 
-def test_a_run_goes_on_with_its_own_teacher_only(trained: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_only_with_the_same_teacher(trained: Path, tmp_path: Path) -> None:
     teacher = tmp_path / "moved" / "teacher"
     shutil.copytree(trained, teacher)
     whole = logged(tmp_path / "run", f"teacher.weights={teacher}", "checkpoint.every=1st")
@@ -187,7 +189,7 @@ def test_a_run_goes_on_with_its_own_teacher_only(trained: Path, tmp_path: Path) 
         distilling(again, f"teacher.weights={trained}", "teacher.temperature=0.5", "resume=step:1")
 
 
-def test_the_start_of_a_run_tells_its_teacher(
+def test_the_start_of_a_run_reports_its_teacher(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logged(tmp_path / "run", f"teacher.weights={trained}")
@@ -197,11 +199,11 @@ def test_the_start_of_a_run_tells_its_teacher(
 # ------------------------------------------------------------------------------------------------- stored embeddings
 
 
-def test_learning_from_stored_embeddings_is_learning_from_the_teacher_where_the_views_are_equal(
-    trained: Path, stored: Path, tmp_path: Path
-) -> None:
-    """Four steps, each logged number: float64, to 1e-9; stored in float32, to a relative 1e-6. Of the captions each time
-    another."""
+def test_stored_embeddings_equal_the_live_teacher_for_equal_views(trained: Path, stored: Path, tmp_path: Path) -> None:
+    """Compares the logged losses of four steps: embeddings in float64 to 1e-9, in float32 to a relative 1e-6.
+
+    Each step draws another caption.
+    """
     options = (*PLAIN, "duration=4st", "model.embed_dim=48", "precision=fp64")
     live = logged(tmp_path / "live", *options, f"teacher.weights={trained}")
     wide = (f"out={tmp_path}/wide", "dtype=float64", "precision=fp64")
@@ -215,7 +217,7 @@ def test_learning_from_stored_embeddings_is_learning_from_the_teacher_where_the_
             assert other[name] == pytest.approx(expected[name], abs=0, rel=1e-6)
 
 
-def test_they_are_found_by_number_and_caption_by_loader_processes_on_any_rank(stored: Path, tmp_path: Path) -> None:
+def test_stored_embeddings_work_with_loader_processes_on_several_ranks(stored: Path, tmp_path: Path) -> None:
     options = (*SMALL, *VIT, *DATA, "objective=distillation", f"teacher.embeddings={stored}", "precision=fp64")
     command = ("-m", "clipx.train", *options, "checkpoint=none")
     run(sys.executable, *command, f"run_dir={tmp_path}/one")
@@ -228,7 +230,7 @@ def opened(stored: Path, temperature: float | None = None) -> tuple[StoredEmbedd
     return StoredEmbeddings.open(str(stored), temperature, train), train
 
 
-def test_a_row_is_that_of_the_sample_and_the_caption(stored: Path) -> None:
+def test_a_row_belongs_to_its_sample_and_caption(stored: Path) -> None:
     found, train = opened(stored, temperature=0.02)
     assert found.scale == 50
     for index in (0, 39, 40, 95):
@@ -244,12 +246,12 @@ def test_a_row_is_that_of_the_sample_and_the_caption(stored: Path) -> None:
         found.rows(0, train.read(0), "a caption that it never had")
 
 
-def test_a_sample_that_was_not_embedded_is_a_bad_one(stored: Path, tmp_path: Path) -> None:
+def test_a_sample_that_was_not_embedded_is_a_bad_sample(stored: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(stored, folder)
     path = folder / npy_files(0)[3]
     offsets = np.load(path)
-    offsets[8:] -= offsets[8] - offsets[7]  # sample 7 had no captions, so all rows after it are other ones
+    offsets[8:] -= offsets[8] - offsets[7]  # sample 7 has no captions now, so all later rows shift
     np.save(path, offsets)
     found, train = opened(folder)
     with pytest.raises(BadSample, match="could not be read when they were written"):
@@ -304,7 +306,7 @@ def spoiled(stored: Path, folder: Path, how: str) -> Path:
         ),
     ],
 )
-def test_stored_embeddings_that_do_not_go_with_the_run_are_refused(
+def test_mismatched_or_damaged_stored_embeddings_raise_an_error(
     stored: Path, tmp_path: Path, how: str, message: str
 ) -> None:
     folder = spoiled(stored, tmp_path / "copy", how)
@@ -313,13 +315,13 @@ def test_stored_embeddings_that_do_not_go_with_the_run_are_refused(
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_embeddings_of_other_data_are_refused_before_any_training(stored: Path, tmp_path: Path) -> None:
+def test_embeddings_of_other_data_raise_an_error_before_training(stored: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"teacher\.embeddings=.* is of other data \(fingerprint \w+, 96 samples\)"):
         distilling(tmp_path / "run", f"teacher.embeddings={stored}", "data.samples=64")
     assert not (tmp_path / "run").exists()
 
 
-# ---------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -344,19 +346,19 @@ def test_embeddings_of_other_data_are_refused_before_any_training(stored: Path, 
          "teacher.precision=int4: Invalid value 'int4', expected one of [run, fp32, bf16, fp16]"),
     ],
 )  # fmt: skip
-def test_what_cannot_teach_is_refused_at_composition(overrides: list[str], message: str) -> None:
+def test_invalid_teacher_options_raise_an_error_at_composition(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*overrides)
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
-def test_a_place_without_weights_is_refused(tmp_path: Path) -> None:
+def test_a_path_without_weights_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(ClipxError, match=f"^teacher.weights={tmp_path}/nothing"):
         distilling(tmp_path / "run", f"teacher.weights={tmp_path}/nothing")
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_without_a_configuration_are_refused(trained: Path, tmp_path: Path) -> None:
+def test_weights_without_a_configuration_raise_an_error(trained: Path, tmp_path: Path) -> None:
     model = {name.removeprefix("model/"): t for name, t in tensors(trained, 3).items() if name.startswith("model/")}
     save_file(model, tmp_path / "bare.safetensors")
     message = r"^teacher\.weights=.*bare\.safetensors holds weights without a configuration, so towers, tokenizer"
@@ -364,7 +366,7 @@ def test_weights_without_a_configuration_are_refused(trained: Path, tmp_path: Pa
         distilling(tmp_path / "run", f"teacher.weights={tmp_path}/bare.safetensors")
 
 
-def test_a_teacher_that_had_no_learned_temperature_asks_for_one(tmp_path: Path) -> None:
+def test_a_teacher_without_a_learned_temperature_requires_the_option(tmp_path: Path) -> None:
     Trainer(small(tmp_path / "teacher", *VIT, *DATA, "objective=fastclip_v1", "duration=1st")).fit()
     message = r"teacher\.weights=.* has no temperature \(trained without a single one, or saved without it\): give teacher\.temperature"
     with pytest.raises(ConfigError, match=message):
@@ -373,7 +375,7 @@ def test_a_teacher_that_had_no_learned_temperature_asks_for_one(tmp_path: Path) 
     assert math.isfinite(found[-1]["train/distill_loss"])
 
 
-def test_a_plan_is_not_made_without_the_teachers_part() -> None:
+def test_a_plan_with_a_teacher_raises_an_error() -> None:
     importlib.import_module("clipx.plan.spec")
     with pytest.raises(
         ConfigError, match="^objective=distillation needs a teacher, whose time and memory a plan does not count"
