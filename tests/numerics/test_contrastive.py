@@ -1,4 +1,4 @@
-"""The contrastive kernel by itself, at every tile and temperature; what is built on it is tested in test_objectives.py."""
+"""The contrastive kernel at several tiles and temperatures. test_objectives.py tests the objectives built on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def features(batch: int, width: int = 16, seed: int = 0, dtype: torch.dtype = to
 
 
 def by_double_loop(x: Tensor, y: Tensor, scale: float) -> float:
-    """Mean over images and texts of -log softmax of the right pair."""
+    """Returns the mean over images and texts of -log softmax of the matching pair."""
     total = 0.0
     n = len(x)
     for i in range(n):
@@ -33,7 +33,7 @@ def by_double_loop(x: Tensor, y: Tensor, scale: float) -> float:
 
 
 def dense(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """The same by cross_entropy over the full matrix, for autograd."""
+    """Returns the same loss by cross_entropy over the full matrix, for autograd."""
     logits, labels = scale * x @ y.T, torch.arange(len(x))
     return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
 
@@ -49,7 +49,7 @@ def kernel(tile: int):
 
 
 @pytest.mark.parametrize("batch", [2, 3, 7])
-def test_loss_is_the_definition(batch: int) -> None:
+def test_loss_matches_the_definition(batch: int) -> None:
     x, y = features(batch)
     loss = contrastive_loss(x, y, torch.tensor(14.0, dtype=torch.float64), in_batch, COMM, Tiling(2))
     assert loss.item() == pytest.approx(by_double_loop(x, y, 14.0), abs=1e-12)
@@ -57,7 +57,7 @@ def test_loss_is_the_definition(batch: int) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 14.3, 100.0])
 @pytest.mark.parametrize("tile", [1, 2, 3, 5, 12, 1000])
-def test_loss_and_gradients_are_autograds_whatever_the_tile(tile: int, scale: float) -> None:
+def test_loss_and_gradients_equal_autograd_at_every_tile(tile: int, scale: float) -> None:
     x, y = features(12)
     for ours, theirs in zip(
         loss_and_gradients(kernel(tile), x, y, scale), loss_and_gradients(dense, x, y, scale), strict=True

@@ -1,4 +1,4 @@
-"""Distillation against its definition, open_clip's loss, and what must not change it."""
+"""Distillation against its definition and open_clip's loss; invariances, precision, memory, ranks, options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clipx.config.duration import Length
 from clipx.errors import ConfigError
 from clipx.objective.base import Objective, StepInputs
 
-B, WIDTH = 6, 9  # of the teacher, unlike the student's
+B, WIDTH = 6, 9  # the teacher's width differs from the student's
 SETTINGS = ("objective.init_temperature=0.2", "objective.contrastive_weight=0.7", "objective.distill_weight=1.9")
 
 
@@ -32,13 +32,13 @@ def build(*overrides: str, dtype: torch.dtype = torch.float64, batch: int = B) -
 
 
 def taught(batch: int = B, scale: float = 8.0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """A teacher's view of a batch: its products are logits."""
+    """Returns a teacher's embeddings of a batch; their products are logits."""
     image, text = features(batch, WIDTH, seed=5, dtype=dtype, pull=1.5)
     return scale * image.detach(), text.detach()
 
 
 def score(module: Objective, x: Tensor, y: Tensor, given: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """Loss, metrics and all gradients of a step."""
+    """Returns loss, metrics and all gradients of a step."""
     x, y = (t.detach().clone().requires_grad_() for t in (x, y))
     module.zero_grad()
     loss, metrics = module(StepInputs(x, y, torch.arange(len(x)), targets=given))
@@ -49,7 +49,7 @@ def score(module: Objective, x: Tensor, y: Tensor, given: tuple[Tensor, Tensor])
 
 
 def cross_entropy(s: objective_reference.Pairs, alpha: Tensor, w: objective_reference.Pairs) -> Tensor:
-    """Mean over samples and sides of -Σ_j p_ij log softmax(z_i)_j, one scalar at a time."""
+    """Returns the mean over samples and sides of -Σ_j p_ij log softmax(z_i)_j, computed scalar by scalar."""
     terms = []
     for i in range(len(s)):
         for side in objective_reference.SIDES:
@@ -62,8 +62,8 @@ def cross_entropy(s: objective_reference.Pairs, alpha: Tensor, w: objective_refe
 
 
 @pytest.mark.parametrize("weights", [(0.7, 1.9), (0.0, 1.0), (1.0, 0.25)])
-def test_value_and_every_gradient_are_those_of_the_definition(weights: tuple[float, float]) -> None:
-    """float64, to 1e-12, the learned temperature's too."""
+def test_value_and_gradients_match_the_definition(weights: tuple[float, float]) -> None:
+    """Compares in float64 to 1e-12, including the gradient of the learned temperature."""
     contrastive, distill = weights
     module = build(f"objective.contrastive_weight={contrastive}", f"objective.distill_weight={distill}")
     x, y = features(B)
@@ -81,8 +81,8 @@ def test_value_and_every_gradient_are_those_of_the_definition(weights: tuple[flo
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (14.3, 100.0), (100.0, 14.3)])
-def test_it_equals_open_clips_loss(dtype: torch.dtype, scales: tuple[float, float]) -> None:
-    """To 1e-6 of a loss, 1e-5 of a gradient at α = 100 in float32."""
+def test_loss_and_gradients_equal_open_clip(dtype: torch.dtype, scales: tuple[float, float]) -> None:
+    """Tolerances in float32 at α = 100: 1e-6 for losses, 1e-5 for gradients."""
     alpha, of_teacher = scales
     module = build(f"objective.init_temperature={1 / alpha}", dtype=dtype, batch=32)
     x, y = features(32, 16, dtype=dtype)
@@ -98,29 +98,29 @@ def test_it_equals_open_clips_loss(dtype: torch.dtype, scales: tuple[float, floa
         torch.testing.assert_close(found[name], value, rtol=close["rtol"], atol=10 * close["atol"])
 
 
-def test_a_teacher_that_is_sure_of_the_right_pairs_is_infonce() -> None:
+def test_a_teacher_certain_of_the_matching_pairs_gives_infonce() -> None:
     x, y = features(B)
     eye = torch.eye(B, dtype=torch.float64)
     found = score(build(), x, y, (1000 * eye, eye))
     torch.testing.assert_close(found["distill_loss"], found["contrastive_loss"], rtol=0, atol=1e-12)
 
 
-def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it() -> None:
+def test_a_student_equal_to_its_teacher_has_zero_gradients() -> None:
     x, y = features(B)
     module = build("objective.contrastive_weight=0")
     found = score(module, x, y, (module.temperature().detach() * x.detach(), y.detach()))
     for name in ("image", "text", "temperature.log_scale"):
         assert found[name].abs().max() < 1e-12
-    assert found["distill_loss"] > 0.1, "the entropy of its softmaxes"
+    assert found["distill_loss"] > 0.1, "the loss is the entropy of the teacher's softmaxes"
 
 
 @pytest.mark.parametrize("tile", [1, 3, 1000])
-def test_the_tile_does_not_matter(tile: int) -> None:
+def test_results_do_not_depend_on_the_tile(tile: int) -> None:
     x, y = features(B)
     assert_same(score(build(f"objective.tile={tile}"), x, y, taught()), score(build(), x, y, taught()), atol=1e-12)
 
 
-def test_the_order_of_the_batch_and_which_side_is_called_image_do_not_matter() -> None:
+def test_the_loss_is_invariant_to_batch_order_and_swapped_sides() -> None:
     x, y = features(B)
     image, text = taught()
     module, order = build(), torch.randperm(B, generator=torch.Generator().manual_seed(1))
@@ -132,7 +132,7 @@ def test_the_order_of_the_batch_and_which_side_is_called_image_do_not_matter() -
 
 
 @pytest.mark.parametrize("kind", ["all alike", "all opposite", "the teacher is sure and wrong"])
-def test_it_stays_finite_and_right_at_the_lowest_temperature(kind: str) -> None:
+def test_the_loss_is_finite_and_accurate_at_the_lowest_temperature(kind: str) -> None:
     x, y = (t.detach() for t in features(B, dtype=torch.float32))
     image, text = taught(dtype=torch.float32)
     if kind == "all alike":
@@ -149,7 +149,7 @@ def test_it_stays_finite_and_right_at_the_lowest_temperature(kind: str) -> None:
         torch.testing.assert_close(found[name].double(), value, rtol=1e-4, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_a_frozen_tower_and_the_teacher_have_no_gradient() -> None:
+def test_a_frozen_tower_and_the_teacher_get_no_gradient() -> None:
     x, y = features(B)
     image, text = (t.requires_grad_() for t in taught())
     whole = score(build(), x, y, (image.detach(), text.detach()))
@@ -159,7 +159,7 @@ def test_a_frozen_tower_and_the_teacher_have_no_gradient() -> None:
     torch.testing.assert_close(y.grad, whole["text"], rtol=0, atol=0)
 
 
-def test_autocast_does_not_reach_the_loss_and_features_in_16_bits_are_scored_in_32() -> None:
+def test_the_loss_ignores_autocast_and_scores_16_bit_features_in_32_bits() -> None:
     x, y = features(B, dtype=torch.float32)
     given = taught(dtype=torch.float32)
     whole = score(build(dtype=torch.float32), x, y, given)
@@ -173,8 +173,8 @@ def test_autocast_does_not_reach_the_loss_and_features_in_16_bits_are_scored_in_
     torch.testing.assert_close(found["image"], wide["image"].bfloat16(), rtol=0, atol=0)
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers that one operation gives."""
+class LargestResult(TorchDispatchMode):
+    """Records the largest number of elements that an operation returns."""
 
     numel = 0
 
@@ -186,12 +186,12 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_nothing_of_the_size_of_the_pairs_is_computed_or_kept() -> None:
+def test_no_tensor_of_the_size_of_all_pairs_is_allocated() -> None:
     batch = 256
     x, y = features(batch, 16)
     module = build("objective.tile=16", batch=batch)
     given = taught(batch)
-    with Largest() as seen:
+    with LargestResult() as seen:
         score(module, x, y, given)
     assert seen.numel <= batch * 16 < batch**2
 
@@ -216,12 +216,12 @@ def same_when_compiled(compiler: Callable[[Objective], Objective]) -> None:
     assert_same(found, {name: expected[name] for name in found}, rtol=1e-5, atol=1e-6)
 
 
-def test_compiled_it_is_the_same() -> None:
+def test_the_compiled_objective_gives_equal_results() -> None:
     torch._dynamo.reset()
     same_when_compiled(lambda m: torch.compile(m, backend="aot_eager"))
 
 
-def test_its_tiles_are_compiled_where_the_run_asks_for_it() -> None:
+def test_compile_objective_compiles_the_tiles() -> None:
     run = compose("objective=distillation", "teacher.weights=x", "compile.objective=true", "compile.backend=aot_eager")
     x, y = features(B, dtype=torch.float32)
     expected = score(build(dtype=torch.float32), x, y, taught(dtype=torch.float32))
@@ -231,11 +231,11 @@ def test_its_tiles_are_compiled_where_the_run_asks_for_it() -> None:
     assert_same(found, expected, rtol=1e-5, atol=1e-6)
 
 
-# --------------------------------------------------------------------------------------------------- in parts
+# ------------------------------------------------------------------------------------ ranks and micro-batches
 
 
-def test_any_number_of_ranks_and_micro_batches_gives_what_one_process_does(tmp_path: Path) -> None:
-    """Loss on each rank, metrics, and all gradients of two steps: float64, to 1e-10."""
+def test_ranks_and_micro_batches_equal_a_single_process(tmp_path: Path) -> None:
+    """Compares the loss on each rank, metrics and all gradients of two steps in float64 to 1e-10."""
     specs = {tile: {"": spec("distillation", *SETTINGS, f"objective.tile={tile}")} for tile in ("auto", "5")}
     objective_grid.main(tmp_path / "1", specs["auto"], [1, 3])
     alone = load_file(tmp_path / "1")
@@ -245,7 +245,7 @@ def test_any_number_of_ranks_and_micro_batches_gives_what_one_process_does(tmp_p
     for found in (alone, *(load_file(tmp_path / str(ranks)) for ranks in (2, 3))):
         assert len(found) > 40
         for name, value in found.items():
-            _, _, what = name.split("/", 2)  # of micro-batches there are 1, 2 and 3
+            _, _, what = name.split("/", 2)  # the second part is the number of micro-batches: 1, 2 or 3
             expected = alone[f"/1/{what}"]
             torch.testing.assert_close(
                 value, expected.expand_as(value), rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
@@ -263,12 +263,12 @@ def test_any_number_of_ranks_and_micro_batches_gives_what_one_process_does(tmp_p
         ("objective.init_temperature=2.0", "must be in [1/max_scale, 1]"),
     ],
 )
-def test_options_out_of_range_are_named(override: str, rule: str) -> None:
+def test_options_out_of_range_raise_an_error(override: str, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose("objective=distillation", "teacher.weights=outputs/teacher", override)
     assert str(caught.value).startswith(f"{override} {rule}")
 
 
-def test_the_options_of_these_tests_are_those_of_the_command_line() -> None:
+def test_specs_of_these_tests_equal_composed_ones() -> None:
     composed = compose("objective=distillation", "teacher.weights=x", *SETTINGS).objective
     assert composed == spec("distillation", *SETTINGS)

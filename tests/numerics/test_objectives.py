@@ -1,4 +1,4 @@
-"""Every objective against its definition, its limits, and the losses of open_clip."""
+"""Every objective against its definition, its limiting cases and the losses of open_clip."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ every_average = pytest.mark.parametrize("name", AVERAGES)
 
 
 def optimizer(module: Objective, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> torch.optim.Optimizer | None:
-    """Moves the objective's own parameters, where it has any."""
+    """Returns an optimizer of the objective's parameters, or None if it has none."""
     own = list(module.parameters())
     return kind(own, lr=module.constant_lr or 0.3) if own else None
 
 
-def take(module: Objective, seen: int, own: torch.optim.Optimizer | None = None) -> None:
+def finish_step(module: Objective, seen: int, own: torch.optim.Optimizer | None = None) -> None:
     if own is not None:
         own.step()
     module.after_step(seen)
 
 
 def log_scale(module: Objective) -> Tensor:
-    """log 1/τ of the step to come, a leaf; of a constant τ that of `SETTINGS`."""
+    """Returns log 1/τ of the next step as a leaf tensor; for a constant τ, the value in `SETTINGS`."""
     own = dict(module.named_parameters()).get("temperature.log_scale")
     at = torch.tensor(-math.log(0.2), dtype=torch.float64) if own is None else own.detach().clone()
     return at.requires_grad_()
 
 
 @every
-def test_the_options_of_these_tests_are_those_of_the_command_line(name: str) -> None:
+def test_specs_of_these_tests_equal_composed_ones(name: str) -> None:
     assert compose(f"objective={name}", *SETTINGS[name]).objective == cases.spec(name, *SETTINGS[name])
 
 
-# ------------------------------------------------------------------------------------------ against the definition
+# ------------------------------------------------------------------------------------------------------ definition
 
 
 def expected(variant: str, module: Objective, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Value of an objective without state, and the leaves whose gradients it has besides x and y."""
+    """Returns the value of a stateless objective and its leaf parameters other than x and y."""
     own = {"temperature.log_scale": log_scale(module)}
     alpha = own["temperature.log_scale"].exp()
     if variant == "siglip":
@@ -64,7 +64,7 @@ def expected(variant: str, module: Objective, x: Tensor, y: Tensor) -> tuple[Ten
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.split()[0] not in AVERAGES])
-def test_value_and_every_gradient_are_those_of_the_definition(variant: str) -> None:
+def test_value_and_gradients_match_the_definition(variant: str) -> None:
     module = build(variant)
     own = optimizer(module)
     for step in range(3):
@@ -74,11 +74,11 @@ def test_value_and_every_gradient_are_those_of_the_definition(variant: str) -> N
         grads = torch.autograd.grad(loss, (x, y, *leaves.values()))
         wanted = dict(zip(("image", "text", *leaves), grads, strict=True), loss=loss.detach())
         assert_same(found.tensors, wanted, atol=1e-10)
-        take(module, (step + 1) * B, own)
+        finish_step(module, (step + 1) * B, own)
 
 
 def batches(steps: int) -> list[Tensor]:
-    """Samples of consecutive steps: some come back, some are new, one occurs twice, and one twice in a row."""
+    """Returns the sample indices of consecutive steps, with recurring and new samples and repeats within a step."""
     generator = torch.Generator().manual_seed(5)
     drawn = [torch.randperm(N // 2, generator=generator)[:B] for _ in range(steps)]
     drawn[2][4] = drawn[2][1]
@@ -87,8 +87,8 @@ def batches(steps: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.split()[0] in AVERAGES])
-def test_value_gradients_and_state_of_many_steps_are_those_of_the_definition(variant: str) -> None:
-    """Over two and a half epochs: γ is 1, then falls, and the bias correction of each sample's Adam follows it."""
+def test_value_gradients_and_state_of_many_steps_match_the_definition(variant: str) -> None:
+    """Runs two and a half epochs: γ is 1, then falls, and the bias correction of each sample's Adam follows it."""
     module, definition = build(variant), cases.average(variant)
     own = optimizer(module)
     learned = "temperature.log_scale"
@@ -104,7 +104,7 @@ def test_value_gradients_and_state_of_many_steps_are_those_of_the_definition(var
         if "log_scale" in outcome.own:
             wanted[learned] = torch.tensor(outcome.own["log_scale"], dtype=torch.float64)
         assert_same(found.tensors, wanted, atol=1e-10)
-        take(module, seen + B, own)
+        finish_step(module, seen + B, own)
         definition.commit(index.tolist(), outcome)
         table = read(module, N)
         for number in range(N):
@@ -116,7 +116,7 @@ def test_value_gradients_and_state_of_many_steps_are_those_of_the_definition(var
 
 
 @every_average
-def test_pairs_that_occur_twice_are_negatives_of_each_other(name: str) -> None:
+def test_duplicate_pairs_are_negatives_of_each_other(name: str) -> None:
     module, definition = build(name), cases.average(name)
     x, y = features(B // 2)
     x, y = (torch.cat([t.detach(), t.detach()]).requires_grad_() for t in (x, y))
@@ -128,8 +128,8 @@ def test_pairs_that_occur_twice_are_negatives_of_each_other(name: str) -> None:
 
 
 @every
-def test_the_batch_of_two_is_right(name: str) -> None:
-    """One negative each: nothing to sum over, and nothing to divide by."""
+def test_a_batch_of_two_matches_the_definition(name: str) -> None:
+    """Each sample has a single negative, so sums and means over the negatives are trivial."""
     module = build(name, batch=2)
     x, y = features(2)
     found = score(module, x, y, torch.arange(2))
@@ -142,15 +142,15 @@ def test_the_batch_of_two_is_right(name: str) -> None:
     torch.testing.assert_close(found.loss.detach(), loss.detach(), rtol=0, atol=1e-10)
 
 
-# ------------------------------------------------------------------------------------------------ limits of each other
+# ------------------------------------------------------------------------------------------------------ limiting cases
 
 
 GAMMA_1 = ("objective.gamma.schedule=constant", "objective.gamma.decay=null", "objective.gamma.minimum=1")
 
 
 @pytest.mark.parametrize(("name", "eps"), [("infonce", 1 / (B - 1)), ("dcl", 0.0)])
-def test_infonce_and_dcl_are_the_moving_average_that_forgets_all(name: str, eps: float) -> None:
-    """γ=1 and ε=1/(B-1) is InfoNCE, ε=0 is DCL, up to log(B-1) in value: also long after the first epoch."""
+def test_infonce_and_dcl_are_limits_of_the_moving_average(name: str, eps: float) -> None:
+    """γ=1 with ε=1/(B-1) is InfoNCE and with ε=0 is DCL, up to log(B-1) in value, also after the first epoch."""
     module, average = build(name), build("fastclip_v0", *GAMMA_1, f"objective.eps={eps!r}")
     for step in range(3):
         x, y = features(B, seed=step)
@@ -163,8 +163,8 @@ def test_infonce_and_dcl_are_the_moving_average_that_forgets_all(name: str, eps:
             m.after_step(seen + B)
 
 
-def test_the_family_differs_only_in_what_it_says() -> None:
-    """In the first epoch v1 is SogCLR and v2 is iSogCLR; v0 is v1 without the factor τ; v3 is v1 plus τρ."""
+def test_the_family_differs_only_as_documented() -> None:
+    """FastCLIP in the first epoch: v1 is SogCLR and v2 is iSogCLR; v0 is v1 without the factor τ; v3 is v1 plus τρ."""
     x, y = features(B)
     same = ("objective.tau_gradient=exact",)
     found = {name: score(build(name), x, y, torch.arange(B)) for name in AVERAGES}
@@ -179,7 +179,7 @@ def test_the_family_differs_only_in_what_it_says() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 14.3, 100.0])
-def test_infonce_equals_open_clips_loss_in_float32(scale: float) -> None:
+def test_infonce_equals_open_clip_in_float32(scale: float) -> None:
     x, y = features(64, 16, dtype=torch.float32)
     module = build("infonce", f"objective.init_temperature={1 / scale!r}", dtype=torch.float32)
     found = score(module, x, y, torch.arange(64))
@@ -187,10 +187,10 @@ def test_infonce_equals_open_clips_loss_in_float32(scale: float) -> None:
     loss = ClipLoss()(x, y, at.exp())
     names = ("image", "text", "temperature.log_scale")
     wanted = dict(zip(names, torch.autograd.grad(loss, (x, y, at)), strict=True), loss=loss.detach())
-    assert_same(found.tensors, wanted, rtol=1e-6, atol=1e-6 * max(1, scale / 14))  # float32 keeps logits to 2^-24·α
+    assert_same(found.tensors, wanted, rtol=1e-6, atol=1e-6 * max(1, scale / 14))  # float32 rounds logits to 2^-24·α
 
 
-def test_siglip_equals_open_clips_loss_in_float32() -> None:
+def test_siglip_equals_open_clip_in_float32() -> None:
     x, y = features(64, 16, dtype=torch.float32)
     module = build("siglip", "objective.init_temperature=0.1", "objective.init_bias=-10", dtype=torch.float32)
     found = score(module, x, y, torch.arange(64))
@@ -205,7 +205,7 @@ def test_siglip_equals_open_clips_loss_in_float32() -> None:
 
 
 @every
-def test_the_order_of_the_batch_does_not_matter(name: str) -> None:
+def test_results_do_not_depend_on_the_batch_order(name: str) -> None:
     order = torch.randperm(B, generator=torch.Generator().manual_seed(1))
     modules = [build(name) for _ in range(2)]
     for step in range(3):
@@ -222,8 +222,8 @@ def test_the_order_of_the_batch_does_not_matter(name: str) -> None:
 
 
 @every
-def test_images_and_texts_may_change_places(name: str) -> None:
-    """One direction, called twice."""
+def test_images_and_texts_are_interchangeable(name: str) -> None:
+    """Both directions use the same code."""
     modules = [build(name) for _ in range(2)]
     for step in range(2):
         x, y = features(B, seed=step)
@@ -238,8 +238,8 @@ def test_images_and_texts_may_change_places(name: str) -> None:
 
 @every
 @pytest.mark.parametrize("tile", [1, 3, 6, 1000])
-def test_the_tile_does_not_matter(name: str, tile: int) -> None:
-    """Seven samples: 3 and 6 do not divide them, 1000 holds all."""
+def test_results_do_not_depend_on_the_tile(name: str, tile: int) -> None:
+    """Uses 7 samples: tiles of 3 and 6 do not divide them, a tile of 1000 holds all."""
     size = 7
     modules = [build(name, "objective.tile=auto", batch=size), build(name, f"objective.tile={tile}", batch=size)]
     for step in range(2):
@@ -252,8 +252,8 @@ def test_the_tile_does_not_matter(name: str, tile: int) -> None:
 
 
 @every
-def test_the_gradient_is_that_of_any_function_of_the_loss(name: str) -> None:
-    """A GradScaler, or a second loss beside it, multiplies all gradients alike."""
+def test_gradients_scale_with_the_loss(name: str) -> None:
+    """A GradScaler or an additional loss multiplies all gradients by the same factor."""
     x, y = features(B)
     plain = score(build(name), x, y, torch.arange(B)).tensors
     module = build(name)
@@ -265,7 +265,7 @@ def test_the_gradient_is_that_of_any_function_of_the_loss(name: str) -> None:
 
 
 @every
-def test_a_frozen_tower_changes_nothing_for_the_other(name: str) -> None:
+def test_a_frozen_tower_does_not_change_the_other_gradient(name: str) -> None:
     x, y = features(B)
     whole = score(build(name), x, y, torch.arange(B))
     module = build(name)
@@ -293,8 +293,8 @@ def adversarial(kind: str, size: int) -> tuple[Tensor, Tensor]:
 
 @every
 @pytest.mark.parametrize("kind", ["all alike", "all opposite", "one right pair", "one wrong pair"])
-def test_stays_finite_at_the_lowest_temperature_with_the_worst_features(name: str, kind: str) -> None:
-    """bfloat16, τ = 0.01: logits of ±100, hence a g of e^±200. The average goes from one extreme to the other."""
+def test_results_are_finite_at_the_lowest_temperature_with_extreme_features(name: str, kind: str) -> None:
+    """bfloat16 and τ = 0.01 give logits of ±100 and g of e^±200. The moving average jumps between the extremes."""
     tau = "objective.temperature" if name in ("sogclr", "fastclip_v1") else "objective.init_temperature"
     overrides = [f"{tau}=0.01", "objective.tile=4"]
     if name in (*EACH, "fastclip_v3"):
@@ -311,13 +311,13 @@ def test_stays_finite_at_the_lowest_temperature_with_the_worst_features(name: st
             assert value.isfinite().all(), (this, what)
         for what, value in found.metrics.items():
             assert value.isfinite().all(), (this, what)
-        take(module, N + (step + 1) * B, own)
+        finish_step(module, N + (step + 1) * B, own)
         table = read(module, B)
         assert table.isfinite().all()
 
 
 @every
-def test_float32_is_float64_to_its_precision(name: str) -> None:
+def test_float32_equals_float64_within_its_precision(name: str) -> None:
     found = []
     modules = [build(name, dtype=dtype) for dtype in (torch.float32, torch.float64)]
     for step in range(3):
@@ -332,8 +332,8 @@ def test_float32_is_float64_to_its_precision(name: str) -> None:
             module.after_step(N + (step + 1) * B)
 
 
-def test_siglip_keeps_learning_right_pairs_that_it_knows_well() -> None:
-    """z = 15: σ(z) is 1 to the precision of float32, what is left to learn is σ(-z) = 3.06e-7."""
+def test_siglip_gradients_of_confident_positives_are_accurate() -> None:
+    """At z = 15, σ(z) rounds to 1 in float32; the gradient is σ(-z) = 3.06e-7."""
     found = {}
     for dtype in (torch.float32, torch.float64):
         x, _ = features(B, width=16, dtype=dtype)
@@ -343,7 +343,7 @@ def test_siglip_keeps_learning_right_pairs_that_it_knows_well() -> None:
 
 
 @every
-def test_autocast_does_not_reach_the_loss(name: str) -> None:
+def test_the_loss_ignores_autocast(name: str) -> None:
     x, y = features(B, dtype=torch.float32)
     plain = score(build(name, dtype=torch.float32), x, y, torch.arange(B))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -352,7 +352,7 @@ def test_autocast_does_not_reach_the_loss(name: str) -> None:
 
 
 @every
-def test_features_in_16_bits_are_scored_in_32_and_their_gradients_rounded(name: str) -> None:
+def test_16_bit_features_are_scored_in_32_bits_with_rounded_gradients(name: str) -> None:
     x, y = (t.detach().bfloat16().requires_grad_() for t in features(B, dtype=torch.float32))
     rounded = score(build(name, dtype=torch.float32), x, y, torch.arange(B))
     exact = score(build(name, dtype=torch.float32), x.float(), y.float(), torch.arange(B))
@@ -366,7 +366,7 @@ def test_features_in_16_bits_are_scored_in_32_and_their_gradients_rounded(name: 
 
 
 class LargestResult(TorchDispatchMode):
-    """The most numbers that any operation gave back."""
+    """Records the largest number of elements in the storage of an operation's result."""
 
     numel = 0
 
@@ -380,18 +380,18 @@ class LargestResult(TorchDispatchMode):
 
 
 def tensors() -> list[Tensor]:
-    """All that are alive. By class: lazily imported modules warn when `isinstance` looks at them."""
+    """Returns all live tensors. Checks classes, as `isinstance` on lazily imported modules warns."""
     return [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
 
 
 @every
-def test_nothing_of_the_size_of_the_pairs_is_computed_or_kept(name: str) -> None:
-    """64 samples of width 4 in tiles of 8: 4,096 pairs, 256 features. What is kept is found among all live tensors."""
+def test_no_tensor_of_the_size_of_all_pairs_is_allocated(name: str) -> None:
+    """Uses 64 samples of width 4 in tiles of 8: 4,096 pairs, 256 features. All live tensors are searched."""
     size = 64
     module = build(name, "objective.tile=8", batch=size, samples=200)
     x, y = features(size, width=4)
     module.before_step(0)
-    module(StepInputs(x.detach(), y.detach(), torch.arange(size)))  # what is there from the first step on
+    module(StepInputs(x.detach(), y.detach(), torch.arange(size)))  # allocates what exists from the first step on
     gc.collect()
     before = {id(t) for t in tensors()}
     saved: list[Tensor] = []
@@ -401,14 +401,14 @@ def test_nothing_of_the_size_of_the_pairs_is_computed_or_kept(name: str) -> None
     ):
         loss, _ = module(StepInputs(x, y, torch.arange(size)))
     assert largest.numel <= 16 * size
-    assert sum(t.numel() for t in saved) <= 2 * 4 * size + 20 * size  # dx, dy, and a few numbers a sample
+    assert sum(t.numel() for t in saved) <= 2 * 4 * size + 20 * size  # dx, dy, and a few numbers per sample
     assert all(t.numel() <= 16 * size for t in tensors() if id(t) not in before)
     with LargestResult() as largest:
         loss.backward()
     assert largest.numel <= 4 * size
 
 
-# -------------------------------------------------------------------------------------------- the temperature's gradient
+# ------------------------------------------------------------------------------------------------- temperature gradient
 
 
 def v3_gradients(x: Tensor, y: Tensor, rho: float, *overrides: str) -> dict[str, float]:
@@ -419,8 +419,8 @@ def v3_gradients(x: Tensor, y: Tensor, rho: float, *overrides: str) -> dict[str,
     return found
 
 
-def test_v3s_exact_temperature_gradient_is_that_of_the_loss_itself() -> None:
-    """In the first epoch u is g, so that the loss is a function of τ like any other: by central differences."""
+def test_the_exact_temperature_gradient_of_v3_equals_finite_differences() -> None:
+    """Central differences apply: in the first epoch u is g, so the loss is an ordinary function of τ."""
     x, y = features(B)
     module = build("fastclip_v3")
     gradient = score(module, x, y, torch.arange(B)).own["temperature.log_scale"].item()
@@ -434,22 +434,24 @@ def test_v3s_exact_temperature_gradient_is_that_of_the_loss_itself() -> None:
     assert gradient == pytest.approx((loss(1e-5) - loss(-1e-5)) / 2e-5, abs=1e-9)
 
 
-def test_the_official_temperature_gradient_counts_the_inner_part_twice_and_can_flip_the_sign() -> None:
+def test_the_official_temperature_gradient_doubles_the_inner_part() -> None:
     x, y = features(8, seed=4, pull=0.0)
     tau, tiny = 0.2, ("objective.eps=1e-14",)
     at_rho_1 = v3_gradients(x, y, 1.0, *tiny)
     inner = at_rho_1["official"] - at_rho_1["exact"]  # ∂comp/∂α·α
     assert inner > 0
     through_tau = at_rho_1["exact"] - inner  # -τ (ρ + ½ mean log u)
-    rho = 1.0 + (through_tau + 1.5 * inner) / tau  # where it is -1.5 times the inner part
+    rho = (
+        1.0 + (through_tau + 1.5 * inner) / tau
+    )  # here through_tau is -1.5 times the inner part, so the official gradient flips its sign
     assert 0 < rho < math.log(N - 1)
     flipped = v3_gradients(x, y, rho, *tiny)
     assert flipped["exact"] == pytest.approx(-0.5 * inner)
     assert flipped["official"] == pytest.approx(0.5 * inner)
 
 
-def test_v3_is_stationary_where_the_mean_kl_is_rho() -> None:
-    """KL of the softmax over the negatives to the uniform distribution, both sides, by its definition."""
+def test_v3_is_stationary_at_a_mean_kl_of_rho() -> None:
+    """Computes KL(softmax over the negatives ‖ uniform) on both sides by its definition."""
     x, y = features(8, seed=4)
     s = reference.similarities(x.detach(), y.detach())
     total, tau = 0.0, 1 / build("fastclip_v3").temperature.log_scale.exp().item()
@@ -471,15 +473,15 @@ def gammas(name: str, seen: list[int], *overrides: str, epochs: int = 6) -> list
 
 
 @pytest.mark.parametrize("name", ["fastclip_v0", "fastclip_v1", "fastclip_v2", "fastclip_v3"])
-def test_gamma_is_cosine_by_epoch(name: str) -> None:
-    """1 in the first epoch, ½(1+cos(π e/3))·0.7+0.3, and 0.3 from the third on, the same within an epoch."""
+def test_gamma_follows_a_cosine_by_epoch(name: str) -> None:
+    """γ is constant within epoch e: 1 in the first (e = 0), ½(1+cos(π e/3))·0.7+0.3, and 0.3 from e = 3 on."""
     seen = list(range(0, 6 * N, 7))
     wanted = [reference.cosine_gamma(at // N, 0.3, 3) for at in seen]
     assert wanted[0] == 1.0 and wanted[-1] == 0.3 and len(set(wanted)) == 4
     assert gammas(name, seen) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_gamma_is_cosine_by_step() -> None:
+def test_gamma_follows_a_cosine_by_step() -> None:
     seen = list(range(0, 6 * N, 7))
     wanted = [reference.cosine_gamma(at / N, 0.3, 3) for at in seen]
     assert gammas("fastclip_v1", seen, "objective.gamma.by_step=true") == pytest.approx(wanted, abs=1e-12)
@@ -492,7 +494,7 @@ def test_constant_gamma_is_1_in_the_first_epoch(name: str) -> None:
 
 
 @pytest.mark.parametrize("epochs", [3, 10, 33])
-def test_fitted_gamma_is_the_rule_of_the_successor(epochs: int) -> None:
+def test_fitted_gamma_matches_the_reference_rule(epochs: int) -> None:
     overrides = ("objective.gamma.schedule=fitted", "objective.gamma.minimum=null", "objective.gamma.decay=null")
     minimum = reference.fitted_minimum(epochs)
     assert (minimum == 1) == (epochs < 7)
@@ -502,7 +504,7 @@ def test_fitted_gamma_is_the_rule_of_the_successor(epochs: int) -> None:
 
 
 @pytest.mark.parametrize(("decay", "epochs"), [("2ep", 2), ("50%", 3), ("100%", 6), ("10st", 2), ("90sa", 3)])
-def test_gammas_decay_may_have_any_unit(decay: str, epochs: int) -> None:
+def test_gamma_decay_accepts_any_unit(decay: str, epochs: int) -> None:
     seen = [epoch * N for epoch in range(6)]
     wanted = [reference.cosine_gamma(epoch, 0.3, epochs) for epoch in range(6)]
     assert gammas("fastclip_v3", seen, f"objective.gamma.decay='{decay}'") == pytest.approx(wanted, abs=1e-12)
@@ -516,8 +518,8 @@ def snapshot(module: Objective) -> dict[str, Tensor]:
 
 
 @every
-def test_a_skipped_step_leaves_everything_as_it_was(name: str) -> None:
-    """After it a step is what it would have been without."""
+def test_a_skipped_step_leaves_the_state_unchanged(name: str) -> None:
+    """The next step equals a step without the skipped step before it."""
     module, other = build(name), build(name)
     x, y = features(B)
     for m in (module, other):
@@ -536,7 +538,7 @@ def test_a_skipped_step_leaves_everything_as_it_was(name: str) -> None:
 
 
 @every_average
-def test_after_step_alone_commits_nothing_twice(name: str) -> None:
+def test_a_repeated_after_step_commits_nothing(name: str) -> None:
     module = build(name)
     score(module, *features(B), torch.arange(B), N)
     module.after_step(N + B)
@@ -546,8 +548,8 @@ def test_after_step_alone_commits_nothing_twice(name: str) -> None:
 
 
 @every_average
-def test_an_unseen_sample_takes_its_own_g(name: str) -> None:
-    """In a late epoch, with γ = 0.3, beside samples that have been seen."""
+def test_an_unseen_sample_is_initialized_with_its_g(name: str) -> None:
+    """Tests a late epoch with γ = 0.3, in a batch with samples seen before."""
     module = build(name, *(("objective.temperature_lr=1e-12",) if name in EACH else ()))
     first = features(B, seed=1)
     score(module, *first, torch.arange(B), 4 * N)
@@ -566,14 +568,14 @@ def test_an_unseen_sample_takes_its_own_g(name: str) -> None:
 
 
 @every_average
-def test_of_a_repeated_index_the_last_wins_and_repeats_are_counted(name: str) -> None:
+def test_the_last_of_a_repeated_index_wins_and_repeats_are_counted(name: str) -> None:
     module, alone = build(name), build(name)
     x, y = features(B)
     found = score(module, x, y, torch.tensor([4, 7, 4, 9, 4, 7]), 4 * N)
     score(alone, x, y, torch.tensor([1, 2, 3, 9, 4, 7]), 4 * N)
     for m in (module, alone):
         m.after_step(4 * N + B)
-    assert found.metrics["repeated"].item() == 3, "4 twice and 7 once: the samples that a later one overwrites"
+    assert found.metrics["repeated"].item() == 3, "overwritten by later occurrences: index 4 twice, index 7 once"
     one, other = read(module, N), read(alone, N)
     for number in (4, 7, 9):
         assert torch.equal(one[number], other[number])
@@ -582,7 +584,7 @@ def test_of_a_repeated_index_the_last_wins_and_repeats_are_counted(name: str) ->
 
 
 @every_average
-def test_the_metrics_say_what_they_are(name: str) -> None:
+def test_metrics_match_the_definition(name: str) -> None:
     module, definition = build(name), cases.average(name)
     x, y = features(B)
     for seen in (N, N + B):
@@ -596,17 +598,15 @@ def test_the_metrics_say_what_they_are(name: str) -> None:
 
 
 @every
-def test_the_temperature_is_told(name: str) -> None:
+def test_the_temperature_is_a_metric(name: str) -> None:
     found = score(build(name), *features(B), torch.arange(B))
     assert found.metrics["temperature"].item() == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(("rho", "pull", "limit"), [(3, 0.0, 0.03), (0.01, 3.0, 1.0)], ids=["down", "up"])
-def test_each_samples_temperature_stops_at_the_lowest_and_at_1(
-    name: str, rho: float, pull: float, limit: float
-) -> None:
-    """At a rate that would throw every τ beyond."""
+def test_per_sample_temperatures_are_clamped(name: str, rho: float, pull: float, limit: float) -> None:
+    """Uses a learning rate that would move every τ beyond its limits."""
     module = build(name, "objective.temperature_lr=10", f"objective.rho={rho}")
     score(module, *features(B, pull=pull), torch.arange(B))
     module.after_step(B)
@@ -629,13 +629,13 @@ def test_the_learned_temperature_is_clamped(name: str, low: float, high: float, 
 
 
 @pytest.mark.parametrize(("start", "factor"), [(0.2, 1.0), (0.0301, 1.0), (0.0299, 1 / 3), (0.02, 1 / 3)])
-def test_v3s_temperature_learns_at_a_third_of_its_rate_once_it_is_low(start: float, factor: float) -> None:
-    """As one optimizer with a rate that is cut: two steps of AdamW, whose moments do not know of the rate."""
+def test_the_temperature_rate_of_v3_falls_to_a_third_below_0_03(start: float, factor: float) -> None:
+    """Compares with AdamW at the reduced rate; the moments of AdamW do not depend on the rate."""
     module = build(
         "fastclip_v3", f"objective.init_temperature={start}", "objective.min_temperature=0.01", "objective.rho=0.5"
     )
     other = module.temperature.log_scale.detach().clone().requires_grad_()
-    rate = 1e-5  # so that no step crosses 0.03
+    rate = 1e-5  # small enough that no step crosses 0.03
     ours = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=0.0)
     theirs = torch.optim.AdamW([other], lr=rate * factor, weight_decay=0.0)
     for step in range(3):
@@ -648,12 +648,12 @@ def test_v3s_temperature_learns_at_a_third_of_its_rate_once_it_is_low(start: flo
         assert other.item() != pytest.approx(-math.log(start), abs=1e-6 * factor, rel=0)
 
 
-def test_only_v3_has_a_learning_rate_of_its_own() -> None:
+def test_only_v3_has_a_separate_learning_rate() -> None:
     assert build("fastclip_v3", "objective.temperature_lr=2e-4").constant_lr == 2e-4
     assert [name for name in SETTINGS if build(name).constant_lr is not None] == ["fastclip_v3"]
 
 
-# ------------------------------------------------------------------------------------------------------------ compiled
+# --------------------------------------------------------------------------------------------------------- compilation
 
 
 def same_when_compiled(name: str, compiler: Callable[[Objective], Objective]) -> None:
@@ -679,14 +679,14 @@ def same_when_compiled(name: str, compiler: Callable[[Objective], Objective]) ->
 
 
 @every
-def test_compiled_it_is_the_same(name: str) -> None:
-    """Through the tracer and autograd's; what the machine's compiler makes of it is the slow test's."""
+def test_the_compiled_objective_gives_equal_results(name: str) -> None:
+    """Tests Dynamo and AOTAutograd; the slow test covers the machine code of the default backend."""
     torch._dynamo.reset()
     same_when_compiled(name, lambda m: torch.compile(m, backend="aot_eager"))
 
 
 @pytest.mark.slow
 @every
-def test_compiled_to_machine_code_it_is_the_same(name: str) -> None:
+def test_the_objective_compiled_to_machine_code_gives_equal_results(name: str) -> None:
     torch._dynamo.reset()
     same_when_compiled(name, torch.compile)

@@ -1,4 +1,4 @@
-"""Each optimizer's update against its paper, in float64 and plain words, with groups, decay and a moving rate."""
+"""Updates of each optimizer against its paper in float64, with groups, weight decay and a scheduled rate."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from clipx.optimizer.lion import LionSpec
 from clipx.optimizer.muon import MuonSpec
 from clipx.optimizer.sgd import SGDSpec
 
-RATES = [1e-2, 2e-2, 5e-3, 1e-3]  # scheduled, step by step
+RATES = [1e-2, 2e-2, 5e-3, 1e-3]  # scheduled rate of each step
 GROUPED = ("optimizer.layer_decay=0.5", "optimizer.image_lr_scale=0.3", "optimizer.weight_decay=0.3")
 Rule = Callable[[Tensor, list[Tensor], list[float], float], Tensor]
-"""(weight, gradients, rates, weight decay) -> the weight after as many steps"""
+"""(weight, gradients, rates, weight decay) -> weight after one step per gradient"""
 
 
 def adam(grads: list[Tensor], betas: list[float], eps: float) -> list[Tensor]:
-    """m̂/(√v̂ + ε) of each step (arXiv:1412.6980, algorithm 1)."""
+    """Returns m̂/(√v̂ + ε) of each step (arXiv:1412.6980, algorithm 1)."""
     m = v = torch.zeros_like(grads[0])
     steps = []
     for t, g in enumerate(grads, 1):
@@ -37,14 +37,14 @@ def adam(grads: list[Tensor], betas: list[float], eps: float) -> list[Tensor]:
 
 
 def adamw(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: Any) -> Tensor:
-    """arXiv:1711.05101, algorithm 2, the learning rate multiplying the decay as in torch."""
+    """AdamW by arXiv:1711.05101, algorithm 2; the learning rate multiplies the decay as in torch."""
     for r, lr in zip(adam(grads, spec.betas, spec.eps), rates, strict=True):
         p = p - lr * decay * p - lr * r
     return p
 
 
 def lamb(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: Any, scaled: bool) -> Tensor:
-    """arXiv:1904.00962, algorithm 2; `scaled`: whether the layer's norm plays a part."""
+    """LAMB by arXiv:1904.00962, algorithm 2; `scaled` applies the trust ratio of the layer."""
     for r, lr in zip(adam(grads, spec.betas, spec.eps), rates, strict=True):
         update = r + decay * p
         p = p - lr * (p.norm() / update.norm() if scaled and p.norm() > 0 else 1.0) * update
@@ -52,7 +52,7 @@ def lamb(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec:
 
 
 def lion(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: Any) -> Tensor:
-    """arXiv:2302.06675, algorithm 2."""
+    """Lion by arXiv:2302.06675, algorithm 2."""
     m = torch.zeros_like(p)
     for g, lr in zip(grads, rates, strict=True):
         c = spec.betas[0] * m + (1 - spec.betas[0]) * g
@@ -62,7 +62,7 @@ def lion(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec:
 
 
 def sgd(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: Any) -> Tensor:
-    """arXiv:1706.02677, eq. 9, on the gradient of the loss and ½·decay·‖w‖²; Nesterov's as arXiv:1212.0901, eq. 7."""
+    """SGD by arXiv:1706.02677, eq. 9, on the loss plus ½·decay·‖w‖²; Nesterov momentum by arXiv:1212.0901, eq. 7."""
     v = torch.zeros_like(p)
     for g, lr in zip(grads, rates, strict=True):
         g = g + decay * p
@@ -72,7 +72,7 @@ def sgd(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: 
 
 
 def newton_schulz(g: Tensor) -> Tensor:
-    """kellerjordan.github.io/posts/muon: five steps towards the nearest orthogonal matrix."""
+    """Five Newton-Schulz steps towards the nearest orthogonal matrix (kellerjordan.github.io/posts/muon)."""
     if g.shape[0] > g.shape[1]:
         return newton_schulz(g.T).T
     x = g / g.norm()
@@ -83,7 +83,7 @@ def newton_schulz(g: Tensor) -> Tensor:
 
 
 def muon(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec: Any) -> Tensor:
-    """The same, with the factor and the decay of arXiv:2502.16982, eq. 4; a kernel is flattened to out × rest."""
+    """Muon with the factor and decay of arXiv:2502.16982, eq. 4; convolution kernels are flattened to out × rest."""
     buffer = torch.zeros_like(p)
     for g, lr in zip(grads, rates, strict=True):
         buffer = spec.momentum * buffer + g
@@ -94,7 +94,7 @@ def muon(p: Tensor, grads: list[Tensor], rates: list[float], decay: float, spec:
 
 
 def rule_of(run: Optimizing, name: str) -> Rule:
-    """What the definition has for a parameter."""
+    """Returns the reference update rule of a parameter."""
     spec = run.spec
     match spec:
         case AdamWSpec():
@@ -112,7 +112,7 @@ def rule_of(run: Optimizing, name: str) -> Rule:
 
 
 def follow(run: Optimizing, rtol: float = 1e-12, atol: float = 1e-13) -> dict[str, Tensor]:
-    """Makes the steps and compares every weight with its definition. Returns the weights before."""
+    """Steps the optimizer and compares every weight with its definition. Returns the initial weights."""
     before, grads = run.weights(), [run.gradients(step) for step in range(len(RATES))]
     for step, lr in enumerate(RATES):
         run.step(step, lr)
@@ -139,7 +139,7 @@ def test_four_steps_equal_the_definition(option: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["adamw", "lamb", "lion", "sgd"])
-def test_four_steps_equal_the_definition_with_groups_and_rates_of_their_own(option: str) -> None:
+def test_four_steps_equal_the_definition_with_groups_and_scaled_rates(option: str) -> None:
     run = Optimizing(f"optimizer={option}", *GROUPED, "optimizer.no_decay=[text.token_embedding.*]", constant=True)
     before = follow(run)
     assert all(not torch.equal(before[name], after) for name, after in run.weights().items())
@@ -147,12 +147,12 @@ def test_four_steps_equal_the_definition_with_groups_and_rates_of_their_own(opti
 
 @pytest.mark.usefixtures("exact_orthogonal")
 @pytest.mark.parametrize("nesterov", ["true", "false"])
-def test_muons_four_steps_equal_the_definition(nesterov: str) -> None:
+def test_four_steps_of_muon_equal_the_definition(nesterov: str) -> None:
     follow(Optimizing("optimizer=muon", f"optimizer.nesterov={nesterov}", *GROUPED, constant=True), 1e-9, 1e-11)
 
 
-def test_muon_in_bfloat16_is_the_definition_up_to_its_rounding() -> None:
-    """Eight bits of mantissa, and singular values that Newton-Schulz itself leaves between 0.7 and 1.2."""
+def test_muon_in_bfloat16_equals_the_definition_within_rounding() -> None:
+    """Sources of error: 8 bits of mantissa, and singular values that Newton-Schulz leaves between 0.7 and 1.2."""
     run = Optimizing("optimizer=muon")
     before = run.weights()
     run.step(0, 1e-2)
@@ -163,7 +163,7 @@ def test_muon_in_bfloat16_is_the_definition_up_to_its_rounding() -> None:
             assert (moved - expected).norm() < 0.05 * expected.norm(), name
 
 
-def test_muon_on_matrices_is_torchs() -> None:
+def test_muon_on_matrices_equals_torch() -> None:
     torch.manual_seed(0)
     spec = MuonSpec()
     ours, theirs = ([torch.nn.Parameter(torch.ones(shape)) for shape in ((24, 8), (8, 24), (16, 16))] for _ in range(2))
@@ -185,8 +185,8 @@ def test_sgd_equals_the_definition_for_every_momentum(momentum: float, nesterov:
     follow(Optimizing("optimizer=sgd", f"optimizer.momentum={momentum}", f"optimizer.nesterov={nesterov}"))
 
 
-def test_lamb_scales_without_weight_decay_too() -> None:
-    """timm's own default makes Adam of it."""
+def test_lamb_scales_updates_without_weight_decay() -> None:
+    """timm's default would make it Adam in this case."""
     run = Optimizing("optimizer=lamb", "optimizer.weight_decay=0")
     name = "model.text.blocks.0.mlp.fc1.weight"
     before = run.weights()[name]
@@ -196,5 +196,5 @@ def test_lamb_scales_without_weight_decay_too() -> None:
 
 
 @pytest.mark.parametrize("option", ["adamw", "sgd"])
-def test_torchs_own_are_fused(option: str) -> None:
+def test_torch_optimizers_are_fused(option: str) -> None:
     assert all(group["fused"] for group in Optimizing(f"optimizer={option}").optimizer.param_groups)
