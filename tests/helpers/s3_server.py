@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import itertools
+import json
 import os
 import pwd
 import signal
@@ -22,11 +23,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from filelock import FileLock
 
 from helpers import ROOT
 
@@ -89,6 +91,15 @@ def configure(venv: Path, root: Path, port: int) -> None:
 @contextlib.contextmanager
 def serving(venv: Path, root: Path, port: int) -> Iterator[str]:
     """Yields the endpoint of a server that runs as long as the context."""
+    servers = start(venv, root, port)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        stop(servers)
+
+
+def start(venv: Path, root: Path, port: int) -> list[int]:
+    """Starts a server and waits until it answers. Returns the pids of its process groups."""
     configure(venv, root, port)
     servers = [
         subprocess.Popen(
@@ -96,21 +107,26 @@ def serving(venv: Path, root: Path, port: int) -> Iterator[str]:
             stdout=(root / f"{part}.log").open("wb"),
             stderr=subprocess.STDOUT,
             env={**os.environ, "SWIFT_TEST_IN_PROCESS": "1"},  # needs no root
-            start_new_session=True,  # kills its workers with it
-        )
+            start_new_session=True,  # a signal to the group reaches its workers
+        ).pid
         for part in (*_PARTS, "proxy")
     ]
     try:
-        endpoint = f"http://127.0.0.1:{port}"
-        wait_for(endpoint)
-        for n in range(1, len(_PARTS) + 1):
+        for n in range(len(_PARTS) + 1):
             wait_for(f"http://127.0.0.1:{port + n}")
-        yield endpoint
-    finally:
-        for server in servers:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+    except OSError:
+        stop(servers)
+        raise
+    return servers
+
+
+def stop(servers: Sequence[int]) -> None:
+    """Kills the servers that `start` returned, in this process or another."""
+    for pid in servers:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # another process started it
+            os.waitpid(pid, 0)
 
 
 def wait_for(endpoint: str) -> None:
@@ -254,6 +270,7 @@ _NAMES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}
 
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of an S3 server, which all processes of a session share: the first starts it, the last stops it."""
     if "CLIPX_TEST_S3" in os.environ:
         yield os.environ["CLIPX_TEST_S3"]
         return
@@ -261,8 +278,24 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         install(VENV)
     except (subprocess.SubprocessError, OSError) as error:
         pytest.skip(f"no S3 server can be installed here: {error}")
-    with serving(VENV, tmp_path_factory.mktemp("s3"), free_ports(4)) as address:
-        yield address
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "s3"
+    lock, shared = FileLock(f"{root}.lock"), Path(f"{root}.json")
+    with lock:
+        if not shared.is_file():
+            port = free_ports(4)
+            servers = start(VENV, Path(f"{root}-{port}"), port)
+            shared.write_text(json.dumps({"users": 0, "port": port, "servers": servers}))
+        state = json.loads(shared.read_text())
+        shared.write_text(json.dumps({**state, "users": state["users"] + 1}))
+    yield f"http://127.0.0.1:{state['port']}"
+    with lock:
+        state = json.loads(shared.read_text())
+        state["users"] -= 1
+        shared.write_text(json.dumps(state))
+        if not state["users"]:
+            shared.unlink()
+            stop(state["servers"])
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from clipx.errors import ConfigError
 
 SCRIPT = str(SCRIPTS / "fsdp_training.py")
-TEN = (
+SIX = (
     *VIT,
-    "checkpoint.every=5st",
-    "duration=10st",
-    "data.samples=320",
+    "checkpoint.every=3st",
+    "duration=6st",
+    "data.samples=192",
     "evaluator=[retrieval]",
-    "evaluator.retrieval.every=5st",
+    "evaluator.retrieval.every=3st",
 )
 FSDP = "distributed=fsdp"
 OBJECTIVES = {
@@ -32,11 +32,11 @@ OBJECTIVES = {
     "lamb": ("optimizer=lamb",),
 }
 RHO = ("isogclr", "fastclip_v2")
-# A ResNet whose BatchNorms see the samples of all ranks: five steps, because it has more layers.
+# A ResNet whose BatchNorms see the samples of all ranks: three steps, because it has more layers.
 RESNET = (
     "checkpoint=none",
-    "duration=5st",
-    "data.samples=320",
+    "duration=3st",
+    "data.samples=96",
     "evaluator=[retrieval]",
     "evaluator.retrieval.every=end",
 )
@@ -44,7 +44,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def train_on_ranks(ranks: int, folder: Path, ways: dict[str, tuple[str, ...]]) -> dict[str, Tensors]:
-    overrides = {name: [*TEN, *OBJECTIVES[objective], *words] for name, (objective, *words) in ways.items()}
+    overrides = {name: [*SIX, *OBJECTIVES[objective], *words] for name, (objective, *words) in ways.items()}
     torchrun(ranks, SCRIPT, str(folder), *(f"{name}={json.dumps(words)}" for name, words in overrides.items()))
     return {name: load_file(folder / f"{name}.safetensors") for name in ways}
 
@@ -61,7 +61,7 @@ def assert_same(found: Tensors, expected: Tensors, tolerance: float) -> None:
 def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
     """Trains in one process on the whole batch. Returns the results by objective."""
     folder = tmp_path_factory.mktemp("alone")
-    return {name: trained(folder / name, [*TEN, *words]) for name, words in OBJECTIVES.items()}
+    return {name: trained(folder / name, [*SIX, *words]) for name, words in OBJECTIVES.items()}
 
 
 WAYS = {
@@ -95,11 +95,11 @@ def two(folder: Path) -> dict[str, Tensors]:
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "compressed"])
-def test_ten_steps_on_two_ranks_match_a_single_process(
+def test_six_steps_on_two_ranks_match_a_single_process(
     way: str, two: dict[str, Tensors], single: dict[str, Tensors]
 ) -> None:
     """Losses, the clipped norm, weights, their average and evaluation results: float64, to 1e-9."""
-    assert len(two[way]["train/loss"]) == 10
+    assert len(two[way]["train/loss"]) == 6
     assert_same(two[way], single[WAYS[way][0]], 1e-9)
 
 
@@ -108,7 +108,7 @@ def test_a_sharded_run_resumes_in_a_single_process(
 ) -> None:
     run_dir = tmp_path / "again"
     shutil.copytree(folder / "fsdp.run", run_dir)
-    found = trained(run_dir, [*TEN, *OBJECTIVES["infonce"], "resume=step:5"])
+    found = trained(run_dir, [*SIX, *OBJECTIVES["infonce"], "resume=step:3"])
     assert_same(found, single["infonce"], 1e-9)
 
 
@@ -140,7 +140,7 @@ def test_hybrid_sharding_matches_a_single_process(tmp_path: Path, single: dict[s
 def test_every_other_objective_matches_a_single_process(tmp_path: Path) -> None:
     """Two ranks, two micro-batches, float64, to 1e-9."""
     others = ("dcl", "sogclr", "isogclr", "fastclip_v0", "fastclip_v1", "fastclip_v2")
-    words = {name: [*TEN, f"objective={name}", *(["objective.rho=2.9"] if name in RHO else [])] for name in others}
+    words = {name: [*SIX, f"objective={name}", *(["objective.rho=2.9"] if name in RHO else [])] for name in others}
     spread = {name: json.dumps([*own, FSDP, "data.micro_batches=2"]) for name, own in words.items()}
     torchrun(2, SCRIPT, str(tmp_path), *(f"{name}={text}" for name, text in spread.items()))
     for name, own in words.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import ROOT
-from helpers.runs import NEEDED, SMALL, run
+from helpers.runs import NEEDED, SMALL, VIT, run
 
 import clipx_launch
 from clipx.config.registry import CONF_DIR
@@ -68,6 +68,7 @@ def test_a_checkout_imports_the_launchers_of_its_launch_folder() -> None:
     assert Path(clipx_launcher.__file__).parent == ROOT / "launch/hydra_plugins"
 
 
+@pytest.mark.slow
 def test_every_option_composes_from_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     code = """
 import clipx, json, sys
@@ -93,12 +94,13 @@ def test_the_commands_of_the_installed_wheel_work_outside_the_checkout(installed
     shown = outside(installed, tmp_path, "-m", "clipx.train", "model=vit_l14", "data=laion400m", "--cfg", "job")
     assert yaml.safe_load(shown)["data"]["samples"] == 414_080_000
     assert list(tmp_path.iterdir()) == []
-    outside(installed, tmp_path, "-m", "clipx.train", *SMALL, "duration=2st", "schedule.warmup=1st", "name=run")
+    outside(installed, tmp_path, "-m", "clipx.train", *SMALL, *VIT, "duration=2st", "schedule.warmup=1st", "name=run")
     assert (tmp_path / "outputs" / "run" / "config.yaml").is_file()
     outside(installed, tmp_path, "-m", "clipx.evaluate", "run=outputs/run", "evaluator=[zeroshot]")
     assert list((tmp_path / "outputs" / "run").glob("evaluation-*.json"))
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_launches_sweeps(installed: Path, tmp_path: Path) -> None:
     sweep = ("-m", "clipx.train", "-m", "hydra/launcher=clipx_local", *SMALL, "checkpoint=none")
     outside(installed, tmp_path, *sweep, f"hydra.sweep.dir={tmp_path}/local")

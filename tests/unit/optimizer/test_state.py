@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.optimizers import OPTIONS, Optimizing
-from helpers.runs import SMALL, run, save_checkpoint, small
+from helpers.runs import SMALL, VIT, run, save_checkpoint, small
 from torch import Tensor
 
 from clipx.checkpoint.format import CheckpointDir
