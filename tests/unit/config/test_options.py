@@ -1,4 +1,4 @@
-"""Every option of every group composes, validates and builds; what does not is told in one line."""
+"""Every option of every group composes, validates and builds; invalid options raise a one-line error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 LENGTH = Length(10_000, 100, 100_000)
 
 GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" and (CONF_DIR / f.name).is_dir())
-# Not read by a module of its own: hydra/ is Hydra's; a recipe is part of a data set's option, an experiment of a run.
+# Folders without a module: hydra/ belongs to Hydra, a recipe to a data set's option, an experiment to a run.
 WITHOUT_MODULE = {"hydra", "recipe", "experiment"}
 OF_ANOTHER_COMMAND = {"bench"}  # tests/unit/bench composes its options
 LISTS = {"evaluator", "logger"}
@@ -65,20 +65,20 @@ def test_each_group_shares_its_name_with_the_module_that_reads_it() -> None:
     assert all(importlib.util.find_spec(f"clipx.{group}") for group in (*GROUPS, *OF_ANOTHER_COMMAND))
 
 
-def test_each_field_of_a_run_is_a_value_or_a_group() -> None:
+def test_every_field_of_a_run_is_a_value_or_a_group() -> None:
     values = {"kind", "name", "run_dir", "seed", "duration", "resume", "log_every", "compile", "stages"}
     values |= {"teacher", "device_peak_tflops", "profiler", "report"}
     assert {f.name for f in dataclasses.fields(RunSpec)} == values | set(GROUPS)
 
 
-def test_the_promised_options_are_there() -> None:
+def test_the_documented_models_and_data_sets_exist() -> None:
     models = "rn50 rn101 vit_s16 vit_b32 vit_b16 vit_l14 vit_h14 vit_g14 vit_bigg14 convnext_base_w tiny"
     data = "shapes digits csv webdataset folder benchmark cc3m cc12m laion400m laion2b datacomp1b"
     assert set(names("model")) >= set(models.split())
     assert set(names("data")) >= set(data.split())
 
 
-def test_every_file_is_an_option_that_a_test_here_composes() -> None:
+def test_every_file_is_an_option_composed_by_these_tests() -> None:
     covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
     covered |= {f"{group}/{name}.yaml" for group in ("recipe", "experiment", "hydra/launcher") for name in names(group)}
     covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
@@ -99,7 +99,7 @@ def test_every_file_is_an_option_that_a_test_here_composes() -> None:
 
 
 @pytest.mark.parametrize("name", names("recipe"))
-def test_every_recipe_comes_with_the_data_of_its_name(name: str) -> None:
+def test_every_recipe_is_part_of_the_data_with_its_name(name: str) -> None:
     recipe = yaml.safe_load((CONF_DIR / "recipe" / f"{name}.yaml").read_text())
     spec = to_dict(compose(f"data={name}"))
     assert OmegaConf.merge(spec, recipe) == spec
@@ -107,7 +107,7 @@ def test_every_recipe_comes_with_the_data_of_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", names("hydra/launcher"))
 def test_every_launcher_has_valid_keys(name: str) -> None:
-    assert compose(f"hydra/launcher={name}", "name=x") == compose("name=x")  # it is Hydra's, no part of the run
+    assert compose(f"hydra/launcher={name}", "name=x") == compose("name=x")  # it belongs to Hydra, not to the run
 
 
 @pytest.mark.parametrize("name", names("experiment"))
@@ -185,7 +185,7 @@ def test_every_schedule_builds(name: str) -> None:
 @pytest.mark.parametrize("name", names("precision"))
 def test_every_precision_builds(name: str) -> None:
     spec = composed("precision", name).precision
-    if name in ("float8", "int8"):  # on other devices than they are for
+    if name in ("float8", "int8"):  # on devices that do not support them natively
         spec = compose(f"precision={name}", "precision.emulate=true").precision
     precision = spec.build(CPU)
     with precision.autocast():
@@ -214,7 +214,7 @@ def small_shapes() -> Dataset:
 @pytest.mark.parametrize("name", names("evaluator"))
 def test_every_evaluator_accepts_the_default_data(name: str) -> None:
     evaluator = composed("evaluator", name).evaluator[name]
-    if evaluator.learns:  # and the default holds whole classes out
+    if evaluator.learns:  # and the default data holds out whole classes
         with pytest.raises(ConfigError, match="needs classes with both training and held-out images"):
             evaluator.check(small_shapes())
     else:
@@ -222,7 +222,7 @@ def test_every_evaluator_accepts_the_default_data(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names("logger"))
-def test_every_logger_opens_takes_numbers_and_closes(name: str, tmp_path: Path) -> None:
+def test_every_logger_opens_logs_and_closes(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name)
     offline = [f"logger.{name}.mode=offline"] if name == "wandb" else []
     spec = compose(f"logger=[{name}]", *offline)
@@ -233,7 +233,7 @@ def test_every_logger_opens_takes_numbers_and_closes(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["shapes", "digits"])
-def test_data_that_clipx_writes_opens_with_what_its_evaluators_need(name: str) -> None:
+def test_generated_data_has_what_its_evaluators_need(name: str) -> None:
     spec = compose(f"data={name}", *(["data.samples=64", "data.held_out_samples=16"] if name == "shapes" else []))
     dataset = spec.data.open()
     assert dataset.held_out is not None and dataset.classes is not None
@@ -243,7 +243,7 @@ def test_data_that_clipx_writes_opens_with_what_its_evaluators_need(name: str) -
 
 
 @pytest.mark.parametrize("name", ["cc3m", "cc12m", "laion400m", "laion2b", "datacomp1b"])
-def test_a_known_data_set_has_its_size_and_takes_its_shards_from_the_environment(
+def test_known_data_sets_have_a_size_and_read_shards_from_the_environment(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv(f"CLIPX_{name.upper()}", raising=False)
@@ -254,19 +254,19 @@ def test_a_known_data_set_has_its_size_and_takes_its_shards_from_the_environment
     small_shapes()
     monkeypatch.setenv(f"CLIPX_{name.upper()}", f"{os.environ['CLIPX_CACHE']}/shapes-*/train-64/*.tar")
     assert sum(compose(f"data={name}").data.open().train.sizes) == 64
-    assert spec.evaluator == {}  # nothing is held out
+    assert spec.evaluator == {}  # the data set has no held-out samples
 
 
 @pytest.mark.parametrize(("name", "key"), [("csv", "data.path"), ("webdataset", "data.shards")])
-def test_data_of_ones_own_asks_for_its_path(name: str, key: str) -> None:
+def test_user_data_requires_its_path(name: str, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{key} has no value: give .* e\.g\. .?{key}="):
         composed("data", name).data.open()
 
 
-# ---------------------------------------------------------------------------------------------- how a run composes
+# -------------------------------------------------------------------------------------------- composition of a run
 
 
-def test_names_that_people_type_arrive_in_the_spec() -> None:
+def test_overrides_set_the_fields_of_the_spec() -> None:
     spec = compose(
         "duration=32ep",
         "seed=17",
@@ -291,29 +291,29 @@ def test_names_that_people_type_arrive_in_the_spec() -> None:
         ("data.shards=${oc.env:HOME}/{0..3}.tar", f"{os.environ['HOME']}/{{0..3}}.tar"),
     ],
 )
-def test_a_pattern_of_shards_arrives_whole_with_and_without_quotes(typed: str, value: str) -> None:
+def test_a_pattern_of_shards_needs_no_quotes(typed: str, value: str) -> None:
     assert to_dict(compose("data=webdataset", typed))["data"]["shards"] == value
 
 
-def test_to_resume_a_run_directory_is_to_work_in_it() -> None:
+def test_resume_of_a_run_directory_sets_run_dir() -> None:
     assert compose("resume=outputs/earlier").run_dir == "outputs/earlier"
 
 
-def test_a_model_brings_its_optimizer_and_the_command_line_wins() -> None:
+def test_a_model_sets_optimizer_defaults_that_the_command_line_overrides() -> None:
     assert to_dict(compose("model=rn50"))["optimizer"]["eps"] == 1e-8
     assert to_dict(compose("model=vit_b32"))["optimizer"]["eps"] == 1e-6
     assert to_dict(compose("model=rn50", "optimizer=adamw"))["optimizer"]["eps"] == 1e-6
     assert to_dict(compose("model=rn50", "optimizer.eps=1e-7"))["optimizer"]["eps"] == 1e-7
 
 
-def test_a_small_data_set_brings_a_short_schedule_and_the_command_line_wins() -> None:
+def test_a_small_data_set_sets_a_short_schedule_that_the_command_line_overrides() -> None:
     assert compose("data=webdataset").duration == "32ep"
     assert compose("data=shapes").duration != "32ep"
     spec = compose("data=shapes", "duration=3ep", "schedule.warmup=7st")
     assert (spec.duration, spec.schedule.warmup) == ("3ep", "7st")
 
 
-def test_evaluators_and_loggers_are_taken_in_any_number() -> None:
+def test_any_number_of_evaluators_and_loggers_can_be_chosen() -> None:
     assert set(compose("evaluator=[]").evaluator) == set()
     assert set(compose("evaluator=retrieval").evaluator) == {"retrieval"}
     assert set(compose("logger=[tensorboard,wandb]").logger) == {"tensorboard", "wandb"}
@@ -322,7 +322,7 @@ def test_evaluators_and_loggers_are_taken_in_any_number() -> None:
     assert set(spec.evaluator) == {"zeroshot", "retrieval", "mine"}
 
 
-def test_the_configuration_of_an_evaluation_composes_too() -> None:
+def test_the_configuration_of_an_evaluation_composes() -> None:
     spec = compose("run=outputs/x", "data=digits", config_name="evaluate")
     assert isinstance(spec, EvaluateSpec)
     assert (spec.run, spec.step) == ("outputs/x", None)
@@ -335,7 +335,7 @@ def test_specs_of_two_compositions_share_nothing() -> None:
     assert second.data.crop_scale == [0.9, 1.0]
 
 
-# ------------------------------------------------------------------------------------------- a folder of one's own
+# -------------------------------------------------------------------------------------------- user-defined options
 
 MODEL = """\
 defaults: [/schema/model/clip@_here_]
@@ -364,7 +364,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def test_an_option_of_ones_own_composes_and_builds(folder: Path) -> None:
+def test_a_user_defined_option_composes_and_builds(folder: Path) -> None:
     spec = compose("model=mine", config_dir=folder)
     assert spec.model.image.timm == "resnet18"
     model = spec.model.build(META, torch.float32)
@@ -372,7 +372,7 @@ def test_an_option_of_ones_own_composes_and_builds(folder: Path) -> None:
     assert from_dict(RunSpec, to_dict(spec)) == spec
 
 
-def test_an_experiment_of_ones_own_chooses_and_the_command_line_wins(folder: Path) -> None:
+def test_a_user_defined_experiment_is_overridden_by_the_command_line(folder: Path) -> None:
     spec = compose("experiment=large", config_dir=folder)
     assert (spec.model.name, spec.data.name) == ("vit_b32", "laion400m")
     assert (spec.duration, spec.data.batch_size) == ("12.8e9sa", 65536)
@@ -380,7 +380,7 @@ def test_an_experiment_of_ones_own_chooses_and_the_command_line_wins(folder: Pat
     assert (spec.model.name, spec.data.batch_size, spec.duration) == ("rn50", 64, "12.8e9sa")
 
 
-def test_ones_own_options_are_listed_among_the_others(folder: Path) -> None:
+def test_user_defined_options_are_listed_in_errors(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"choose one of .*convnext_base_w, mine, rn101.*\(did you mean mine\?\)$"):
         compose("model=mien", config_dir=folder)
     with pytest.raises(ConfigError, match=r"choose one of .*convnext_base_w, mine, rn101"):
@@ -417,25 +417,25 @@ def test_ones_own_options_are_listed_among_the_others(folder: Path) -> None:
         ),
     ],
 )
-def test_a_fault_in_a_file_of_ones_own_is_named_with_the_file(folder: Path, text: str, message: str) -> None:
+def test_an_error_in_a_user_defined_file_names_the_file(folder: Path, text: str, message: str) -> None:
     (folder / "model" / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         compose("model=mine", config_dir=folder)
     assert str(caught.value) == message
 
 
-def test_a_file_that_is_no_yaml_is_named_with_its_line(folder: Path) -> None:
+def test_invalid_yaml_is_reported_with_file_and_line(folder: Path) -> None:
     (folder / "model" / "mine.yaml").write_text("name: [mine\n")
     with pytest.raises(ConfigError, match=r'^YAML cannot be read: .*model/mine\.yaml", line 1.*: correct the file$'):
         compose("model=mine", config_dir=folder)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_config_dir_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--config-dir=.*/nothing is not a folder: give a folder that contains"):
         compose(config_dir=tmp_path / "nothing")
 
 
-# --------------------------------------------------------------------------------------------- beside another Hydra
+# --------------------------------------------------------------------------------- inside another Hydra application
 
 
 @pytest.fixture
@@ -444,7 +444,7 @@ def other(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_composing_inside_another_hydra_leaves_it_as_it_was(other: Path) -> None:
+def test_composing_inside_another_hydra_app_does_not_change_it(other: Path) -> None:
     with initialize_config_dir(str(other), version_base="1.2"):
         outer = GlobalHydra.instance().hydra
         assert compose("seed=5").seed == 5
@@ -456,7 +456,7 @@ def test_composing_inside_another_hydra_leaves_it_as_it_was(other: Path) -> None
     assert not GlobalHydra.instance().is_initialized()
 
 
-def test_composing_leaves_no_hydra_behind() -> None:
+def test_composing_leaves_no_global_hydra_state() -> None:
     setbase("1.2")
     GlobalHydra.instance().clear()
     assert compose("seed=5").seed == 5
@@ -464,7 +464,7 @@ def test_composing_leaves_no_hydra_behind() -> None:
     assert str(getbase()) == "1.2"
 
 
-# ---------------------------------------------------------------------------------------------------- saved again
+# ---------------------------------------------------------------------------------------------------- saved specs
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_composing_leaves_no_hydra_behind() -> None:
         ("resume=outputs/earlier", "name='a: b #c'", "+evaluator@evaluator.mine=zeroshot"),
     ],
 )
-def test_a_saved_spec_is_read_back_equal(overrides: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_saved_spec_loads_as_an_equal_spec(overrides: tuple[str, ...], tmp_path: Path) -> None:
     spec = compose(*overrides)
     save(spec, tmp_path / "config.yaml")
     assert load_run(tmp_path) == spec
@@ -491,7 +491,7 @@ def test_a_saved_spec_is_read_back_equal(overrides: tuple[str, ...], tmp_path: P
     assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "config.yaml").read_bytes()
 
 
-def test_a_saved_spec_holds_plain_values(tmp_path: Path) -> None:
+def test_a_saved_spec_contains_plain_values(tmp_path: Path) -> None:
     save(compose("optimizer.decay_rule=published"), tmp_path / "config.yaml")
     text = (tmp_path / "config.yaml").read_text()
     assert "decay_rule: published" in text
@@ -517,14 +517,14 @@ def test_a_saved_spec_holds_plain_values(tmp_path: Path) -> None:
         ({"data": None}, "data=null: field 'data' is not Optional"),
     ],
 )
-def test_a_saved_spec_with_a_fault_is_refused_in_one_line(change: dict[str, object], message: str) -> None:
+def test_an_invalid_saved_spec_raises_a_one_line_error(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_dict(RunSpec, to_dict(compose()) | change)
     assert str(caught.value).startswith(message.split("one of infonce")[0])
     assert "\n" not in str(caught.value)
 
 
-def test_a_saved_spec_of_an_earlier_version_takes_new_defaults() -> None:
+def test_a_saved_spec_of_an_earlier_version_gets_new_defaults() -> None:
     values = to_dict(compose("objective.tile=77"))
     del values["objective"]["tile"], values["log_every"]
     spec = from_dict(RunSpec, values)
@@ -532,7 +532,7 @@ def test_a_saved_spec_of_an_earlier_version_takes_new_defaults() -> None:
     assert spec.log_every == "20st"
 
 
-# --------------------------------------------------------------------------------------------- keys that were renamed
+# ------------------------------------------------------------------------------------------------------- renamed keys
 
 SAVED_BY_8DDB223 = Path(__file__).with_name("run_saved_by_8ddb223.yaml")
 
@@ -551,19 +551,19 @@ RENAMED_TYPED = [
 
 
 @pytest.mark.parametrize(("typed", "message"), RENAMED_TYPED, ids=str)
-def test_a_renamed_key_is_refused_with_its_new_name(typed: tuple[str, ...], message: str) -> None:
+def test_a_renamed_key_is_rejected_with_its_new_name(typed: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*typed)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("old", "new"), [("zero", "base"), ("fine", "finetuned"), ("choose", "select")])
-def test_a_renamed_key_of_another_command_is_refused_with_its_new_name(old: str, new: str) -> None:
+def test_a_renamed_key_of_another_command_is_rejected_with_its_new_name(old: str, new: str) -> None:
     with pytest.raises(ConfigError, match=f"^{old} is now {new}: write {new}=…$"):
         compose(f"{old}=x", config_name="wise_ft")
 
 
-def test_a_renamed_key_is_named_with_the_file_that_has_it(folder: Path) -> None:
+def test_a_renamed_key_in_a_file_is_reported_with_the_file(folder: Path) -> None:
     (folder / "model" / "mine.yaml").write_text(MODEL.replace("timm: resnet18", "timm: resnet18, squash: true"))
     with pytest.raises(ConfigError, match=r"^model.image.squash is now .*=… \(in model/mine.yaml\)$"):
         compose("model=mine", config_dir=folder)
@@ -582,7 +582,7 @@ def test_a_renamed_key_is_named_with_the_file_that_has_it(folder: Path) -> None:
         ("stages[0].until", "stages.until"),
     ],
 )
-def test_a_key_is_read_in_the_terms_of_its_group(key: str, found: str) -> None:
+def test_group_key_maps_a_key_to_its_group(key: str, found: str) -> None:
     assert group_key(key) == found
 
 
@@ -592,13 +592,13 @@ def test_only_the_last_part_of_a_key_is_renamed() -> None:
     assert not RENAMED.keys() & set(RENAMED.values())
 
 
-def test_a_plugins_field_may_have_an_old_name() -> None:
+def test_a_plugins_field_can_have_an_old_name() -> None:
     assert current_name("evaluator.own", ["kind", "held_out"]) == "held_out"
     assert current_name("evaluator.own", ["kind", "held_out", "own"]) is None
     assert current_name("evaluator.own", ["kind"]) is None
 
 
-def test_a_run_that_8ddb223_saved_is_read() -> None:
+def test_a_run_saved_by_8ddb223_loads() -> None:
     assert from_dict(RunSpec, read_saved(SAVED_BY_8DDB223)) == compose(
         *("name=earlier", "duration=30ep", "compile.towers=true", "logger=[wandb]", "logger.wandb.tags=[a,b]"),
         *("data=mixture", "+data@data.sources.a=csv", "data.sources.a.path=a.csv"),
@@ -612,7 +612,7 @@ def test_a_run_that_8ddb223_saved_is_read() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------------------------------- errors
 
 RUN_KEYS = (
     "the keys are name, run_dir, seed, duration, resume, log_every, device_peak_tflops, profiler, stages, model, data, "
@@ -666,7 +666,7 @@ REFUSED = [
     ("++schedule=constant", "force-add of config groups is not supported: '++schedule=constant'"),
     ("+nothing=here", f"nothing is not a key here: {RUN_KEYS}"),
     ("model/image=vit", f"model/image is not a key here: {RUN_KEYS}"),
-    # values that are missing or nothing
+    # missing and null values
     ("~objective", "objective has no value: it is required, add objective=…"),
     ("data.batch_size='???'", "data.batch_size has no value: it is required, add data.batch_size=…"),
     ("seed=null", "seed=null: field 'seed' is not Optional"),
@@ -679,7 +679,7 @@ REFUSED = [
     ("resume=", "resume= is empty: give a value, or remove it"),
     ("data.name=${nope}", "name: Interpolation key 'nope' not found"),
     ("seed=${oc.env:CLIPX_NOPE}", "seed: KeyError raised while resolving interpolation: \"Environment variable 'CLIPX_NOPE' not found\""),
-    # overrides that are none
+    # invalid overrides
     ("seed", f"seed cannot be parsed: {READ}"),
     ("=3", f"=3 cannot be parsed: {READ}"),
     ("seed=1 2=", f"seed=1 2= cannot be parsed: {READ}"),
@@ -690,14 +690,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("override", "message"), REFUSED, ids=[override for override, _ in REFUSED])
-def test_what_is_refused_is_told_in_one_line_with_value_rule_and_fix(override: str, message: str) -> None:
+def test_invalid_overrides_raise_a_one_line_error(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(override)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("override", [override for override, _ in REFUSED[::5]])
-def test_the_command_line_says_the_same_and_exits_with_2(
+def test_the_command_prints_the_same_error_and_exits_with_2(
     override: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["clipx-train", override])
@@ -707,7 +707,7 @@ def test_the_command_line_says_the_same_and_exits_with_2(
     assert capsys.readouterr().err == f"error: {dict(REFUSED)[override]}\n"
 
 
-def test_an_unknown_model_lists_them_all() -> None:
+def test_an_unknown_model_lists_all_models() -> None:
     with pytest.raises(ConfigError) as caught:
         compose("model=vit_b23")
     known = ", ".join(names("model"))

@@ -1,4 +1,4 @@
-"""Options of the launchers, and the scripts that they produce, without SLURM."""
+"""Options of the launchers, and their generated scripts, without SLURM."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CPU = {"gpus_per_node": 0}
         ({"environment": {"A B": "c"}}, "hydra.launcher.environment.A B is not a variable name: use letters, digits and _"),
     ],
 )  # fmt: skip
-def test_a_bad_option_is_one_line(options: dict[str, object], message: str) -> None:
+def test_invalid_options_raise_a_one_line_error(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         SlurmSpec(**options)
     assert str(raised.value) == message
@@ -53,11 +53,11 @@ def test_a_bad_option_is_one_line(options: dict[str, object], message: str) -> N
     ("time", "minutes"),
     [("90m", 90), ("24h", 1440), ("2d", 2880), ("24:00:00", 1440), ("1-12:00:00", 2160), ("00:10:01", 11)],
 )
-def test_times_are_minutes(time: str, minutes: int) -> None:
+def test_times_are_converted_to_minutes(time: str, minutes: int) -> None:
     assert SlurmSpec(time=time).minutes == minutes
 
 
-def test_devices_that_contradict_the_run_are_refused() -> None:
+def test_devices_that_contradict_the_run_are_rejected() -> None:
     cpu, cuda = compose("distributed=cpu").distributed, compose("distributed.device=cuda").distributed
     with pytest.raises(
         ConfigError, match="distributed.device=cpu leaves the GPUs of hydra.launcher.gpus_per_node=1 idle"
@@ -76,12 +76,12 @@ def test_devices_that_contradict_the_run_are_refused() -> None:
 
 
 def parsed(text: str) -> dict[str, str]:
-    """What #SBATCH says."""
+    """Returns the #SBATCH directives as a dictionary."""
     lines = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH")]
     return dict(line.removeprefix("--").partition("=")[::2] for line in lines)
 
 
-def test_every_option_is_in_the_script_where_sbatch_or_bash_reads_it(tmp_path: Path) -> None:
+def test_every_option_is_in_the_generated_script(tmp_path: Path) -> None:
     spec = SlurmSpec(
         name="mine", partition="a,b", account="me", qos="high", constraint="h200&ib", nodes=2, tasks_per_node=4,
         gpus_per_node=4, cpus_per_task=6, mem_gb=1.5, time="1-00:00:00", parallelism=2, signal_before_s=60,
@@ -104,7 +104,7 @@ def test_every_option_is_in_the_script_where_sbatch_or_bash_reads_it(tmp_path: P
     assert f"\n'{tmp_path}/a b'\n{tmp_path}/c\n" in text
 
 
-def test_torchrun_gets_one_task_and_all_cores_of_a_node(tmp_path: Path) -> None:
+def test_the_torchrun_style_has_one_task_with_all_cores_per_node(tmp_path: Path) -> None:
     spec = SlurmSpec(nodes=2, tasks_per_node=4, gpus_per_node=4, cpus_per_task=6, style=LaunchStyle.torchrun)
     text = sbatch_script(spec, tmp_path, [tmp_path], snapshot.environment(None))
     found = parsed(text)
@@ -113,7 +113,7 @@ def test_torchrun_gets_one_task_and_all_cores_of_a_node(tmp_path: Path) -> None:
     assert "array" not in found
 
 
-def test_a_process_in_a_job_passes_none_of_it_on() -> None:
+def test_variables_of_the_current_job_are_not_passed_to_new_jobs() -> None:
     job = {
         "SLURM_JOB_ID": "1",
         "SLURM_NODELIST": "n1",
@@ -124,36 +124,41 @@ def test_a_process_in_a_job_passes_none_of_it_on() -> None:
     }
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"}
     assert set(job_variables({**job, **ranks})) == {*job, *ranks} - {"SLURM_CONF", "PATH"}
-    assert job_variables({"SBATCH_ACCOUNT": "mine", "SLURM_CONF": "/c"}) == [], "a person's own, outside any job"
+    assert job_variables({"SBATCH_ACCOUNT": "mine", "SLURM_CONF": "/c"}) == [], "the user's variable, outside any job"
 
 
 # ----------------------------------------------------------------------------------------------- the command line
 
 
-def nowhere(tmp_path: Path) -> dict[str, str]:
-    """PATH without SLURM."""
+def without_slurm(tmp_path: Path) -> dict[str, str]:
+    """Returns an environment with a PATH without SLURM."""
     (tmp_path / "bin").mkdir()
     return {"PATH": str(tmp_path / "bin")}
 
 
-def test_a_dry_run_prints_the_script_and_does_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_only_prints_the_script(tmp_path: Path) -> None:
     done = launch(
-        *SLURM, *QUICK, "seed=0,1", "hydra.launcher.dry_run=true", f"hydra.sweep.dir={tmp_path}/s", **nowhere(tmp_path)
+        *SLURM,
+        *QUICK,
+        "seed=0,1",
+        "hydra.launcher.dry_run=true",
+        f"hydra.sweep.dir={tmp_path}/s",
+        **without_slurm(tmp_path),
     )
     assert done.stdout.startswith("#!/bin/bash\n")
     assert "#SBATCH --array=0-1%2" in done.stdout
-    assert [path.name for path in (tmp_path / "s").iterdir()] == ["multirun.yaml"], "Hydra's own"
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["multirun.yaml"], "written by Hydra"
 
 
-def test_without_slurm_it_is_one_line(tmp_path: Path) -> None:
-    done = launch(*SLURM, *QUICK, f"hydra.sweep.dir={tmp_path}/s", check=False, **nowhere(tmp_path))
+def test_a_launch_without_slurm_prints_a_one_line_error(tmp_path: Path) -> None:
+    done = launch(*SLURM, *QUICK, f"hydra.sweep.dir={tmp_path}/s", check=False, **without_slurm(tmp_path))
     assert done.returncode == 2
     assert done.stderr == (
         "error: hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch on a SLURM host, or use clipx_local\n"
     )
 
 
-def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) -> None:
+def test_invalid_points_are_listed_in_a_table_and_no_point_starts(tmp_path: Path) -> None:
     options = (*LOCAL, *QUICK, f"hydra.sweep.dir={tmp_path}/s", "hydra.launcher.tasks=2")
     done = launch(*options, "seed=0,-1,one", "data.batch_size=32,33", check=False)
     assert done.returncode == 2
@@ -179,7 +184,7 @@ def test_all_bad_points_are_in_one_table_and_nothing_is_started(tmp_path: Path) 
         (["hydra.launcher.tasks=two"], "hydra.launcher.tasks=two: Value 'two' of type 'str' could not be converted to Integer"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_launched_is_one_line(
+def test_sweeps_that_cannot_be_launched_print_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -190,13 +195,15 @@ def test_what_cannot_be_launched_is_one_line(
     assert not list(tmp_path.rglob("result.json"))
 
 
-def test_another_file_named_launch_does_not_hide_the_launchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_module_named_launch_does_not_hide_the_launchers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "launch.py").write_text("raise RuntimeError('not mine')")
     monkeypatch.chdir(tmp_path)
     assert "seed: 3" in launch("--cfg", "job", "seed=3", PYTHONPATH=str(CONF_DIR.parent)).stdout
 
 
-def test_launchers_that_are_not_installed_are_one_line(tmp_path: Path) -> None:
+def test_missing_launchers_print_a_one_line_error(tmp_path: Path) -> None:
     code = "import importlib.metadata as m; m.entry_points = lambda **_: (); from clipx.train import main; main()"
     options = ("-m", "hydra/launcher=clipx_local", f"hydra.sweep.dir={tmp_path}")
     done = run(TRAIN[0], "-c", code, *options, check=False)
@@ -214,7 +221,7 @@ def test_a_launcher_without_a_sweep_is_an_error() -> None:
 # --------------------------------------------------------------------------------------------------------- files
 
 
-def test_the_first_rank_that_fails_says_how_a_point_ended(tmp_path: Path) -> None:
+def test_the_first_failed_rank_sets_the_result_of_a_point(tmp_path: Path) -> None:
     spec = small(tmp_path / "run")
     point = Point(folder=tmp_path / "run", index=0, overrides=["seed=0"], content=config_hash(spec))
     point.create(spec)
@@ -232,13 +239,13 @@ def test_the_first_rank_that_fails_says_how_a_point_ended(tmp_path: Path) -> Non
     ]
 
 
-def test_a_points_content_is_what_it_computes_not_where() -> None:
+def test_the_hash_of_a_point_ignores_its_name_and_folder() -> None:
     content = config_hash(compose("name=a", "run_dir=b"))
     assert content == config_hash(compose("name=c", "run_dir=d", "resume=auto"))
     assert content != config_hash(compose("seed=1"))
 
 
-def test_a_snapshot_is_named_by_its_content_and_holds_what_runs(tmp_path: Path) -> None:
+def test_a_snapshot_is_named_by_its_hash_and_contains_the_imported_code(tmp_path: Path) -> None:
     first = snapshot.environment(tmp_path)
     assert first == snapshot.environment(tmp_path)
     code = Path(first["PYTHONPATH"])
@@ -253,12 +260,12 @@ def test_a_snapshot_is_named_by_its_content_and_holds_what_runs(tmp_path: Path) 
     assert not list(code.rglob("__pycache__"))
 
 
-def test_local_points_are_at_least_one() -> None:
+def test_local_parallelism_must_be_at_least_1() -> None:
     with pytest.raises(ConfigError, match="hydra.launcher.parallelism=0 must be at least 1"):
         LocalSpec(parallelism=0)
 
 
-# ------------------------------------------------------------------------------------------------ what a site says
+# ------------------------------------------------------------------------------------------------ errors of a site
 
 
 @pytest.mark.usefixtures("slurm")
@@ -271,7 +278,7 @@ def test_local_points_are_at_least_one() -> None:
         ({"nodes": 3}, "hydra.launcher.nodes=3 is more than partition main has: lower it to at most 2"),
     ],
 )  # fmt: skip
-def test_what_a_cluster_does_not_have_is_one_line(options: dict[str, object], message: str) -> None:
+def test_requests_above_the_clusters_limits_raise_a_one_line_error(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         check_site(SlurmSpec(**{"gpus_per_node": 0, **options}))
     assert str(raised.value) == message
@@ -281,10 +288,10 @@ def test_what_a_cluster_does_not_have_is_one_line(options: dict[str, object], me
 @pytest.mark.parametrize(
     ("text", "minutes"), [("infinite", None), ("1-00:00:00", 1440), ("2:30:00", 150), ("30:00", 30)]
 )
-def test_slurms_own_times(text: str, minutes: int | None) -> None:
+def test_slurm_times_are_parsed(text: str, minutes: int | None) -> None:
     assert cluster._minutes(text) == minutes
 
 
-def test_a_command_that_does_not_answer_is_one_line() -> None:
+def test_an_unresponsive_slurm_command_raises_a_one_line_error() -> None:
     with pytest.raises(ClipxError, match="squeue-of-nobody does not respond"):
         cluster.run_slurm("squeue-of-nobody")

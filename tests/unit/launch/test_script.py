@@ -1,4 +1,4 @@
-"""`clipx-sweep script`: scripts that are started by hand, and the network's settings in them."""
+"""`clipx-sweep script`: scripts for manual launch, and their network settings."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TWO = ("nodes=2", "network.interface=lo")
 RUN = (*SMALL, *VIT, "checkpoint=none", "distributed=cpu")
 
 
-# ----------------------------------------------------------------------------------------------------- the network
+# --------------------------------------------------------------------------------------------------------- network
 
 
-def test_each_setting_is_a_variable_of_nccl_gloo_or_torch_and_no_setting_is_none() -> None:
+def test_network_settings_become_variables_of_nccl_gloo_and_torch() -> None:
     everything = NetworkSpec(
         interface="=ib0", ib=True, ib_hca="=mlx5_0:1,mlx5_1:1", p2p=False, algo=["ring", "tree"], proto=["simple"],
         debug=Debug.info, async_errors=AsyncErrors.tear_down, flight_recorder=2000,
@@ -48,7 +48,9 @@ def test_each_setting_is_a_variable_of_nccl_gloo_or_torch_and_no_setting_is_none
         "TORCH_FR_DUMP_ON_TIMEOUT": "1",
     }
     assert NetworkSpec().variables() == {}
-    assert NetworkSpec(interface="^docker0,lo").variables() == {"NCCL_SOCKET_IFNAME": "^docker0,lo"}, "gloo takes one"
+    assert NetworkSpec(interface="^docker0,lo").variables() == {"NCCL_SOCKET_IFNAME": "^docker0,lo"}, (
+        "gloo accepts one interface"
+    )
     assert NetworkSpec(interface="ib", gloo_interface="eth0").variables()["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
@@ -64,13 +66,13 @@ def test_each_setting_is_a_variable_of_nccl_gloo_or_torch_and_no_setting_is_none
         ({"flight_recorder": 0}, "flight_recorder=0 must be at least 1, or null: 2000 covers some steps"),
     ],
 )  # fmt: skip
-def test_a_network_that_cannot_be_is_one_line(options: dict[str, object], message: str) -> None:
+def test_invalid_network_settings_raise_a_one_line_error(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         NetworkSpec(**options)
     assert str(raised.value) == f"hydra.launcher.network.{message}"
 
 
-def test_a_variable_of_the_network_is_said_in_one_place() -> None:
+def test_network_variables_in_environment_are_rejected_with_their_option() -> None:
     for name, key in VARIABLES.items():
         with pytest.raises(ConfigError) as raised:
             LocalSpec(environment={name: "1"})
@@ -79,7 +81,7 @@ def test_a_variable_of_the_network_is_said_in_one_place() -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------- the script
+# -------------------------------------------------------------------------------------------------------- scripts
 
 
 def directives(text: str) -> set[str]:
@@ -98,10 +100,10 @@ def directives(text: str) -> set[str]:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("points", [1, 3])
-def test_the_printed_script_is_what_the_launcher_submits(
+def test_the_printed_script_equals_the_submitted_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: SlurmSpec, points: int
 ) -> None:
-    """To an `sbatch` that writes down what it gets, from a process that has a rank."""
+    """Submits to an `sbatch` that stores its input, from a process with a rank."""
     sbatch = tmp_path / "bin/sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/submitted\nenv > {tmp_path}/env\necho Submitted batch job 7\n')
@@ -134,7 +136,7 @@ def test_the_printed_script_is_what_the_launcher_submits(
         (["launcher=site", "--", "--config-dir", "m"], ["--config-dir", "m", "hydra/launcher=site", "hydra.launcher.submit=false"]),
     ],
 )  # fmt: skip
-def test_its_words_are_the_launchers_own(words: list[str], command: list[str]) -> None:
+def test_words_of_the_command_become_launcher_options(words: list[str], command: list[str]) -> None:
     assert hydra_arguments(words) == ["-m", *command]
 
 
@@ -152,7 +154,7 @@ def test_its_words_are_the_launchers_own(words: list[str], command: list[str]) -
         (["torchrun", "--", *RUN, "seed=0,1"], "hydra/launcher=clipx_torchrun prints the script of one run, not of 2: give one value for each key"),
     ],
 )  # fmt: skip
-def test_what_cannot_run_is_not_printed(
+def test_invalid_words_print_an_error_and_no_script(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     place = [f"hydra.sweep.dir={tmp_path}/s"] if "--" in words else []
@@ -171,23 +173,23 @@ def test_what_cannot_run_is_not_printed(
         (SlurmSpec, {"wait": True, "submit": False}, "wait=true has no effect with hydra.launcher.submit=false: remove one of them"),
     ],
 )  # fmt: skip
-def test_options_that_contradict_each_other_are_one_line(spec: type, options: dict[str, object], message: str) -> None:
+def test_contradicting_options_raise_a_one_line_error(spec: type, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         spec(**options)
     assert str(raised.value) == f"hydra.launcher.{message}"
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of one process."""
+def single_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Returns the losses of a single process."""
     folder = tmp_path_factory.mktemp("alone") / "one"
     Trainer(small(folder, *VIT, "checkpoint=none")).fit()
     return losses(folder)
 
 
 @pytest.mark.usefixtures("slurm")
-def test_the_printed_script_runs_on_two_nodes_when_it_is_given_to_sbatch(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], alone: list[float]
+def test_the_printed_script_submitted_by_sbatch_runs_on_two_nodes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], single_losses: list[float]
 ) -> None:
     keys = (*TWO, "gpus_per_node=0", "cpus_per_task=1")
     assert main([*keys, "--", *RUN, f"hydra.sweep.dir={tmp_path}/s"]) == 0
@@ -199,14 +201,14 @@ def test_the_printed_script_runs_on_two_nodes_when_it_is_given_to_sbatch(
     assert launch_json(tmp_path / "s/0", "result")["state"] == "finished"
     assert launch_json(tmp_path / "s/0", "point")["job"] == job
     assert "on 2 x cpu" in logs(tmp_path / "s/0")
-    assert losses(tmp_path / "s/0") == pytest.approx(alone, rel=1e-5)
+    assert losses(tmp_path / "s/0") == pytest.approx(single_losses, rel=1e-5)
     assert main([*keys, "--", *RUN, f"hydra.sweep.dir={tmp_path}/s"]) == 2
     assert "are finished or in the queue: nothing to submit" in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_printed_torchrun_command_trains_as_one_process_does_when_each_host_runs_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], alone: list[float]
+def test_the_printed_torchrun_script_on_two_hosts_matches_a_single_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], single_losses: list[float]
 ) -> None:
     keys = ("torchrun", *TWO, "host=127.0.0.1", f"port={free_ports(1)}")
     assert main([*keys, "--", *RUN, f"run_dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}/s"]) == 0
@@ -217,4 +219,4 @@ def test_the_printed_torchrun_command_trains_as_one_process_does_when_each_host_
     hosts = [subprocess.Popen(["bash", script, f"{number}"], stderr=subprocess.PIPE, text=True) for number in (1, 0)]
     errors = [host.communicate(timeout=120)[1] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], errors
-    assert losses(tmp_path / "run") == pytest.approx(alone, rel=1e-5)
+    assert losses(tmp_path / "run") == pytest.approx(single_losses, rel=1e-5)

@@ -1,4 +1,4 @@
-"""launch/sites: the options compose, and the recipes name what exists. No image is built, and no job is submitted."""
+"""launch/sites: options compose, and recipes refer to existing files. No image is built, no job is submitted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SITES = ROOT / "launch/sites"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (SITES / "hydra/launcher").glob("*.yaml")))
-def test_the_options_of_a_site_make_a_script(tmp_path: Path, name: str) -> None:
+def test_the_options_of_a_site_generate_a_script(tmp_path: Path, name: str) -> None:
     run = ("model=vit_b32", "data=laion400m", "data.shards=/data/{00000..41407}.tar", f"hydra.sweep.dir={tmp_path}/s")
     site = ("--config-dir", str(SITES), "-m", f"hydra/launcher={name}", "hydra.launcher.dry_run=true")
     text = launch(*site, *run).stdout
@@ -33,7 +33,7 @@ def test_the_options_of_a_site_make_a_script(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["Dockerfile", "clipx.def"])
-def test_an_image_gets_all_that_the_wheel_is_built_from(recipe: str) -> None:
+def test_images_copy_all_sources_of_the_wheel(recipe: str) -> None:
     text = (SITES / recipe).read_text()
     if recipe == "Dockerfile":
         copied = {word for line in re.findall(r"^COPY (.+) \S+$", text, re.M) for word in line.split()}
@@ -46,7 +46,7 @@ def test_an_image_gets_all_that_the_wheel_is_built_from(recipe: str) -> None:
     assert copied == needed
 
 
-def test_the_kubernetes_job_starts_a_run_that_composes_on_as_many_nodes_and_gpus_as_it_asks_for() -> None:
+def test_the_kubernetes_job_composes_and_requests_its_nodes_and_gpus() -> None:
     service, job = yaml.safe_load_all((SITES / "kubernetes.yaml").read_text())
     assert (service["kind"], job["kind"], job["spec"]["completionMode"]) == ("Service", "Job", "Indexed")
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}

@@ -1,4 +1,4 @@
-"""The table of runs is read from their files, and from SLURM where it answers."""
+"""The table of runs, read from their files and from SLURM if it responds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_with(folder: Path, age: float, *events: dict[str, object]) -> None:
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "cut')
 
 
-def test_a_finished_run_is_shown_with_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_shown_with_its_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "runs" / "one"
     Trainer(small(run_dir, "checkpoint.every=end", "duration=2ep", "evaluator=[retrieval]")).fit()
     capsys.readouterr()
@@ -73,7 +73,7 @@ SAVED = {"time": 0, "event": "stopped", "step": 3}
         (5, [START, {**SAVED, "signal": "SIGTERM"}, START], "running"),
     ],
 )
-def test_the_state_of_a_run_that_nobody_swept_follows_from_its_last_lines(
+def test_the_state_of_a_run_without_a_sweep_follows_from_its_events(
     tmp_path: Path, age: float, events: list[dict[str, object]], state: str
 ) -> None:
     run_with(tmp_path, age, *events)
@@ -81,7 +81,7 @@ def test_the_state_of_a_run_that_nobody_swept_follows_from_its_last_lines(
     assert run.state == state
 
 
-def test_a_run_whose_process_is_gone_is_lost_here_and_silent_elsewhere(tmp_path: Path) -> None:
+def test_a_run_without_its_process_is_lost_locally_and_silent_remotely(tmp_path: Path) -> None:
     run_with(tmp_path, 5000, START)
     with idle_process() as (child, holder):
         write_lock(tmp_path, holder)
@@ -96,7 +96,7 @@ def test_a_run_whose_process_is_gone_is_lost_here_and_silent_elsewhere(tmp_path:
         assert runs_in([tmp_path])[0].state == "silent", "its lock is fresh"
 
 
-def test_points_of_this_machine_wait_start_run_and_are_lost_with_their_launcher(tmp_path: Path) -> None:
+def test_states_of_local_points_follow_their_files_and_processes(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, *([f"seed={seed}"] for seed in range(5)))
     points = [planned.point for planned in sweep.planned]
     run_with(points[0].folder, 5, START)
@@ -120,7 +120,7 @@ def test_points_of_this_machine_wait_start_run_and_are_lost_with_their_launcher(
         assert states(tmp_path)["0"][0] == "lost"
 
 
-def test_a_points_overrides_are_those_that_others_do_not_have(
+def test_only_overrides_that_differ_between_points_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_sweep(tmp_path, ["seed=0", "optimizer.lr=1e-3"], ["seed=1", "optimizer.lr=1e-3"])
@@ -130,13 +130,13 @@ def test_a_points_overrides_are_those_that_others_do_not_have(
     assert "lr" not in shown
 
 
-def test_a_sweep_that_was_moved_is_found_where_it_is_now(tmp_path: Path) -> None:
+def test_a_moved_sweep_is_found_at_its_new_path(tmp_path: Path) -> None:
     make_sweep(tmp_path / "old", ["seed=0"], ["seed=1"])
     (tmp_path / "old").rename(tmp_path / "new")
     assert [run.folder for run in sweep_runs(tmp_path / "new")] == [tmp_path / "new/0", tmp_path / "new/1"]
 
 
-def test_watching_ends_when_all_runs_have(
+def test_watch_ends_with_the_last_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "_POLL_S", 0.05)
@@ -179,7 +179,7 @@ def half(folder: Path) -> list[str]:
         (lambda folder: ["logs", str(folder), "--lines", "-1"], 2, "--lines=-1 must be 0 (all) or more"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shown_is_one_line(
+def test_invalid_commands_and_folders_print_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: object, code: int, message: str
 ) -> None:
     assert main(typed(tmp_path)) == code  # type: ignore[operator]
@@ -190,7 +190,7 @@ def test_what_cannot_be_shown_is_one_line(
     assert errors.count("\n") == 1
 
 
-def test_the_command_starts_without_torch(tmp_path: Path) -> None:
+def test_the_command_imports_no_torch(tmp_path: Path) -> None:
     run_with(tmp_path, 5, START)
     code = f"import sys; from clipx_launch.__main__ import main; main(['status', {str(tmp_path)!r}]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -198,7 +198,7 @@ def test_the_command_starts_without_torch(tmp_path: Path) -> None:
     assert "running" in done.stdout
 
 
-def test_a_lock_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_lock_is_ignored(tmp_path: Path) -> None:
     run_with(tmp_path, 5, START)
     (tmp_path / LOCK).write_text("{")
     assert runs_in([tmp_path])[0].state == "running"

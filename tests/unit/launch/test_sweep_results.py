@@ -1,4 +1,4 @@
-"""What came of a sweep: its best point, its table and picture, its logs."""
+"""Results of a sweep: best point, table, picture and logs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEDIAN = "eval/retrieval/text_to_image/median_rank"
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two points are finished, one has failed in one of its two ranks, one was never begun."""
+    """Returns a sweep with two finished points, one that failed on one of its two ranks, and one never started."""
     folder = tmp_path_factory.mktemp("results") / "a sweep"
     made = make_sweep(folder, *TYPED, common=("duration=4st", "evaluator=[retrieval]", "checkpoint.every=2st"))
     for planned in made.planned[:2]:
@@ -46,14 +46,14 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def number(sweep: Path, point: str, name: str) -> float:
-    """The last that the run wrote."""
+    """Returns the last value that the run logged."""
     rows = [json.loads(line) for line in (sweep / point / "metrics.jsonl").read_text().splitlines()]
     return float(next(row[name] for row in reversed(rows) if name in row))
 
 
 @pytest.mark.parametrize("metric", [METRIC, MEDIAN, "train/loss"])
 @pytest.mark.parametrize("lowest", [True, False])
-def test_the_best_point_is_that_with_the_best_last_number(
+def test_the_best_point_has_the_best_last_value(
     sweep: Path, capsys: pytest.CaptureFixture[str], metric: str, lowest: bool
 ) -> None:
     assert main(["best", str(sweep), "--metric", metric, "--json", *(["--lowest"] if lowest else [])]) == 0
@@ -67,13 +67,15 @@ def test_the_best_point_is_that_with_the_best_last_number(
     assert (found["points"], found["points_with_value"], found["step"]) == (4, 2, 4)
 
 
-def test_the_best_point_in_words_by_the_first_headline_number(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_prints_the_best_point_by_the_first_headline_metric(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["best", str(sweep)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(METRIC)
     assert "finished; of 4 points 2 have a value" in shown
     assert "optimizer.lr=" in shown
-    assert f"'{sweep}/" in shown, "for the shell"
+    assert f"'{sweep}/" in shown, "quoted for the shell"
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def written(sweep: Path) -> list[dict[str, Any]]:
     return pyarrow.parquet.read_table(sweep / "results.parquet").to_pylist()
 
 
-def test_results_are_a_row_for_each_point_in_both_files(sweep: Path, written: list[dict[str, Any]]) -> None:
+def test_results_have_a_row_per_point_in_both_files(sweep: Path, written: list[dict[str, Any]]) -> None:
     assert [row["optimizer.lr"] for row in written] == [1e-4, 1e-3, 1e-2, 1e-1], "numbers, not text"
     assert [row["seed"] for row in written] == [0, 0, 1, 1]
     assert [row["data.prefetch"] for row in written] == [None, None, 1, None]
@@ -98,7 +100,7 @@ def test_results_are_a_row_for_each_point_in_both_files(sweep: Path, written: li
         assert {name: "" if value is None else str(value) for name, value in row.items()} == other
 
 
-def test_the_picture_shows_something(sweep: Path, written: list[dict[str, Any]]) -> None:
+def test_the_picture_is_not_empty(sweep: Path, written: list[dict[str, Any]]) -> None:
     picture = imread(sweep / "results.png")
     assert picture.shape[1] > picture.shape[0] > 400
     assert len(set(map(tuple, picture.reshape(-1, 4).tolist()))) > 50
@@ -121,7 +123,7 @@ def test_a_sweep_of_one_point_has_no_picture(tmp_path: Path, capsys: pytest.Capt
         (["logs", "2", "--rank", "2"], "--rank=2 has no log at point 2: give one of 0, 1"),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_one_line(
+def test_unknown_metrics_points_and_ranks_print_a_one_line_error(
     sweep: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert main([arguments[0], str(sweep), *arguments[1:]]) == 2
@@ -130,7 +132,7 @@ def test_what_is_not_there_is_one_line(
     assert message in errors
 
 
-def test_no_number_yet_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_without_values_prints_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_sweep(tmp_path, ["seed=0"])
     assert main(["best", str(tmp_path)]) == 2
     assert f"metric=train/loss has no value yet in {tmp_path}" in capsys.readouterr().err
@@ -139,7 +141,7 @@ def test_no_number_yet_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
 # --------------------------------------------------------------------------------------------------------- logs
 
 
-def test_logs_are_those_of_all_ranks_of_the_points_that_failed(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_shows_all_ranks_of_failed_points(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(sweep), "--lines", "3"]) == 0
     folder = sweep / "2/.launch/logs"
     assert capsys.readouterr().out == (
@@ -152,7 +154,7 @@ def test_logs_are_those_of_all_ranks_of_the_points_that_failed(sweep: Path, caps
     assert capsys.readouterr().out.startswith("point 3 is waiting (in the queue of pid ")
 
 
-def test_without_a_failed_point_logs_names_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_lists_the_points_with_logs_if_none_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = make_sweep(tmp_path, ["seed=0"], ["seed=1"])
     (made.planned[1].point.logs / "local.0.log").write_text("a word\n")
     assert main(["logs", str(tmp_path)]) == 0
@@ -161,7 +163,7 @@ def test_without_a_failed_point_logs_names_those_there_are(tmp_path: Path, capsy
     )
 
 
-def test_followed_logs_go_on_until_the_point_has_ended(
+def test_followed_logs_continue_until_the_point_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "_POLL_S", 0.02)
@@ -204,11 +206,11 @@ def test_followed_logs_go_on_until_the_point_has_ended(
     [([1e-4, 1e-3, 1e-2], True), ([0.1, 0.2, 0.3], False), ([512, 1024, 2048], True), ([1, 2], False), ([1, 100], True),
      ([0, 1, 10], False), ([1e-4, 3e-4, 1e-3], True), ([5], False)],
 )  # fmt: skip
-def test_values_that_are_spaced_by_factors_are_on_a_logarithmic_axis(values: list[float], log: bool) -> None:
+def test_values_spaced_by_factors_use_a_logarithmic_axis(values: list[float], log: bool) -> None:
     assert log_spaced(values) is log
 
 
-def test_numbers_are_placed_by_value_and_words_evenly() -> None:
+def test_numbers_are_placed_by_value_and_words_at_equal_distances() -> None:
     axis = override_axis("optimizer.lr", ["1e-4", "1e-3", "1e-2"])
     assert axis.positions == pytest.approx([0, 0.5, 1])
     assert axis.title == "optimizer.lr\n(log)"
@@ -227,7 +229,7 @@ def test_labels_of_an_axis_do_not_overlap() -> None:
     assert drop_overlapping([(0.0, "a"), (0.01, "b"), (0.5, "c")]) == [(0.0, "a"), (0.5, "c")]
 
 
-def test_a_picture_can_be_drawn_of_whatever_there_is() -> None:
+def test_pictures_of_few_or_unusual_values_can_be_drawn() -> None:
     one = [Line({"a": "1"}, None), Line({"a": "inf"}, None)]
     alike = [Line({"a": "1", "b": "x" * 99}, 0.5), Line({"a": "2", "b": ""}, 0.5), Line({"b": ""}, None)]
     for lines in (one, alike):
@@ -235,7 +237,7 @@ def test_a_picture_can_be_drawn_of_whatever_there_is() -> None:
             assert draw("title", METRIC, lines, lowest).startswith(b"\x89PNG")
 
 
-def test_overrides_that_all_have_are_left_out() -> None:
+def test_overrides_common_to_all_points_are_omitted() -> None:
     assert varied([["a=1", "b=1"], ["a=1", "b=2", "+c=x=y"], ["~d", "a=1"]]) == [
         {"b": "1"}, {"b": "2", "c": "x=y"}, {"d": ""},
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The alpha-beta model against what is known exactly, and a step's traffic against what its process group is given."""
+"""The alpha-beta network model compared with exact results, and predicted traffic with a process group's."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ N = 8e6  # bytes
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
-def test_on_one_level_collectives_take_what_the_textbook_says(ranks: int) -> None:
-    """Chan et al., Collective communication (2007): a ring of K takes K-1 steps of n/K bytes, an all_reduce two."""
+def test_collectives_on_one_level_match_the_textbook_formulas(ranks: int) -> None:
+    """Chan et al., Collective communication (2007).
+
+    A ring of K takes K-1 steps of n/K bytes, an all_reduce twice as many.
+    """
     link, steps = Link(2e-6, 1e9), ranks - 1
     ring = steps * 2e-6 + steps / ranks * N / 1e9
     for cluster in (Cluster(1, ranks, link, SLOW), Cluster(ranks, 1, SLOW, link)):
@@ -37,14 +40,14 @@ def test_on_one_level_collectives_take_what_the_textbook_says(ranks: int) -> Non
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(2, 8), (16, 8), (5, 3)])
-def test_two_levels_of_like_links_move_as_many_bytes_as_one(nodes: int, gpus: int) -> None:
+def test_two_levels_of_equal_links_transfer_as_many_bytes_as_one(nodes: int, gpus: int) -> None:
     free = Link(0.0, 1e9)
     two, one = Cluster(nodes, gpus, free, free), one_node(nodes * gpus, free)
     assert two.all_gather(N) == pytest.approx(one.all_gather(N))
     assert two.all_reduce(N) == pytest.approx(one.all_reduce(N))
 
 
-def test_between_nodes_each_gpu_sends_a_gpus_share() -> None:
+def test_each_gpu_sends_its_share_between_nodes() -> None:
     cluster = Cluster(4, 8, FAST, SLOW)
     size = 10 * N  # large enough for a ring
     between, within = 3 * (10e-6 + size / 32 / 40e9), 7 * (3e-6 + size / 8 / 300e9)
@@ -52,7 +55,7 @@ def test_between_nodes_each_gpu_sends_a_gpus_share() -> None:
     assert cluster.all_reduce(size) == pytest.approx(2 * (between + within))
 
 
-def test_small_sums_between_many_nodes_climb_a_tree() -> None:
+def test_small_reductions_between_many_nodes_use_a_tree() -> None:
     cluster = Cluster(128, 8, FAST, SLOW)
     assert cluster.all_reduce(8) == pytest.approx(2 * 7 * 10e-6 + 2 * 7 * 3e-6, rel=1e-3)
     assert cluster.time("all_reduce", 4, 32) == pytest.approx(4 * cluster.all_reduce(8))
@@ -68,7 +71,7 @@ def times(link: Link, sizes: list[int], kind: str = "all_gather", off: float = 0
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "broadcast"])
-def test_a_fit_finds_the_link_and_with_it_the_times_of_other_sizes(kind: str) -> None:
+def test_a_fit_recovers_the_link_and_predicts_other_sizes(kind: str) -> None:
     link = Link(150e-6, 1.2e9)
     found = fit_link(times(link, [2**10, 2**16, 2**22], kind))
     assert (found.latency, found.bandwidth) == pytest.approx((link.latency, link.bandwidth))
@@ -86,17 +89,17 @@ def test_a_fit_has_no_negative_latency_or_bandwidth() -> None:
     assert fit_link(steep).bandwidth > 0
 
 
-# ----------------------------------------------------------------------------------------------------- the traffic
+# --------------------------------------------------------------------------------------------------------- traffic
 
 
-def test_every_objective_has_its_traffic_and_each_kind_of_it_is_counted() -> None:
-    names = {path.stem for path in (CONF_DIR / "objective").glob("*.yaml")} - NEEDED.keys()  # of which no plan is made
+def test_every_objective_declares_its_traffic() -> None:
+    names = {path.stem for path in (CONF_DIR / "objective").glob("*.yaml")} - NEEDED.keys()  # objectives without a plan
     traffic = {name: compose(f"objective={name}").objective.traffic for name in names}
     assert None not in traffic.values()
     assert {traffic[name] for name in _OBJECTIVES} == set(traffic.values())
 
 
-def test_infonce_gathers_embeddings_and_three_numbers_a_sample_and_sums_gradients_and_a_temperature() -> None:
+def test_traffic_of_infonce_with_ddp_and_fsdp() -> None:
     found = ddp_traffic(StepShape(INFONCE, 256, 64, 512, 151_277_312))
     assert found.loss == {"all_gather": (2, 64 * 256 * (2 * 512 + 3) * 4), "all_reduce": (1, 4)}
     assert found.gradients == {"all_reduce": (25, 4 * 151_277_312)}
@@ -106,10 +109,10 @@ def test_infonce_gathers_embeddings_and_three_numbers_a_sample_and_sums_gradient
     assert spread.loss == found.loss
 
 
-# -------------------------------------------------------------------------------------------------- the prediction
+# ------------------------------------------------------------------------------------------------------ prediction
 
 
-def test_one_gpu_spends_its_time_on_towers_and_loss_alone() -> None:
+def test_one_gpu_needs_time_only_for_towers_and_loss() -> None:
     alone = step(VIT_B32, MACHINE, INFONCE, 1, 256)
     assert alone.seconds == pytest.approx(3 * 14_777_163_776 * 256 / 400e12 + 12 * 256 * 256 * 512 / 30e12)
     assert alone.gathers == alone.gradients == alone.exposed == alone.rest == 0
@@ -117,7 +120,7 @@ def test_one_gpu_spends_its_time_on_towers_and_loss_alone() -> None:
 
 
 @pytest.mark.parametrize("fsdp", [False, True])
-def test_efficiency_falls_with_the_number_of_gpus_and_hiding_gradients_helps(fsdp: bool) -> None:
+def test_efficiency_falls_with_more_gpus_and_overlap_shortens_steps(fsdp: bool) -> None:
     steps = [step(VIT_B32, MACHINE, INFONCE, gpus, 256, fsdp) for gpus in (8, 64, 512, 1024)]
     shares = [s.efficiency(steps[0]) for s in steps]
     assert shares == sorted(shares, reverse=True)
@@ -126,8 +129,8 @@ def test_efficiency_falls_with_the_number_of_gpus_and_hiding_gradients_helps(fsd
     assert step(VIT_B32, instant, INFONCE, 1024, 256, fsdp).gathers == 0
 
 
-def test_the_page_on_scaling_shows_what_its_command_computes() -> None:
-    """The predicted tables of docs/scaling.md, from the defaults that it names."""
+def test_the_scaling_docs_show_the_computed_tables() -> None:
+    """Compares the predicted tables of docs/scaling.md, from the defaults that it names."""
     page = (ROOT / "docs" / "scaling.md").read_text()
     for weak in (True, False):
         steps = [step(VIT_B32, MACHINE, INFONCE, 2**n, 256 if weak else 32768 >> n) for n in range(3, 11)]

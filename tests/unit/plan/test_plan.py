@@ -1,4 +1,4 @@
-"""What a run needs, counted and predicted: against formulas, real optimizers and the memory of real steps."""
+"""Predicted needs of a run compared with formulas, real optimizers and the memory of real steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from clipx.plan.spec import PlanSpec
 from clipx.trainer.spec import RunSpec
 
 LAION = ("data=laion400m", "data.shards=unread.tar", "precision=amp_bf16")
-# Half a gigabyte of activations in 32 samples, so that what else a process does is small beside them.
+# Half a gigabyte of activations in 32 samples, so that other memory of the process is small in comparison.
 MEDIUM = (
     "model.image.timm=vit_xsmall_patch16_clip_224",
     "+model.image.options={embed_dim:192,depth:6,num_heads:3}",
@@ -51,22 +51,22 @@ def vit_b32() -> Plan:
     return plan(planned("model=vit_b32", *LAION, "ranks=128", "price_per_gpu_hour=2"), lambda text: None)
 
 
-def test_a_plan_is_of_the_run_that_train_would_make() -> None:
+def test_plan_and_train_compose_the_same_run() -> None:
     overrides = ("experiment=cc12m_vit_b32_fastclip_v3", "data.shards=unread.tar", "name=same", "model.text.layers=3")
     own, trained = planned(*overrides), compose(*overrides)
     for field in fields(RunSpec):
         assert field.name == "kind" or getattr(own, field.name) == getattr(trained, field.name), field.name
 
 
-# ------------------------------------------------------------------------------------------------- what is counted
+# ---------------------------------------------------------------------------------------------------------- counts
 
 
-def test_parameters_are_those_of_the_published_model(vit_b32: Plan) -> None:
+def test_parameters_match_the_published_model(vit_b32: Plan) -> None:
     assert vit_b32.parameters == {"image": 87_849_216, "text": 63_428_096, "objective": 1}
 
 
-def test_flops_are_the_formula_s(vit_b32: Plan) -> None:
-    """Linear layers of 12·width² a block and token, attention of 2·tokens·width; 2 operations each."""
+def test_flops_match_the_formula(vit_b32: Plan) -> None:
+    """Linear layers of 12·width² per block and token, attention of 2·tokens·width; 2 operations each."""
 
     def transformer(tokens: int, width: int, layers: int) -> int:
         return 2 * layers * tokens * (12 * width**2 + 2 * tokens * width)
@@ -75,11 +75,11 @@ def test_flops_are_the_formula_s(vit_b32: Plan) -> None:
     assert vit_b32.forward.image == pytest.approx(image, rel=0.02)
     assert vit_b32.forward.text == pytest.approx(transformer(77, 512, 12) + 2 * 512 * 512, rel=0.02)
     packed = vit_b32.forward.image + transformer(77, 512, 12) * 20 / 77
-    assert vit_b32.sample_flops == pytest.approx(packed, rel=0.05), "attention sees texts of one length"
-    assert vit_b32.flops == pytest.approx(3 * 256 * vit_b32.sample_flops, rel=0.01), "a backward is two forwards"
+    assert vit_b32.sample_flops == pytest.approx(packed, rel=0.05), "attention is computed on texts of equal length"
+    assert vit_b32.flops == pytest.approx(3 * 256 * vit_b32.sample_flops, rel=0.01), "a backward costs two forwards"
 
 
-def test_micro_batches_go_forward_twice_but_for_the_last() -> None:
+def test_all_micro_batches_but_the_last_have_two_forwards() -> None:
     one, four = (
         plan(planned("data.batch_size=32", f"data.micro_batches={n}", "ranks=1"), lambda text: None, largest=False)
         for n in (1, 4)
@@ -89,12 +89,13 @@ def test_micro_batches_go_forward_twice_but_for_the_last() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lamb", "lion", "muon", "sgd"])
-def test_an_optimizer_s_state_is_what_the_real_one_keeps(kind: str) -> None:
+def test_predicted_optimizer_state_matches_the_real_optimizer(kind: str) -> None:
     spec = planned("model.text.layers=1", "model.text.width=32", f"optimizer={kind}")
     sizes = MemoryModel(spec)
     model = spec.model.build(torch.device("cpu"), torch.float32)
     groups = parameter_groups(model, sizes.objective(1, 8), spec.optimizer)
-    groups = [group for group in groups if "constant_lr" not in group]  # the objective's, without memory here
+    # only the objective's, which needs no memory here
+    groups = [group for group in groups if "constant_lr" not in group]
     expected = state_bytes(groups, spec.optimizer.build, torch.float32)
     optimizer = spec.optimizer.build(groups)
     for parameter in model.parameters():
@@ -104,7 +105,7 @@ def test_an_optimizer_s_state_is_what_the_real_one_keeps(kind: str) -> None:
     assert expected == sum(x.nbytes for x in kept)
 
 
-def test_activations_are_the_tensors_that_autograd_saves() -> None:
+def test_predicted_activations_match_the_tensors_saved_by_autograd() -> None:
     spec = planned(*MEDIUM)
     model = spec.model.build(torch.device("cpu"), torch.float32)
     tokens = torch.zeros(4, 77, dtype=torch.long)
@@ -126,8 +127,8 @@ def test_activations_are_the_tensors_that_autograd_saves() -> None:
 
 
 @pytest.mark.parametrize("overrides", [(), ("data.micro_batches=2", "model.text.checkpointing=1")])
-def test_memory_is_what_a_real_step_takes(overrides: tuple[str, ...]) -> None:
-    """Resident memory of a process of its own, which is fresh; captions of 18 tokens on average."""
+def test_predicted_memory_matches_a_real_step(overrides: tuple[str, ...]) -> None:
+    """Resident memory of a fresh process; captions of 18 tokens on average."""
     spec = planned(*MEDIUM, *overrides, "text_tokens=18")
     sizes = MemoryModel(spec)
     found = sizes.memory(1, sizes.towers(32 // spec.data.micro_batches))
@@ -136,17 +137,17 @@ def test_memory_is_what_a_real_step_takes(overrides: tuple[str, ...]) -> None:
     assert found.peak == pytest.approx(measured, rel=0.15), found
 
 
-# ---------------------------------------------------------------------------------------------- what follows from it
+# ------------------------------------------------------------------------------------------------------- conclusions
 
 
-def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(vit_b32: Plan) -> None:
+def test_the_largest_micro_batch_fits_and_a_larger_size_does_not(vit_b32: Plan) -> None:
     assert vit_b32.largest is not None
     sizes, limit = MemoryModel(vit_b32.spec), 76e9
     assert sizes.memory(128, sizes.towers(vit_b32.largest)).total <= 1.005 * limit
     assert sizes.memory(128, sizes.towers(round(1.02 * vit_b32.largest))).total > limit
 
 
-def test_steps_hours_and_money_follow_from_the_samples(vit_b32: Plan) -> None:
+def test_steps_hours_and_cost_follow_from_the_samples(vit_b32: Plan) -> None:
     steps = 32 * 414_080_000 // 32_768
     assert vit_b32.steps == pytest.approx(steps, abs=1)
     hours = steps * 32_768 / vit_b32.step.rate / 3600
@@ -156,7 +157,7 @@ def test_steps_hours_and_money_follow_from_the_samples(vit_b32: Plan) -> None:
     assert gradients == 4 * (87_849_216 + 63_428_096)
 
 
-def test_ranks_are_as_few_as_have_the_memory() -> None:
+def test_ranks_are_the_fewest_with_enough_memory() -> None:
     tight = ("data.batch_size=1024", "reserve_gb=0.1")
     one = plan(planned(*tight), lambda text: None, largest=False)
     assert one.ranks == 1
@@ -166,7 +167,7 @@ def test_ranks_are_as_few_as_have_the_memory() -> None:
         plan(planned(*tight, "device_memory_gb=0.2"), lambda text: None)
 
 
-def test_sharding_leaves_a_device_its_part() -> None:
+def test_sharding_divides_weights_and_optimizer_state() -> None:
     medium = (*MEDIUM, "ranks=8", "text_tokens=18")
     whole, part = (
         plan(planned(*medium, f"distributed={kind}"), lambda text: None, largest=False).memory
@@ -178,12 +179,12 @@ def test_sharding_leaves_a_device_its_part() -> None:
     assert 0 < part.gathered <= whole.weights
 
 
-def test_an_objective_s_table_is_spread_over_the_ranks() -> None:
+def test_per_sample_state_is_divided_over_the_ranks() -> None:
     spec = planned("objective=fastclip_v1", "samples=8000000", "schedule.warmup=1st")
     assert MemoryModel(spec).memory(4, MemoryModel(spec).towers(2)).per_sample == pytest.approx(8e6 * 8 / 4, abs=100)
 
 
-def test_published_settings_are_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_settings_are_listed_in_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "SETTINGS", published.SETTINGS[:1])
     found = published.plans(planned("gpu=A100", "device_memory_gb=40", "published=true"), lambda text: None)
     ((setting, one),) = found
@@ -205,16 +206,16 @@ class PluginSpec(LearnedTemperatureSpec):
     build = InfoNCESpec.build
 
 
-def test_an_objective_from_elsewhere_is_planned_by_what_its_spec_says() -> None:
+def test_a_plugin_objective_is_planned_by_its_declared_traffic() -> None:
     spec = replace(planned("ranks=2", "data.batch_size=64"), objective=PluginSpec())
     traffic = plan(spec, lambda text: None, largest=False).traffic
     assert traffic.loss == {"all_gather": (2, 64 * (2 * 128 + 1) * 4), "all_reduce": (1, 2 * 4)}
 
 
-# ---------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------------------------- command
 
 
-def test_the_command_says_it_in_tables_and_in_json() -> None:
+def test_the_command_prints_tables_or_json() -> None:
     words = ("-m", "clipx.plan", "data.batch_size=64", "ranks=2", "samples=12000")
     shown = run(sys.executable, *words).stdout
     for heading in ("model", "memory per device, GB", "communication per step", "predicted time"):
@@ -244,7 +245,7 @@ def test_the_command_says_it_in_tables_and_in_json() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_invalid_options_are_rejected(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         planned(*overrides)
 
@@ -256,6 +257,6 @@ def test_what_makes_no_sense_is_refused(overrides: tuple[str, ...], message: str
         (("ranks=3",), "data.batch_size=256 is not divisible by 3 ranks"),
     ],
 )
-def test_ranks_that_cannot_share_the_batch_are_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_ranks_that_do_not_divide_the_batch_are_rejected(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(planned(*overrides), lambda text: None)
