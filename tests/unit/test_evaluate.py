@@ -1,4 +1,4 @@
-"""`clipx.evaluate` finds a run's own numbers again, on its own data or others', of any step, and of others' models."""
+"""`clipx.evaluate`: reproduces a run's metrics, and evaluates other data, steps and models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Three sets of a zero-shot evaluator: two in clip_benchmark's layout, a folder."""
+    """Writes three sets for the zero-shot evaluator: two in clip_benchmark's layout, and a folder.
+
+    Returns overrides.
+    """
     place = tmp_path_factory.mktemp("sets")
     images = {
         name: [jpeg(10 * i + j, 40, 36) for j in range(4)] for i, name in enumerate(("a fox", "an owl", "an eel"))
@@ -49,7 +52,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return ("evaluator=[zeroshot]", *added, *paths, *(f"evaluator.zeroshot.sets.{name}.workers=0" for name in kinds))
 
 
-def test_the_numbers_of_the_end_of_training_are_found_again(trained: Path) -> None:
+def test_evaluation_reproduces_the_final_metrics_of_training(trained: Path) -> None:
     out = run(*EVALUATE, f"run={trained}").stdout
     found = json.loads((trained / "evaluation-shapes-step-4.json").read_text())
     expected = {name: value for name, value in rows(trained)[-1].items() if name.startswith("eval/")}
@@ -82,7 +85,7 @@ def test_other_data_can_be_chosen(trained: Path) -> None:
         (("evaluator=[zeroshot]", "evaluator.zeroshot.held_out=false"), "evaluator.zeroshot.held_out=false leaves nothing to evaluate"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_evaluated_is_one_line(trained: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_evaluations_print_a_one_line_error(trained: Path, arguments: tuple[str, ...], message: str) -> None:
     chosen = (f"run={trained}", *arguments) if arguments and not arguments[0].startswith("run=") else arguments
     done = run(*EVALUATE, *chosen, check=False)
     assert done.returncode != 0
@@ -94,7 +97,7 @@ def test_what_cannot_be_evaluated_is_one_line(trained: Path, arguments: tuple[st
 
 
 def evaluated(path: Path) -> dict[str, Any]:
-    """The JSON, whose picture beside it is one."""
+    """Returns the JSON, and verifies that its picture is valid."""
     with Image.open(path.with_suffix(".png")) as picture:
         picture.load()
         assert picture.format == "PNG" and picture.width > 400
@@ -102,7 +105,7 @@ def evaluated(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_several_sets_are_a_table_with_what_each_loses_and_the_same_on_two_ranks(
+def test_several_sets_give_a_robustness_table_equal_on_two_ranks(
     trained: Path, sets: tuple[str, ...], tmp_path: Path
 ) -> None:
     probe = ["evaluator=[zeroshot,linear_probe]", *sets[1:], "evaluator.linear_probe.held_out=false"]
@@ -118,14 +121,14 @@ def test_several_sets_are_a_table_with_what_each_loses_and_the_same_on_two_ranks
     assert [row["drop"] for row in rows_of.values()] == pytest.approx(
         [tops[0] - row["top1"] for row in rows_of.values()]
     )
-    assert found["eval/zeroshot/one/top1"] == found["eval/zeroshot/two/top1"], "the same images and names"
+    assert found["eval/zeroshot/one/top1"] == found["eval/zeroshot/two/top1"], "equal images and names"
     assert "drop in top1" in out
     assert 0 <= found["eval/linear_probe/three/top1"] <= 1
     torchrun(2, *command, f"out={tmp_path}/2")
     assert evaluated(tmp_path / "2" / "evaluation-shapes-step-4.json") == found
 
 
-def test_every_step_makes_a_curve(trained: Path, sets: tuple[str, ...], tmp_path: Path) -> None:
+def test_step_all_evaluates_every_checkpoint(trained: Path, sets: tuple[str, ...], tmp_path: Path) -> None:
     out = run(*EVALUATE, f"run={trained}", "step=all", f"out={tmp_path}", *sets).stdout
     found = evaluated(tmp_path / "evaluation-shapes.json")
     logged = {row["step"]: row["eval/zeroshot/top1"] for row in rows(trained) if "eval/zeroshot/top1" in row}
@@ -134,7 +137,7 @@ def test_every_step_makes_a_curve(trained: Path, sets: tuple[str, ...], tmp_path
     assert "step 2" in out and "step 4" in out
 
 
-def test_the_folder_of_checkpoints_is_every_step_and_one_of_them_is_that(trained: Path, tmp_path: Path) -> None:
+def test_run_accepts_a_folder_of_checkpoints_or_a_single_checkpoint(trained: Path, tmp_path: Path) -> None:
     run(*EVALUATE, f"run={trained}/checkpoints", "evaluator=[zeroshot]", f"out={tmp_path}")
     assert [model["step"] for model in evaluated(tmp_path / "evaluation-shapes.json")["models"]] == [2, 4]
     run(*EVALUATE, f"run={trained}/checkpoints/step-00000002", "evaluator=[zeroshot]", f"out={tmp_path}")
@@ -155,8 +158,8 @@ def test_a_folder_of_runs_is_evaluated_run_by_run(trained: Path, sets: tuple[str
     assert list(models[0]["robustness"]["zeroshot"])[:4] == ["shapes", "one", "two", "three"]
 
 
-def test_exported_models_are_evaluated_as_their_run(trained: Path, sets: tuple[str, ...], tmp_path: Path) -> None:
-    """An open_clip folder, and a folder of files; no run, so that there are the sets alone."""
+def test_exported_models_and_their_run_have_equal_results(trained: Path, sets: tuple[str, ...], tmp_path: Path) -> None:
+    """An open_clip folder, and a folder of files. Without a run only the sets are evaluated."""
     export = (sys.executable, "-m", "clipx.export", f"run={trained}")
     run(*export, "format=open_clip", f"out={tmp_path}/model")
     (tmp_path / "files").mkdir()
@@ -184,7 +187,7 @@ def test_exported_models_are_evaluated_as_their_run(trained: Path, sets: tuple[s
         (("evaluator=[zeroshot]", "data=digits", "data.workers=0"), "holds no weights: give a run directory"),
     ],
 )
-def test_what_is_no_run_is_asked_for_what_a_run_would_know(
+def test_a_folder_without_a_run_requires_evaluators_and_data(
     tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     done = run(*EVALUATE, f"run={tmp_path}", *arguments, check=False)
@@ -193,14 +196,14 @@ def test_what_is_no_run_is_asked_for_what_a_run_would_know(
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_run_evaluates_sets_at_its_own_cadence(sets: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_run_evaluates_sets_at_the_evaluators_cadence(sets: tuple[str, ...], tmp_path: Path) -> None:
     run(*TRAIN[:-1], *sets, "evaluator.zeroshot.every=2st", f"run_dir={tmp_path}/run")
     logged = {row["step"]: row for row in rows(tmp_path / "run") if "eval/zeroshot/one/top1" in row}
     assert list(logged) == [2, 4]
     assert {"eval/zeroshot/top1", "eval/zeroshot/two/top1", "eval/zeroshot/three/top5"} <= logged[4].keys()
 
 
-def test_a_set_that_is_wrong_ends_a_run_before_it_begins(sets: tuple[str, ...], tmp_path: Path) -> None:
+def test_an_invalid_set_is_rejected_before_training(sets: tuple[str, ...], tmp_path: Path) -> None:
     wrong = "evaluator.zeroshot.sets.two.held_out_split=dev"
     done = run(*TRAIN[:-1], *sets, wrong, f"run_dir={tmp_path}/run", check=False)
     assert "has no dev/nshards.txt: give a set in clip_benchmark's layout" in done.stderr
@@ -208,7 +211,7 @@ def test_a_set_that_is_wrong_ends_a_run_before_it_begins(sets: tuple[str, ...], 
     assert not (tmp_path / "run").exists()
 
 
-def test_every_command_of_the_page_composes() -> None:
+def test_every_command_of_the_docs_composes() -> None:
     text = (ROOT / "docs" / "evaluation.md").read_text().replace("\\\n", " ")
     commands = re.findall(r"^python -m clipx\.(\w+) (.*)$", text, re.MULTILINE)
     assert len(commands) > 3
@@ -216,6 +219,6 @@ def test_every_command_of_the_page_composes() -> None:
         assert isinstance(compose(*arguments.split(), config_name=name), EvaluateSpec) == (name == "evaluate")
 
 
-def test_a_set_that_chose_other_evaluators_than_its_own_is_told_with_the_way_out() -> None:
+def test_a_set_of_an_unselected_evaluator_is_rejected_with_the_fix() -> None:
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot is not selected: write evaluator=\[zeroshot,…\]"):
         compose("+data@evaluator.zeroshot.sets.mine=csv", "evaluator.zeroshot.sets.mine.path=t.csv")

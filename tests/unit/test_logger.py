@@ -1,4 +1,4 @@
-"""Numbers reach real files: JSON lines, TensorBoard events, an offline wandb run."""
+"""Metrics in real files: JSON lines, TensorBoard events, an offline wandb run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def row(step: int) -> dict[str, float]:
     return {"step": step, "samples": step * 10, "epoch": 0.1, "seconds": 1.0, "train/loss": 1 / step}
 
 
-def test_rows_come_back_as_they_were_logged(tmp_path: Path) -> None:
+def test_logged_rows_are_read_back(tmp_path: Path) -> None:
     sink = Jsonl(tmp_path / "metrics.jsonl", 0)
     for step in (1, 2):
         sink.log(row(step))
@@ -28,7 +28,7 @@ def test_rows_come_back_as_they_were_logged(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl") == [row(1), row(2)]
 
 
-def test_a_resumed_run_drops_what_it_will_do_again(tmp_path: Path) -> None:
+def test_a_resumed_run_drops_rows_after_its_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(row(step)) + "\n" for step in (1, 2, 3, 4)))
     sink = Jsonl(path, 2)
@@ -37,7 +37,7 @@ def test_a_resumed_run_drops_what_it_will_do_again(tmp_path: Path) -> None:
     assert [r["step"] for r in read_rows(path)] == [1, 2, 3]
 
 
-def test_a_last_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(row(1)) + '\n{"step": 2, "sam')
     assert read_rows(path) == [row(1)]
@@ -45,7 +45,7 @@ def test_a_last_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def disk_full(path: Path) -> Iterator[None]:
-    """No file may grow beyond what this one holds now."""
+    """Limits all files to the current size of `path`."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, before[1]))
     try:
@@ -54,7 +54,7 @@ def disk_full(path: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_loses_no_row_and_ends_no_run(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_row_and_does_not_end_the_run(tmp_path: Path) -> None:
     reported: list[str] = []
     path = tmp_path / "metrics.jsonl"
     sinks = Sinks([Jsonl(path, 0)], lambda kind, **facts: reported.append(facts["logger"]))
@@ -62,13 +62,13 @@ def test_a_full_disk_loses_no_row_and_ends_no_run(tmp_path: Path) -> None:
     with disk_full(path):
         sinks.log(row(2))
         sinks.log(row(3))
-    assert reported == ["jsonl"], "once"
+    assert reported == ["jsonl"], "reported more than once"
     sinks.log(row(4))
     sinks.close()
     assert read_rows(path) == [row(step) for step in (1, 2, 3, 4)]
 
 
-def test_a_sink_that_fails_keeps_no_number_from_the_others(tmp_path: Path) -> None:
+def test_a_failing_sink_does_not_affect_the_others(tmp_path: Path) -> None:
     class Down:
         def log(self, row: dict[str, float]) -> None:
             raise ConnectionError("the service is down")
@@ -100,7 +100,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_tensorboard_holds_the_curve_of_metrics_jsonl(run_dir: Path) -> None:
+def test_tensorboard_contains_the_curve_of_metrics_jsonl(run_dir: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir / "tensorboard"))
@@ -112,7 +112,7 @@ def test_tensorboard_holds_the_curve_of_metrics_jsonl(run_dir: Path) -> None:
     assert "eval/retrieval/text_to_image/recall@1" in events.Tags()["scalars"]
 
 
-def test_wandb_holds_the_run_offline(run_dir: Path) -> None:
+def test_offline_wandb_contains_the_run(run_dir: Path) -> None:
     """wandb's file is a log of protocol buffers whose values are JSON texts; wandb ships no reader for it."""
     (path,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
     stored = path.read_bytes()
@@ -125,7 +125,7 @@ def test_wandb_holds_the_run_offline(run_dir: Path) -> None:
     assert (run_dir / "wandb_id").read_text() in path.name
 
 
-def test_every_row_says_where_in_the_run_it_is(run_dir: Path) -> None:
+def test_every_row_has_step_samples_epoch_and_seconds(run_dir: Path) -> None:
     rows = read_rows(run_dir / "metrics.jsonl")
     measured = [r for r in rows if "train/loss" in r]
     wanted = {"step", "samples", "epoch", "seconds", "train/lr", "train/temperature", "train/grad_norm"}
@@ -135,7 +135,7 @@ def test_every_row_says_where_in_the_run_it_is(run_dir: Path) -> None:
     assert measured[-1]["epoch"] == 0.5
 
 
-def test_wandb_online_without_a_key_is_refused_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_online_without_a_key_is_rejected_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     spec = compose(*SMALL, "logger=[wandb]", f"run_dir={tmp_path}/run", "checkpoint=none")
@@ -143,6 +143,6 @@ def test_wandb_online_without_a_key_is_refused_with_the_fix(tmp_path: Path, monk
         Trainer(spec).fit()
 
 
-def test_an_unknown_mode_is_refused() -> None:
+def test_an_unknown_wandb_mode_is_rejected() -> None:
     with pytest.raises(ConfigError, match="logger.wandb.mode=shared is not a mode: choose online or offline"):
         compose("logger=[wandb]", "logger.wandb.mode=shared")

@@ -1,4 +1,4 @@
-"""Durations, cadences and learning rates against their definitions, step by step in float64."""
+"""Durations, cadences and learning rates compared with their definitions, step by step in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clipx.errors import ConfigError
 from clipx.schedule import ConstantCooldownSpec, ConstantScheduleSpec, CosineSpec, ScheduleSpec
 from clipx.trainer.trainer import Trainer
 
-EPOCH, BATCH = 6400, 64  # 100 steps an epoch
+EPOCH, BATCH = 6400, 64  # 100 steps per epoch
 
 
 # ------------------------------------------------------------------------------------------------- durations
@@ -33,14 +33,14 @@ EPOCH, BATCH = 6400, 64  # 100 steps an epoch
         ("1E+6sa", 1_000_000),
         (" 3 ep ", 3 * 6400),
         ("0sa", 0),
-        ("2.5sa", 2),  # to even, as Python rounds
+        ("2.5sa", 2),  # rounds half to even, like Python
     ],
 )
-def test_a_duration_is_its_number_times_its_unit(text: str, samples: int) -> None:
+def test_a_duration_is_a_number_times_a_unit(text: str, samples: int) -> None:
     assert Duration.parse(text, "duration").samples(Length(EPOCH, BATCH)) == samples
 
 
-def test_the_same_length_in_every_unit_is_the_same_number_of_samples() -> None:
+def test_equal_lengths_in_different_units_are_equal_numbers_of_samples() -> None:
     lengths = {
         Duration.parse(text, "d").samples(Length(EPOCH, BATCH)) for text in ("3ep", "300st", "19200sa", "1.92e4sa")
     }
@@ -56,12 +56,12 @@ def test_published_sample_counts_are_exact() -> None:
     ("text", "samples"),
     [("20%", 20_000), ("0%", 0), ("100%", 100_000), ("33.3%", 33_300), (" 5 %", 5000), ("1e1%", 10_000)],
 )
-def test_a_share_is_of_the_whole_run(text: str, samples: int) -> None:
+def test_a_share_refers_to_the_whole_run(text: str, samples: int) -> None:
     assert Duration.parse(text, "schedule.warmup", share=True).samples(Length(EPOCH, BATCH, 100_000)) == samples
 
 
 @pytest.mark.parametrize("key", ["duration", "log_every", "checkpoint.every"])
-def test_a_share_is_refused_where_there_is_nothing_to_share(key: str) -> None:
+def test_a_share_is_rejected_where_it_has_no_meaning(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(f"{key}=50%")
     message = re.sub(r" \(or none, or end[^)]*\)", "", str(caught.value))
@@ -69,18 +69,18 @@ def test_a_share_is_refused_where_there_is_nothing_to_share(key: str) -> None:
     assert "%)" not in message and "of the run" not in message
 
 
-def test_where_a_share_may_stand_it_is_among_the_examples() -> None:
+def test_the_error_lists_a_share_where_it_is_valid() -> None:
     with pytest.raises(ConfigError, match=r"^schedule\.warmup=20 is not a duration: .*, 20% \(of the run\) or "):
         compose("schedule.warmup=20")
 
 
-def test_more_than_the_whole_run_is_refused() -> None:
+def test_a_share_above_100_percent_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"^schedule\.warmup=101% is too long: give at most 100%$"):
         compose("schedule.warmup=101%")
 
 
 @pytest.mark.parametrize("text", ["", "32", "ep", "32 epochs", "-1ep", "1e-3ep", "32EP", "3.2.1ep", "infep", "1ep 2st", "0x10st"])  # fmt: skip
-def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
+def test_an_invalid_duration_is_rejected_with_examples(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Duration.parse(text, "checkpoint.every")
     message = str(caught.value)
@@ -89,7 +89,7 @@ def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e16sa", "1e300ep", "1e400st", "9" * 400 + "sa"])
-def test_a_duration_too_long_to_count_is_refused(text: str) -> None:
+def test_a_duration_too_long_to_count_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^duration=.* is too long: give at most 1e\+15(sa|ep|st)$"):
         Duration.parse(text, "duration")
 
@@ -104,13 +104,13 @@ def due_samples(cadence: Cadence, batch: int, total: int) -> list[int]:
 def test_a_cadence_is_due_once_at_each_multiple_of_its_period() -> None:
     cadence = Cadence.parse("300sa", "c", Length(EPOCH, BATCH))
     assert cadence == Cadence(300, at_end=True)
-    # The first step that reaches 300, 600, ...; never twice for one multiple.
+    # The first step that reaches 300, 600, …; never twice for a multiple.
     assert due_samples(cadence, 64, 1280) == [320, 640, 960, 1216]
     assert len(due_samples(cadence, 64, 64 * 750)) == 64 * 750 // 300
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 100, 300, 301, 1000])
-def test_a_cadence_marks_the_same_samples_whatever_the_batch(batch: int) -> None:
+def test_a_cadence_marks_the_same_samples_for_every_batch_size(batch: int) -> None:
     cadence = Cadence(300, at_end=True)
     total = 21_000
     expected = sorted({-(-multiple // batch) * batch for multiple in range(300, total + 1, 300)})
@@ -136,7 +136,7 @@ def test_none_and_end_are_never_due_during_training(text: str, at_end: bool) -> 
     assert due_samples(cadence, 64, 64_000) == []
 
 
-def test_a_huge_period_is_not_due_within_a_run_but_happens_at_its_end() -> None:
+def test_a_huge_period_is_due_only_at_the_end() -> None:
     cadence = Cadence.parse("1e15ep", "c", Length(2_320_000_000, 32_768))
     assert cadence.period == pytest.approx(1e15 * 2_320_000_000)
     assert not cadence.due(0, 10**18)
@@ -144,7 +144,7 @@ def test_a_huge_period_is_not_due_within_a_run_but_happens_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("text", ["0ep", "0st", "0.001sa"])
-def test_a_cadence_of_no_samples_is_refused(text: str) -> None:
+def test_a_cadence_below_one_sample_is_rejected(text: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"^checkpoint\.every={text} is less than one sample: give a longer duration"
     ):
@@ -152,13 +152,13 @@ def test_a_cadence_of_no_samples_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["never", "", "0ep", "1", "End"])
-def test_a_bad_cadence_is_found_before_the_data_is_known(text: str) -> None:
+def test_an_invalid_cadence_is_rejected_before_the_data_is_known(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^checkpoint\.every"):
         check_cadence(text, "checkpoint.every")
 
 
 @pytest.mark.parametrize("text", ["none", "end", "1ep", "500st", "1e6sa", "1e15ep"])
-def test_a_good_cadence_passes_before_the_data_is_known(text: str) -> None:
+def test_a_valid_cadence_is_accepted_before_the_data_is_known(text: str) -> None:
     check_cadence(text, "checkpoint.every")
 
 
@@ -166,7 +166,7 @@ def test_a_good_cadence_passes_before_the_data_is_known(text: str) -> None:
 
 
 def reference(step: int, warmup: int, total: int, base: float, tail: Callable[[float], float]) -> float:
-    """The recipe's definition in steps: base·(step+1)/warmup, then `tail` of the share done."""
+    """Returns the definition of the recipe in steps: base·(step+1)/warmup, then `tail` of the share done."""
     if step < warmup:
         return base * (step + 1) / warmup
     return tail((step - warmup) / (total - warmup))
@@ -196,7 +196,7 @@ def test_cosine_begins_at_the_peak_and_ends_at_the_minimum() -> None:
     assert rate(0) == pytest.approx(1e-4)
     assert rate(9 * BATCH) == rate(10 * BATCH) == 1e-3
     assert rate(100 * BATCH) == pytest.approx(1e-6)
-    assert rate(1000 * BATCH) == pytest.approx(1e-6)  # not up again
+    assert rate(1000 * BATCH) == pytest.approx(1e-6)  # does not rise again
 
 
 @pytest.mark.parametrize("text", ["2ep", "200st", "12800sa"])
@@ -211,7 +211,7 @@ def test_a_warm_up_in_any_unit_gives_the_same_rates(
 
 
 @pytest.mark.parametrize("batch", [1, 32, 64, 128, 640])
-def test_another_batch_moves_nothing_in_samples(batch: int) -> None:
+def test_the_rate_by_samples_does_not_depend_on_the_batch_size(batch: int) -> None:
     """After the warm-up the rate is a function of the samples seen; within it, of the samples at the step's end."""
     total = 10 * EPOCH
     rate = CosineSpec(warmup="2ep").build(5e-4, Length(EPOCH, batch, total))
@@ -262,7 +262,7 @@ def test_constant_cooldown_equals_its_definition_at_every_step(
         assert rate(step * BATCH) == pytest.approx(expected, rel=1e-13, abs=1e-19), step
 
 
-def test_the_schedules_are_open_clips() -> None:
+def test_schedules_match_open_clip() -> None:
     base, warmup, steps, cooldown, power, end = 5e-4, 30, 300, 60, 1.5, 1e-6
     length = Length(EPOCH, BATCH, steps * BATCH)
     pairs = [
@@ -287,14 +287,15 @@ def test_constant_cooldown_at_its_edges() -> None:
     spec = ConstantCooldownSpec(warmup="10st", cooldown="20%", min_lr=1e-5)
     rate = spec.build(1e-3, Length(EPOCH, BATCH, 100 * BATCH))
     assert rate(0) == pytest.approx(1e-4)  # the first step: one tenth
-    assert rate(9 * BATCH) == rate(10 * BATCH) == rate(79 * BATCH) == rate(80 * BATCH) == 1e-3  # up to its first step
+    # until the first step of the cool-down
+    assert rate(9 * BATCH) == rate(10 * BATCH) == rate(79 * BATCH) == rate(80 * BATCH) == 1e-3
     assert rate(81 * BATCH) == pytest.approx(1e-5 + 0.99e-3 * 19 / 20)
     assert rate(99 * BATCH) == pytest.approx(1e-5 + 0.99e-3 / 20)  # the last step
     assert rate(100 * BATCH) == rate(1000 * BATCH) == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize("batch", [64, 96, 1000])
-def test_a_cool_down_that_begins_inside_a_step_only_falls(batch: int) -> None:
+def test_a_cool_down_that_begins_inside_a_step_falls_monotonically(batch: int) -> None:
     total = 20_000 // batch * batch
     rates = [
         ConstantCooldownSpec(warmup="0sa", cooldown="7777sa").build(5e-4, Length(EPOCH, batch, total))(seen)
@@ -304,8 +305,11 @@ def test_a_cool_down_that_begins_inside_a_step_only_falls(batch: int) -> None:
     assert rates[-1] == pytest.approx(5e-4 * batch / 7777)
 
 
-def test_parts_that_fill_the_run_but_for_its_last_part_of_a_batch_meet() -> None:
-    """duration=1ep of 100 samples is one step of 64; half an epoch of each is longer than that."""
+def test_warm_up_and_cool_down_fill_a_run_that_drops_a_partial_batch() -> None:
+    """duration=1ep of 100 samples is one step of 64.
+
+    Half an epoch each of warm-up and cool-down is longer than that.
+    """
     length = Length(100, 64, 64)
     spec = ConstantCooldownSpec(warmup="0.5ep", cooldown="0.5ep")
     spec.check_fits("1ep", length)
@@ -314,7 +318,7 @@ def test_parts_that_fill_the_run_but_for_its_last_part_of_a_batch_meet() -> None
 
 
 @pytest.mark.parametrize("spec", [CosineSpec, ConstantCooldownSpec])
-def test_a_negative_minimum_and_one_above_the_peak_are_refused(
+def test_a_minimum_below_zero_or_above_the_peak_is_rejected(
     spec: type[CosineSpec] | type[ConstantCooldownSpec],
 ) -> None:
     with pytest.raises(ConfigError, match=r"^schedule\.min_lr=-1e-05 is negative: give 0"):
@@ -327,7 +331,7 @@ def test_a_negative_minimum_and_one_above_the_peak_are_refused(
     ConstantScheduleSpec(warmup="1st").check(1e-3)
 
 
-# ------------------------------------------------------------------------------------------- what must fit the run
+# ------------------------------------------------------------------------------------------------ fit into the run
 
 COOL = "schedule=constant_cooldown"
 
@@ -362,7 +366,7 @@ COOL = "schedule=constant_cooldown"
         (("schedule=constant", "schedule.min_lr=0"), "schedule.min_lr is not a key here: the keys are warmup"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
+def test_parts_longer_than_the_run_are_rejected_at_composition(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*overrides)
     assert str(caught.value).startswith(message)
@@ -375,11 +379,11 @@ def test_what_does_not_fit_is_refused_at_composition(overrides: tuple[str, ...],
         (COOL, "schedule.warmup=80%"),
         (COOL, "duration=3ep", "schedule.warmup=1ep", "schedule.cooldown=2ep"),
         (COOL, "duration=0.3ep", "schedule.warmup=0.1ep", "schedule.cooldown=0.2ep"),  # 0.1 + 0.2 > 0.3
-        (COOL, "duration=1ep", "schedule.warmup=10000st"),  # known when the data is opened
+        (COOL, "duration=1ep", "schedule.warmup=10000st"),  # known only when the data is opened
         (COOL, "optimizer.lr=1e-3", "schedule.min_lr=1e-3"),
     ],
 )
-def test_what_fits_composes(overrides: tuple[str, ...]) -> None:
+def test_parts_that_fit_into_the_run_compose(overrides: tuple[str, ...]) -> None:
     compose(*overrides)
 
 
@@ -397,7 +401,7 @@ def test_what_fits_composes(overrides: tuple[str, ...]) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_data_is_refused_when_it_is_counted(
+def test_parts_longer_than_the_run_are_rejected_when_the_data_is_opened(
     overrides: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""Mixtures of a model and its fine-tuned self: what they are, what they score, and the one that is written."""
+"""Mixtures of a model and its fine-tuned version: weights, scores, selection and output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETS = ("data=shapes_shifted", *(f"{group}.{word}" for group in ("data", "refere
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(zero, fine), of a ResNet, whose BatchNorms have averages and counts."""
+    """Trains a ResNet and fine-tunes it. Returns (zero, fine); its BatchNorms have averages and counts."""
     folder = tmp_path_factory.mktemp("runs")
     end = ("evaluator=[zeroshot]", "evaluator.zeroshot.every=end")
     Trainer(small(folder / "zero", *NARROW, *end)).fit()
@@ -74,7 +74,7 @@ def written(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
     return out, done.stdout
 
 
-def test_its_ends_score_what_the_runs_scored(runs: tuple[Path, Path], written: tuple[Path, str]) -> None:
+def test_the_end_points_score_like_the_two_runs(runs: tuple[Path, Path], written: tuple[Path, str]) -> None:
     points = json.loads((written[0] / "wise_ft.json").read_text())["points"]
     assert [point["alpha"] for point in points] == [0, 0.5, 1]
     assert points[0]["reference"] == end(runs[0])
@@ -83,14 +83,14 @@ def test_its_ends_score_what_the_runs_scored(runs: tuple[Path, Path], written: t
         assert point["mean"] == (point["data"]["zeroshot/top1"] + point["reference"]["zeroshot/top1"]) / 2
 
 
-def test_the_table_marks_what_was_chosen(written: tuple[Path, str]) -> None:
+def test_the_table_marks_the_selected_mixture(written: tuple[Path, str]) -> None:
     lines = [line.split() for line in written[1].splitlines()]
     (chosen,) = [line for line in lines if line and line[-1] == "<"]
     assert chosen[0] == "0.5" and len(chosen) == 5
     assert ["alpha", "shapes_shifted", "shapes", "mean"] in lines
 
 
-def test_the_written_model_is_the_mixture_and_begins_a_run(
+def test_the_written_model_equals_the_mixture_and_can_start_a_run(
     models: tuple[LoadedWeights, LoadedWeights], written: tuple[Path, str], tmp_path: Path
 ) -> None:
     place = str(written[0] / "model.safetensors")
@@ -103,24 +103,26 @@ def test_the_written_model_is_the_mixture_and_begins_a_run(
     assert Trainer(small(tmp_path / "x", *NARROW, f"model.weights={place}")).loaded_weights[0] == place
 
 
-def test_the_picture_is_one(written: tuple[Path, str]) -> None:
+def test_the_picture_is_valid(written: tuple[Path, str]) -> None:
     picture = Image.open(io.BytesIO((written[0] / "wise_ft.png").read_bytes()))
     assert picture.format == "PNG" and min(picture.size) > 400
-    assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 10, "something is drawn"
+    assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 10, "the picture is empty"
 
 
-def test_best_is_the_highest_mean_and_nothing_is_written_without_out(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_best_selects_the_highest_mean_and_writes_only_with_out(runs: tuple[Path, Path], tmp_path: Path) -> None:
     done = run(*WISE, f"base={runs[0]}", f"finetuned={runs[1]}", *SETS, "alphas=[1,0]", "metric=zeroshot/top5")
     table = [line.split() for line in done.stdout.splitlines() if "%" in line]
-    assert [line[0] for line in table] == ["0", "1"], "in order"
+    assert [line[0] for line in table] == ["0", "1"], "in order of the values"
     means = [float(line[3].rstrip("%")) for line in table]
     assert [len(line) == 5 for line in table] == [means[0] >= means[1], means[1] > means[0]]
 
 
-# ------------------------------------------------------------------------------------------------------- what fails
+# ----------------------------------------------------------------------------------------------------------- errors
 
 
-def test_two_architectures_are_refused_by_name(models: tuple[LoadedWeights, LoadedWeights], tmp_path: Path) -> None:
+def test_different_architectures_are_rejected_by_name(
+    models: tuple[LoadedWeights, LoadedWeights], tmp_path: Path
+) -> None:
     zero, _ = models
     for words, key in (
         (("model.quick_gelu=true",), "model.quick_gelu"),
@@ -143,12 +145,12 @@ def test_two_architectures_are_refused_by_name(models: tuple[LoadedWeights, Load
         (("metric=retrieval/recall",), "metric=retrieval/recall is not a metric of evaluator=[zeroshot]"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
+def test_invalid_options_are_rejected_at_composition(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose("base=a", "finetuned=b", *overrides, config_name="wise_ft")
     assert message in str(error.value)
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_output_folder_is_not_changed(tmp_path: Path) -> None:
     done = run(*WISE, "base=a", "finetuned=b", f"out={tmp_path}", check=False)
     assert done.returncode != 0 and f"out={tmp_path} exists already" in done.stderr

@@ -1,4 +1,4 @@
-"""What a person sees, on a real pseudo-terminal and in a pipe."""
+"""Console output on a real pseudo-terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND = (sys.executable, "-m", "clipx.train", *SMALL, "checkpoint=none", "eval
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "00:00"), (61.4, "01:01"), (3723, "1:02:03"), (-5, "00:00")])
-def test_clock(seconds: float, shown: str) -> None:
+def test_clock_is_formatted(seconds: float, shown: str) -> None:
     assert format_clock(seconds) == shown
 
 
@@ -30,11 +30,11 @@ def test_clock(seconds: float, shown: str) -> None:
         ("train/loss", 0.51823, "0.5182"),
     ],
 )
-def test_values_are_shown_by_what_they_are(name: str, value: float, shown: str) -> None:
+def test_values_are_formatted_by_metric(name: str, value: float, shown: str) -> None:
     assert format_value(name, value) == shown
 
 
-def test_a_pipe_gets_plain_lines_with_everything_in_them(tmp_path: object) -> None:
+def test_a_pipe_gets_plain_lines_with_all_values(tmp_path: object) -> None:
     out = run(*COMMAND, f"run_dir={tmp_path}/run").stdout
     assert "\x1b" not in out
     lines = [line for line in out.splitlines() if line.startswith("step ") and "ETA" in line]
@@ -43,7 +43,7 @@ def test_a_pipe_gets_plain_lines_with_everything_in_them(tmp_path: object) -> No
         assert part in lines[-1]
     assert "global batch 32 = 32 x 1 ranks" in out
     assert "128 samples = 0.5 epochs = 4 steps" in out
-    assert out.endswith("/run: metrics.jsonl, checkpoints/\n"), "no report was asked for"
+    assert out.endswith("/run: metrics.jsonl, checkpoints/\n"), "no report was requested"
 
 
 def test_a_terminal_gets_a_live_line(tmp_path: object) -> None:
@@ -61,5 +61,5 @@ def test_a_terminal_gets_a_live_line(tmp_path: object) -> None:
         pass
     assert process.wait(timeout=120) == 0
     text = shown.decode()
-    assert "\x1b[" in text, "the line is redrawn in place"
+    assert "\x1b[" in text, "the line must be redrawn in place"
     assert "samples/s" in text

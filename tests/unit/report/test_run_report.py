@@ -1,4 +1,4 @@
-"""The picture and the page of a run."""
+"""The picture and the HTML page of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pixels(encoded: bytes) -> np.ndarray:
 
 
 def test_the_picture_shows_the_curves() -> None:
-    """Where the numbers differ, so does the picture, and only in their panel."""
+    """Another curve changes the picture, and only its panel."""
     picture = pixels(draw("run", ROWS))
     other = pixels(draw("run", [{**r, **({"train/loss": r["step"]} if "train/loss" in r else {})} for r in ROWS]))
     height, width, _ = picture.shape
@@ -34,11 +34,11 @@ def test_the_picture_shows_the_curves() -> None:
 
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1], ROWS[-1:]])
-def test_little_or_nothing_measured_is_drawn_all_the_same(rows: list[dict[str, float]]) -> None:
+def test_a_run_with_few_or_no_rows_can_be_drawn(rows: list[dict[str, float]]) -> None:
     assert pixels(draw("run", rows)).shape[2] == 3
 
 
-def test_the_page_stands_alone_and_escapes_what_it_shows(tmp_path: Path) -> None:
+def test_the_page_is_self_contained_and_escapes_its_content(tmp_path: Path) -> None:
     write_report(tmp_path, "a <b> run", ROWS, {"eval/zeroshot/top1": 0.9231}, "name: <script>")
     page = (tmp_path / "report.html").read_text()
     assert "92.31%" in page

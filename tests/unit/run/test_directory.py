@@ -1,4 +1,4 @@
-"""Whose a run directory is, and the small files in it."""
+"""Claiming a run directory, and the small files in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def claim_and_save(rundir: RunDir, *overrides: str) -> list[str]:
 
 
 def create_run(path: Path) -> RunDir:
-    """A directory whose run has logged a line."""
+    """Returns a directory whose run has logged a line."""
     rundir = RunDir(path)
     assert claim_and_save(rundir, "resume=none") == []
     rundir.metrics.write_text('{"step": 1}\n')
@@ -42,8 +42,8 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
         rundir.claim(small(tmp_path))
 
 
-def test_a_run_that_failed_before_its_first_line_may_be_started_anew(tmp_path: Path) -> None:
-    """A mistake that is mended and typed again under the same name."""
+def test_a_run_that_failed_before_its_first_row_can_be_restarted(tmp_path: Path) -> None:
+    """A typical case: a corrected mistake, started again under the same name."""
     path = tmp_path / "run"
     (tmp_path / "names.txt").write_text("only\n")
     with pytest.raises(ConfigError, match="names.txt has 1 names, but the data has 144 classes"):
@@ -59,7 +59,7 @@ def test_a_run_that_failed_before_its_first_line_may_be_started_anew(tmp_path: P
         *("distributed.timeout_s=60", "distributed.watchdog_s=90", "data.workers=1", "data.prefetch=3"),
     ],
 )
-def test_what_changes_no_number_is_not_told(tmp_path: Path, override: str) -> None:
+def test_changes_without_effect_on_results_are_not_reported(tmp_path: Path, override: str) -> None:
     assert claim_and_save(create_run(tmp_path), "resume=auto", override) == []
 
 
@@ -75,7 +75,7 @@ def test_what_changes_no_number_is_not_told(tmp_path: Path, override: str) -> No
         ("distributed.device=cpu", "distributed.device: auto -> cpu"),
     ],
 )
-def test_what_trains_otherwise_is_told(tmp_path: Path, override: str, line: str) -> None:
+def test_changes_of_the_training_are_reported(tmp_path: Path, override: str, line: str) -> None:
     assert claim_and_save(create_run(tmp_path), "resume=auto", override) == [line]
 
 
@@ -89,7 +89,7 @@ def test_what_trains_otherwise_is_told(tmp_path: Path, override: str, line: str)
         ("optimizer=sgd", "optimizer.kind: adamw -> sgd"),
     ],
 )
-def test_going_on_as_another_run_is_refused(tmp_path: Path, override: str, line: str) -> None:
+def test_resuming_as_another_run_is_rejected(tmp_path: Path, override: str, line: str) -> None:
     rundir = create_run(tmp_path)
     before = rundir.config.read_text()
     with pytest.raises(CheckpointError, match="belongs to another run") as error:
@@ -98,8 +98,8 @@ def test_going_on_as_another_run_is_refused(tmp_path: Path, override: str, line:
     assert rundir.config.read_text() == before
 
 
-def test_an_option_that_came_to_clipx_later_has_its_default(tmp_path: Path) -> None:
-    """And changes nothing of a run that is older than it."""
+def test_a_missing_option_in_a_saved_run_has_its_default(tmp_path: Path) -> None:
+    """An option added to clipx does not change older runs."""
     rundir = create_run(tmp_path)
     saved = yaml.safe_load(rundir.config.read_text())
     del saved["optimizer"]["ema_decay"], saved["data"]["prefetch"]
@@ -107,14 +107,14 @@ def test_an_option_that_came_to_clipx_later_has_its_default(tmp_path: Path) -> N
     assert claim_and_save(rundir, "resume=auto") == []
 
 
-def test_a_configuration_of_another_version_is_named(tmp_path: Path) -> None:
+def test_a_configuration_of_another_version_is_rejected_by_key(tmp_path: Path) -> None:
     rundir = create_run(tmp_path)
     rundir.config.write_text(rundir.config.read_text() + "no_longer_there: 3\n")
     with pytest.raises(CheckpointError, match=r"is not a configuration of this version \(.*no_longer_there"):
         claim_and_save(rundir, "resume=auto")
 
 
-def test_a_bad_sample_is_named_once(tmp_path: Path) -> None:
+def test_a_bad_sample_is_quarantined_once(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
     for _ in range(2):
         rundir.quarantine([BadRecord("a.tar:1.jpg", "image is empty"), BadRecord("ä.png", "caption is empty")])
@@ -125,7 +125,7 @@ def test_a_bad_sample_is_named_once(tmp_path: Path) -> None:
     ]
 
 
-def test_events_say_what_and_when(tmp_path: Path) -> None:
+def test_events_have_a_kind_and_a_time(tmp_path: Path) -> None:
     RunDir(tmp_path).event("start", step=3)
     (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
     event = json.loads(line)
@@ -133,5 +133,5 @@ def test_events_say_what_and_when(tmp_path: Path) -> None:
     assert event["time"] > 1.7e9
 
 
-def test_flatten_names_each_leaf() -> None:
+def test_flatten_returns_each_leaf_by_key() -> None:
     assert dict(flatten({"a": {"b": 1, "c": {}}, "d": [1]})) == {"a.b": 1, "a.c": {}, "d": [1]}

@@ -1,4 +1,4 @@
-"""One job at a time in a run directory, in real processes."""
+"""One job at a time in a run directory, tested with real processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clipx.run.lock import Holder, RunLock
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 
-# For each folder that it reads, at the time that it reads: tries to take the lock, says what came of it, and waits.
+# For each folder and time on stdin: tries to take the lock at that time, prints the result, and waits.
 COMPETITOR = """
 import sys, time
 from pathlib import Path
@@ -49,7 +49,7 @@ for line in sys.stdin:
     print("done", flush=True)
 """
 
-# Takes the guard of the lock in a folder, and stands still.
+# Takes the guard of the lock in a folder, and blocks.
 GUARDED = """
 import sys, time
 from pathlib import Path
@@ -101,7 +101,7 @@ def event(events: list[dict[str, Any]]) -> Callable[..., None]:
 
 
 def write_lock(folder: Path, holder: Holder, age_s: float = 0) -> Path:
-    """Writes a lock as its holder last refreshed it."""
+    """Writes a lock as its holder refreshed it `age_s` ago."""
     path = folder / "run.lock"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(holder)))
@@ -110,7 +110,7 @@ def write_lock(folder: Path, holder: Holder, age_s: float = 0) -> Path:
 
 
 def dead_holder() -> Holder:
-    """A process that was on this machine."""
+    """Returns a holder whose process on this machine has ended."""
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
     return replace(Holder.current(), id="old", pid=process.pid)
@@ -120,7 +120,7 @@ ELSEWHERE = replace(Holder.current(), id="old", host="n7", pid=12, machine="anot
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["no lock", "a stale lock"])
-def test_of_two_jobs_that_start_at_once_one_gets_the_directory(
+def test_exactly_one_of_two_simultaneous_jobs_gets_the_directory(
     tmp_path: Path, competitors: list[subprocess.Popen[str]], stale: bool
 ) -> None:
     winners = set()
@@ -142,10 +142,10 @@ def test_of_two_jobs_that_start_at_once_one_gets_the_directory(
             send(one, "go on")
             assert read_line(one) == "done"
         assert [path.name for path in folder.iterdir()] == (["events"] if stale else [])
-    assert winners == {0, 1}, "they did start at once"
+    assert winners == {0, 1}, "the two jobs did not compete"
 
 
-def test_a_killed_holder_is_no_holder(
+def test_the_lock_of_a_killed_holder_is_taken_over(
     tmp_path: Path, competitors: list[subprocess.Popen[str]], event: Any, events: Any
 ) -> None:
     holder = competitors[0]
@@ -157,7 +157,7 @@ def test_a_killed_holder_is_no_holder(
         RunLock(tmp_path, COMM, event).acquire()
     assert events == []
     holder.kill()
-    time.sleep(0.2)  # a zombie: nobody waited for it
+    time.sleep(0.2)  # a zombie: nothing has waited for it
     with RunLock(tmp_path, COMM, event):
         assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
     assert [(e["event"], e["of"]["pid"]) for e in events] == [("lock_taken_over", holder.pid)]
@@ -181,7 +181,7 @@ def test_a_killed_holder_is_no_holder(
         "another node of this job", "another job", "no job",
     ],
 )  # fmt: skip
-def test_when_a_lock_is_stale(
+def test_stale_locks_are_taken_over_and_live_locks_are_not(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     events: Any,
@@ -214,7 +214,7 @@ def test_when_a_lock_is_stale(
         assert json.loads(path.read_text()) == asdict(holder)
 
 
-def test_a_lock_that_cannot_be_read_counts_by_its_age(tmp_path: Path, event: Any, events: Any) -> None:
+def test_an_unreadable_lock_is_stale_by_its_age(tmp_path: Path, event: Any, events: Any) -> None:
     path = write_lock(tmp_path, ELSEWHERE)
     path.write_text("{")
     with pytest.raises(Locked, match=f"an unknown job.*delete {path}"):
@@ -224,14 +224,14 @@ def test_a_lock_that_cannot_be_read_counts_by_its_age(tmp_path: Path, event: Any
     assert events[0]["of"] is None
 
 
-def test_it_is_given_back_on_an_error(tmp_path: Path) -> None:
+def test_the_lock_is_released_after_an_error(tmp_path: Path) -> None:
     with contextlib.suppress(ZeroDivisionError), RunLock(tmp_path / "run", COMM, no_event):
         assert (tmp_path / "run" / "run.lock").is_file()
         raise ZeroDivisionError
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_holder_keeps_it_fresh_and_hears_when_it_is_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_refreshes_its_lock_and_detects_a_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT_S", 0.02)
     path = tmp_path / "run.lock"
     with RunLock(tmp_path, COMM, no_event) as lock:
@@ -242,10 +242,10 @@ def test_a_holder_keeps_it_fresh_and_hears_when_it_is_anothers(tmp_path: Path, m
         wait_until(lambda: lock._lost)
         with pytest.raises(Locked, match="was taken over by another job"):
             lock.check()
-    assert json.loads(path.read_text())["id"] == "old", "what is another's stays"
+    assert json.loads(path.read_text())["id"] == "old", "another job's lock must not be removed"
 
 
-def test_a_second_trainer_of_the_same_process_may_go_on(tmp_path: Path) -> None:
+def test_a_second_trainer_in_the_same_process_shares_the_lock(tmp_path: Path) -> None:
     first, second = (RunLock(tmp_path, COMM, no_event) for _ in range(2))
     first.acquire()
     second.acquire()
@@ -255,15 +255,15 @@ def test_a_second_trainer_of_the_same_process_may_go_on(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def guarded(folder: Path) -> subprocess.Popen[str]:
-    """A process that stands still while it changes the lock."""
+def guarding_process(folder: Path) -> subprocess.Popen[str]:
+    """Starts a process that blocks while it changes the lock."""
     process = subprocess.Popen([sys.executable, "-c", GUARDED, str(folder)], stdout=subprocess.PIPE, text=True)
     assert read_line(process) == "guarded"
     return process
 
 
-def test_a_job_that_is_killed_while_it_takes_the_lock_stops_no_later_start(tmp_path: Path) -> None:
-    process = guarded(tmp_path)
+def test_a_job_killed_while_taking_the_lock_does_not_block_later_starts(tmp_path: Path) -> None:
+    process = guarding_process(tmp_path)
     process.kill()
     process.communicate()
     assert (tmp_path / "run.lock.guard").is_file()
@@ -274,18 +274,18 @@ def test_a_job_that_is_killed_while_it_takes_the_lock_stops_no_later_start(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_guard_file_of_an_earlier_version_stops_no_start(tmp_path: Path) -> None:
+def test_a_guard_file_of_an_earlier_version_does_not_block_starts(tmp_path: Path) -> None:
     (tmp_path / "run.lock.guard").write_text(json.dumps(asdict(ELSEWHERE)))
     with RunLock(tmp_path, COMM, no_event):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_that_stands_still_while_it_takes_the_lock_is_waited_for_and_then_reported(
+def test_a_job_suspended_while_taking_the_lock_is_reported_after_a_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_GUARD_S", 0.1)
-    process = guarded(tmp_path)
+    process = guarding_process(tmp_path)
     try:
         with pytest.raises(
             Locked,
@@ -298,7 +298,7 @@ def test_a_job_that_stands_still_while_it_takes_the_lock_is_waited_for_and_then_
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP], ids=errno.errorcode.get)
-def test_a_file_system_without_flock_has_the_heartbeat_only(
+def test_a_file_system_without_flock_uses_only_the_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: Any, events: Any, number: int
 ) -> None:
     def no_flock(*_: object) -> None:
@@ -314,7 +314,7 @@ def test_a_file_system_without_flock_has_the_heartbeat_only(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_run_dir_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ClipxError, match=f"run_dir={tmp_path}/file/run cannot be created"):
         RunLock(tmp_path / "file" / "run", COMM, no_event).acquire()

@@ -1,4 +1,4 @@
-"""Signals in this process; whole runs that are stopped are in integration/test_stopping.py."""
+"""Signals in this process. Stopping of whole runs: faults/test_stopping.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMM = Comm(0, 1, 0, torch.device("cpu"))
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[list[object]]:
-    """What was there before is there again."""
+    """Restores the signal handlers, and asserts that the test has restored them."""
     before = [signal.getsignal(number) for number in SIGNALS]
     yield before
     after = [signal.getsignal(number) for number in SIGNALS]
@@ -28,7 +28,7 @@ def handlers() -> Iterator[list[object]]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_kept_until_it_is_asked_for(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_is_stored_until_it_is_read(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
     with StopSignals() as stop:
         assert (stop.received, stop.received_by_any(COMM), stop.elapsed_s) == (None, None, 0)
         os.kill(os.getpid(), number)
@@ -37,19 +37,19 @@ def test_a_signal_is_kept_until_it_is_asked_for(number: signal.Signals, capfd: p
     assert capfd.readouterr().err == f"{number.name}: stopping after this step; another SIGINT aborts\n"
 
 
-def test_a_process_that_shall_not_tell_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_verbose_false_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with StopSignals(verbose=False) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
     assert stop.received == "SIGTERM"
     assert capfd.readouterr().err == ""
 
 
-def test_handlers_return_after_an_error() -> None:
+def test_handlers_are_restored_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), StopSignals():
         raise ZeroDivisionError
 
 
-def test_what_was_there_before_runs_after_the_save_and_pythons_own_does_not() -> None:
+def test_a_previous_handler_runs_after_the_save_unless_it_is_pythons_default() -> None:
     calls: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: calls.append(number))
     try:
@@ -57,19 +57,19 @@ def test_what_was_there_before_runs_after_the_save_and_pythons_own_does_not() ->
             stop.call_previous_handler(COMM)
             os.kill(os.getpid(), signal.SIGUSR2)
             os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.received_by_any(COMM) == "SIGUSR2", "where the job is put back in the queue"
+            assert stop.received_by_any(COMM) == "SIGUSR2", "the signal whose handler requeues the job has priority"
             assert calls == []
             stop.call_previous_handler(COMM)
             assert calls == [signal.SIGUSR2]
         with StopSignals(verbose=False) as stop:
             os.kill(os.getpid(), signal.SIGINT)
             assert stop.received_by_any(COMM) == "SIGINT"
-            stop.call_previous_handler(COMM)  # raises no KeyboardInterrupt
+            stop.call_previous_handler(COMM)  # must not raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_signal_that_was_ignored_stays_so() -> None:
+def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         with StopSignals() as stop:
@@ -79,7 +79,7 @@ def test_a_signal_that_was_ignored_stays_so() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_in_another_thread_it_says_that_it_does_nothing(
+def test_use_in_another_thread_logs_that_signals_have_no_effect(
     handlers: list[object], caplog: pytest.LogCaptureFixture
 ) -> None:
     def work() -> None:
@@ -97,8 +97,8 @@ def test_in_another_thread_it_says_that_it_does_nothing(
     ]
 
 
-def test_a_forked_process_does_not_take_part(capfd: pytest.CaptureFixture[str]) -> None:
-    """A SIGINT at the terminal, or one of SLURM's to the whole step, reaches loader processes as well."""
+def test_a_forked_process_ignores_the_signals(capfd: pytest.CaptureFixture[str]) -> None:
+    """A SIGINT of the terminal, or a SLURM signal to the whole step, reaches loader processes as well."""
     with StopSignals() as stop:
         pid = os.fork()
         if pid == 0:

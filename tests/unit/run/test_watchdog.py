@@ -1,4 +1,4 @@
-"""The watchdog bites processes of their own."""
+"""The watchdog ends stalled processes and writes their stack traces."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def run_watched(folder: Path, fault: str, timeout_s: float = 0.6) -> tuple[subpr
     return done, time.monotonic() - start
 
 
-def test_a_run_that_comes_on_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_with_progress_is_not_ended(tmp_path: Path) -> None:
     done, _ = run_watched(tmp_path, "none")
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_does_not_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None:
+def test_a_stalled_run_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None:
     done, seconds = run_watched(tmp_path, "file")
     assert done.returncode == Exit.WATCHDOG
     assert seconds < 6
@@ -68,26 +68,26 @@ def test_one_that_does_not_ends_with_its_stacks_and_an_event(tmp_path: Path) -> 
     assert "in waits_for_a_file" in stacks and "in waits_for_a_file" in done.stderr
 
 
-def test_it_ends_although_the_file_system_hangs_as_well(tmp_path: Path) -> None:
+def test_a_stalled_run_ends_even_if_the_file_system_hangs(tmp_path: Path) -> None:
     done, seconds = run_watched(tmp_path, "event")
     assert done.returncode == Exit.WATCHDOG
     assert seconds < 7
     assert "in waits_for_a_file" in done.stderr
 
 
-def test_it_ends_although_no_other_thread_of_python_comes_to_run(tmp_path: Path) -> None:
+def test_a_stalled_run_ends_even_if_its_threads_cannot_run(tmp_path: Path) -> None:
     done, seconds = run_watched(tmp_path, "lock")
     assert done.returncode == Exit.FAILED
     assert seconds < 7
     assert "in holds_the_interpreter_lock" in done.stderr
 
 
-def test_zero_turns_it_off(tmp_path: Path) -> None:
+def test_a_timeout_of_0_disables_the_watchdog(tmp_path: Path) -> None:
     done, _ = run_watched(tmp_path, "none", 0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
 
 
 @pytest.mark.timeout(20)
-def test_a_beat_costs_no_more_than_a_look_at_the_clock(tmp_path: Path) -> None:
+def test_a_beat_takes_less_than_10_microseconds(tmp_path: Path) -> None:
     with Watchdog(600, tmp_path, 0, print) as watchdog:
         assert min(timeit.repeat(lambda: watchdog.beat(7), number=1000, repeat=5)) / 1000 < 10e-6

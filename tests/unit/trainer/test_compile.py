@@ -1,4 +1,4 @@
-"""torch.compile: few graphs, no breaks, no recompilation without end, and the numbers of eager code."""
+"""torch.compile: few graphs, no graph breaks, bounded recompilation, and the results of eager code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEEP = (
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled_yet() -> Iterator[None]:
+def _reset_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -43,7 +43,7 @@ def built(*overrides: str) -> CLIP:
 
 
 def steps(model: CLIP, count: int) -> list[int]:
-    """Graphs after each step; each has texts of other lengths."""
+    """Trains `count` steps, each with texts of other lengths. Returns the number of graphs after each."""
     found = []
     for number in range(count):
         random = torch.Generator().manual_seed(number)
@@ -59,8 +59,11 @@ def gradients(model: CLIP) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective"])
-def test_each_tower_is_one_graph_whatever_its_depth_and_the_lengths_of_texts(checkpointing: str) -> None:
-    """Six blocks, four batches of other lengths: two graphs, no break; the gradients are bit for bit eager ones."""
+def test_each_tower_is_one_graph_for_any_depth_and_text_length(checkpointing: str) -> None:
+    """Six blocks, four batches of different lengths: two graphs, no break.
+
+    The gradients equal those of eager mode bit for bit.
+    """
     chosen = (f"model.image.checkpointing={checkpointing}", f"model.text.checkpointing={checkpointing}")
     eager, model = built(*chosen), built(*chosen)
     CompileSpec(towers=True, backend=Backend.aot_eager).compile_towers(named_blocks(model))
@@ -72,8 +75,8 @@ def test_each_tower_is_one_graph_whatever_its_depth_and_the_lengths_of_texts(che
     assert [name for name, gradient in gradients(model).items() if not torch.equal(gradient, expected[name])] == []
 
 
-def test_evaluation_and_micro_batches_add_a_few_graphs_and_then_none() -> None:
-    """Without gradients, and in evaluation, images of other numbers: each at most once for a tower."""
+def test_evaluation_and_micro_batches_add_a_bounded_number_of_graphs() -> None:
+    """No gradients, evaluation mode, and other numbers of images each add at most one graph per tower."""
     model = built()
     CompileSpec(towers=True, backend=Backend.eager).compile_towers(named_blocks(model))
     steps(model, 1)
@@ -90,8 +93,8 @@ def test_evaluation_and_micro_batches_add_a_few_graphs_and_then_none() -> None:
     assert counters["graph_break"] == {}
 
 
-def test_a_run_with_everything_compiled_is_the_run_without(tmp_path: Path) -> None:
-    """Learning rates that change with each step compile nothing again."""
+def test_a_run_with_everything_compiled_matches_eager_mode(tmp_path: Path) -> None:
+    """Learning rates that change with each step cause no recompilation."""
     chosen = ("optimizer=lion", "checkpoint=none", "duration=5st", "objective.tile=16")
     weights, graphs = [], []
     for name, options in (
@@ -122,8 +125,8 @@ def test_a_run_with_everything_compiled_is_the_run_without(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_generated_code_computes_the_same(tmp_path: Path) -> None:
-    """By inductor: towers, tiles and a step of Lion."""
+def test_generated_code_matches_eager_mode(tmp_path: Path) -> None:
+    """Inductor: towers, tiles and a step of Lion."""
     options = ("compile.towers=true", "compile.objective=true", "compile.optimizer=true")
     losses = []
     for chosen in ((), options):
@@ -160,13 +163,13 @@ def test_generated_code_computes_the_same(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_has_no_effect_is_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_options_without_effect_are_rejected(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*overrides)
     assert str(caught.value) == message
 
 
-def test_recomputed_batch_norm_is_refused() -> None:
+def test_checkpointed_batch_norm_is_rejected() -> None:
     model = compose("model.image.checkpointing=1").model.build(torch.device("meta"), torch.float32)
     with pytest.raises(
         ConfigError,

@@ -1,4 +1,4 @@
-"""The moving average of the weights against its definition; it is saved, goes on, and is what is evaluated."""
+"""The moving average of the weights: its definition, checkpoints, resuming, and evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(run_dir: Path) -> tuple[Trainer, dict[str, torch.Tensor]]:
-    """A run, and its average by the definition."""
+    """Returns a trained run, and its average computed by the definition."""
     trainer = Trainer(small(run_dir, *EMA))
     expected: dict[str, torch.Tensor] = {}
     step = trainer.step
@@ -41,7 +41,7 @@ def trained(run_dir: Path) -> tuple[Trainer, dict[str, torch.Tensor]]:
     return trainer, expected
 
 
-def test_it_is_what_its_definition_says(trained: tuple[Trainer, dict[str, torch.Tensor]]) -> None:
+def test_ema_matches_its_definition(trained: tuple[Trainer, dict[str, torch.Tensor]]) -> None:
     trainer, expected = trained
     assert trainer.learner.average is not None
     found = dict(trainer.learner.average.model.named_parameters())
@@ -51,18 +51,18 @@ def test_it_is_what_its_definition_says(trained: tuple[Trainer, dict[str, torch.
     assert any(not torch.equal(found[name], p) for name, p in trainer.learner.model.named_parameters())
 
 
-def test_it_goes_on_after_a_resume_bit_for_bit(run_dir: Path, trained: tuple[Trainer, object]) -> None:
+def test_ema_resumes_bit_for_bit(run_dir: Path, trained: tuple[Trainer, object]) -> None:
     trainer, _ = trained
     assert trainer.learner.average is not None
-    straight = {name: value.clone() for name, value in trainer.learner.average.state().items()}
+    uninterrupted = {name: value.clone() for name, value in trainer.learner.average.state().items()}
     again = Trainer(small(run_dir, *EMA, "resume=step:2"))
     again.fit()
     assert again.learner.average is not None
-    assert all(torch.equal(straight[name], value) for name, value in again.learner.average.state().items())
+    assert all(torch.equal(uninterrupted[name], value) for name, value in again.learner.average.state().items())
 
 
-def test_it_is_what_is_evaluated(tmp_path: Path) -> None:
-    """With the average of one step, the weights of the first, whatever the later ones do to the model."""
+def test_ema_is_evaluated(tmp_path: Path) -> None:
+    """An average with a decay near 1 equals the weights of the first step, independent of later steps."""
     overrides = ("evaluator=[retrieval]", "optimizer.lr=0.01")
     one = Trainer(small(tmp_path / "one", *overrides, "duration=1st", "schedule.warmup=1st")).fit()
     slow = (*overrides, "optimizer.ema_decay=0.9999999", "duration=3st", "schedule=constant", "schedule.warmup=1st")
@@ -72,7 +72,7 @@ def test_it_is_what_is_evaluated(tmp_path: Path) -> None:
     assert {name: averaged[name] for name in numbers} == pytest.approx({name: one[name] for name in numbers}, abs=0.05)
 
 
-def test_a_checkpoint_is_evaluated_with_it_or_without(run_dir: Path, trained: object) -> None:
+def test_a_checkpoint_is_evaluated_with_or_without_ema(run_dir: Path, trained: object) -> None:
     command = (sys.executable, "-m", "clipx.evaluate", f"run={run_dir}", "evaluator=[retrieval]")
     found = {}
     for weights in ("auto", "average", "trained"):
@@ -82,7 +82,7 @@ def test_a_checkpoint_is_evaluated_with_it_or_without(run_dir: Path, trained: ob
     assert found["auto"] == found["average"] != found["trained"]
 
 
-def test_switching_it_on_or_off_on_the_way_is_told(
+def test_enabling_or_disabling_ema_at_resume_is_reported(
     run_dir: Path, trained: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     off = Trainer(small(run_dir, *EMA, "resume=auto", "optimizer.ema_decay=null"))
@@ -95,12 +95,12 @@ def test_switching_it_on_or_off_on_the_way_is_told(
 
 
 @pytest.mark.parametrize("decay", ["0", "1", "-0.1"])
-def test_a_decay_out_of_range_is_refused(tmp_path: Path, decay: str) -> None:
+def test_a_decay_out_of_range_is_rejected(tmp_path: Path, decay: str) -> None:
     with pytest.raises(ConfigError, match="optimizer.ema_decay=.* must be in \\(0, 1\\), e.g. 0.9999"):
         small(tmp_path, f"optimizer.ema_decay={decay}")
 
 
-def test_nothing_is_kept_of_it_where_it_is_off(tmp_path: Path) -> None:
+def test_no_average_is_stored_without_ema(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "run"))
     trainer.close()
     assert not select_prefix("average", trainer.learner.state.capture())

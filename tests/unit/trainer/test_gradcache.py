@@ -1,4 +1,4 @@
-"""A step in micro-batches is the step on the whole batch."""
+"""A step in micro-batches equals the step on the whole batch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_loss_and_every_gradient_equal_the_whole_batch(tmp_path: Path, micro_bat
 
 
 def all_graphs_alive(t: Trainer, batch: Batch, micro_batches: int) -> dict[str, Tensor]:
-    """The reference: every micro-batch's graph kept, one loss, one backward."""
+    """Returns the reference gradients: all graphs of the micro-batches in memory, one loss, one backward."""
     for module in (t.learner.model, t.learner.objective):
         module.zero_grad()
     chunks = zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True)
@@ -75,8 +75,8 @@ DROPOUT = (
 
 
 @pytest.mark.parametrize("overrides", [(*VIT, DROPOUT), ("+model.image.options={drop_path_rate:0.3}",)])
-def test_dropout_and_batch_norm_are_those_of_one_pass(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    """The second forward draws what the first drew; BatchNorm's statistics move once for each micro-batch."""
+def test_dropout_and_batch_norm_match_a_single_pass(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    """The second forward repeats the random numbers of the first; BatchNorm's statistics move once per micro-batch."""
     t = trainer(tmp_path, *overrides)
     batch = first_batch(t)
     buffers = {n: b.clone() for n, b in t.learner.model.named_buffers()}
@@ -91,12 +91,12 @@ def test_dropout_and_batch_norm_are_those_of_one_pass(tmp_path: Path, overrides:
     found, statistics, rng = run(gradients, 4)
     expected, expected_statistics, expected_rng = run(all_graphs_alive, 4)
     other = run(gradients, 1)[0]
-    assert not torch.allclose(found["loss"], other["loss"], atol=1e-6), "dropout and BatchNorm must show"
+    assert not torch.allclose(found["loss"], other["loss"], atol=1e-6), "dropout and BatchNorm must have an effect"
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10, msg=name)
     assert torch.equal(rng, expected_rng)
     for name, value in expected_statistics.items():
-        if "running" in name:  # the kept micro-batch comes first in ours: the same averages in another order
+        if "running" in name:  # gradcache runs the last micro-batch first: the same averages in another order
             torch.testing.assert_close(statistics[name], value, rtol=0.05, atol=0.05, msg=name)
             assert not torch.equal(statistics[name], buffers[name]), name
         else:
@@ -104,9 +104,9 @@ def test_dropout_and_batch_norm_are_those_of_one_pass(tmp_path: Path, overrides:
     assert all(isinstance(m.momentum, float) for m in t.learner.model.modules() if isinstance(m, nn.BatchNorm2d))
 
 
-# ------------------------------------------------------- the exactness tests, one by one, with every objective
-# Small towers, eight samples; three micro-batches are of 3, 3 and 2. The third, two ranks with two micro-batches each
-# against one process, is in integration/test_ranks.py.
+# ------------------------------------------------------------------------------ exactness tests, with every objective
+# Small towers, eight samples; three micro-batches have 3, 3 and 2. Test 3, two ranks with two micro-batches each compared
+# with one process, is in integration/test_ranks.py.
 
 SAMPLES, SIZE = 20, 8
 every = pytest.mark.parametrize("name", [*SETTINGS, "fastclip_v3 official tau"])
@@ -120,7 +120,7 @@ def steps(
     step: Callable[..., tuple[Tensor, Metrics]] = forward_backward,
     towers: dict[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Loss, metrics and gradients of two optimizer steps in the second epoch, with all that they leave behind."""
+    """Takes two optimizer steps in the second epoch. Returns loss, metrics, gradients and all changed state."""
     model = Towers(**(towers or {}), dtype=dtype)
     objective = build(name, *overrides, samples=SAMPLES, batch=SIZE, dtype=dtype)
     parameters = dict((*model.named_parameters(), *((f"objective.{n}", p) for n, p in objective.named_parameters())))
@@ -145,7 +145,7 @@ def steps(
 def with_all_graphs_alive(
     model: nn.Module, objective: Objective, batch: Batch, micro_batches: int, *_: object
 ) -> tuple[Tensor, Metrics]:
-    """What accumulation has to equal: every micro-batch's graph kept, one loss, one backward."""
+    """Returns the reference for accumulation: all graphs of the micro-batches in memory, one loss, one backward."""
     chunks = zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True)
     image, text = (torch.cat(side) for side in zip(*[model(*chunk) for chunk in chunks], strict=True))
     loss, metrics = objective(StepInputs(image, text, batch.index))
@@ -155,13 +155,13 @@ def with_all_graphs_alive(
 
 @functools.cache
 def whole(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """The same by plain autograd on the whole batch: no part of the code under test."""
+    """Returns the same results by plain autograd on the whole batch, without the code under test."""
     return steps(name, 1, dtype=dtype, step=with_all_graphs_alive)
 
 
 @every
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 4])
-def test_1_any_number_of_micro_batches_is_the_whole_batch_in_float64(name: str, micro_batches: int) -> None:
+def test_1_any_number_of_micro_batches_equals_the_whole_batch_in_float64(name: str, micro_batches: int) -> None:
     """Loss, metrics, the gradient of every parameter with the temperature and the bias, and the state, to 1e-10."""
     assert [len(c) for c in inputs(SIZE, SAMPLES).image.chunk(3)] == [3, 3, 2]
     assert_same(steps(name, micro_batches), whole(name), atol=1e-10)
@@ -169,21 +169,21 @@ def test_1_any_number_of_micro_batches_is_the_whole_batch_in_float64(name: str, 
 
 @every
 @pytest.mark.parametrize("micro_batches", [2, 3, 4])
-def test_1_any_number_of_micro_batches_is_the_whole_batch_in_float32(name: str, micro_batches: int) -> None:
+def test_1_any_number_of_micro_batches_equals_the_whole_batch_in_float32(name: str, micro_batches: int) -> None:
     assert_same(steps(name, micro_batches, dtype=torch.float32), whole(name, torch.float32), atol=1e-5)
 
 
 @every
 @pytest.mark.parametrize("micro_batches", [2, 3])
-def test_2_dropout_is_that_of_one_pass_with_all_graphs_alive(name: str, micro_batches: int) -> None:
+def test_2_dropout_matches_one_pass_with_all_graphs_in_memory(name: str, micro_batches: int) -> None:
     found = steps(name, micro_batches, towers={"dropout": 0.4})
     assert_same(found, steps(name, micro_batches, step=with_all_graphs_alive, towers={"dropout": 0.4}), atol=1e-10)
-    assert not torch.allclose(found["0 loss"], whole(name)["0 loss"]), "dropout must show"
+    assert not torch.allclose(found["0 loss"], whole(name)["0 loss"]), "dropout must have an effect"
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3])
-def test_4_batch_norms_running_statistics_are_those_of_the_micro_batches(micro_batches: int) -> None:
-    """Each micro-batch counts once, with BatchNorm's own momentum. The one whose graph is kept is counted first."""
+def test_4_batch_norm_statistics_are_updated_by_each_micro_batch(micro_batches: int) -> None:
+    """Each micro-batch counts once, with BatchNorm's momentum. The one whose graph is kept counts first."""
     model, twin = Towers(norm=True), Towers(norm=True)
     batch = inputs(SIZE, SAMPLES)
     forward_backward(model, build("infonce"), batch, micro_batches, ONE, FP64)
@@ -195,17 +195,19 @@ def test_4_batch_norms_running_statistics_are_those_of_the_micro_batches(micro_b
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3])
-def test_4_batch_norms_gradients_are_those_of_the_micro_batches(micro_batches: int) -> None:
+def test_4_batch_norm_gradients_use_the_statistics_of_the_micro_batches(micro_batches: int) -> None:
     found = steps("infonce", micro_batches, towers={"norm": True})
     expected = steps("infonce", micro_batches, step=with_all_graphs_alive, towers={"norm": True})
     names = [name for name in expected if "running" not in name]
     assert len(names) == len(expected) - 4
     assert_same({n: found[n] for n in names}, {n: expected[n] for n in names}, atol=1e-10)
-    assert not torch.allclose(found["0 loss"], steps("infonce", 1, towers={"norm": True})["0 loss"]), "it must show"
+    assert not torch.allclose(found["0 loss"], steps("infonce", 1, towers={"norm": True})["0 loss"]), (
+        "BatchNorm must have an effect"
+    )
 
 
-def test_4_batch_norm_is_as_it_was_after_the_step() -> None:
-    """Its momentum and its counter are put aside for the first pass only, also where that fails."""
+def test_4_batch_norm_attributes_are_restored_after_the_step() -> None:
+    """Its momentum and its counter are changed only during the first pass, also if that fails."""
     model = Towers(norm=True)
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d)]
     forward_backward(model, build("infonce"), inputs(8, SAMPLES), 4, ONE, FP64)
@@ -219,8 +221,8 @@ def test_4_batch_norm_is_as_it_was_after_the_step() -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 4])
-def test_5_random_numbers_go_on_as_after_one_forward_of_each_micro_batch(micro_batches: int) -> None:
-    """And neither Python's nor NumPy's generator is touched."""
+def test_5_the_rng_state_is_that_after_one_forward_of_each_micro_batch(micro_batches: int) -> None:
+    """The generators of Python and NumPy are not used."""
     before = random.getstate()
     found = steps("fastclip_v3", micro_batches, towers={"dropout": 0.4})["random"]
     expected = steps("fastclip_v3", micro_batches, step=with_all_graphs_alive, towers={"dropout": 0.4})["random"]
@@ -229,8 +231,8 @@ def test_5_random_numbers_go_on_as_after_one_forward_of_each_micro_batch(micro_b
 
 
 @every
-def test_6_the_objective_is_called_once_a_step_with_all_embeddings(name: str) -> None:
-    """Hence with the collectives of one batch; integration/test_ranks.py counts them in the process group."""
+def test_6_the_objective_is_called_once_per_step_with_all_embeddings(name: str) -> None:
+    """It therefore uses the collectives of one batch; integration/test_ranks.py counts them in the process group."""
     calls = []
     objective = build(name, samples=SAMPLES, batch=SIZE)
     objective.register_forward_pre_hook(lambda module, args: calls.append(args))
@@ -240,8 +242,8 @@ def test_6_the_objective_is_called_once_a_step_with_all_embeddings(name: str) ->
 
 
 @pytest.mark.parametrize("name", AVERAGES)
-def test_7_the_table_moves_once_a_step(name: str) -> None:
-    """With γ = 0.3 a second update within the step would show."""
+def test_7_per_sample_state_is_updated_once_per_step(name: str) -> None:
+    """With γ = 0.3 a second update within the step would change the result."""
     tables = [steps(name, micro_batches)["table"] for micro_batches in (1, 4)]
     assert_same({"": tables[1]}, {"": tables[0]}, atol=1e-10)
     seen = torch.cat([inputs(SIZE, SAMPLES, seed).index for seed in (0, 1)]).unique()
@@ -249,8 +251,8 @@ def test_7_the_table_moves_once_a_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_8_infonce_is_the_moving_average_that_forgets_all(micro_batches: int) -> None:
-    """γ = 1, ε = 1/(B-1), through the towers: every gradient is the same, the loss up to log(B-1)."""
+def test_8_infonce_equals_the_moving_average_with_gamma_1(micro_batches: int) -> None:
+    """γ = 1, ε = 1/(B-1), through the towers: every gradient is equal, the loss up to log(B-1)."""
     gamma = ("objective.gamma.schedule=constant", "objective.gamma.decay=null", "objective.gamma.minimum=1")
     average = steps("fastclip_v0", micro_batches, *gamma, f"objective.eps={1 / (SIZE - 1)!r}")
     for name, value in steps("infonce", micro_batches).items():
@@ -260,22 +262,22 @@ def test_8_infonce_is_the_moving_average_that_forgets_all(micro_batches: int) ->
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_9_exact_and_official_temperature_gradients_differ_by_the_inner_part_alone(micro_batches: int) -> None:
+def test_9_exact_and_official_temperature_gradients_differ_only_in_the_inner_part(micro_batches: int) -> None:
     exact, official = (steps(f"fastclip_v3{choice}", micro_batches) for choice in ("", " official tau"))
     own = "objective.temperature.log_scale"
     assert abs(exact[f"0 {own}"] - official[f"0 {own}"]) > 1e-3
-    for name in (n for n in exact if n.startswith("0 ") and own not in n):  # the first step; then τ differs
+    for name in (n for n in exact if n.startswith("0 ") and own not in n):  # only the first step: after it τ differs
         torch.testing.assert_close(official[name], exact[name], rtol=0, atol=1e-12)
     for found, choice in ((exact, "fastclip_v3"), (official, "fastclip_v3 official tau")):
         torch.testing.assert_close(found[f"0 {own}"], whole(choice)[f"0 {own}"], rtol=0, atol=1e-10)
 
 
-# ------------------------------------------------------------------------------------------------------- what fails
+# ----------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_embeddings_that_are_not_finite_end_the_step_before_any_state_is_touched(name: str, value: float) -> None:
+def test_nonfinite_embeddings_end_the_step_before_any_state_changes(name: str, value: float) -> None:
     objective = build(name, samples=SAMPLES, batch=SIZE)
 
     class Broken(nn.Module):
@@ -297,7 +299,7 @@ def test_embeddings_that_are_not_finite_end_the_step_before_any_state_is_touched
     assert_same({"table": read(objective, SAMPLES), **dict(objective.state_dict())}, before, atol=0)
 
 
-def test_the_trainer_names_the_step_and_leaves_all_as_it_was(tmp_path: Path) -> None:
+def test_the_trainer_names_the_nonfinite_step_and_changes_no_state(tmp_path: Path) -> None:
     t = trainer(tmp_path, *VIT, "objective=fastclip_v3", "objective.rho=2")
     batches = iter(t._batches())
     t.step(next(batches))

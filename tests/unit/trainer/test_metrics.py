@@ -1,4 +1,4 @@
-"""Means over the steps of an interval, shares of its time, and what a run logs."""
+"""Means over the steps of an interval, time shares, and the logged metrics of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clipx.trainer.metrics import Meter, tokens_computed
 from clipx.trainer.trainer import Trainer
 
 
-def test_an_interval_gives_means_and_starts_anew() -> None:
+def test_an_interval_returns_means_and_resets() -> None:
     meter = Meter(Comm(0, 2, 0, torch.device("cpu")))
     for value in (1.0, 3.0):
         meter.add({"loss": torch.tensor(value)}, samples=10)
@@ -33,7 +33,7 @@ def test_an_interval_gives_means_and_starts_anew() -> None:
     assert meter.read()["loss"] == 7.0
 
 
-def test_waiting_counts_and_pauses_do_not() -> None:
+def test_waiting_is_counted_and_pauses_are_not() -> None:
     def slow():
         for item in range(3):
             time.sleep(0.05)
@@ -45,11 +45,11 @@ def test_waiting_counts_and_pauses_do_not() -> None:
         with meter.pausing():
             time.sleep(0.2)
     found = meter.read()
-    assert found["data_wait_share"] > 0.5, "0.15 s of waiting; the 0.6 s of pauses are left out"
+    assert found["data_wait_share"] > 0.5, "0.15 s of waiting must count, 0.6 s of pauses must not"
     assert found["samples_per_second"] > 600
 
 
-def test_a_step_that_was_left_out_counts_its_samples_alone() -> None:
+def test_a_skipped_step_counts_only_its_samples() -> None:
     meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
     meter.add({"loss": torch.tensor(3.0)}, samples=10)
     meter.add({}, samples=10)
@@ -59,7 +59,7 @@ def test_a_step_that_was_left_out_counts_its_samples_alone() -> None:
     assert "loss" not in meter.read()
 
 
-def test_a_metric_that_few_steps_have_is_averaged_over_those() -> None:
+def test_a_metric_of_some_steps_is_averaged_over_these_steps() -> None:
     meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
     meter.add({"loss": torch.tensor(1.0)}, samples=10, tokens=7)
     meter.add({"loss": torch.tensor(3.0), "update_image": torch.tensor(0.5)}, samples=10, tokens=5)
@@ -68,7 +68,7 @@ def test_a_metric_that_few_steps_have_is_averaged_over_those() -> None:
     assert found["tokens_per_second"] / found["samples_per_second"] == pytest.approx(12 / 20)
 
 
-def test_phases_are_told_by_name_and_start_anew() -> None:
+def test_phases_are_reported_by_name_and_reset() -> None:
     meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
     for _ in range(2):
         with meter.phase("checkpoint"):
@@ -78,17 +78,17 @@ def test_phases_are_told_by_name_and_start_anew() -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_tokens_are_those_that_the_tower_computes(packed: bool) -> None:
+def test_counted_tokens_are_those_the_tower_computes(packed: bool) -> None:
     tokens = Tokenizer(20)(["a", "a photo of a cat", "word " * 50])
     assert tokens_computed(tokens, packed) == len(Packing.of(tokens, packed).tokens_T)
 
 
-# ------------------------------------------------------------------------------------------------------- in a run
+# ----------------------------------------------------------------------------------------------------- whole runs
 
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, list[dict[str, float]], list[bool]]:
-    """A run of four steps that logs every second one, and which of its steps were watched."""
+    """Trains four steps and logs every second one. Returns the rows, and for each step if its norms were computed."""
     run_dir = tmp_path_factory.mktemp("metrics") / "run"
     overrides = (
         "log_every=2st",
@@ -110,7 +110,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, list[dict
     return trainer, rows(run_dir), watched
 
 
-def test_every_metric_of_a_run_is_in_the_page(logged: tuple[Trainer, list[dict[str, float]], list[bool]]) -> None:
+def test_every_metric_of_a_run_is_documented(logged: tuple[Trainer, list[dict[str, float]], list[bool]]) -> None:
     page = Path("docs/metrics.md").read_text()
     named = re.findall(r"^\| ((?:`[^`]+` ?)+)", page, re.MULTILINE)
     known = [re.escape(name) for cell in named for name in re.findall("`([^`]+)`", cell)]
@@ -126,22 +126,24 @@ def test_every_metric_of_a_run_is_in_the_page(logged: tuple[Trainer, list[dict[s
     } <= keys
 
 
-def test_norms_of_the_towers_are_those_of_the_step_that_is_logged(
+def test_norms_of_the_towers_are_computed_only_for_logged_steps(
     logged: tuple[Trainer, list[dict[str, float]], list[bool]],
 ) -> None:
     _, found, watched = logged
-    assert watched == [False, True, False, True], "the other steps cost nothing"
+    assert watched == [False, True, False, True], "other steps must not compute norms"
     trained = [row for row in found if "train/update_image" in row]
     assert len(trained) == 2
     assert all(0 < row[f"train/update_{side}"] < 1 for row in trained for side in ("image", "text"))
 
 
-def test_towers_norms_are_the_whole_one_and_an_update_is_a_difference(tmp_path: Path) -> None:
+def test_norms_of_the_towers_sum_to_the_total_and_updates_are_differences(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "run", "optimizer.clip_norm=0.01", "checkpoint=none"))
     before = {name: p.detach().clone() for name, p in trainer.learner.model.named_parameters()}
     metrics = trainer.step(next(iter(trainer._batches())))
     sides = [metrics[f"grad_norm_{side}"].item() for side in ("image", "text")]
-    assert math.hypot(*sides) == pytest.approx(metrics["grad_norm"].item(), rel=1e-3), "the temperature's is small"
+    assert math.hypot(*sides) == pytest.approx(metrics["grad_norm"].item(), rel=1e-3), (
+        "the temperature's gradient is small"
+    )
     for side in ("image", "text"):
         own = {name: p for name, p in trainer.learner.model.named_parameters() if name.startswith(f"{side}.")}
         moved = torch.cat([(p.detach() - before[name]).flatten() for name, p in own.items()]).norm()
@@ -149,7 +151,7 @@ def test_towers_norms_are_the_whole_one_and_an_update_is_a_difference(tmp_path: 
         assert metrics[f"update_{side}"].item() == pytest.approx((moved / whole).item(), rel=1e-4)
 
 
-def test_mfu_is_three_forwards_a_second_of_what_the_device_could_do(
+def test_mfu_is_three_forwards_per_sample_relative_to_the_peak(
     logged: tuple[Trainer, list[dict[str, float]], list[bool]],
 ) -> None:
     trainer, found, _ = logged
@@ -161,7 +163,7 @@ def test_mfu_is_three_forwards_a_second_of_what_the_device_could_do(
             assert row["train/mfu"] == pytest.approx(done / 0.1e12)
 
 
-def test_peaks_go_by_the_device_s_name_and_the_precision() -> None:
+def test_peaks_depend_on_device_name_and_precision() -> None:
     assert peak_tflops("NVIDIA H100 80GB HBM3", AmpBf16Spec()) == 989
     assert peak_tflops("NVIDIA H100 PCIe", AmpBf16Spec()) == 756
     assert peak_tflops("NVIDIA A100-SXM4-40GB", Fp32Spec()) == 19.5

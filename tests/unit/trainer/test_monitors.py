@@ -1,4 +1,4 @@
-"""Monitors are told once for as long as their cause lasts."""
+"""Monitors report a problem once, as long as its cause lasts."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Scored(Objective):
             self.temperature.after_step()
 
 
-def test_a_temperature_at_its_limit_is_told_of_once_until_it_has_left_it() -> None:
+def test_a_temperature_at_its_limit_is_reported_once_until_it_leaves() -> None:
     told: list[tuple[str, Any]] = []
     objective = Scored()
     monitors = Monitors(objective, lambda kind, **facts: told.append((kind, facts["step"])))
     monitors.check(0, {})
-    objective.set(50.0)  # an optimizer that wants far past 100
+    objective.set(50.0)  # the optimizer pushes far beyond 100
     for step in range(100, 100 + 2 * AT_LIMIT_STEPS, 100):
         monitors.check(step, {})
     assert told == [("temperature_at_limit", 100 + AT_LIMIT_STEPS)]
     objective.set(1.0)
     monitors.check(5000, {})
-    objective.set(-1.0)  # the lower end is one as well
+    objective.set(-1.0)  # the lower end is a limit too
     monitors.check(6000, {})
     monitors.check(6000 + AT_LIMIT_STEPS, {})
     assert [step for _, step in told] == [100 + AT_LIMIT_STEPS, 6000 + AT_LIMIT_STEPS]
 
 
-def test_a_large_u_is_told_of() -> None:
+def test_a_large_u_is_reported() -> None:
     told: list[str] = []
     monitors = Monitors(Scored(), lambda kind, **facts: told.append(kind))
     for log_u in (1.0, 30.0, 31.0, 2.0, 40.0):

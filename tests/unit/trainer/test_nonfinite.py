@@ -1,4 +1,4 @@
-"""A batch whose gradient is not finite: the run ends, leaves it out, or rolls back, and nothing of it stays."""
+"""Batches with non-finite gradients: the run stops, skips the batch, or rolls back, and no state is changed by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clipx.trainer.trainer import Trainer
 
 
 def poisoned(trainer: Trainer, *steps: int) -> Trainer:
-    """Turns the pixels of these steps' batches into NaN on their way to the model, as an overflow does it."""
+    """Replaces the pixels of these steps' batches by NaN at the input of the model, like an overflow."""
 
     def poison(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         image, *rest = inputs
@@ -35,7 +35,7 @@ def state(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def watched(trainer: Trainer) -> dict[int, dict[str, torch.Tensor]]:
-    """What the state is before each step, by its number, when the trainer has run."""
+    """Returns a dictionary that the run fills with the state before each step, by its number."""
     before: dict[int, dict[str, torch.Tensor]] = {}
     step = trainer.step
 
@@ -47,26 +47,28 @@ def watched(trainer: Trainer) -> dict[int, dict[str, torch.Tensor]]:
     return before
 
 
-def test_skip_leaves_the_batch_out_and_nothing_of_it_stays(tmp_path: Path) -> None:
+def test_skip_drops_the_batch_without_changing_state(tmp_path: Path) -> None:
     trainer = poisoned(Trainer(small(tmp_path / "run", "optimizer.non_finite=skip")), 1)
     before = watched(trainer)
     trainer.fit()
     assert trainer.steps_done == 4
-    assert all(torch.equal(before[1][name], before[2][name]) for name in before[1]), "BatchNorm's averages too"
+    assert all(torch.equal(before[1][name], before[2][name]) for name in before[1]), (
+        "BatchNorm's averages must not change either"
+    )
     assert all(value.isfinite().all() for value in state(trainer).values())
     told = [event for event in events(tmp_path / "run") if event["event"] == "non_finite"]
     assert [(event["step"], event["policy"]) for event in told] == [(1, "skip")]
     assert rows(tmp_path / "run")[-1]["train/left_out_steps"] == 1
 
 
-def test_too_many_in_a_row_end_the_run(tmp_path: Path) -> None:
+def test_too_many_nonfinite_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
     overrides = ("optimizer.non_finite=skip", "optimizer.non_finite_limit=2", "duration=8st")
     trainer = poisoned(Trainer(small(tmp_path / "run", *overrides)), 1, 3, 4, 5)
     with pytest.raises(ClipxError, match=r"at step 5, the last of 3 in a row, more than optimizer.non_finite_limit=2"):
         trainer.fit()
 
 
-def test_how_many_there_were_is_known_after_a_resume(tmp_path: Path) -> None:
+def test_counts_of_nonfinite_steps_are_restored_at_resume(tmp_path: Path) -> None:
     overrides = ("optimizer.non_finite=skip", "optimizer.non_finite_limit=2", "checkpoint.every=1st", "duration=8st")
     first = poisoned(Trainer(small(tmp_path / "run", *overrides)), 1, 2)
     step = first.step
@@ -85,13 +87,15 @@ def test_how_many_there_were_is_known_after_a_resume(tmp_path: Path) -> None:
         again.fit()
 
 
-def test_rollback_goes_on_with_the_weights_of_the_last_checkpoint(tmp_path: Path) -> None:
+def test_rollback_continues_with_the_weights_of_the_last_checkpoint(tmp_path: Path) -> None:
     overrides = ("optimizer.non_finite=rollback", "checkpoint.every=2st", "duration=5st", "data.workers=0")
     trainer = poisoned(Trainer(small(tmp_path / "run", *overrides)), 3)
     before = watched(trainer)
     trainer.fit()
     assert any(not torch.equal(before[2][name], before[3][name]) for name in before[2])
-    assert all(torch.equal(before[2][name], before[4][name]) for name in before[2]), "those of step 2, after step 3"
+    assert all(torch.equal(before[2][name], before[4][name]) for name in before[2]), (
+        "the weights of step 2 must be restored after step 3"
+    )
     assert trainer.steps_done == 5
     assert "rolled_back" in [event["event"] for event in events(tmp_path / "run")]
 
@@ -102,7 +106,7 @@ def test_rollback_without_a_checkpoint_ends_the_run(tmp_path: Path) -> None:
         trainer.fit()
 
 
-def test_by_default_the_run_ends_before_anything_changes(tmp_path: Path) -> None:
+def test_stop_ends_the_run_before_any_state_changes(tmp_path: Path) -> None:
     trainer = poisoned(Trainer(small(tmp_path / "run", "checkpoint.every=1st")), 2)
     with pytest.raises(ClipxError, match="not finite at step 2: lower optimizer.lr.*the last checkpoint is older"):
         trainer.fit()
@@ -110,13 +114,13 @@ def test_by_default_the_run_ends_before_anything_changes(tmp_path: Path) -> None
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-00000001", "step-00000002"]
 
 
-def test_a_limit_without_an_effect_is_refused(tmp_path: Path) -> None:
+def test_a_limit_without_effect_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="non_finite_limit=3 has no effect on optimizer.non_finite=stop"):
         small(tmp_path, "optimizer.non_finite_limit=3")
 
 
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
-def test_where_one_rank_alone_is_not_finite_all_leave_the_step_out(tmp_path: Path, policy: str) -> None:
+def test_all_ranks_skip_a_step_that_is_nonfinite_on_one_rank(tmp_path: Path, policy: str) -> None:
     torchrun(2, str(SCRIPTS / "nonfinite_rank.py"), str(tmp_path), policy)
     told = [json.loads((tmp_path / f"{policy}.{rank}.json").read_text()) for rank in range(2)]
     assert told[0] == told[1]

@@ -1,4 +1,4 @@
-"""Where the time of a few steps goes: a real trace of two ranks, and the arithmetic on spans."""
+"""Profiled steps: a real trace of two ranks, and the arithmetic on spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clipx.trainer.trainer import Trainer
 PARTS = ("computation_ms", "communication_ms", "overlap_ms", "other_ms")
 
 
-def test_two_ranks_communicate_and_the_parts_are_the_step(tmp_path: Path) -> None:
+def test_a_trace_of_two_ranks_has_communication_and_its_parts_sum_to_the_step(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "profiler.steps=[2,3]", "checkpoint=none")
     found = json.loads((run_dir / "profile" / "breakdown.json").read_text())
@@ -32,7 +32,7 @@ def test_two_ranks_communicate_and_the_parts_are_the_step(tmp_path: Path) -> Non
     assert told["step_ms"] == found["step_ms"]
 
 
-def test_kernels_are_told_apart_by_their_names_and_clipped_to_the_steps() -> None:
+def test_kernels_are_classified_by_name_and_clipped_to_the_steps() -> None:
     def event(name: str, start: float, end: float, device: str = "CUDA", annotation: bool = False) -> Any:
         return SimpleNamespace(
             name=name,
@@ -58,17 +58,17 @@ def test_kernels_are_told_apart_by_their_names_and_clipped_to_the_steps() -> Non
     )
 
 
-def test_spans_that_touch_are_one() -> None:
+def test_touching_spans_are_merged() -> None:
     assert union([(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]) == [(0, 4), (5, 6)]
 
 
 @pytest.mark.parametrize("steps", [[3], [3, 2], [0, 4], [1, 2, 3]])
-def test_steps_that_are_no_range_are_refused(steps: list[int]) -> None:
+def test_invalid_ranges_of_steps_are_rejected(steps: list[int]) -> None:
     with pytest.raises(ConfigError, match="must be the first and the last step"):
         ProfilerSpec(steps=steps)
 
 
-def test_steps_that_the_run_does_not_make_are_refused(tmp_path: Path) -> None:
+def test_steps_beyond_the_run_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"profiler.steps=\[3, 5\] are not among the 4 steps of this run"):
         Trainer(small(tmp_path / "run", "profiler.steps=[3,5]"))
 

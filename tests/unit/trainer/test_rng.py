@@ -1,4 +1,4 @@
-"""Random numbers go on where they were."""
+"""Saving and restoring the state of random number generators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def draw() -> tuple[float, float, float, list[float]]:
     return random.random(), random.gauss(0, 1), float(np.random.normal()), torch.rand(3).tolist()  # noqa: NPY002
 
 
-def test_every_generator_goes_on_where_it_was() -> None:
+def test_every_generator_continues_from_the_restored_state() -> None:
     draw()
     state = rng_state(CPU).clone()
     assert state.dtype == torch.uint8
@@ -29,10 +29,10 @@ def test_every_generator_goes_on_where_it_was() -> None:
     assert [draw(), draw()] == expected
 
 
-def test_the_length_does_not_depend_on_what_was_drawn() -> None:
+def test_the_size_of_the_state_is_constant() -> None:
     lengths = set()
     for _ in range(3):
         lengths.add(len(rng_state(CPU)))
-        random.gauss(0, 1)  # keeps a second number every other time
+        random.gauss(0, 1)  # caches a second number every other time
         np.random.normal()  # noqa: NPY002
     assert len(lengths) == 1

@@ -1,4 +1,4 @@
-"""Rules of a run: each field's range, and what must hold between fields. Value, rule and fix in one line."""
+"""Rules of a run: ranges of fields, and rules between fields. Errors name value, rule and fix in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clipx.errors import ConfigError
 WANDB = "logger=[wandb]"
 
 OUT_OF_RANGE = [
-    # (chosen first, the value, what the message names besides)
+    # (overrides before it, the invalid value, a part of the message)
     ((), "seed=-1", "[0, 2^63)"),
     ((), "seed=9223372036854775808", "[0, 2^63)"),
     ((), "duration=0ep", "above zero"),
@@ -73,18 +73,18 @@ OUT_OF_RANGE = [
 @pytest.mark.parametrize(
     ("chosen", "override", "rule"), OUT_OF_RANGE, ids=[override for _, override, _ in OUT_OF_RANGE]
 )
-def test_a_value_out_of_range_is_named_with_its_rule(chosen: tuple[str, ...], override: str, rule: str) -> None:
+def test_a_value_out_of_range_is_rejected_with_its_rule(chosen: tuple[str, ...], override: str, rule: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*chosen, override.replace(", ", ","))
     key, _, value = override.partition("=")
     message = str(caught.value)
     assert "\n" not in message
-    plain = re.sub(r" \(or none, or end[^)]*\)", "", message)  # what else it may be
+    plain = re.sub(r" \(or none, or end[^)]*\)", "", message)  # without the list of other valid values
     assert plain.startswith((f"{key}={value}", f"{key}='{value}'"))
     assert rule in message.removeprefix(f"{key}={value}")
 
 
-def test_the_edge_of_a_range_is_inside() -> None:
+def test_limits_of_ranges_are_valid() -> None:
     spec = compose(
         "seed=9223372036854775807",
         "duration=0.5ep",
@@ -118,7 +118,7 @@ def test_the_edge_of_a_range_is_inside() -> None:
             ("duration=100st", "schedule.warmup=101st"),
             "schedule.warmup=101st is longer than duration=100st: shorten the warm-up or train longer",
         ),
-        (  # steps and samples can be compared before the data is opened
+        (  # steps and samples are comparable before the data is opened
             ("data.batch_size=100", "duration=5000sa", "schedule.warmup=51st"),
             "schedule.warmup=51st is longer than duration=5000sa: shorten the warm-up or train longer",
         ),
@@ -148,9 +148,7 @@ def test_the_edge_of_a_range_is_inside() -> None:
         ),
     ],
 )
-def test_fields_that_do_not_go_together_are_named_with_the_rule_and_the_fix(
-    overrides: tuple[str, ...], message: str
-) -> None:
+def test_contradicting_fields_are_rejected_with_the_rule_and_the_fix(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*overrides)
     assert str(caught.value) == message
@@ -161,10 +159,10 @@ def test_fields_that_do_not_go_together_are_named_with_the_rule_and_the_fix(
     [
         ("duration=2ep", "schedule.warmup=2ep"),
         ("data.batch_size=100", "duration=5000sa", "schedule.warmup=50st"),
-        ("duration=1ep", "schedule.warmup=10000st"),  # known when the data is opened
+        ("duration=1ep", "schedule.warmup=10000st"),  # known only when the data is opened
         ("optimizer.lr=1e-3", "schedule.min_lr=1e-3"),
         ("schedule=constant", "optimizer.lr=1e-9"),
     ],
 )
-def test_fields_that_go_together_compose(overrides: tuple[str, ...]) -> None:
+def test_compatible_fields_compose(overrides: tuple[str, ...]) -> None:
     compose(*overrides)

@@ -1,4 +1,4 @@
-"""Stages: spans of a run that train on images of another size, with other batches, rates and patch dropout."""
+"""Stages: parts of a run with different image sizes, batch sizes, learning rates and patch dropout."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def plan(stages: str, *overrides: str, total: int = 1000, epoch: int = 500) -> S
     return StagePlan.build(spec.stages, spec.model, spec.data, spec.duration, Length(epoch, 10, total))
 
 
-# -------------------------------------------------------------------------------------------------- the plan
+# -------------------------------------------------------------------------------------------- plan of stages
 
 
-def test_a_run_without_stages_is_one_of_whole_steps() -> None:
+def test_a_run_without_stages_has_only_whole_steps() -> None:
     alone = plan("[]", total=1005)
     assert (alone.total, alone.steps(alone.total), alone.varying) == (1000, 100, Varying())
     assert list(alone.remaining(990)) == [(alone.stages[0], range(990, 1000))]
     assert alone.row(0) == {}
 
 
-def test_every_sample_is_in_one_stage_and_ends_are_rounded_up_to_whole_steps() -> None:
+def test_stages_cover_all_samples_with_ends_rounded_up_to_whole_steps() -> None:
     made = plan("[{until:33.3%,batch_size:40,image_size:96},{until:1ep,lr_scale:0.5},{batch_size:64}]")
     assert [(stage.start, stage.end) for stage in made.stages] == [(0, 360), (360, 500), (500, 948)]
     assert [samples for _, samples in made.remaining(0)] == [range(360), range(360, 500), range(500, 948)]
@@ -49,7 +49,7 @@ def test_every_sample_is_in_one_stage_and_ends_are_rounded_up_to_whole_steps() -
     assert made.describe().startswith("9 steps of 40 at 96 pixels, up to sample 360; 14 steps of 10 at 224 pixels")
 
 
-def test_rate_size_and_patch_dropout_are_those_of_the_stage() -> None:
+def test_rate_size_and_patch_dropout_follow_the_stage() -> None:
     made = plan("[{until:50%,image_size:96,lr_scale:0.5,patch_dropout:0.6},{until:80%,patch_dropout:0.3},{}]")
     rate = made.scaled(lambda seen: 2.0)
     assert [rate(seen) for seen in (0, 490, 500, 990)] == [1, 1, 2, 2]
@@ -58,7 +58,7 @@ def test_rate_size_and_patch_dropout_are_those_of_the_stage() -> None:
     assert made.row(500) == {"train/image_size": 224, "train/batch_size": 10, "train/patch_dropout": 0.3}
 
 
-def test_one_course_of_patch_dropout_may_span_all_stages() -> None:
+def test_a_schedule_of_patch_dropout_can_span_all_stages() -> None:
     made = plan("[{until:50%,image_size:96},{}]", "model.patch_dropout=0.5", "model.patch_dropout_final=10%")
     assert [made.patch_dropout(seen) for seen in (0, 500, 890, 900)] == [0.5, 0.5, 0.5, 0]
 
@@ -83,20 +83,20 @@ def test_one_course_of_patch_dropout_may_span_all_stages() -> None:
         ("[{until:50%,size:96},{}]", "size is not a key here: the keys are until, image_size, batch_size"),
     ],
 )  # fmt: skip
-def test_stages_that_cannot_be_are_refused_at_composition(stages: str, message: str) -> None:
+def test_invalid_stages_are_rejected_at_composition(stages: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose("model=vit_b32", "duration=32ep", "data.micro_batches=4", f"stages={stages}")
     assert message in str(error.value)
 
 
-def test_patch_dropout_stands_in_one_place() -> None:
+def test_patch_dropout_in_both_stages_and_model_is_rejected() -> None:
     with pytest.raises(
         ConfigError, match=r"^stages.0.patch_dropout=0.5 and model.patch_dropout=0.2 exclude each other"
     ):
         compose("model.patch_dropout=0.2", "stages=[{until:50%,patch_dropout:0.5},{}]")
 
 
-def test_what_only_data_and_ranks_can_tell_is_refused_before_any_training() -> None:
+def test_stages_that_do_not_fit_data_or_ranks_are_rejected_before_training() -> None:
     spec = compose("stages=[{until:50%,batch_size:100},{}]", "data.micro_batches=2", "data.batch_size=96")
     check_ranks(spec.stages, spec.data, 2)
     with pytest.raises(
@@ -112,7 +112,7 @@ def test_what_only_data_and_ranks_can_tell_is_refused_before_any_training() -> N
 
 
 @pytest.mark.parametrize(("name", "size"), [("vit_base_patch32_clip_224", 100), ("beit_base_patch16_224", 128)])
-def test_a_size_that_the_tower_does_not_take_is_refused_by_name(name: str, size: int) -> None:
+def test_an_unsupported_image_size_is_rejected_by_tower_name(name: str, size: int) -> None:
     with pytest.raises(
         ConfigError, match=rf"^stages: image_size={size} does not fit timm's {name} built for .*=224 \("
     ):
@@ -128,7 +128,7 @@ def test_a_size_that_the_tower_does_not_take_is_refused_by_name(name: str, size:
         ("convnext_tiny", 100),
     ],
 )
-def test_towers_that_take_images_of_other_sizes_have_the_weights_of_one_that_does_not(name: str, size: int) -> None:
+def test_towers_for_several_image_sizes_have_the_same_weights(name: str, size: int) -> None:
     both, alone = tower(name, 224, size), tower(name, 224)
     assert both(torch.empty(1, 3, size, size, device="meta")).shape == (1, 16)
     assert {n: p.shape for n, p in both.state_dict().items()} == {n: p.shape for n, p in alone.state_dict().items()}
@@ -139,9 +139,10 @@ def tower(name: str, size: int, *others: int) -> ImageTower:
         return ImageTower(ImageTowerSpec(timm=name, size=size), 16, False, Varying(sizes=others))
 
 
-# --------------------------------------------------------------------------------------------------- the run
+# ------------------------------------------------------------------------------------------------------ runs
 
-# Four steps of 16, three of 24 and two of 32, in epochs of 75 samples: a stage ends within an epoch. Dropout draws.
+# Four steps of 16, three of 24 and two of 32, in epochs of 75 samples: a stage ends within an epoch. Dropout draws
+# random numbers.
 STAGES = (
     "stages=[{until:60sa,image_size:32,batch_size:16,patch_dropout:0.5},"
     "{until:136sa,image_size:32,batch_size:24,lr_scale:0.5},{}]"
@@ -157,9 +158,9 @@ NINE = (
 
 @dataclass
 class Seen:
-    """What a run read and evaluated."""
+    """Samples that a run read, and image sizes that it evaluated."""
 
-    shapes: list[tuple[int, int]] = field(default_factory=list)  # samples and pixels of each step
+    shapes: list[tuple[int, int]] = field(default_factory=list)  # number of samples and pixels of each step
     index: list[int] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)  # pixels
 
@@ -174,7 +175,7 @@ class Watched(Trainer):
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched]:
     trainer = Watched(small(tmp_path_factory.mktemp("stages") / "run", *NINE))
     trainer.seen = Seen()
 
@@ -187,10 +188,10 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched]:
     return trainer.rundir.path, trainer
 
 
-def test_each_step_has_its_stages_batch_and_images_and_evaluation_the_final_ones(
-    straight: tuple[Path, Watched],
+def test_steps_use_their_stages_sizes_and_evaluation_the_final_size(
+    uninterrupted: tuple[Path, Watched],
 ) -> None:
-    run_dir, trainer = straight
+    run_dir, trainer = uninterrupted
     assert trainer.seen.shapes == [(16, 32)] * 4 + [(24, 32)] * 3 + [(32, 48)] * 2
     assert trainer.seen.evaluated == {48}
     logged = [row for row in rows(run_dir) if "train/loss" in row]
@@ -200,13 +201,13 @@ def test_each_step_has_its_stages_batch_and_images_and_evaluation_the_final_ones
     assert [row["train/patch_dropout"] for row in logged] == [0.5] * 4 + [0.0] * 5
 
 
-def test_no_sample_is_lost_or_repeated_at_a_border(straight: tuple[Path, Watched]) -> None:
-    _, trainer = straight
+def test_no_sample_is_lost_or_repeated_between_stages(uninterrupted: tuple[Path, Watched]) -> None:
+    _, trainer = uninterrupted
     assert trainer.seen.index == [trainer.order(position) for position in range(200)]
 
 
-def test_the_rate_is_the_schedules_over_samples_times_the_stages(straight: tuple[Path, Watched]) -> None:
-    run_dir, trainer = straight
+def test_the_rate_is_the_schedule_by_samples_times_the_stages_scale(uninterrupted: tuple[Path, Watched]) -> None:
+    run_dir, trainer = uninterrupted
     rate = trainer.spec.schedule.build(trainer.spec.optimizer.lr, trainer.length)
     starts = [0, 16, 32, 48, 64, 88, 112, 136, 168]
     expected = [rate(start) * (0.5 if 64 <= start < 136 else 1) for start in starts]
@@ -214,25 +215,21 @@ def test_the_rate_is_the_schedules_over_samples_times_the_stages(straight: tuple
 
 
 @pytest.mark.parametrize("step", [2, 4, 8])
-def test_a_run_resumed_in_any_stage_ends_bit_for_bit_as_one_that_never_stopped(
-    tmp_path: Path, straight: tuple[Path, Watched], step: int
-) -> None:
+def test_a_run_resumes_in_any_stage_bit_for_bit(tmp_path: Path, uninterrupted: tuple[Path, Watched], step: int) -> None:
     run_dir = tmp_path / "resumed"
-    shutil.copytree(straight[0], run_dir)
+    shutil.copytree(uninterrupted[0], run_dir)
     torch.manual_seed(999)
     trainer = Trainer(small(run_dir, *NINE, f"resume=step:{step}"))
     assert trainer.steps_done == step
     trainer.fit()
-    expected, found = tensors(straight[0], 9), tensors(run_dir, 9)
+    expected, found = tensors(uninterrupted[0], 9), tensors(run_dir, 9)
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
-def test_what_is_still_to_come_may_change_and_what_is_over_may_not(
-    tmp_path: Path, straight: tuple[Path, Watched]
-) -> None:
+def test_only_future_stages_can_be_changed_at_resume(tmp_path: Path, uninterrupted: tuple[Path, Watched]) -> None:
     run_dir = tmp_path / "changed"
-    shutil.copytree(straight[0], run_dir)
+    shutil.copytree(uninterrupted[0], run_dir)
     later = [word for word in NINE if not word.startswith("stages=")]
     with pytest.raises(
         CheckpointError, match=r"is of step 9 after 200 samples, but .* now give step 6: do not change the ends"
@@ -244,9 +241,9 @@ def test_what_is_still_to_come_may_change_and_what_is_over_may_not(
     assert trainer.fit()["step"] == 10
 
 
-def test_the_weights_are_one_and_the_same_over_all_sizes(straight: tuple[Path, Watched]) -> None:
-    """Evaluated by a model that knows no stages, as `clipx.evaluate` builds it."""
-    _, trainer = straight
+def test_all_image_sizes_share_the_same_weights(uninterrupted: tuple[Path, Watched]) -> None:
+    """Compares with a model built without stages, as `clipx.evaluate` builds it."""
+    _, trainer = uninterrupted
     alone = trainer.spec.model.build(torch.device("cpu"), torch.float32)
     alone.load_state_dict(trainer.learner.model.state_dict())
     image = torch.rand(2, 3, 48, 48)
@@ -258,7 +255,7 @@ def test_the_weights_are_one_and_the_same_over_all_sizes(straight: tuple[Path, W
             alone.encode_image(small_image)
 
 
-def test_stages_are_saved_and_read_back() -> None:
+def test_stages_are_saved_and_loaded() -> None:
     spec = compose("experiment=progressive_resolution")
     assert [stage.image_size for stage in spec.stages] == [112, 160, None]
     assert from_dict(RunSpec, to_dict(spec)) == spec

@@ -1,4 +1,4 @@
-"""A run from start to end, resumed at any step, and refused where it cannot be right."""
+"""Whole runs: training, resuming at any step, and rejection of invalid runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clipx.checkpoint.resume import step_of
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
 from clipx.trainer.trainer import Trainer
 
-# Twenty steps of 32 in epochs of 250 samples: steps 7.8, 15.6, … are ends of epochs. Dropout draws random numbers.
+# Twenty steps of 32 in epochs of 250 samples: epochs end at steps 7.8, 15.6, … Dropout draws random numbers.
 TWENTY = (
     "duration=20st",
     "data.samples=250",
@@ -29,7 +29,7 @@ TWENTY = (
 
 
 def assert_same_run(one: Path, other: Path, step: int = 20) -> None:
-    """Weights, optimizer state, temperature, random numbers and the logged losses, bit for bit."""
+    """Compares weights, optimizer state, temperature, random numbers and logged losses bit for bit."""
     expected, found = tensors(one, step), tensors(other, step)
     assert expected.keys() == found.keys()
     different = [name for name in expected if not torch.equal(expected[name], found[name])]
@@ -38,36 +38,36 @@ def assert_same_run(one: Path, other: Path, step: int = 20) -> None:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("straight") / "run"
     Trainer(small(run_dir, *TWENTY)).fit()
     return run_dir
 
 
 @pytest.mark.parametrize("overrides", [(), ("data.workers=2",)])
-def test_ten_steps_and_ten_after_a_resume_are_twenty_bit_for_bit(
-    tmp_path: Path, straight: Path, overrides: tuple[str, ...]
+def test_a_run_resumed_after_ten_steps_matches_an_uninterrupted_run_bit_for_bit(
+    tmp_path: Path, uninterrupted: Path, overrides: tuple[str, ...]
 ) -> None:
     run_dir = tmp_path / "resumed"
-    shutil.copytree(straight, run_dir)
-    shutil.rmtree(run_dir / "checkpoints" / "step-00000020")  # as a run that was killed after its tenth step
-    torch.manual_seed(999)  # nothing may depend on what this process drew before
+    shutil.copytree(uninterrupted, run_dir)
+    shutil.rmtree(run_dir / "checkpoints" / "step-00000020")  # simulates a kill after the tenth step
+    torch.manual_seed(999)  # results must not depend on previous draws of this process
     trainer = Trainer(small(run_dir, *TWENTY, "resume=auto", *overrides))
     assert trainer.steps_done == 10
     trainer.fit()
-    assert_same_run(straight, run_dir)
+    assert_same_run(uninterrupted, run_dir)
 
 
-def test_evaluating_and_saving_more_often_change_nothing(tmp_path: Path, straight: Path) -> None:
+def test_more_frequent_evaluation_and_saving_do_not_change_the_run(tmp_path: Path, uninterrupted: Path) -> None:
     run_dir = tmp_path / "busy"
     Trainer(
         small(run_dir, *TWENTY, "checkpoint.every=5st", "evaluator=[retrieval]", "evaluator.retrieval.every=3st")
     ).fit()
-    expected, found = tensors(straight, 20), tensors(run_dir, 20)
+    expected, found = tensors(uninterrupted, 20), tensors(run_dir, 20)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_a_run_killed_at_any_moment_resumes_and_ends_the_same(tmp_path: Path, straight: Path) -> None:
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, uninterrupted: Path) -> None:
     run_dir = tmp_path / "killed"
     command = ("-m", "clipx.train", *SMALL, *TWENTY, "checkpoint.every=2st", f"run_dir={run_dir}", "resume=auto")
     process = start(tmp_path / "out", *command)
@@ -80,38 +80,42 @@ def test_a_run_killed_at_any_moment_resumes_and_ends_the_same(tmp_path: Path, st
     assert not (run_dir / "checkpoints" / "step-00000020").exists()
     done = run(sys.executable, *command)
     assert "resumed  at step" in done.stdout
-    assert_same_run(straight, run_dir)
+    assert_same_run(uninterrupted, run_dir)
     assert not list(run_dir.glob("checkpoints/tmp.*"))
 
 
-def test_a_resumed_run_that_is_finished_only_evaluates(tmp_path: Path, straight: Path) -> None:
+def test_resuming_a_finished_run_only_evaluates(tmp_path: Path, uninterrupted: Path) -> None:
     run_dir = tmp_path / "finished"
-    shutil.copytree(straight, run_dir)
+    shutil.copytree(uninterrupted, run_dir)
     final = Trainer(small(run_dir, *TWENTY, "resume=auto", "evaluator=[retrieval]")).fit()
     assert final["step"] == 20
     assert "eval/retrieval/text_to_image/recall@1" in final
 
 
-def test_resume_by_path_works_in_that_directory(tmp_path: Path, straight: Path) -> None:
+def test_resume_by_path_uses_that_run_directory(tmp_path: Path, uninterrupted: Path) -> None:
     run_dir = tmp_path / "path"
-    shutil.copytree(straight, run_dir)
+    shutil.copytree(uninterrupted, run_dir)
     trainer = Trainer(compose(*SMALL, *TWENTY, f"resume={run_dir}"))
     assert trainer.rundir.path == run_dir
     assert trainer.steps_done == 20
 
 
-def test_golden_curve(straight: Path) -> None:
-    """The losses of the first twenty steps. Rounding alone, on other CPUs and threads, moves them by 0.2 %. A change here is a change of the numerics: say why in the commit."""
+def test_losses_match_the_golden_curve(uninterrupted: Path) -> None:
+    """Compares the losses of the first twenty steps.
+
+    Rounding on other CPUs and threads moves them by 0.2 %. A larger change is a change of the numerics: give the reason
+    in the commit.
+    """
     golden = json.loads(Path(__file__).with_name("golden_curve.json").read_text())
-    assert [r["train/loss"] for r in rows(straight) if "train/loss" in r] == pytest.approx(golden, rel=1e-2)
+    assert [r["train/loss"] for r in rows(uninterrupted) if "train/loss" in r] == pytest.approx(golden, rel=1e-2)
 
 
-# ------------------------------------------------------------------------------------------ refused, by name
+# ---------------------------------------------------------------------------------------------------- errors
 
 
-def test_a_directory_that_holds_a_run_is_not_overwritten(straight: Path) -> None:
+def test_a_directory_that_holds_a_run_is_not_overwritten(uninterrupted: Path) -> None:
     with pytest.raises(CheckpointError, match="already holds a run: continue it with resume=auto, or give .* name="):
-        Trainer(small(straight, *TWENTY))
+        Trainer(small(uninterrupted, *TWENTY))
 
 
 @pytest.mark.parametrize(
@@ -123,15 +127,17 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(straight: Path) -> None
         ("objective.init_temperature=0.05", "objective.init_temperature: 0.07 -> 0.05"),
     ],
 )
-def test_a_directory_of_another_run_is_refused(straight: Path, override: str, named: str) -> None:
+def test_a_directory_of_another_run_is_rejected(uninterrupted: Path, override: str, named: str) -> None:
     with pytest.raises(CheckpointError, match="belongs to another run") as error:
-        Trainer(small(straight, *TWENTY, "resume=auto", override))
+        Trainer(small(uninterrupted, *TWENTY, "resume=auto", override))
     assert named in str(error.value)
 
 
-def test_what_may_change_is_told(tmp_path: Path, straight: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_allowed_changes_at_resume_are_reported(
+    tmp_path: Path, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = tmp_path / "longer"
-    shutil.copytree(straight, run_dir)
+    shutil.copytree(uninterrupted, run_dir)
     Trainer(small(run_dir, *TWENTY, "resume=auto", "duration=21st", "optimizer.lr=2e-3")).fit()
     told = capsys.readouterr().out
     assert "duration: 20st -> 21st" in told
@@ -143,11 +149,11 @@ def test_nothing_to_resume_at_a_path_is_an_error(tmp_path: Path) -> None:
         Trainer(compose(*SMALL, f"resume={tmp_path}/nowhere"))
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
-    tmp_path: Path, straight: Path, caplog: pytest.LogCaptureFixture
+def test_a_damaged_checkpoint_falls_back_to_the_previous_with_a_report(
+    tmp_path: Path, uninterrupted: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_dir = tmp_path / "damaged"
-    shutil.copytree(straight, run_dir)
+    shutil.copytree(uninterrupted, run_dir)
     newest = run_dir / "checkpoints" / "step-00000020" / "tensors.safetensors"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
@@ -157,12 +163,12 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
     assert "the hash of tensors.safetensors does not match" in caplog.text
     assert [event["event"] for event in events(run_dir)].count("checkpoint_damaged") == 1
     trainer.fit()
-    assert_same_run(straight, run_dir)
+    assert_same_run(uninterrupted, run_dir)
 
 
-def test_other_data_than_the_run_was_trained_on_is_refused(tmp_path: Path, straight: Path) -> None:
+def test_resuming_on_other_data_is_rejected(tmp_path: Path, uninterrupted: Path) -> None:
     run_dir = tmp_path / "other"
-    shutil.copytree(straight, run_dir)
+    shutil.copytree(uninterrupted, run_dir)
     folder = run_dir / "checkpoints" / "step-00000020"
     state = json.loads((folder / "state.json").read_text())
     state["state"]["data"] = "another"
@@ -174,17 +180,17 @@ def test_other_data_than_the_run_was_trained_on_is_refused(tmp_path: Path, strai
         Trainer(small(run_dir, *TWENTY, "resume=auto"))
 
 
-def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
+def test_a_batch_larger_than_the_data_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="data.batch_size=512 is larger than the data set of 256 samples"):
         Trainer(small(tmp_path, "data.batch_size=512"))
 
 
-def test_a_warm_up_longer_than_the_run_is_refused_in_any_units(tmp_path: Path) -> None:
+def test_a_warm_up_longer_than_the_run_is_rejected_in_any_unit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="schedule.warmup=1ep is 256 samples, longer than duration=4st of 128"):
         Trainer(small(tmp_path, "schedule.warmup=1ep"))
 
 
-def test_too_many_bad_samples_end_the_run_and_are_named(tmp_path: Path) -> None:
+def test_too_many_bad_samples_end_the_run_with_their_names(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     (tmp_path / "broken.jpg").write_bytes(b"not a picture")
     from PIL import Image
@@ -201,11 +207,11 @@ def test_too_many_bad_samples_end_the_run_and_are_named(tmp_path: Path) -> None:
         Trainer(compose(*ending)).fit()
     quarantined = [json.loads(line) for line in (run_dir / "quarantine.jsonl").read_text().splitlines()]
     assert {Path(q["sample"]).name for q in quarantined} <= {"broken.jpg", "gone.jpg"}
-    assert len(quarantined) == len({q["sample"] for q in quarantined}), "each is named once"
+    assert len(quarantined) == len({q["sample"] for q in quarantined}), "each sample is named once"
     assert all(q["reason"] for q in quarantined)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Path) -> None:
+def test_a_nonfinite_loss_ends_the_run_and_is_never_saved(tmp_path: Path) -> None:
     run_dir = tmp_path / "diverging"
     with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite at step [0-9]+: lower optimizer.lr"):
         Trainer(small(run_dir, "optimizer.lr=1e30", "duration=20st", "log_every=3st", "checkpoint.every=1st")).fit()
@@ -215,7 +221,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Pat
         assert not bad, (folder, bad[:3])
 
 
-def test_a_gradient_that_is_not_finite_under_a_finite_loss_changes_nothing(tmp_path: Path) -> None:
+def test_a_nonfinite_gradient_of_a_finite_loss_changes_no_state(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "overflow", "objective=fastclip_v1"))
     weight = trainer.learner.model.text.token_embedding.weight
     weight.register_hook(lambda gradient: gradient * torch.inf)
@@ -227,7 +233,7 @@ def test_a_gradient_that_is_not_finite_under_a_finite_loss_changes_nothing(tmp_p
     assert not trainer.learner.optimizer.state
 
 
-def test_evaluators_without_held_out_data_are_refused_before_training(tmp_path: Path) -> None:
+def test_evaluators_without_held_out_data_are_rejected_before_training(tmp_path: Path) -> None:
     from PIL import Image
 
     for i in range(8):
@@ -242,7 +248,7 @@ def test_evaluators_without_held_out_data_are_refused_before_training(tmp_path: 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
-def test_clipping_bounds_the_gradient_and_the_logged_norm_is_from_before(tmp_path: Path, precision: str) -> None:
+def test_clipping_bounds_the_gradient_and_logs_the_norm_before_clipping(tmp_path: Path, precision: str) -> None:
     trainer = Trainer(small(tmp_path, "optimizer.clip_norm=0.01", f"precision={precision}"))
     seen = []
     step = trainer.learner.optimizer.step
