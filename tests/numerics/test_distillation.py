@@ -31,7 +31,7 @@ def build(*overrides: str, dtype: torch.dtype = torch.float64, batch: int = B) -
     return spec("distillation", *SETTINGS, *overrides).build(ONE, Length(30, batch, 180)).to(dtype)
 
 
-def taught(batch: int = B, scale: float = 8.0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def teacher_targets(batch: int = B, scale: float = 8.0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """Returns a teacher's embeddings of a batch; their products are logits."""
     image, text = features(batch, WIDTH, seed=5, dtype=dtype, pull=1.5)
     return scale * image.detach(), text.detach()
@@ -67,7 +67,7 @@ def test_value_and_gradients_match_the_definition(weights: tuple[float, float]) 
     contrastive, distill = weights
     module = build(f"objective.contrastive_weight={contrastive}", f"objective.distill_weight={distill}")
     x, y = features(B)
-    given = taught()
+    given = teacher_targets()
     log_scale = module.get_parameter("temperature.log_scale").detach().clone().requires_grad_()
     alpha = log_scale.exp()
     s, w = objective_reference.similarities(x, y), objective_reference.similarities(*given)
@@ -86,7 +86,7 @@ def test_loss_and_gradients_equal_open_clip(dtype: torch.dtype, scales: tuple[fl
     alpha, of_teacher = scales
     module = build(f"objective.init_temperature={1 / alpha}", dtype=dtype, batch=32)
     x, y = features(32, 16, dtype=dtype)
-    image, text = taught(32, 1.0, dtype)
+    image, text = teacher_targets(32, 1.0, dtype)
     log_scale = module.get_parameter("temperature.log_scale").detach().clone().requires_grad_()
     parts = DistillClipLoss()(x, y, log_scale.exp(), image, text, of_teacher)
     dx, dy, d = torch.autograd.grad(0.7 * parts[0] + 1.9 * parts[1], (x, y, log_scale))
@@ -117,12 +117,16 @@ def test_a_student_equal_to_its_teacher_has_zero_gradients() -> None:
 @pytest.mark.parametrize("tile", [1, 3, 1000])
 def test_results_do_not_depend_on_the_tile(tile: int) -> None:
     x, y = features(B)
-    assert_same(score(build(f"objective.tile={tile}"), x, y, taught()), score(build(), x, y, taught()), atol=1e-12)
+    assert_same(
+        score(build(f"objective.tile={tile}"), x, y, teacher_targets()),
+        score(build(), x, y, teacher_targets()),
+        atol=1e-12,
+    )
 
 
 def test_the_loss_is_invariant_to_batch_order_and_swapped_sides() -> None:
     x, y = features(B)
-    image, text = taught()
+    image, text = teacher_targets()
     module, order = build(), torch.randperm(B, generator=torch.Generator().manual_seed(1))
     whole = score(module, x, y, (image, text))
     shuffled = score(module, x[order], y[order], (image[order], text[order]))
@@ -134,7 +138,7 @@ def test_the_loss_is_invariant_to_batch_order_and_swapped_sides() -> None:
 @pytest.mark.parametrize("kind", ["all alike", "all opposite", "the teacher is sure and wrong"])
 def test_the_loss_is_finite_and_accurate_at_the_lowest_temperature(kind: str) -> None:
     x, y = (t.detach() for t in features(B, dtype=torch.float32))
-    image, text = taught(dtype=torch.float32)
+    image, text = teacher_targets(dtype=torch.float32)
     if kind == "all alike":
         x, y = x[:1].expand(B, -1), x[:1].expand(B, -1)
     elif kind == "all opposite":
@@ -151,7 +155,7 @@ def test_the_loss_is_finite_and_accurate_at_the_lowest_temperature(kind: str) ->
 
 def test_a_frozen_tower_and_the_teacher_get_no_gradient() -> None:
     x, y = features(B)
-    image, text = (t.requires_grad_() for t in taught())
+    image, text = (t.requires_grad_() for t in teacher_targets())
     whole = score(build(), x, y, (image.detach(), text.detach()))
     loss, _ = build()(StepInputs(x.detach(), y, torch.arange(B), targets=(image, text)))
     loss.backward()
@@ -161,7 +165,7 @@ def test_a_frozen_tower_and_the_teacher_get_no_gradient() -> None:
 
 def test_the_loss_ignores_autocast_and_scores_16_bit_features_in_32_bits() -> None:
     x, y = features(B, dtype=torch.float32)
-    given = taught(dtype=torch.float32)
+    given = teacher_targets(dtype=torch.float32)
     whole = score(build(dtype=torch.float32), x, y, given)
     with torch.autocast("cpu", torch.bfloat16):
         assert_same(score(build(dtype=torch.float32), x, y, given), whole, atol=0)
@@ -190,7 +194,7 @@ def test_no_tensor_of_the_size_of_all_pairs_is_allocated() -> None:
     batch = 256
     x, y = features(batch, 16)
     module = build("objective.tile=16", batch=batch)
-    given = taught(batch)
+    given = teacher_targets(batch)
     with LargestResult() as seen:
         score(module, x, y, given)
     assert seen.numel <= batch * 16 < batch**2
@@ -207,10 +211,10 @@ def test_the_learned_temperature_is_clamped() -> None:
 def same_when_compiled(compiler: Callable[[Objective], Objective]) -> None:
     module = build("objective.tile=3", dtype=torch.float32)
     x, y = features(B, dtype=torch.float32)
-    expected = score(module, x, y, taught(dtype=torch.float32))
+    expected = score(module, x, y, teacher_targets(dtype=torch.float32))
     x, y = (t.detach().requires_grad_() for t in (x, y))
     module.zero_grad()
-    loss, _ = compiler(module)(StepInputs(x, y, torch.arange(B), targets=taught(dtype=torch.float32)))
+    loss, _ = compiler(module)(StepInputs(x, y, torch.arange(B), targets=teacher_targets(dtype=torch.float32)))
     loss.backward()
     found = {"loss": loss.detach(), "image": x.grad, "text": y.grad}
     assert_same(found, {name: expected[name] for name in found}, rtol=1e-5, atol=1e-6)
@@ -224,10 +228,10 @@ def test_the_compiled_objective_gives_equal_results() -> None:
 def test_compile_objective_compiles_the_tiles() -> None:
     run = compose("objective=distillation", "teacher.weights=x", "compile.objective=true", "compile.backend=aot_eager")
     x, y = features(B, dtype=torch.float32)
-    expected = score(build(dtype=torch.float32), x, y, taught(dtype=torch.float32))
+    expected = score(build(dtype=torch.float32), x, y, teacher_targets(dtype=torch.float32))
     compiled = build(dtype=torch.float32)
     run.compile.compile_objective(compiled)
-    found = score(compiled, x, y, taught(dtype=torch.float32))
+    found = score(compiled, x, y, teacher_targets(dtype=torch.float32))
     assert_same(found, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -333,7 +333,7 @@ def test_float32_equals_float64_within_its_precision(name: str) -> None:
 
 
 def test_siglip_gradients_of_confident_positives_are_accurate() -> None:
-    """At z = 15, σ(z) rounds to 1 in float32; the gradient is σ(-z) = 3.06e-7."""
+    """Uses z = 15, where σ(z) rounds to 1 in float32 and the gradient is σ(-z) = 3.06e-7."""
     found = {}
     for dtype in (torch.float32, torch.float64):
         x, _ = features(B, width=16, dtype=dtype)

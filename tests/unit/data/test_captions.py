@@ -37,7 +37,7 @@ def spec(shards: Path | str, caption_key: Any, **options: Any) -> WebDatasetSpec
     return WebDatasetSpec(name="mine", shards=str(shards), caption_key=caption_key, **options)
 
 
-def opened(shards: Path | str, caption_key: Any, **options: Any) -> Source:
+def open_train(shards: Path | str, caption_key: Any, **options: Any) -> Source:
     return open_data(spec(shards, caption_key, **options)).train
 
 
@@ -67,7 +67,7 @@ def batches(source: Source, samples: range, rank: int = 0, world: int = 1, worke
     return [batch.tokens for batch in loader]
 
 
-def drawn(source: Source, positions: int) -> list[str]:
+def drawn_captions(source: Source, positions: int) -> list[str]:
     """Returns the captions that the training loader draws for these positions."""
     known = {tuple(TOKENIZER([caption])[0].tolist()): caption for caption in captions(source)}
     return [known[tuple(tokens)] for batch in batches(source, range(positions)) for tokens in batch.tolist()]
@@ -87,7 +87,7 @@ def assert_shares(counts: Counter[str], shares: dict[str, float]) -> None:
 def test_keys_are_drawn_by_weight_among_those_with_a_caption(shards: str) -> None:
     found: dict[int, Counter[str]] = {k: Counter() for k in range(3)}
     texts = Counter[str]()
-    for caption in drawn(opened(shards, WEIGHTS), 6000):
+    for caption in drawn_captions(open_train(shards, WEIGHTS), 6000):
         number, key, *text = caption.split()
         found[int(number) % 3][key] += 1
         texts.update(text)
@@ -98,21 +98,21 @@ def test_keys_are_drawn_by_weight_among_those_with_a_caption(shards: str) -> Non
 
 
 def test_only_the_ratios_of_weights_matter(shards: str) -> None:
-    one = opened(shards, {"txt": 0.3, "json.recaption": 0.7})
-    same = opened(shards, {"json.recaption": 7, "txt": 3})
-    assert drawn(one, 240) == drawn(same, 240), "their order and scale do not matter"
+    one = open_train(shards, {"txt": 0.3, "json.recaption": 0.7})
+    same = open_train(shards, {"json.recaption": 7, "txt": 3})
+    assert drawn_captions(one, 240) == drawn_captions(same, 240), "their order and scale do not matter"
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 2), (3, 0), (2, 1)])
 def test_a_draw_is_a_pure_function_of_seed_and_position(shards: str, world: int, workers: int) -> None:
-    source = opened(shards, WEIGHTS)
+    source = open_train(shards, WEIGHTS)
     straight = batches(source, range(120))
     later = [batches(source, range(48, 120), rank, world, workers) for rank in range(world)]
     assert all(torch.equal(torch.cat(parts), step) for parts, step in zip(zip(*later), straight[4:], strict=True))  # noqa: B905
 
 
 def test_a_single_weighted_key_equals_the_plain_key(shards: str) -> None:
-    weighted, alone = opened(shards, {"json.recaption": 5}), opened(shards, "json.recaption")
+    weighted, alone = open_train(shards, {"json.recaption": 5}), open_train(shards, "json.recaption")
     assert weighted.fingerprint == alone.fingerprint
     assert all(map(torch.equal, batches(weighted, range(60)), batches(alone, range(60))))
 
@@ -123,7 +123,7 @@ def test_short_captions_are_excluded_from_the_draw(tmp_path: Path) -> None:
     members = []
     for i, (text, meta) in enumerate([("long enough txt", short), ("hi", short), ("hi", none)]):
         members += [(f"{i}.jpg", jpeg(i)), (f"{i}.txt", text.encode()), (f"{i}.json", json.dumps(meta).encode())]
-    source = opened(write_tar(tmp_path / "a.tar", members), WEIGHTS, min_caption_chars=5)
+    source = open_train(write_tar(tmp_path / "a.tar", members), WEIGHTS, min_caption_chars=5)
     first, second = source.read(0), source.read(1)
     assert first.captions_by_key == [(0.5, ["long enough json.recaption"]), (0.2, ["long enough txt"])]
     assert second.captions_by_key == [(0.5, ["long enough json.recaption"])]
@@ -132,8 +132,8 @@ def test_short_captions_are_excluded_from_the_draw(tmp_path: Path) -> None:
         source.read(2)
 
 
-def test_each_source_of_a_mixture_draws_by_its_own_weights(shards: str) -> None:
-    mixture = Mixture.of({"a": opened(shards, "txt"), "b": opened(shards, WEIGHTS)})
+def test_each_source_of_a_mixture_draws_by_its_weights(shards: str) -> None:
+    mixture = Mixture.of({"a": open_train(shards, "txt"), "b": open_train(shards, WEIGHTS)})
     assert mixture.read(0).captions_by_key == ()
     assert [weight for weight, _ in mixture.read(sum(mixture.sources[0].sizes)).captions_by_key] == [0.3, 0.5, 0.2]
 
@@ -165,7 +165,7 @@ def shard_of_all_kinds(path: Path) -> Path:
 
 def test_a_sample_needs_a_caption_of_at_least_one_key(tmp_path: Path) -> None:
     shard = shard_of_all_kinds(tmp_path / "a.tar")
-    source = opened(shard, {"txt": 1, "json.recaption": 1})
+    source = open_train(shard, {"txt": 1, "json.recaption": 1})
     assert source.sizes == [6]
     assert [list(source.read(i).captions) for i in range(5)] == [["json", "txt"], ["txt"], ["json"], ["json"], ["txt"]]
     with pytest.raises(
@@ -176,16 +176,16 @@ def test_a_sample_needs_a_caption_of_at_least_one_key(tmp_path: Path) -> None:
         "a.tar:none": "caption is missing or empty",
         "a.tar:other": "image is missing or empty",
     }
-    assert opened(shard, "txt").sizes == [4], "both, text, broken and bad: bad's encoding is checked at reading"
-    assert opened(shard, "json.recaption").sizes == [5]
-    assert opened(shard, {"json.recaption": 1, "json.x": 1}).sizes == [5]
+    assert open_train(shard, "txt").sizes == [4], "both, text, broken and bad: bad's encoding is checked at reading"
+    assert open_train(shard, "json.recaption").sizes == [5]
+    assert open_train(shard, {"json.recaption": 1, "json.x": 1}).sizes == [5]
 
 
 def test_the_fingerprint_depends_on_the_keys_not_on_their_weights(shards: str) -> None:
     keys: list[Any] = ["txt", "json.caption", {"txt": 1, "json.caption": 1}, {"json.recaption": 1, "json.caption": 1}]
-    prints = {opened(shards, key).fingerprint for key in keys}
+    prints = {open_train(shards, key).fingerprint for key in keys}
     assert len(prints) == len(keys)
-    assert opened(shards, {"json.caption": 0.1, "txt": 9}).fingerprint in prints
+    assert open_train(shards, {"json.caption": 0.1, "txt": 9}).fingerprint in prints
 
 
 def test_the_index_command_accepts_weighted_keys_like_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +193,7 @@ def test_the_index_command_accepts_weighted_keys_like_a_run(tmp_path: Path, caps
     asked = compose(f"shards={shard}", f"caption_key={BOTH}", f"manifest={tmp_path}/m.json", config_name="index")
     assert isinstance(asked, IndexSpec)
     index(asked)
-    source = opened(shard, {"txt": 0.3, "json.recaption": 0.7})
+    source = open_train(shard, {"txt": 0.3, "json.recaption": 0.7})
     assert source.fingerprint in capsys.readouterr().out
     manifest = json.loads((tmp_path / "m.json").read_text())
     assert (manifest["samples"], manifest["fingerprint"]) == (6, source.fingerprint)
@@ -203,12 +203,12 @@ def test_the_index_command_accepts_weighted_keys_like_a_run(tmp_path: Path, caps
 def test_the_error_on_shards_without_captions_names_all_keys(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg())])
     with pytest.raises(DataError, match=r"\(data\.caption_key=json\.a or txt\); .*a\.tar:x: caption is missing"):
-        opened(shard, {"txt": 1, "json.a": 2})
+        open_train(shard, {"txt": 1, "json.a": 2})
 
 
 def test_captions_and_label_can_both_come_from_json(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "a.tar", img2dataset(range(5)))
-    source = opened(shard, {"txt": 1, "json.caption": 2}, label_key="json.label")
+    source = open_train(shard, {"txt": 1, "json.caption": 2}, label_key="json.label")
     assert [source.read(i).label for i in (4, 0, 2)] == [1, 0, 2]
     assert [list(source.read(i).captions) for i in (4, 0)] == [["caption 4"] * 2, ["caption 0"] * 2]
 

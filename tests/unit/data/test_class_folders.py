@@ -13,7 +13,7 @@ from clipx.data.folder import FolderSpec
 from clipx.errors import ConfigError, DataError
 
 
-def folders(place: Path, **images: int) -> Path:
+def write_class_folders(place: Path, **images: int) -> Path:
     """Creates one class folder per keyword, with the given number of images."""
     for number, (name, count) in enumerate(images.items()):
         (place / name).mkdir(parents=True)
@@ -27,7 +27,7 @@ def spec(path: Path | str | None, **options: object) -> FolderSpec:
 
 
 def test_labels_index_the_sorted_class_folders_and_captions_use_their_names(tmp_path: Path) -> None:
-    folders(tmp_path, zebra=1, black_bear=2)
+    write_class_folders(tmp_path, zebra=1, black_bear=2)
     data = spec(tmp_path, held_out_share=0.0).open()
     assert [(s.label, s.captions) for s in read_all(data.train)] == [
         (0, ["a photo of a black bear."]),
@@ -41,7 +41,7 @@ def test_labels_index_the_sorted_class_folders_and_captions_use_their_names(tmp_
 
 
 def test_images_of_all_formats_below_a_class_folder_are_found_other_files_skipped(tmp_path: Path) -> None:
-    folders(tmp_path, cat=1)
+    write_class_folders(tmp_path, cat=1)
     (tmp_path / "cat" / "more").mkdir()
     (tmp_path / "cat" / "more" / "a.PNG").write_bytes(encode(picture(9, 9), "PNG"))
     (tmp_path / "cat" / "b.webp").write_bytes(encode(picture(9, 9), "WEBP"))
@@ -53,7 +53,7 @@ def test_images_of_all_formats_below_a_class_folder_are_found_other_files_skippe
 
 
 def test_a_share_of_each_class_is_held_out_and_evaluation_sets_stay_whole(tmp_path: Path) -> None:
-    folders(tmp_path, a=10, b=10)
+    write_class_folders(tmp_path, a=10, b=10)
     data = spec(tmp_path, held_out_share=0.2).open()
     assert data.held_out is not None
     assert [s.label for s in read_all(data.held_out)] == [0, 0, 1, 1]
@@ -63,8 +63,8 @@ def test_a_share_of_each_class_is_held_out_and_evaluation_sets_stay_whole(tmp_pa
 
 
 def test_a_held_out_folder_without_some_classes_keeps_the_training_labels(tmp_path: Path) -> None:
-    folders(tmp_path / "train", a=3, b=3, c=3)
-    folders(tmp_path / "test", c=2, b=1)
+    write_class_folders(tmp_path / "train", a=3, b=3, c=3)
+    write_class_folders(tmp_path / "test", c=2, b=1)
     data = spec(tmp_path / "train", held_out_path=str(tmp_path / "test")).open()
     assert data.held_out is not None
     assert [s.label for s in read_all(data.held_out)] == [1, 2, 2]
@@ -72,7 +72,7 @@ def test_a_held_out_folder_without_some_classes_keeps_the_training_labels(tmp_pa
 
 
 def test_class_names_and_templates_are_read_from_files(tmp_path: Path) -> None:
-    folders(tmp_path / "x", n01=1, n02=1)
+    write_class_folders(tmp_path / "x", n01=1, n02=1)
     (tmp_path / "names.txt").write_text("tench\ngoldfish\n")
     (tmp_path / "templates.txt").write_text("a {}\nthe {c}\n")
     options = {"classnames": f"{tmp_path}/names.txt", "templates": f"{tmp_path}/templates.txt"}
@@ -102,8 +102,8 @@ def test_an_invalid_folder_raises_a_one_line_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").mkdir()
-    folders(tmp_path / "x", **images)
-    folders(tmp_path / "other", z=1)
+    write_class_folders(tmp_path / "x", **images)
+    write_class_folders(tmp_path / "other", z=1)
     with pytest.raises(error, match=message) as raised:
         spec(tmp_path / "x", **options).open()
     assert "\n" not in str(raised.value)
@@ -117,7 +117,7 @@ def test_a_missing_path_and_a_file_raise_an_error(tmp_path: Path) -> None:
 
 
 def test_a_run_trains_on_a_folder(tmp_path: Path) -> None:
-    folders(tmp_path / "x", a=20, b=20)
+    write_class_folders(tmp_path / "x", a=20, b=20)
     small = [option for option in SMALL if not option.startswith(("data.samples", "data.held_out_samples"))]
     data = ("data=folder", f"data.path={tmp_path}/x", "data.held_out_share=0.1", "checkpoint=none")
     run(sys.executable, "-m", "clipx.train", *small, *data, f"run_dir={tmp_path}/run", "evaluator=[zeroshot]")

@@ -21,11 +21,11 @@ def spec(path: Path | str | None, **options: Any) -> CsvSpec:
     return CsvSpec(name="mine", path=None if path is None else str(path), **options)
 
 
-def opened(path: Path, **options: Any) -> Source:
+def open_train(path: Path, **options: Any) -> Source:
     return spec(path, held_out_share=0.0, **options).open().train
 
 
-def table(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
+def write_table(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
     """Writes a table and, next to it, the images a.jpg, b.png, c.webp and sub/d.jpg."""
     (folder / "sub").mkdir(exist_ok=True)
     for image, kind in (("a.jpg", "JPEG"), ("b.png", "PNG"), ("c.webp", "WEBP"), ("sub/d.jpg", "JPEG")):
@@ -44,8 +44,8 @@ def reasons(source: Source) -> list[tuple[int, str]]:
 
 
 def test_each_row_gives_an_image_with_its_caption(tmp_path: Path) -> None:
-    path = table(tmp_path, "filepath,caption\na.jpg,a cat\nb.png,a dog\nc.webp,a bird\nsub/d.jpg,a fish\n")
-    source = opened(path)
+    path = write_table(tmp_path, "filepath,caption\na.jpg,a cat\nb.png,a dog\nc.webp,a bird\nsub/d.jpg,a fish\n")
+    source = open_train(path)
     assert captions(source) == ["a cat", "a dog", "a bird", "a fish"]
     assert [s.label for s in read_all(source)] == [None] * 4
     assert all(decode(s.image, 10**6).size == (20, 16) for s in read_all(source))
@@ -54,17 +54,17 @@ def test_each_row_gives_an_image_with_its_caption(tmp_path: Path) -> None:
 
 
 def test_paths_are_relative_to_the_table_or_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = table(tmp_path, f"filepath,caption\n{tmp_path}/a.jpg,absolute\n./sub/../b.png,relative\n")
+    path = write_table(tmp_path, f"filepath,caption\n{tmp_path}/a.jpg,absolute\n./sub/../b.png,relative\n")
     monkeypatch.chdir("/")
-    assert [len(s.image) > 100 for s in read_all(opened(path))] == [True, True]
+    assert [len(s.image) > 100 for s in read_all(open_train(path))] == [True, True]
     monkeypatch.chdir(tmp_path)
-    assert len(read_all(opened(Path("table.csv")))) == 2
+    assert len(read_all(open_train(Path("table.csv")))) == 2
 
 
 def test_a_tilde_expands_to_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table(tmp_path, "filepath,caption\na.jpg,a cat\n")
+    write_table(tmp_path, "filepath,caption\na.jpg,a cat\n")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert captions(opened(Path("~/table.csv"))) == ["a cat"]
+    assert captions(open_train(Path("~/table.csv"))) == ["a cat"]
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_a_tilde_expands_to_the_home_folder(tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_separators_are_characters_or_names(tmp_path: Path, separator: str, character: str) -> None:
-    path = table(tmp_path, f"filepath{character}caption\na.jpg{character}cat\n")
-    assert captions(opened(path, separator=separator)) == ["cat"]
+    path = write_table(tmp_path, f"filepath{character}caption\na.jpg{character}cat\n")
+    assert captions(open_train(path, separator=separator)) == ["cat"]
 
 
 @pytest.mark.parametrize("value", ["tab", "semicolon", "comma", "pipe", r"\t", "'\";\"'"])
 def test_separators_can_be_given_as_overrides(tmp_path: Path, value: str) -> None:
     character = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|", r"\t": "\t"}.get(value, ";")
-    path = table(tmp_path, f"filepath{character}caption\na.jpg{character}cat\n")
+    path = write_table(tmp_path, f"filepath{character}caption\na.jpg{character}cat\n")
     value = value.strip("'")
     data = compose("data=csv", f"data.path='{path}'", f"data.separator={value}", "data.held_out_share=0").data
     assert captions(data.open().train) == ["cat"]
@@ -95,12 +95,12 @@ def test_an_invalid_separator_raises_an_error(separator: str) -> None:
 
 
 def test_columns_can_have_any_name_and_position(tmp_path: Path) -> None:
-    path = table(tmp_path, "id, title ,url,image\n1, a cat ,http://x, a.jpg\n")
-    assert captions(opened(path, image_column="image", caption_column="title")) == ["a cat"]
+    path = write_table(tmp_path, "id, title ,url,image\n1, a cat ,http://x, a.jpg\n")
+    assert captions(open_train(path, image_column="image", caption_column="title")) == ["a cat"]
 
 
 def test_rows_of_the_same_image_are_merged_into_its_captions(tmp_path: Path) -> None:
-    source = opened(table(tmp_path, "filepath,caption\na.jpg,one\nb.png,other\na.jpg,two\na.jpg,three\n"))
+    source = open_train(write_table(tmp_path, "filepath,caption\na.jpg,one\nb.png,other\na.jpg,two\na.jpg,three\n"))
     assert [s.captions for s in read_all(source)] == [["one", "two", "three"], ["other"]]
     assert sum(source.sizes) == 2
 
@@ -108,26 +108,30 @@ def test_rows_of_the_same_image_are_merged_into_its_captions(tmp_path: Path) -> 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_all_line_endings_and_byte_order_marks_are_read(tmp_path: Path, end: str, mark: str) -> None:
-    source = opened(table(tmp_path, mark + end.join(["filepath,caption", "a.jpg,a cat", "b.png,Füße 猫", ""])))
+    source = open_train(
+        write_table(tmp_path, mark + end.join(["filepath,caption", "a.jpg,a cat", "b.png,Füße 猫", ""]))
+    )
     assert captions(source) == ["a cat", "Füße 猫"]
 
 
 def test_a_table_in_utf16_is_read(tmp_path: Path) -> None:
-    assert captions(opened(table(tmp_path, "filepath\tcaption\na.jpg\tein Käfer\n".encode("utf-16")), separator="tab"))
+    assert captions(
+        open_train(write_table(tmp_path, "filepath\tcaption\na.jpg\tein Käfer\n".encode("utf-16")), separator="tab")
+    )
 
 
 def test_quoted_cells_may_contain_separators_quotes_and_newlines(tmp_path: Path) -> None:
-    path = table(tmp_path, 'filepath,caption\na.jpg,"a ""big"" cat,\nasleep"\n"b.png",plain "quotes" inside\n')
-    assert captions(opened(path)) == ['a "big" cat,\nasleep', 'plain "quotes" inside']
+    path = write_table(tmp_path, 'filepath,caption\na.jpg,"a ""big"" cat,\nasleep"\n"b.png",plain "quotes" inside\n')
+    assert captions(open_train(path)) == ['a "big" cat,\nasleep', 'plain "quotes" inside']
 
 
 @pytest.mark.parametrize("odd", ["\u2028", "\x0b", "\x0c", "\x85", "\x1c"])
 def test_only_newlines_end_a_row(tmp_path: Path, odd: str) -> None:
-    assert captions(opened(table(tmp_path, f"filepath,caption\na.jpg,a{odd}cat\n"))) == [f"a{odd}cat"]
+    assert captions(open_train(write_table(tmp_path, f"filepath,caption\na.jpg,a{odd}cat\n"))) == [f"a{odd}cat"]
 
 
 def test_empty_lines_are_skipped(tmp_path: Path) -> None:
-    source = opened(table(tmp_path, "filepath,caption\n\na.jpg,a cat\n\n\n"))
+    source = open_train(write_table(tmp_path, "filepath,caption\n\na.jpg,a cat\n\n\n"))
     assert (captions(source), list(source.bad)) == (["a cat"], [])
 
 
@@ -135,19 +139,19 @@ def test_empty_lines_are_skipped(tmp_path: Path) -> None:
 
 
 def test_labels_are_indices_or_names(tmp_path: Path) -> None:
-    path = table(tmp_path, "filepath,caption,class\na.jpg,x,3\nb.png,y,tabby cat\nc.webp,z, 0 \n")
-    assert [s.label for s in read_all(opened(path, label_column="class"))] == [3, "tabby cat", 0]
+    path = write_table(tmp_path, "filepath,caption,class\na.jpg,x,3\nb.png,y,tabby cat\nc.webp,z, 0 \n")
+    assert [s.label for s in read_all(open_train(path, label_column="class"))] == [3, "tabby cat", 0]
 
 
 def test_a_row_without_a_label_is_skipped(tmp_path: Path) -> None:
-    source = opened(table(tmp_path, "filepath,caption,class\na.jpg,x,\nb.png,y,1\n"), label_column="class")
+    source = open_train(write_table(tmp_path, "filepath,caption,class\na.jpg,x,\nb.png,y,1\n"), label_column="class")
     assert captions(source) == ["y"]
     assert reasons(source) == [(2, "label is missing")]
 
 
 def test_a_row_with_a_conflicting_label_is_skipped(tmp_path: Path) -> None:
-    path = table(tmp_path, "filepath,caption,class\na.jpg,x,1\na.jpg,y,2\na.jpg,z,1\n")
-    source = opened(path, label_column="class")
+    path = write_table(tmp_path, "filepath,caption,class\na.jpg,x,1\na.jpg,y,2\na.jpg,z,1\n")
+    source = open_train(path, label_column="class")
     assert [(s.captions, s.label) for s in read_all(source)] == [(["x", "z"], 1)]
     assert reasons(source) == [(3, "label differs from an earlier one of this image: 2, not 1")]
 
@@ -168,7 +172,7 @@ def test_a_row_with_a_conflicting_label_is_skipped(tmp_path: Path) -> None:
     ],
 )
 def test_an_unusable_row_is_skipped_and_reported_by_line(tmp_path: Path, row: bytes, reason: str) -> None:
-    source = opened(table(tmp_path, b"filepath,caption\na.jpg,a cat\n" + row + b"\nc.webp,a bird\n"))
+    source = open_train(write_table(tmp_path, b"filepath,caption\na.jpg,a cat\n" + row + b"\nc.webp,a bird\n"))
     assert captions(source) == ["a cat", "a bird"]
     ((line, told),) = reasons(source)
     assert line == 3 and told.startswith(reason)
@@ -176,7 +180,7 @@ def test_an_unusable_row_is_skipped_and_reported_by_line(tmp_path: Path, row: by
 
 
 def test_extra_empty_cells_are_ignored(tmp_path: Path) -> None:
-    assert captions(opened(table(tmp_path, "filepath,caption\na.jpg,a cat,,\n"))) == ["a cat"]
+    assert captions(open_train(write_table(tmp_path, "filepath,caption\na.jpg,a cat,,\n"))) == ["a cat"]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +188,7 @@ def test_extra_empty_cells_are_ignored(tmp_path: Path) -> None:
     [("gone.jpg", "No such file"), ("sub", "Is a directory"), ("a\0.jpg", "null"), ("x" * 300, "File name too long")],
 )
 def test_an_unreadable_image_is_a_bad_sample(tmp_path: Path, name: str, reason: str) -> None:
-    source = opened(table(tmp_path, f"filepath,caption\n{name},a cat\nb.png,a dog\n"))
+    source = open_train(write_table(tmp_path, f"filepath,caption\n{name},a cat\nb.png,a dog\n"))
     with pytest.raises(BadSample, match=f"image cannot be read: .*{reason}"):
         source.read(0)
     assert source.key(0) == f"{tmp_path}/{name}"
@@ -192,7 +196,7 @@ def test_an_unreadable_image_is_a_bad_sample(tmp_path: Path, name: str, reason: 
 
 
 def test_an_oversized_image_file_is_a_bad_sample(tmp_path: Path) -> None:
-    source = opened(table(tmp_path, "filepath,caption\nhuge.jpg,a cat\n"))
+    source = open_train(write_table(tmp_path, "filepath,caption\nhuge.jpg,a cat\n"))
     with (tmp_path / "huge.jpg").open("wb") as file:
         os.truncate(file.fileno(), 1 << 40)  # a sparse file that takes no disk space
     with pytest.raises(BadSample, match="image is larger than 256 MiB"):
@@ -200,7 +204,7 @@ def test_an_oversized_image_file_is_a_bad_sample(tmp_path: Path) -> None:
 
 
 def test_an_empty_image_file_is_a_bad_sample(tmp_path: Path) -> None:
-    source = opened(table(tmp_path, "filepath,caption\nempty.jpg,a cat\n"))
+    source = open_train(write_table(tmp_path, "filepath,caption\nempty.jpg,a cat\n"))
     (tmp_path / "empty.jpg").touch()
     with pytest.raises(BadSample, match="image is empty"):
         decode(source.read(0).image, 10**6)
@@ -233,32 +237,32 @@ def test_errors_on_columns_list_those_found_and_suggest_the_separator(
     tmp_path: Path, header: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        opened(table(tmp_path, f"{header}\na.jpg,a cat\n"), **options)
+        open_train(write_table(tmp_path, f"{header}\na.jpg,a cat\n"), **options)
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\ufeff"])
 def test_an_empty_table_raises_an_error_on_the_missing_header(tmp_path: Path, content: str) -> None:
     with pytest.raises(DataError, match=r"table.csv is empty: it needs a header line with filepath,caption"):
-        opened(table(tmp_path, content))
+        open_train(write_table(tmp_path, content))
 
 
 def test_a_table_without_usable_rows_raises_an_error_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no row with an image and a caption \(0 rows without\)"):
-        opened(table(tmp_path, "filepath,caption\n"))
+        open_train(write_table(tmp_path, "filepath,caption\n"))
     with pytest.raises(DataError, match=r"\(2 rows without, e.g. line 2: caption is missing\)"):
-        opened(table(tmp_path, "filepath,caption\na.jpg,\n,x\n"))
+        open_train(write_table(tmp_path, "filepath,caption\na.jpg,\n,x\n"))
 
 
 def test_an_unclosed_quote_raises_an_error_with_its_line(tmp_path: Path) -> None:
     rows = "".join(f"a.jpg,caption {i}\n" for i in range(10_000))
     with pytest.raises(DataError, match=r"table.csv:\d+ cannot be read .*: look for an unclosed quote"):
-        opened(table(tmp_path, f'filepath,caption\na.jpg,"never closed\n{rows}'))
+        open_train(write_table(tmp_path, f'filepath,caption\na.jpg,"never closed\n{rows}'))
 
 
 @pytest.mark.parametrize("content", [jpeg(), bytes(range(256)) * 20, b"\0" * 1000, b"PAR1" + b"\0\xff" * 500])
 def test_a_binary_file_as_table_raises_an_error(tmp_path: Path, content: bytes) -> None:
     with pytest.raises((ConfigError, DataError), match=r"table.csv"):
-        opened(table(tmp_path, content))
+        open_train(write_table(tmp_path, content))
 
 
 def test_a_missing_table_raises_an_error(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ def test_a_missing_table_raises_an_error(tmp_path: Path) -> None:
         spec(tmp_path / "nowhere.csv").open()
     with pytest.raises(ConfigError, match=r"data.path=\S+ cannot be read \(Is a directory\): give the path of a table"):
         spec(tmp_path).open()
-    path = table(tmp_path, "filepath,caption\na.jpg,a cat\n")
+    path = write_table(tmp_path, "filepath,caption\na.jpg,a cat\n")
     with pytest.raises(ConfigError, match=r"data.held_out_path=/nowhere.csv cannot be read"):
         spec(path, held_out_path="/nowhere.csv").open()
     with pytest.raises(ConfigError, match=r"data.path has no value: give the table of images and captions"):
@@ -277,8 +281,8 @@ def test_a_missing_table_raises_an_error(tmp_path: Path) -> None:
 
 
 def test_a_separate_table_can_be_held_out(tmp_path: Path) -> None:
-    train = table(tmp_path, "filepath,caption\na.jpg,a cat\nb.png,a dog\n")
-    test = table(tmp_path, "filepath,caption\nc.webp,a bird\n", "test.csv")
+    train = write_table(tmp_path, "filepath,caption\na.jpg,a cat\nb.png,a dog\n")
+    test = write_table(tmp_path, "filepath,caption\nc.webp,a bird\n", "test.csv")
     data = spec(train, held_out_path=str(test)).open()
     assert data.held_out is not None
     assert (captions(data.train), captions(data.held_out)) == (["a cat", "a dog"], ["a bird"])
@@ -288,7 +292,7 @@ def test_a_share_of_the_images_is_held_out_with_all_their_captions(tmp_path: Pat
     rows = [f"{i}.jpg,{word} {i}" for word in ("one", "two") for i in range(40)]
     for i in range(40):
         (tmp_path / f"{i}.jpg").write_bytes(jpeg())
-    data = spec(table(tmp_path, "filepath,caption\n" + "\n".join(rows)), held_out_share=0.25).open()
+    data = spec(write_table(tmp_path, "filepath,caption\n" + "\n".join(rows)), held_out_share=0.25).open()
     assert data.held_out is not None
     assert (sum(data.train.sizes), sum(data.held_out.sizes)) == (30, 10)
     assert data.held_out.read(0).captions == ["one 3", "two 3"]
@@ -296,7 +300,7 @@ def test_a_share_of_the_images_is_held_out_with_all_their_captions(tmp_path: Pat
 
 
 def test_rows_of_a_long_table_are_shuffled_beyond_the_window(tmp_path: Path) -> None:
-    source = opened(table(tmp_path, "filepath,caption\n" + "\n".join(f"{i}.jpg,x" for i in range(2050))))
+    source = open_train(write_table(tmp_path, "filepath,caption\n" + "\n".join(f"{i}.jpg,x" for i in range(2050))))
     assert sum(source.sizes) == 2050
     order = Order(source.sizes, seed=0, window=200)
     first = [order(p) for p in range(200)]
@@ -304,10 +308,10 @@ def test_rows_of_a_long_table_are_shuffled_beyond_the_window(tmp_path: Path) -> 
 
 
 def test_the_fingerprint_depends_on_the_table_and_its_columns(tmp_path: Path) -> None:
-    path = table(tmp_path, "filepath,caption,other\na.jpg,a cat,x\n")
-    before = opened(path).fingerprint
-    assert opened(path, caption_column="other").fingerprint != before
-    copy = table(tmp_path, path.read_bytes(), "copy.csv")
-    assert opened(copy).fingerprint == before
+    path = write_table(tmp_path, "filepath,caption,other\na.jpg,a cat,x\n")
+    before = open_train(path).fingerprint
+    assert open_train(path, caption_column="other").fingerprint != before
+    copy = write_table(tmp_path, path.read_bytes(), "copy.csv")
+    assert open_train(copy).fingerprint == before
     copy.write_text("filepath,caption,other\na.jpg,a bat,x\n")
-    assert opened(copy).fingerprint != before
+    assert open_train(copy).fingerprint != before

@@ -220,7 +220,7 @@ def test_an_image_with_too_many_pixels_is_a_bad_sample() -> None:
 # -------------------------------------------------------------------------------------------------- evaluation
 
 
-def evaluated(source: Source, **options: Any) -> list[EvalBatch]:
+def eval_batches(source: Source, **options: Any) -> list[EvalBatch]:
     settings = {"batch": 7, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, **options}
     return list(eval_loader(source, VIEW, **settings))
 
@@ -229,9 +229,9 @@ def evaluated(source: Source, **options: Any) -> list[EvalBatch]:
 @pytest.mark.parametrize("samples", [1, 6, 7, 8, 101])
 def test_evaluation_batches_are_the_same_for_any_number_of_ranks(samples: int, world: int) -> None:
     source = Numbers([samples])
-    ranks = [evaluated(source, rank=rank, world=world) for rank in range(world)]
+    ranks = [eval_batches(source, rank=rank, world=world) for rank in range(world)]
     assert sorted(i for rank in ranks for batch in rank for i in batch.index) == list(range(samples))
-    alone = evaluated(source)
+    alone = eval_batches(source)
     for step, expected in enumerate(alone):
         found = ranks[step % world][step // world]
         assert found.index == expected.index
@@ -240,7 +240,7 @@ def test_evaluation_batches_are_the_same_for_any_number_of_ranks(samples: int, w
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_gives_the_centre_view_all_captions_and_labels(workers: int) -> None:
-    for batch in evaluated(UNEVEN, workers=workers):
+    for batch in eval_batches(UNEVEN, workers=workers):
         for image, index, captions, label in zip(batch.image, batch.index, batch.captions, batch.labels, strict=True):
             expected = eval_transform(decode(jpeg(index), 10**6), 12)
             assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
@@ -250,14 +250,14 @@ def test_evaluation_gives_the_centre_view_all_captions_and_labels(workers: int) 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_evaluation_skips_bad_samples_and_reports_their_names(workers: int) -> None:
-    found = evaluated(SOURCE, workers=workers)
+    found = eval_batches(SOURCE, workers=workers)
     assert [i for batch in found for i in batch.index] == [i for i in range(101) if i not in BROKEN]
     assert [bad.key for batch in found for bad in batch.bad] == [f"sample {i}" for i in sorted(BROKEN)]
     assert all(len(batch.image) == len(batch.index) == len(batch.captions) == len(batch.labels) for batch in found)
 
 
 def test_an_evaluation_batch_may_hold_only_bad_samples() -> None:
-    (batch,) = evaluated(Numbers([3], broken=frozenset(range(3))))
+    (batch,) = eval_batches(Numbers([3], broken=frozenset(range(3))))
     assert (len(batch.image), batch.index, len(batch.bad)) == (0, [], 3)
 
 

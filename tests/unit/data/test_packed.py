@@ -48,7 +48,7 @@ def test_a_value_takes_ten_bytes_more_than_its_text() -> None:
     assert kept < 200_000 * (len(packed[0]) + 2 + 8) * 1.05
 
 
-def written(pid: str) -> int:
+def private_dirty_bytes(pid: str) -> int:
     """Returns the bytes of the process's private dirty pages: pages written since the fork."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
@@ -62,9 +62,9 @@ def test_reading_all_values_in_a_forked_process_copies_no_pages() -> None:
     receive, send = os.pipe()
     pid = os.fork()
     if not pid:
-        before = written("self")
+        before = private_dirty_bytes("self")
         total = sum(map(len, packed))
-        os.write(send, f"{total} {written('self') - before}".encode())
+        os.write(send, f"{total} {private_dirty_bytes('self') - before}".encode())
         os._exit(0)
     os.waitpid(pid, 0)
     total, grown = map(int, os.read(receive, 100).split())

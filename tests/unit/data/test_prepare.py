@@ -38,7 +38,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
 
 
-def images(folder: Path, number: int = 7, size: tuple[int, int] = (40, 30)) -> list[Path]:
+def write_images(folder: Path, number: int = 7, size: tuple[int, int] = (40, 30)) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{i:03d}.jpg" for i in range(number)]
     for i, path in enumerate(paths):
@@ -56,12 +56,12 @@ def table(folder: Path, rows: Sequence[tuple[str, str]], ending: str = "csv") ->
     return path
 
 
-def prepared(source: Path | str, out: Path, **options: Any) -> Source:
+def prepare_shards(source: Path | str, out: Path, **options: Any) -> Source:
     prepare(PrepareSpec(source=str(source), out=str(out), **{"samples_per_shard": 3, **options}))
-    return shards(out)
+    return open_shards(out)
 
 
-def shards(out: Path) -> Source:
+def open_shards(out: Path) -> Source:
     return WebDatasetSpec(name="x", shards=f"{out}/*.tar", held_out_share=0.0).open().train
 
 
@@ -75,8 +75,8 @@ def dropped(out: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
 def test_a_table_is_written_into_shards(tmp_path: Path, ending: str) -> None:
-    paths = images(tmp_path / "images")
-    source = prepared(
+    paths = write_images(tmp_path / "images")
+    source = prepare_shards(
         table(tmp_path, [(f"images/{p.name}", f"picture {p.stem}") for p in paths], ending), tmp_path / "out"
     )
     assert source.sizes == [3, 3, 1]
@@ -87,7 +87,7 @@ def test_a_table_is_written_into_shards(tmp_path: Path, ending: str) -> None:
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
 def test_a_table_is_read_directly_as_data(tmp_path: Path, ending: str) -> None:
-    paths = images(tmp_path)
+    paths = write_images(tmp_path)
     path = table(tmp_path, [(p.name, f"picture {p.stem}") for p in paths], ending)
     source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
     assert captions(source) == [f"picture {i:03d}" for i in range(7)]
@@ -95,12 +95,12 @@ def test_a_table_is_read_directly_as_data(tmp_path: Path, ending: str) -> None:
 
 
 def test_a_folder_of_images_with_captions_is_written_into_shards(tmp_path: Path) -> None:
-    paths = [*images(tmp_path / "in" / "a", 2), *images(tmp_path / "in" / "b", 2)]
+    paths = [*write_images(tmp_path / "in" / "a", 2), *write_images(tmp_path / "in" / "b", 2)]
     for i, path in enumerate(paths):
         path.with_suffix(".txt").write_text(f"first {i}\n\nsecond {i}\n")
     (tmp_path / "in" / "notes.md").write_text("no image")
     (tmp_path / "in" / "a" / "lonely.png").write_bytes(encode(picture(8, 8), "PNG"))
-    source = prepared(tmp_path / "in", tmp_path / "out")
+    source = prepare_shards(tmp_path / "in", tmp_path / "out")
     assert captions(source) == [f"first {i}" for i in range(4)]
     assert dropped(tmp_path / "out") == {"lonely.png": "caption is missing"}
     both = WebDatasetSpec(name="x", shards=f"{tmp_path}/out/*.tar", held_out_share=0.0, caption_key="json.captions")
@@ -115,7 +115,7 @@ def test_parquet_with_embedded_images_is_written_into_shards(tmp_path: Path, kin
     data = pa.table({"image": column, "text": [f"picture {i}" for i in range(8)], "label": list(range(8))})
     pq.write_table(data, tmp_path / "in.parquet", row_group_size=row_group)
     options = {"image_column": "image", "caption_column": "text", "label_column": "label"}
-    source = prepared(tmp_path / "in.parquet", tmp_path / "out", **options)
+    source = prepare_shards(tmp_path / "in.parquet", tmp_path / "out", **options)
     assert source.sizes == [3, 3, 2]
     assert captions(source) == [f"picture {i}" for i in range(8)]
     assert [sample.image for sample in read_all(source)] == content
@@ -124,7 +124,7 @@ def test_parquet_with_embedded_images_is_written_into_shards(tmp_path: Path, kin
 
 
 def test_several_captions_of_a_cell_are_stored(tmp_path: Path) -> None:
-    (image,) = images(tmp_path, 1)
+    (image,) = write_images(tmp_path, 1)
     data = pa.table({"filepath": [image.name], "caption": [["one", "two"]]})
     pq.write_table(data, tmp_path / "t.parquet")
     assert read_all(CsvSpec(name="x", path=str(tmp_path / "t.parquet"), held_out_share=0).open().train)[0].captions == [
@@ -133,7 +133,7 @@ def test_several_captions_of_a_cell_are_stored(tmp_path: Path) -> None:
     ]
     data = pa.table({"image": [image.read_bytes()], "caption": [["one", "two"]]})
     pq.write_table(data, tmp_path / "b.parquet")
-    prepared(tmp_path / "b.parquet", tmp_path / "out", image_column="image")
+    prepare_shards(tmp_path / "b.parquet", tmp_path / "out", image_column="image")
     both = WebDatasetSpec(name="x", shards=f"{tmp_path}/out/*.tar", held_out_share=0, caption_key="json.captions")
     assert read_all(both.open().train)[0].captions == ["one", "two"]
 
@@ -142,14 +142,14 @@ def test_several_captions_of_a_cell_are_stored(tmp_path: Path) -> None:
 
 
 def test_unusable_samples_are_dropped_and_reported_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = images(tmp_path, 8)
+    paths = write_images(tmp_path, 8)
     paths[1].write_bytes(b"")
     paths[2].write_bytes(paths[2].read_bytes()[:300])
     paths[3].write_bytes(b"<html>not found</html>")
     paths[4].unlink()
     rows = [(p.name, f"picture {p.stem}") for p in paths]
     rows[5] = (rows[5][0], "")
-    source = prepared(table(tmp_path, rows), tmp_path / "out")
+    source = prepare_shards(table(tmp_path, rows), tmp_path / "out")
     assert captions(source) == ["picture 000", "picture 006", "picture 007"]
     found = dropped(tmp_path / "out")
     assert list(found) == ["table.csv:7", "001.jpg", "002.jpg", "003.jpg", "004.jpg"]
@@ -180,17 +180,17 @@ def test_every_image_format_is_stored_unchanged_or_resized_to_jpeg(tmp_path: Pat
     for name, content in kinds.items():
         (tmp_path / name).write_bytes(content)
     path = table(tmp_path, [(name, name) for name in kinds])
-    assert [s.image for s in read_all(prepared(path, tmp_path / "kept"))] == list(kinds.values())
-    resized = read_all(prepared(path, tmp_path / "resized", resize=Resize.keep_ratio, size=20))
+    assert [s.image for s in read_all(prepare_shards(path, tmp_path / "kept"))] == list(kinds.values())
+    resized = read_all(prepare_shards(path, tmp_path / "resized", resize=Resize.keep_ratio, size=20))
     sizes = [decode(sample.image, 10**6).size for sample in resized]
     assert sizes == [(30, 20), (30, 20), (30, 20), (20, 30), (30, 20)]
     assert all(Image.open(io.BytesIO(sample.image)).format == "JPEG" for sample in resized)
 
 
 def test_an_image_with_too_many_pixels_is_dropped(tmp_path: Path) -> None:
-    images(tmp_path, 2)
+    write_images(tmp_path, 2)
     (tmp_path / "001.jpg").write_bytes(encode(picture(200, 200), "PNG"))
-    prepared(table(tmp_path, [("000.jpg", "a"), ("001.jpg", "b")]), tmp_path / "out", max_pixels=10_000)
+    prepare_shards(table(tmp_path, [("000.jpg", "a"), ("001.jpg", "b")]), tmp_path / "out", max_pixels=10_000)
     assert dropped(tmp_path / "out") == {"001.jpg": "image has 200x200 pixels, more than data.max_pixels=10000"}
 
 
@@ -203,8 +203,10 @@ def test_plain_webdataset_and_open_clip_read_the_shards(tmp_path: Path, monkeypa
     # webdataset 1.0 marks the end of each shard by {}, which open_clip 3.3 reads as a member
     expander = functools.partial(theirs.tar_file_expander, eof_value=None)
     monkeypatch.setattr(theirs, "tar_file_expander", expander)
-    paths = images(tmp_path, 12)
-    prepared(table(tmp_path, [(p.name, f"picture {p.stem}") for p in paths]), tmp_path / "out", samples_per_shard=6)
+    paths = write_images(tmp_path, 12)
+    prepare_shards(
+        table(tmp_path, [(p.name, f"picture {p.stem}") for p in paths]), tmp_path / "out", samples_per_shard=6
+    )
     pattern = f"{tmp_path}/out/{{00000..00001}}.tar"
     plain = webdataset.WebDataset(pattern, shardshuffle=False).decode("pilrgb").to_tuple("jpg", "txt", "json")
     found = list(plain)
@@ -244,7 +246,7 @@ def test_output_of_img2dataset_trains_unchanged(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_manifest_and_prints_the_training_command(tmp_path: Path) -> None:
-    paths = images(tmp_path)
+    paths = write_images(tmp_path)
     path = table(tmp_path, [(p.name, "a picture") for p in paths])
     words = [
         f"source={path}",
@@ -265,17 +267,17 @@ def test_the_command_writes_a_manifest_and_prints_the_training_command(tmp_path:
 
 
 def test_the_same_source_gives_identical_shards(tmp_path: Path) -> None:
-    paths = images(tmp_path)
+    paths = write_images(tmp_path)
     path = table(tmp_path, [(p.name, "a picture") for p in paths])
     for out, processes in (("a", 1), ("b", 2)):
-        prepared(path, tmp_path / out, processes=processes, resize=Resize.center_crop, size=16)
+        prepare_shards(path, tmp_path / out, processes=processes, resize=Resize.center_crop, size=16)
     tars = [[p.read_bytes() for p in sorted((tmp_path / out).glob("*.tar"))] for out in "ab"]
     assert len(tars[0]) == 3
     assert tars[0] == tars[1]
 
 
 def test_a_killed_run_resumes_without_rewriting_finished_shards(tmp_path: Path) -> None:
-    paths = images(tmp_path / "in", 60, (400, 400))
+    paths = write_images(tmp_path / "in", 60, (400, 400))
     path = table(tmp_path, [(f"in/{p.name}", f"picture {p.stem}") for p in paths])
     out = tmp_path / "out"
     words = [f"source={path}", f"out={out}", "samples_per_shard=3", "resize=border", "size=200", "processes=1"]
@@ -291,37 +293,37 @@ def test_a_killed_run_resumes_without_rewriting_finished_shards(tmp_path: Path) 
     assert 3 <= len(done) < 20
     (out / ".00019.tar.abcdef").write_bytes(b"left by a killed run")
     run(sys.executable, "-m", "clipx.data.prepare", *words)
-    assert captions(shards(out)) == [f"picture {p.stem}" for p in paths]
+    assert captions(open_shards(out)) == [f"picture {p.stem}" for p in paths]
     assert {p: p.stat().st_mtime_ns for p in done} == done, "complete shards are not rewritten"
     assert not list(out.glob(".0*"))
-    straight = prepared(path, tmp_path / "straight", resize=Resize.border, size=200)
-    assert shards(out).fingerprint == straight.fingerprint
+    straight = prepare_shards(path, tmp_path / "straight", resize=Resize.border, size=200)
+    assert open_shards(out).fingerprint == straight.fingerprint
 
 
 def test_a_second_process_writing_the_same_folder_raises_an_error(tmp_path: Path) -> None:
     import fcntl
 
     (tmp_path / "out").mkdir()
-    images(tmp_path, 1)
+    write_images(tmp_path, 1)
     with (tmp_path / "out" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(DataError, match=r"out=\S+ is being written by another process: wait for it"):
-            prepared(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")
+            prepare_shards(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")
 
 
 def test_another_source_or_other_options_require_another_folder(tmp_path: Path) -> None:
-    images(tmp_path)
+    write_images(tmp_path)
     path = table(tmp_path, [("000.jpg", "a")])
-    prepared(path, tmp_path / "out")
+    prepare_shards(path, tmp_path / "out")
     with pytest.raises(
         ConfigError, match=r"holds shards with other options \(resize was no, is border, .*\): give another"
     ):
-        prepared(path, tmp_path / "out", resize=Resize.border)
+        prepare_shards(path, tmp_path / "out", resize=Resize.border)
     with pytest.raises(ConfigError, match=r"holds shards with other options \(source was"):
-        prepared(table(tmp_path, [("001.jpg", "a")]), tmp_path / "out")
+        prepare_shards(table(tmp_path, [("001.jpg", "a")]), tmp_path / "out")
     write_tar(tmp_path / "mine" / "a.tar", [])
     with pytest.raises(ConfigError, match=r"holds shards that prepare did not write"):
-        prepared(path, tmp_path / "mine")
+        prepare_shards(path, tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
@@ -361,10 +363,10 @@ def test_csv_data_on_parquet_with_embedded_images_raises_an_error_with_the_fix(t
     with pytest.raises(DataError, match=r"cut.parquet cannot be read as Parquet"):
         CsvSpec(name="x", path=str(tmp_path / "cut.parquet")).open()
     with pytest.raises(DataError, match=r"cut.parquet cannot be read as Parquet"):
-        prepared(tmp_path / "cut.parquet", tmp_path / "out")
+        prepare_shards(tmp_path / "cut.parquet", tmp_path / "out")
 
 
 def test_a_source_without_usable_samples_raises_an_error(tmp_path: Path) -> None:
-    images(tmp_path, 1)[0].write_bytes(b"")
+    write_images(tmp_path, 1)[0].write_bytes(b"")
     with pytest.raises(DataError, match=r"all 1 samples were dropped; the first: \S+/000.jpg: image is empty"):
-        prepared(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")
+        prepare_shards(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")

@@ -33,7 +33,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
 
 
-def parquet(path: Path, numbers: Sequence[int], row_group: int = 2) -> Path:
+def write_parquet(path: Path, numbers: Sequence[int], row_group: int = 2) -> Path:
     """Writes a Parquet file with embedded images, in the layout of Hugging Face."""
     path.parent.mkdir(parents=True, exist_ok=True)
     images = pa.array([{"bytes": jpeg(i), "path": f"{i}.jpg"} for i in numbers], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))  # fmt: skip
@@ -47,12 +47,12 @@ def hub(tmp_path: Path) -> Path:
     """A folder of 13 samples in five files, train-00000-of-00005.parquet etc."""
     start = 0
     for k, size in enumerate(SIZES):
-        parquet(tmp_path / "hub" / f"train-{k:05d}-of-00005.parquet", range(start, start + size))
+        write_parquet(tmp_path / "hub" / f"train-{k:05d}-of-00005.parquet", range(start, start + size))
         start += size
     return tmp_path / "hub"
 
 
-def prepared(source: str, out: Path, **options: Any) -> list[list[str]]:
+def prepared_captions(source: str, out: Path, **options: Any) -> list[list[str]]:
     """Prepares the source and returns `NUMBER: CAPTION` of each sample, by shard."""
     prepare(PrepareSpec(source=source, out=str(out), **{"samples_per_shard": 4, **options}))
     return [_captions(path) for path in sorted(out.glob("*.tar"))]
@@ -64,7 +64,7 @@ def _captions(path: Path) -> list[str]:
         return [f"{int(name[:-4])}: {tar.extractfile(name).read().decode()}" for name in names]  # type: ignore[union-attr]
 
 
-def numbered(size: int = 4) -> list[list[str]]:
+def expected_captions(size: int = 4) -> list[list[str]]:
     lines = [f"{i}: picture {i}" for i in range(sum(SIZES))]
     return [lines[k : k + size] for k in range(0, len(lines), size)]
 
@@ -78,7 +78,7 @@ def numbered(size: int = 4) -> list[list[str]]:
 )  # fmt: skip
 def test_samples_are_numbered_over_all_files(hub: Path, tmp_path: Path, written: str) -> None:
     (hub / "list.txt").write_text("# all\n" + "\n".join(path.name for path in sorted(hub.glob("*.parquet"))))
-    assert prepared(written.format(hub, hub), tmp_path / "out", **INSIDE) == numbered()
+    assert prepared_captions(written.format(hub, hub), tmp_path / "out", **INSIDE) == expected_captions()
 
 
 def test_files_of_all_types_are_combined_in_order(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_files_of_all_types_are_combined_in_order(tmp_path: Path) -> None:
         (tmp_path / name / "t.csv").write_text(f"image,text\n0.jpg,{name} 0\n1.jpg,{name} 1\n0.jpg,{name} again\n")
     pq.write_table(pa.table({"image": ["b/1.jpg"], "text": ["c 0"]}), tmp_path / "c.parquet")
     (tmp_path / "d.tsv").write_text("image\ttext\na/0.jpg\td 0\n")
-    parquet(tmp_path / "e.parquet", range(2))
-    found = prepared(f"{tmp_path}/{{a,b}}/t.csv::{tmp_path}/*.parquet::{tmp_path}/d.tsv::{tmp_path}/b", tmp_path / "out", **INSIDE)  # fmt: skip
+    write_parquet(tmp_path / "e.parquet", range(2))
+    found = prepared_captions(f"{tmp_path}/{{a,b}}/t.csv::{tmp_path}/*.parquet::{tmp_path}/d.tsv::{tmp_path}/b", tmp_path / "out", **INSIDE)  # fmt: skip
     expected = ["a 0", "a 1", "b 0", "b 1", "c 0", "picture 0", "picture 1", "d 0", "b text 0", "b text 1"]
     assert [line for lines in found for line in lines] == [f"{i}: {text}" for i, text in enumerate(expected)]
     with tarfile.open(tmp_path / "out" / "00000.tar") as tar:
@@ -105,7 +105,7 @@ def test_skipped_tables_in_a_folder_of_images_are_reported(tmp_path: Path, capsy
     (tmp_path / "in" / "0.jpg").write_bytes(jpeg())
     (tmp_path / "in" / "0.txt").write_text("a picture")
     (tmp_path / "in" / "metadata.csv").write_text("filepath,caption\n")
-    assert prepared(f"{tmp_path}/in", tmp_path / "out") == [["0: a picture"]]
+    assert prepared_captions(f"{tmp_path}/in", tmp_path / "out") == [["0: a picture"]]
     assert f"{tmp_path}/in holds images: its 1 tables are skipped" in capsys.readouterr().err
 
 
@@ -116,7 +116,7 @@ def test_skipped_tables_in_a_folder_of_images_are_reported(tmp_path: Path, capsy
 def test_shards_span_file_boundaries(hub: Path, size: int) -> None:
     shards = open_raw(f"{hub}/*.parquet", OPTIONS).shards(size)
     found = [[_text(read()) for piece in pieces for _, read in piece.samples()] for pieces in shards]
-    assert found == [[line.partition(": ")[2] for line in lines] for lines in numbered(size)]
+    assert found == [[line.partition(": ")[2] for line in lines] for lines in expected_captions(size)]
     assert all(len(pickle.dumps(pieces)) < 2000 for pieces in shards), "processes receive positions, not data"
 
 
@@ -145,26 +145,26 @@ def test_identical_files_give_identical_shards_and_a_lost_shard_is_rewritten(hub
     def content(out: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (tmp_path / out).glob("*.tar")}
 
-    prepared(str(hub), tmp_path / "a", processes=1, **INSIDE)
-    prepared(str(hub), tmp_path / "b", processes=2, **INSIDE)
+    prepared_captions(str(hub), tmp_path / "a", processes=1, **INSIDE)
+    prepared_captions(str(hub), tmp_path / "b", processes=2, **INSIDE)
     assert content("a") == content("b")
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
     (tmp_path / "a" / "00001_stats.json").unlink()
     (tmp_path / "a" / "00001.tar").write_bytes(b"half")
-    prepared(str(hub), tmp_path / "a", **INSIDE)
+    prepared_captions(str(hub), tmp_path / "a", **INSIDE)
     assert content("a") == content("b")
     again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
     assert [name for name in times if times[name] != again[name]] == ["00001.tar"]
 
 
 def test_changed_files_require_another_output_folder(hub: Path, tmp_path: Path) -> None:
-    prepared(str(hub), tmp_path / "out", **INSIDE)
-    copy = parquet(tmp_path / "moved" / "x.parquet", range(3))
+    prepared_captions(str(hub), tmp_path / "out", **INSIDE)
+    copy = write_parquet(tmp_path / "moved" / "x.parquet", range(3))
     first = open_raw(str(hub / "train-00000-of-00005.parquet"), OPTIONS).fingerprint
     assert open_raw(str(copy), OPTIONS).fingerprint == first, "moving a file keeps its fingerprint"
-    parquet(hub / "train-00002-of-00005.parquet", [3, 4, 5, 6, 8, 7, 9])
+    write_parquet(hub / "train-00002-of-00005.parquet", [3, 4, 5, 6, 8, 7, 9])
     with pytest.raises(ConfigError, match=r"holds shards with other options \(source was"):
-        prepared(str(hub), tmp_path / "out", **INSIDE)
+        prepared_captions(str(hub), tmp_path / "out", **INSIDE)
 
 
 # --------------------------------------------------------------------------------------------------------- errors
@@ -174,14 +174,14 @@ def test_an_unreadable_file_raises_an_error_before_any_sample_is_read(hub: Path,
     last = hub / "train-00004-of-00005.parquet"
     pq.write_table(pa.table({"picture": [b"x"], "text": ["x"]}), last)
     with pytest.raises(ConfigError, match=r"^image_column=image is not a column of \S+00004-of-00005.parquet: it has picture, text"):  # fmt: skip
-        prepared(str(hub), tmp_path / "out", **INSIDE)
+        prepared_captions(str(hub), tmp_path / "out", **INSIDE)
     last.write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match=r"^source=\S+00004-of-00005.parquet cannot be read as Parquet"):
-        prepared(str(hub), tmp_path / "out", **INSIDE)
+        prepared_captions(str(hub), tmp_path / "out", **INSIDE)
     last.unlink()
     (hub / "x.csv").write_text("a,b\n")
     with pytest.raises(ConfigError, match=r"image_column=image is not a column of \S+x.csv"):
-        prepared(str(hub), tmp_path / "out", **INSIDE)
+        prepared_captions(str(hub), tmp_path / "out", **INSIDE)
     assert not (tmp_path / "out").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_damaged_parquet_page_raises_an_error_with_its_file(hub: Path, tmp_pat
     content[4:60] = bytes(56)  # the header of the first page
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"^\S+train-00002-of-00005.parquet cannot be read \(.*\): check the file"):
-        prepared(str(hub), tmp_path / "out", **INSIDE)
+        prepared_captions(str(hub), tmp_path / "out", **INSIDE)
 
 
 def test_a_table_changed_during_reading_raises_an_error(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_remote_parquet_is_read_despite_failing_requests(
     remote_hub: str, hub: Path, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     proxy.set("some", 4)  # every fourth request fails
-    found = prepared(f"{remote_hub}/train-*.parquet", tmp_path / "far", retry_s=30.0, processes=1, **INSIDE)
-    assert found == prepared(str(hub), tmp_path / "near", **INSIDE) == numbered()
+    found = prepared_captions(f"{remote_hub}/train-*.parquet", tmp_path / "far", retry_s=30.0, processes=1, **INSIDE)
+    assert found == prepared_captions(str(hub), tmp_path / "near", **INSIDE) == expected_captions()
 
 
 def test_unreadable_remote_sources_raise_a_one_line_error(

@@ -32,7 +32,7 @@ def resized_from_full_size(encoded: bytes, how: PrepareSpec) -> Image.Image:
     return resized
 
 
-def opened(encoded: bytes) -> Image.Image:
+def open_rgb(encoded: bytes) -> Image.Image:
     return Image.open(io.BytesIO(encoded)).convert("RGB")
 
 
@@ -112,10 +112,10 @@ def test_reduced_decoding_adds_less_error_than_the_output_jpeg(
     straight = resized_from_full_size(encoded, how)
     small = shard_image(encoded, how)
     assert (small.size, small.original) == (straight.size, photograph.size)
-    written = opened(encode(straight, "JPEG", quality=95))
+    written = open_rgb(encode(straight, "JPEG", quality=95))
     lossless = _before_writing(encoded, how)
     assert decibel(lossless, straight) > max(43, decibel(written, straight) + 6)
-    assert decibel(opened(small.encoded), straight) > decibel(written, straight) - 1.5
+    assert decibel(open_rgb(small.encoded), straight) > decibel(written, straight) - 1.5
 
 
 def _before_writing(encoded: bytes, how: PrepareSpec) -> Image.Image:
@@ -143,7 +143,7 @@ def test_reduced_decoding_gives_the_size_of_full_decoding() -> None:
 def test_grey_and_exif_rotated_jpegs_are_resized_correctly() -> None:
     base = picture(640, 480)
     grey = encode(base.convert("L"), "JPEG")
-    assert decibel(opened(shard_image(grey, spec(size=60)).encoded), resized_from_full_size(grey, spec(size=60))) > 40
+    assert decibel(open_rgb(shard_image(grey, spec(size=60)).encoded), resized_from_full_size(grey, spec(size=60))) > 40
     exif = Image.Exif()
     exif[0x0112] = 6
     turned = shard_image(encode(base, "JPEG", exif=exif), spec(size=60))

@@ -41,12 +41,12 @@ MB = 1 << 20
 @dataclass
 class Cost:
     seconds: float = 0.0
-    kept: int = 0  # bytes of Python and NumPy allocations
+    retained: int = 0  # bytes of Python and NumPy allocations
     peak: int = 0
 
 
 @contextmanager
-def measured() -> Iterator[Cost]:
+def measure() -> Iterator[Cost]:
     cost = Cost()
     gc.collect()
     tracemalloc.start()
@@ -55,10 +55,10 @@ def measured() -> Iterator[Cost]:
         yield cost
         cost.seconds = time.perf_counter() - start
         gc.collect()
-        cost.kept, cost.peak = tracemalloc.get_traced_memory()
+        cost.retained, cost.peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    print(f"{cost.seconds:.3f} s, {cost.kept / MB:.1f} MiB kept, {cost.peak / MB:.1f} MiB at most")
+    print(f"{cost.seconds:.3f} s, {cost.retained / MB:.1f} MiB retained, {cost.peak / MB:.1f} MiB peak")
 
 
 # --------------------------------------------------------------------------------------------------------- order
@@ -67,19 +67,19 @@ def measured() -> Iterator[Cost]:
 def test_starting_costs_one_window_and_a_few_bytes_per_shard() -> None:
     """Measured: 0.03 s, 3.3 MiB retained, 9.5 MiB peak."""
     sizes = [PER_SHARD] * SHARDS
-    with measured() as cost:
+    with measure() as cost:
         order = Order(sizes, 0, WINDOW)
         order(5 * SAMPLES + SAMPLES // 2)
-    assert cost.kept < 32 * SHARDS + 2 * 8 * WINDOW + MB
+    assert cost.retained < 32 * SHARDS + 2 * 8 * WINDOW + MB
     assert cost.peak < 24 * MB, "no allocation of the size of the data set, not even a temporary one"
 
 
 def test_memory_is_bounded_by_two_windows() -> None:
     order = Order([PER_SHARD] * SHARDS, 0, WINDOW)
-    with measured() as cost:
+    with measure() as cost:
         for position in range(0, 40 * WINDOW, WINDOW // 3):
             order(position)
-    assert cost.kept < 32 * SHARDS + 2 * 8 * WINDOW + MB
+    assert cost.retained < 32 * SHARDS + 2 * 8 * WINDOW + MB
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -136,11 +136,11 @@ def test_the_shuffle_covers_the_whole_window() -> None:
 # -------------------------------------------------------------------------------------------------------- source
 
 
-def indices(folder: Path) -> list[ShardIndex]:
+def shard_indices(folder: Path) -> list[ShardIndex]:
     return [ShardIndex(f"{folder}/{k:032x}.npy", PER_SHARD, f"{k:016x}", [], 500_000_000 + k) for k in range(SHARDS)]
 
 
-def table(path: Path) -> Path:
+def write_sparse_index(path: Path) -> Path:
     """Writes an index of PER_SHARD samples as a sparse file: a header, and zeros that take no disk space."""
     if not path.exists():
         with (part := path.with_suffix(f".{os.getpid()}")).open("wb") as file:
@@ -153,7 +153,7 @@ def table(path: Path) -> Path:
 
 @pytest.fixture
 def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shards:
-    found = indices(tmp_path)
+    found = shard_indices(tmp_path)
     monkeypatch.setattr(webdataset, "index_shards", lambda *_, **__: found)
     return Shards.open([f"/data/laion400m/{k:05d}.tar" for k in range(SHARDS)], "txt", None)
 
@@ -162,15 +162,15 @@ def test_a_source_takes_a_few_hundred_bytes_per_shard_and_none_per_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured: 0.4 s with tracing; 8.6 MiB with the paths; 4.4 MiB pickled for a spawned worker."""
-    found = indices(tmp_path)
+    found = shard_indices(tmp_path)
     monkeypatch.setattr(webdataset, "index_shards", lambda *_, **__: found)
     urls = [f"/data/laion400m/{k:05d}.tar" for k in range(SHARDS)]
-    with measured() as cost:
+    with measure() as cost:
         source = Shards.open(urls, "txt", None)
         kept, held_out = split(source, 0.001)
         assert held_out is not None
         assert sum(kept.sizes) + sum(held_out.sizes) == SAMPLES
-    assert cost.kept < 400 * SHARDS
+    assert cost.retained < 400 * SHARDS
     assert cost.peak < 1200 * SHARDS
     assert len(pickle.dumps(source)) < 200 * SHARDS
 
@@ -182,12 +182,12 @@ def test_tables_are_memory_mapped(shards: Shards) -> None:
     places = [shards._locate(index) for index in wanted]
     assert places == [divmod(index, PER_SHARD) for index in wanted]
     for shard in {shard for shard, _ in places}:
-        table(Path(shards.tables[shard]))
-    with measured() as cost:
+        write_sparse_index(Path(shards.tables[shard]))
+    with measure() as cost:
         assert all(load_table(shards.tables[shard])[row].tolist() == [[0, 0]] * 4 for shard, row in places)
     mapped = load_table.cache_info().currsize
     assert mapped >= 4 * WINDOW // PER_SHARD
-    assert cost.kept < mapped * 20_000, "a table has 640,000 bytes"
+    assert cost.retained < mapped * 20_000, "a table has 640,000 bytes"
 
 
 @pytest.mark.slow
@@ -226,11 +226,11 @@ class FakeSource:
 
     def read(self, index: int) -> Sample:
         shard, row = divmod(index, PER_SHARD)
-        assert load_table(str(table(Path(self.folder) / f"{shard}.npy")))[row, 0, 0] == 0
+        assert load_table(str(write_sparse_index(Path(self.folder) / f"{shard}.npy")))[row, 0, 0] == 0
         return Sample(b"", [f"a picture of number {index}, and of {index * 7919 % 1_000_003}"])
 
 
-def anonymous(pid: int) -> int:
+def anonymous_memory(pid: int) -> int:
     """Returns the anonymous resident memory of a process in bytes, without shared memory and mapped files."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
@@ -254,7 +254,7 @@ def test_worker_memory_does_not_grow_over_a_million_samples(tmp_path: Path, monk
         assert len(loaded.index) == batch
         if step % 10 == 0:
             workers = sorted(child.pid or 0 for child in multiprocessing.active_children())
-            trend.append([anonymous(pid) for pid in (*workers, os.getpid())])
+            trend.append([anonymous_memory(pid) for pid in (*workers, os.getpid())])
     own = np.array(trend, dtype=np.float64) / MB  # [times, workers and the main process]
     print("\n".join(" ".join(f"{x:7.1f}" for x in row) for row in own[:: len(own) // 10]))
     settled = own[len(own) // 4 :]

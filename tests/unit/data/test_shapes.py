@@ -142,7 +142,7 @@ def test_counts_above_one_use_the_plural() -> None:
 # -------------------------------------------------------------------------------------------------- pictures
 
 
-def coloured(scene: Scene) -> np.ndarray:
+def colour_mask(scene: Scene) -> np.ndarray:
     """Returns a mask of the pixels that are closer to the scene's colour than to its background."""
     rgb = np.asarray(draw(scene, random.Random(0), 96)).astype(int)
     distance = [np.abs(rgb - np.array(c)).sum(-1) for c in (COLOURS[scene.colour], BACKGROUNDS[scene.background])]
@@ -164,14 +164,14 @@ def test_drawn_colour_and_background_match_the_scene(colour: str, background: st
 
     assert nearest(rgb[48, 48], COLOURS) == colour
     assert nearest(rgb[2, 2], BACKGROUNDS) == background
-    assert 0.02 < coloured(drawn).mean() < 0.3
+    assert 0.02 < colour_mask(drawn).mean() < 0.3
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_shapes_are_drawn_at_the_position_and_inside_the_picture(position: str, shape: str, count: str) -> None:
-    mask = coloured(scene(position=position, shape=shape, count=count, size="large"))
+    mask = colour_mask(scene(position=position, shape=shape, count=count, size="large"))
     y, x = np.nonzero(mask)
     dx, dy = POSITIONS[position]
     for middle, side in ((x.mean() / 95 - 0.5, dx), (y.mean() / 95 - 0.5, dy)):
@@ -183,22 +183,22 @@ def test_shapes_are_drawn_at_the_position_and_inside_the_picture(position: str, 
 def test_area_grows_with_size_and_counts_match(shape: str) -> None:
     from scipy.ndimage import label
 
-    areas = [coloured(scene(shape=shape, size=size)).sum() for size in SIZES]
+    areas = [colour_mask(scene(shape=shape, size=size)).sum() for size in SIZES]
     assert areas[0] * 1.5 < areas[1] and areas[1] * 1.5 < areas[2]
     for name, count in COUNTS.items():
-        assert label(coloured(scene(shape=shape, count=name)))[1] == count
+        assert label(colour_mask(scene(shape=shape, count=name)))[1] == count
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_textures_have_different_fills(shape: str) -> None:
-    solid, striped, dotted = (coloured(scene(shape=shape, texture=t, size="large")) for t in TEXTURES)
+    solid, striped, dotted = (colour_mask(scene(shape=shape, texture=t, size="large")) for t in TEXTURES)
     assert striped.sum() < 0.8 * solid.sum()
     assert dotted.sum() < 0.8 * solid.sum()
     assert (striped != dotted).sum() > 0.15 * solid.sum()
 
 
 def test_shapes_are_distinguishable() -> None:
-    masks = {shape: coloured(scene(shape=shape, size="large")) for shape in SHAPES}
+    masks = {shape: colour_mask(scene(shape=shape, size="large")) for shape in SHAPES}
     for one, other in product(SHAPES, SHAPES):
         if one != other:
             union, both = (masks[one] | masks[other]).sum(), (masks[one] & masks[other]).sum()
@@ -235,7 +235,7 @@ def test_images_are_jpegs_of_the_requested_size(data: Dataset) -> None:
         assert (image.format, image.size, image.mode) == ("JPEG", (32, 32), "RGB")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def shard_bytes(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.tar")}
 
 
@@ -244,8 +244,8 @@ def test_shards_are_identical_in_any_folder(tmp_path: Path, monkeypatch: pytest.
     for place in ("one", "other"):
         monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / place))
         fingerprints.add(spec(samples=30).open().train.fingerprint)
-    assert contents(tmp_path / "one") == contents(tmp_path / "other")
-    assert len(contents(tmp_path / "one")) == 2
+    assert shard_bytes(tmp_path / "one") == shard_bytes(tmp_path / "other")
+    assert len(shard_bytes(tmp_path / "one")) == 2
     assert len(fingerprints) == 1, "a run can be resumed after its shards were rewritten"
 
 
@@ -288,7 +288,7 @@ WRITE = (
 )
 
 
-def writer(samples: int) -> subprocess.Popen[str]:
+def start_writer(samples: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", WRITE.format(n=samples)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ
@@ -296,7 +296,7 @@ def writer(samples: int) -> subprocess.Popen[str]:
 
 
 def test_two_processes_can_write_at_the_same_time(cache: Path) -> None:
-    writers = [writer(1500), writer(1500)]
+    writers = [start_writer(1500), start_writer(1500)]
     for process in writers:
         out, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
@@ -306,7 +306,7 @@ def test_two_processes_can_write_at_the_same_time(cache: Path) -> None:
 
 
 def test_a_killed_writer_leaves_only_complete_shards(cache: Path) -> None:
-    process = writer(30_000)
+    process = start_writer(30_000)
     deadline = time.monotonic() + 60
     while not list(cache.rglob("*.tar")) and time.monotonic() < deadline:
         time.sleep(0.01)

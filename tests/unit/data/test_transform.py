@@ -93,7 +93,7 @@ def png(width: int, height: int, raw: bytes, bits: int, colour: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def transparent(mode: str) -> bytes:
+def half_transparent_image(mode: str) -> bytes:
     """Encodes an image with an opaque red left half and a transparent right half over another colour."""
     image = Image.new("RGBA", (20, 10), (255, 0, 0, 255))
     image.paste((0, 0, 255, 0), (10, 0, 20, 10))
@@ -113,7 +113,7 @@ def transparent(mode: str) -> bytes:
 def test_transparent_pixels_become_white(mode: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Pillow warns if a conversion loses transparency
-        found = array(decode(transparent(mode), LIMIT))
+        found = array(decode(half_transparent_image(mode), LIMIT))
     assert (found[:, 10:] == 255).all()
     assert (found[:, :10] == ([76, 76, 76] if mode == "LA" else [255, 0, 0])).all()
 
@@ -198,7 +198,7 @@ def test_undecodable_bytes_are_a_bad_sample_with_a_one_line_reason(encoded: byte
     assert "0x" not in str(caught.value), "reasons hold no object addresses, so equal faults are grouped"
 
 
-def claiming(kind: str, width: int, height: int) -> bytes:
+def file_claiming_size(kind: str, width: int, height: int) -> bytes:
     """Returns a file of a few bytes whose header declares the given size."""
     if kind == "JPEG":
         at = jpeg().index(b"\xff\xc0") + 5
@@ -209,7 +209,7 @@ def claiming(kind: str, width: int, height: int) -> bytes:
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_too_many_pixels_are_rejected_from_the_header(kind: str) -> None:
-    huge = claiming(kind, 12_000, 11_000)
+    huge = file_claiming_size(kind, 12_000, 11_000)
     start = time.perf_counter()
     with pytest.raises(BadSample, match=r"12000x11000 pixels, more than data.max_pixels=89000000"):
         decode(huge, 89_000_000)
@@ -224,7 +224,7 @@ def test_the_pixel_limit_is_inclusive() -> None:
 
 def test_an_image_above_the_limit_of_pillow_is_a_bad_sample() -> None:
     with pytest.raises(BadSample, match="cannot be decoded: Image size"):
-        decode(claiming("PNG", 1 << 20, 1 << 10), LIMIT)
+        decode(file_claiming_size("PNG", 1 << 20, 1 << 10), LIMIT)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -336,7 +336,7 @@ def test_exif_orientation_is_applied_in_training(orientation: int) -> None:
     assert np.abs(train_view(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2
 
 
-def segment(kind: int, content: bytes) -> bytes:
+def jpeg_segment(kind: int, content: bytes) -> bytes:
     return struct.pack(">BBH", 0xFF, kind, len(content) + 2) + content
 
 
@@ -349,12 +349,16 @@ def exif_of(orientation: int) -> bytes:
 @pytest.mark.parametrize(
     "header",
     [
-        pytest.param(segment(0xE1, exif_of(6)), id="exif"),
-        pytest.param(segment(0xE2, bytes(65_000)) * 6 + segment(0xE1, exif_of(6)), id="behind a long profile"),
-        pytest.param(segment(0xFE, b"\xff\xda") + segment(0xE1, exif_of(6)), id="behind what looks like a scan"),
-        pytest.param(b"\xff\xff" + segment(0xE1, exif_of(6)), id="behind padding"),
+        pytest.param(jpeg_segment(0xE1, exif_of(6)), id="exif"),
         pytest.param(
-            segment(0xE1, b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'),
+            jpeg_segment(0xE2, bytes(65_000)) * 6 + jpeg_segment(0xE1, exif_of(6)), id="behind a long profile"
+        ),
+        pytest.param(
+            jpeg_segment(0xFE, b"\xff\xda") + jpeg_segment(0xE1, exif_of(6)), id="behind what looks like a scan"
+        ),
+        pytest.param(b"\xff\xff" + jpeg_segment(0xE1, exif_of(6)), id="behind padding"),
+        pytest.param(
+            jpeg_segment(0xE1, b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'),
             id="xmp",
         ),
     ],

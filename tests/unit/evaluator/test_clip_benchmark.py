@@ -79,7 +79,7 @@ def ours(folder: Path, evaluator: EvaluatorSpec, theirs: Theirs) -> dict[str, fl
     return {name.removeprefix("eval/x/"): value for name, value in suite.evaluate(["x"], embedder).items()}
 
 
-def classified(folder: Path, names: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+def classify_with_both(folder: Path, names: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the metrics of clip_benchmark and clipx on a set of 56 images, under clip_benchmark's names."""
     images = {name: [jpeg(100 * i + j, 40, 36) for j in range(5 + i)] for i, name in enumerate(NAMES)}
     write_set(folder, images, ["a photo of a {c}.", "the {c}", "{c}"])
@@ -93,7 +93,7 @@ def classified(folder: Path, names: Sequence[str]) -> tuple[dict[str, float], di
 
 
 def test_zero_shot_equals_clip_benchmark(tmp_path: Path) -> None:
-    expected, found = classified(tmp_path, NAMES)
+    expected, found = classify_with_both(tmp_path, NAMES)
     assert found == pytest.approx(expected)
     assert 0 < expected["acc1"] < expected["acc5"] < 1
 
@@ -116,12 +116,12 @@ def test_zero_shot_with_a_repeated_class_name_equals_clip_benchmark(
         return logits, target
 
     monkeypatch.setattr(zeroshot_classification, "run_classification", with_exact_ties)
-    expected, found = classified(tmp_path, (*NAMES[:6], NAMES[0]))
+    expected, found = classify_with_both(tmp_path, (*NAMES[:6], NAMES[0]))
     assert found["mean_per_class_recall"] == pytest.approx(expected["mean_per_class_recall"])
     assert found["acc5"] == pytest.approx(expected["acc5"])
 
 
-def captioned(folder: Path, captions: Sequence[str]) -> Path:
+def write_captioned_set(folder: Path, captions: Sequence[str]) -> Path:
     members = []
     for i, text in enumerate(captions):
         members += [(f"s{i:03d}.jpg", jpeg(i, 40, 36)), (f"s{i:03d}.txt", text.encode())]
@@ -133,7 +133,9 @@ def captioned(folder: Path, captions: Sequence[str]) -> Path:
 
 
 def test_retrieval_with_several_captions_per_image_equals_clip_benchmark(tmp_path: Path) -> None:
-    captioned(tmp_path, ["\n".join(f"{NAMES[i % 7]} number {i} {j}" for j in range(1 + i % 4)) for i in range(30)])
+    write_captioned_set(
+        tmp_path, ["\n".join(f"{NAMES[i % 7]} number {i} {j}" for j in range(1 + i % 4)) for i in range(30)]
+    )
     theirs = Theirs()
     expected = zeroshot_retrieval.evaluate(
         theirs, Loader(tmp_path), theirs.tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10]
@@ -148,7 +150,7 @@ def test_retrieval_with_several_captions_per_image_equals_clip_benchmark(tmp_pat
 def test_duplicate_captions_apart_equal_clip_benchmark_and_merge_by_default(
     tmp_path: Path,
 ) -> None:
-    captioned(tmp_path, [f"an {NAMES[i % 7]}\nthe {NAMES[i % 7]} {i}" for i in range(28)])
+    write_captioned_set(tmp_path, [f"an {NAMES[i % 7]}\nthe {NAMES[i % 7]} {i}" for i in range(28)])
     theirs = Theirs()
     expected = zeroshot_retrieval.evaluate(
         theirs, Loader(tmp_path), theirs.tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10]

@@ -31,7 +31,7 @@ ALONE = Comm(0, 1, 0, torch.device("cpu"))
 CLASSES = Classes(("blue", "green", "red"), ("{}",))
 
 
-def pictures(place: Path, shown: dict[str, list[str]]) -> DataSpec:
+def write_pictures(place: Path, shown: dict[str, list[str]]) -> DataSpec:
     """Writes class folders of plain PNG images in the given colours."""
     for name, colours in shown.items():
         (place / name).mkdir(parents=True)
@@ -40,22 +40,22 @@ def pictures(place: Path, shown: dict[str, list[str]]) -> DataSpec:
     return FolderSpec(name="folder", path=str(place), workers=0)
 
 
-def right(place: Path) -> DataSpec:
-    return pictures(place, {name: [name] * 2 for name in RGB})
+def correct_set(place: Path) -> DataSpec:
+    return write_pictures(place, {name: [name] * 2 for name in RGB})
 
 
-def shifted(place: Path) -> DataSpec:
+def mislabelled_set(place: Path) -> DataSpec:
     """Returns a set in which blue pictures are labelled red."""
-    return pictures(place, {"blue": ["blue"] * 2, "green": ["green"] * 2, "red": ["blue"] * 2})
+    return write_pictures(place, {"blue": ["blue"] * 2, "green": ["green"] * 2, "red": ["blue"] * 2})
 
 
-def own() -> tuple[DataSpec, Dataset]:
+def run_data() -> tuple[DataSpec, Dataset]:
     data = dataset(colours=["red", "green", "blue", "red"], labels=[2, 1, 0, 1], classes=CLASSES)
     return FolderSpec(name="mine", workers=0), data
 
 
-def opened(evaluators: dict[str, EvaluatorSpec], with_own: bool = True) -> Suite:
-    return Suite.open(evaluators, *(own() if with_own else (None, None)), ALONE)
+def open_suite(evaluators: dict[str, EvaluatorSpec], with_run_data: bool = True) -> Suite:
+    return Suite.open(evaluators, *(run_data() if with_run_data else (None, None)), ALONE)
 
 
 def zeroshot(**sets: DataSpec) -> dict[str, EvaluatorSpec]:
@@ -63,7 +63,7 @@ def zeroshot(**sets: DataSpec) -> dict[str, EvaluatorSpec]:
 
 
 def test_metrics_of_a_set_carry_its_name_and_those_of_the_run_data_do_not(tmp_path: Path) -> None:
-    suite = opened(zeroshot(right=right(tmp_path / "a"), shifted=shifted(tmp_path / "b")))
+    suite = open_suite(zeroshot(right=correct_set(tmp_path / "a"), shifted=mislabelled_set(tmp_path / "b")))
     found = suite.evaluate(["zeroshot"], embedder())
     assert found["eval/zeroshot/top1"] == 0.75
     assert found["eval/zeroshot/right/top1"] == 1
@@ -72,19 +72,24 @@ def test_metrics_of_a_set_carry_its_name_and_those_of_the_run_data_do_not(tmp_pa
 
 
 def test_only_the_requested_evaluators_run(tmp_path: Path) -> None:
-    evaluators = {**zeroshot(), "retrieval": RetrievalSpec(kind="retrieval", sets={"right": right(tmp_path / "a")})}
-    found = opened(evaluators).evaluate(["retrieval"], embedder())
+    evaluators = {
+        **zeroshot(),
+        "retrieval": RetrievalSpec(kind="retrieval", sets={"right": correct_set(tmp_path / "a")}),
+    }
+    found = open_suite(evaluators).evaluate(["retrieval"], embedder())
     assert {name.split("/")[1] for name in found} == {"retrieval"}
     assert found["eval/retrieval/right/text_to_image/recall@1"] == 1
 
 
 def test_sets_alone_need_no_held_out_data(tmp_path: Path) -> None:
-    evaluators = {"zeroshot": ZeroShotSpec(kind="zeroshot", held_out=False, sets={"right": right(tmp_path / "a")})}
-    found = opened(evaluators).evaluate(["zeroshot"], embedder())
+    evaluators = {
+        "zeroshot": ZeroShotSpec(kind="zeroshot", held_out=False, sets={"right": correct_set(tmp_path / "a")})
+    }
+    found = open_suite(evaluators).evaluate(["zeroshot"], embedder())
     assert all(name.startswith("eval/zeroshot/right/") for name in found)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, told: Embedder) -> dict[str, int]:
+def count_embeddings(monkeypatch: pytest.MonkeyPatch, told: Embedder) -> dict[str, int]:
     counts = {"image": 0, "text": 0}
     for kind in counts:
         encode = getattr(told.model, f"encode_{kind}")
@@ -101,29 +106,31 @@ def counted(monkeypatch: pytest.MonkeyPatch, told: Embedder) -> dict[str, int]:
 def test_shared_sets_and_shared_class_prompts_are_embedded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = right(tmp_path / "a")
+    data = correct_set(tmp_path / "a")
     again = FolderSpec(name="folder", path=str(tmp_path / "a"), workers=0)
     evaluators = {
-        "zeroshot": ZeroShotSpec(kind="zeroshot", held_out=False, sets={"a": data, "b": shifted(tmp_path / "b")}),
+        "zeroshot": ZeroShotSpec(
+            kind="zeroshot", held_out=False, sets={"a": data, "b": mislabelled_set(tmp_path / "b")}
+        ),
         "other": ZeroShotSpec(kind="zeroshot", held_out=False, sets={"a": again}),
     }
-    suite = opened(evaluators)
+    suite = open_suite(evaluators)
     told = embedder()
-    counts = counted(monkeypatch, told)
+    counts = count_embeddings(monkeypatch, told)
     suite.evaluate(["zeroshot", "other"], told)
     assert counts == {"image": 12, "text": 3}
     suite.evaluate(["zeroshot"], told)
     assert counts == {"image": 12, "text": 3}
     other = embedder()
-    counts = counted(monkeypatch, other)
+    counts = count_embeddings(monkeypatch, other)
     suite.evaluate(["zeroshot"], other)
     assert counts == {"image": 12, "text": 3}, "other weights require new embeddings"
 
 
 def test_different_sets_with_equal_fingerprints_are_not_confused(tmp_path: Path) -> None:
     """The fingerprints depend on file names, which are equal."""
-    a, b = right(tmp_path / "a"), shifted(tmp_path / "b")
-    suite = opened(zeroshot(a=a, b=b))
+    a, b = correct_set(tmp_path / "a"), mislabelled_set(tmp_path / "b")
+    suite = open_suite(zeroshot(a=a, b=b))
     first, second = suite.sources
     assert first.fingerprint == second.fingerprint
     found = suite.evaluate(["zeroshot"], embedder())
@@ -131,11 +138,11 @@ def test_different_sets_with_equal_fingerprints_are_not_confused(tmp_path: Path)
 
 
 def test_bad_images_of_a_set_are_reported_and_its_limit_is_named(tmp_path: Path) -> None:
-    data = right(tmp_path / "a")
+    data = correct_set(tmp_path / "a")
     (tmp_path / "a" / "red" / "1.png").write_bytes(b"no image")
     told = Told()
     with pytest.raises(DataError, match=r"1 of 6 .* more than evaluator.zeroshot.sets.a.max_bad_share=0.1"):
-        opened(zeroshot(a=data)).evaluate(["zeroshot"], embedder(told))
+        open_suite(zeroshot(a=data)).evaluate(["zeroshot"], embedder(told))
     assert [bad.key for bad in told.bad] == [str(tmp_path / "a" / "red" / "1.png")]
 
 
@@ -143,7 +150,7 @@ def test_bad_images_of_a_set_are_reported_and_its_limit_is_named(tmp_path: Path)
 
 
 def test_the_robustness_table_has_averages_and_drops(tmp_path: Path) -> None:
-    suite = opened(zeroshot(right=right(tmp_path / "a"), shifted=shifted(tmp_path / "b")))
+    suite = open_suite(zeroshot(right=correct_set(tmp_path / "a"), shifted=mislabelled_set(tmp_path / "b")))
     numbers = suite.evaluate(["zeroshot"], embedder())
     rows = robustness(suite, numbers)["zeroshot"]
     assert list(rows) == ["mine", "right", "shifted", "average", "average of the others"]
@@ -152,7 +159,7 @@ def test_the_robustness_table_has_averages_and_drops(tmp_path: Path) -> None:
 
 
 def test_a_single_set_has_no_robustness_table() -> None:
-    suite = opened(zeroshot())
+    suite = open_suite(zeroshot())
     assert robustness(suite, suite.evaluate(["zeroshot"], embedder())) == {}
 
 
@@ -163,11 +170,11 @@ def test_an_evaluator_without_data_raises_an_error() -> None:
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot.held_out=false leaves nothing to evaluate: add a set"):
         ZeroShotSpec(kind="zeroshot", held_out=False)
     with pytest.raises(ConfigError, match=r"evaluator.zeroshot has nothing to evaluate: give data=…, or a set with"):
-        opened(zeroshot(), with_own=False)
+        open_suite(zeroshot(), with_run_data=False)
 
 
 def test_data_without_held_out_samples_raises_an_error_with_both_fixes() -> None:
-    data, _ = own()
+    data, _ = run_data()
     nothing = dataset(colours=["red"], labels=[2], classes=CLASSES)
     with pytest.raises(DataError, match=r"needs held-out samples, .* train without .* or evaluate sets only"):
         Suite.open(zeroshot(), data, Dataset(nothing.train, None, CLASSES), ALONE)
@@ -177,7 +184,7 @@ def test_data_without_held_out_samples_raises_an_error_with_both_fixes() -> None
     ("make", "error", "message"),
     [
         (lambda p: FolderSpec(name="x", path="/nowhere"), ConfigError, "evaluator.zeroshot.sets.a.path=/nowhere is not a folder"),
-        (lambda p: pictures(p, {"red": []}), DataError, "evaluator.zeroshot.sets.a.path=.*: the class folder red contains no image"),
+        (lambda p: write_pictures(p, {"red": []}), DataError, "evaluator.zeroshot.sets.a.path=.*: the class folder red contains no image"),
         (lambda p: CsvSpec(name="x", path=str(p / "t.csv")), ConfigError, "needs labels, .*: give evaluator.zeroshot.sets.a.label_column"),
     ],
     ids=["no folder", "an empty class folder", "no labels"],
@@ -188,7 +195,7 @@ def test_an_error_in_a_set_names_its_key(tmp_path: Path, make: Any, error: type[
     data = make(tmp_path)
     spec = ZeroShotSpec(kind="zeroshot", classnames=_names(tmp_path), sets={"a": data})
     with pytest.raises(error, match=message) as raised:
-        opened({"zeroshot": spec})
+        open_suite({"zeroshot": spec})
     assert "\n" not in str(raised.value)
 
 
@@ -198,24 +205,24 @@ def _names(tmp_path: Path) -> str:
 
 
 def test_a_mismatched_number_of_class_names_raises_an_error(tmp_path: Path) -> None:
-    spec = ZeroShotSpec(kind="zeroshot", held_out=False, classnames="imagenet", sets={"a": right(tmp_path / "a")})
+    spec = ZeroShotSpec(kind="zeroshot", held_out=False, classnames="imagenet", sets={"a": correct_set(tmp_path / "a")})
     with pytest.raises(ConfigError, match="classnames=imagenet has 1000 names, but the data has 3 classes") as raised:
-        opened({"zeroshot": spec})
+        open_suite({"zeroshot": spec})
     assert str(raised.value).startswith("evaluator.zeroshot.sets.a: ")
 
 
 @pytest.mark.parametrize("name", ["image_to_text", "mine", "average"])
 def test_a_set_name_in_use_raises_an_error(tmp_path: Path, name: str) -> None:
-    spec = RetrievalSpec(kind="retrieval", sets={name: right(tmp_path / "a")})
+    spec = RetrievalSpec(kind="retrieval", sets={name: correct_set(tmp_path / "a")})
     with pytest.raises(ConfigError, match=f"evaluator.retrieval.sets.{name} has a name that is already in use"):
-        opened({"retrieval": spec})
+        open_suite({"retrieval": spec})
 
 
 def test_a_set_name_equal_to_a_class_subset_raises_an_error(tmp_path: Path) -> None:
-    data, held = own()
+    data, held = run_data()
     few = dataset(colours=["red"], labels=[2], classes=Classes(CLASSES.names, CLASSES.templates, {"few": (1, 2)}))
     with pytest.raises(ConfigError, match="evaluator.zeroshot.sets.few has a name that is already in use"):
-        Suite.open(zeroshot(few=right(tmp_path / "a")), data, few, ALONE)
+        Suite.open(zeroshot(few=correct_set(tmp_path / "a")), data, few, ALONE)
     assert held.classes is CLASSES
 
 

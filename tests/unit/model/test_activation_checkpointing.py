@@ -31,7 +31,7 @@ FOUR = (
 RESNET = ("model.text.layers=3",)  # the default tower: four blocks with BatchNorm
 
 
-def built(policy: str, *overrides: str) -> CLIP:
+def build_model(policy: str, *overrides: str) -> CLIP:
     chosen = (f"model.image.checkpointing={policy}", f"model.text.checkpointing={policy}")
     torch.manual_seed(0)
     return compose(*(overrides or FOUR), *chosen).model.build(CPU, torch.float32)
@@ -55,7 +55,7 @@ def gradients(model: CLIP, autocast: bool = False) -> dict[str, Tensor]:
 
 @cache
 def without_checkpointing(overrides: tuple[str, ...], autocast: bool) -> dict[str, Tensor]:
-    return gradients(built("none", *overrides), autocast)
+    return gradients(build_model("none", *overrides), autocast)
 
 
 VARIANTS = {"vit": FOUR, "dropout": (*FOUR[:1], DROPOUT, *FOUR[2:]), "resnet": RESNET}
@@ -70,7 +70,7 @@ VARIANTS = {"vit": FOUR, "dropout": (*FOUR[:1], DROPOUT, *FOUR[2:]), "resnet": R
 )
 def test_gradients_buffers_and_rng_state_are_bit_identical(policy: str, variant: str, autocast: bool) -> None:
     expected = without_checkpointing(VARIANTS[variant], autocast)
-    found = gradients(built(policy, *VARIANTS[variant]), autocast)
+    found = gradients(build_model(policy, *VARIANTS[variant]), autocast)
     assert found.keys() == expected.keys() and len(found) > 40
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
@@ -97,7 +97,7 @@ class LiveStorages(TorchDispatchMode):
 @cache
 def cost(policy: str) -> tuple[int, int]:
     """Returns (bytes stored after the forward pass, floating-point operations of forward and backward)."""
-    model = built(policy)
+    model = build_model(policy)
     with LiveStorages() as kept:
         image_BD, text_BD = model(*inputs(model, 32))
         held = kept.bytes()
@@ -173,7 +173,11 @@ def test_a_copy_of_the_model_uses_the_copied_weights(tmp_path: Path) -> None:
 
 
 def test_checkpointing_does_not_change_the_state_dict() -> None:
-    assert list(built("1").state_dict()) == list(built("none").state_dict()) == list(built("tower").state_dict())
+    assert (
+        list(build_model("1").state_dict())
+        == list(build_model("none").state_dict())
+        == list(build_model("tower").state_dict())
+    )
 
 
 @pytest.mark.parametrize(

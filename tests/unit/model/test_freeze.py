@@ -38,14 +38,14 @@ def options(weights: dict[str, Path], kind: str, *overrides: str) -> tuple[str, 
     return (*(VIT if kind == "vit" else ()), *NARROW, f"model.weights={weights[kind]}", *overrides)
 
 
-def built(*overrides: str) -> CLIP:
+def build_locked(*overrides: str) -> CLIP:
     spec = compose(*VIT, *NARROW, "model.weights=somewhere", *overrides).model
     model = spec.build(META, torch.float32)
     freeze(model, spec)
     return model
 
 
-def learning(model: CLIP) -> set[str]:
+def trainable_names(model: CLIP) -> set[str]:
     return {name for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -53,7 +53,7 @@ def learning(model: CLIP) -> set[str]:
 
 
 def test_lock_n_leaves_the_n_highest_blocks_and_later_layers_trainable() -> None:
-    names = learning(built("model.image.lock=1", "model.text.lock=0"))
+    names = trainable_names(build_locked("model.image.lock=1", "model.text.lock=0"))
     image = {name for name in names if name.startswith("image.")}
     assert {name.removeprefix("image.").split(".")[1] for name in image} == {"weight", "blocks", "norm"}
     assert {name.split(".")[3] for name in image if "blocks" in name} == {"1"}, (
@@ -63,8 +63,8 @@ def test_lock_n_leaves_the_n_highest_blocks_and_later_layers_trainable() -> None
 
 
 def test_all_blocks_can_learn_above_a_locked_stem() -> None:
-    model = built("model.image.lock=2", "model.text.lock=2")
-    locked = {name for name, _ in model.named_parameters()} - learning(model)
+    model = build_locked("model.image.lock=2", "model.text.lock=2")
+    locked = {name for name, _ in model.named_parameters()} - trainable_names(model)
     stem = {"cls_token", "pos_embed", "patch_embed.proj.weight", "norm_pre.weight", "norm_pre.bias"}
     assert locked == {f"image.trunk.{name}" for name in stem} | {
         "text.token_embedding.weight",
@@ -92,9 +92,9 @@ def test_lock_norms_locks_only_batch_norms() -> None:
 
 
 def test_norms_of_a_locked_tower_can_learn() -> None:
-    model = built("model.image.lock=all", "model.image.lock_norms=false")
+    model = build_locked("model.image.lock=all", "model.image.lock_norms=false")
     norms = {f"{name}." for name, module in model.named_modules() if isinstance(module, NORMS)}
-    learns = {name for name in learning(model) if name.startswith("image.")}
+    learns = {name for name in trainable_names(model) if name.startswith("image.")}
     assert len(learns) == 2 * 6  # two norms in each of two blocks, one before and one after the blocks
     assert all(name.startswith(tuple(norms)) for name in learns)
 
@@ -129,14 +129,14 @@ def test_an_invalid_lock_raises_an_error_at_composition(overrides: tuple[str, ..
 
 def test_more_blocks_than_the_tower_has_raise_an_error() -> None:
     with pytest.raises(ConfigError, match=r"model\.text\.lock=3 is more than the 2 blocks of the tower"):
-        built("model.text.lock=3")
+        build_locked("model.text.lock=3")
 
 
 def test_lock_norms_without_locked_norms_raises_an_error() -> None:
     with pytest.raises(
         ConfigError, match=r"model\.text\.lock_norms=false has no effect with model\.text\.lock=2, which locks no"
     ):
-        built("model.text.lock=2", "model.text.lock_norms=false")
+        build_locked("model.text.lock=2", "model.text.lock_norms=false")
 
 
 def test_layer_decay_with_a_single_trainable_layer_raises_an_error(weights: dict[str, Path], tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_the_optimizer_has_no_state_for_locked_parameters(weights: dict[str, Pat
     t = Trainer(small(tmp_path / "x", *options(weights, "vit", "model.image.lock=all", "model.text.lock=1")))
     t.fit()
     names = {name.rpartition("/")[0] for name in optimizer_tensors(t.learner.optimizer)}
-    assert names == {f"model.{name}" for name in learning(t.learner.model)} | {"objective.temperature.log_scale"}
+    assert names == {f"model.{name}" for name in trainable_names(t.learner.model)} | {"objective.temperature.log_scale"}
 
 
 # --------------------------------------------------------------------------------------------------------- training
@@ -278,7 +278,7 @@ def test_gradients_of_a_locked_model_equal_those_of_the_unlocked_model(
     t = Trainer(small(tmp_path / "locked", *options(weights, "vit", *fp64, *words)))
     for micro_batches in (1, 4):
         found = gradients(t, micro_batches)
-        assert found.keys() == {"loss", "temperature.log_scale"} | learning(t.learner.model)
+        assert found.keys() == {"loss", "temperature.log_scale"} | trainable_names(t.learner.model)
         for name, p in (*free.learner.model.named_parameters(), *free.learner.objective.named_parameters()):
             if name in found:
                 torch.testing.assert_close(found[name], p.grad, rtol=0, atol=1e-10, msg=name)

@@ -36,7 +36,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def fine(start: Path, run_dir: Path, *overrides: str) -> Trainer:
+def finetune(start: Path, run_dir: Path, *overrides: str) -> Trainer:
     return Trainer(small(run_dir, *NARROW, *FINE, f"model.weights={start}", *overrides))
 
 
@@ -61,10 +61,10 @@ def test_the_loss_matches_the_definition_of_cross_entropy(smoothing: float) -> N
 
 
 def test_the_head_is_initialized_as_the_zero_shot_classifier(start: Path, tmp_path: Path) -> None:
-    """Before the first step, the head scores exactly like zero-shot evaluation; a random head does not."""
+    """The untrained head scores exactly like zero-shot evaluation; a random head does not."""
     found = {}
     for kind in ("zeroshot", "random"):
-        t = fine(start, tmp_path / kind, f"objective.head={kind}", "evaluator=[zeroshot]")
+        t = finetune(start, tmp_path / kind, f"objective.head={kind}", "evaluator=[zeroshot]")
         embedder = Embedder.build(
             t.learner.model, t.spec.model, t.spec.data, t.comm, t.learner.precision, lambda bad: None
         )
@@ -91,7 +91,7 @@ def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
 
 
 def test_gradients_of_micro_batches_equal_the_whole_batch(start: Path, tmp_path: Path) -> None:
-    t = fine(start, tmp_path / "x", "precision=fp64", "checkpoint=none")
+    t = finetune(start, tmp_path / "x", "precision=fp64", "checkpoint=none")
     whole = gradients(t, 1)
     images = {n for n, _ in t.learner.model.named_parameters() if n.startswith("image.")}
     assert whole.keys() == {"loss", "top1", "head_CD", "temperature.log_scale"} | images
@@ -100,7 +100,7 @@ def test_gradients_of_micro_batches_equal_the_whole_batch(start: Path, tmp_path:
 
 
 def test_the_text_tower_is_not_computed(start: Path, tmp_path: Path) -> None:
-    t = fine(start, tmp_path / "x")
+    t = finetune(start, tmp_path / "x")
 
     def fail(*_: object) -> None:
         raise AssertionError("the text tower was computed")
@@ -130,14 +130,14 @@ def max_step(run_dir: Path) -> int:
 
 def test_a_resumed_run_equals_an_uninterrupted_run_bit_for_bit(start: Path, tmp_path: Path) -> None:
     words = ("checkpoint.every=2st",)
-    fine(start, tmp_path / "whole", *words).fit()
-    t = fine(start, tmp_path / "halves", *words)
+    finetune(start, tmp_path / "whole", *words).fit()
+    t = finetune(start, tmp_path / "halves", *words)
     for batch, _ in zip(t._batches(), range(2), strict=False):
         t.step(batch)
     t._save({})
     t.checkpoints.wait()
     t.close()
-    fine(start, tmp_path / "halves", *words, "resume=latest").fit()
+    finetune(start, tmp_path / "halves", *words, "resume=latest").fit()
     whole, halves = tensors(tmp_path / "whole", 4), tensors(tmp_path / "halves", 4)
     assert "objective/head_CD" in whole
     assert all(torch.equal(x, halves[n]) for n, x in whole.items())
@@ -197,7 +197,7 @@ def test_invalid_options_raise_an_error_at_composition(overrides: tuple[str, ...
 
 def test_both_towers_can_be_locked_under_the_head(start: Path, tmp_path: Path) -> None:
     """This is a linear probe: the head changes, the model does not."""
-    t = fine(start, tmp_path / "x", "model.image.lock=all")
+    t = finetune(start, tmp_path / "x", "model.image.lock=all")
     before = {n: x.clone() for n, x in t.learner.model.state_dict().items()}
     head_CD = t.learner.objective.state_dict()["head_CD"].clone()
     t.fit()

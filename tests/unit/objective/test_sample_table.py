@@ -73,7 +73,7 @@ def test_an_index_out_of_range_raises_an_error_with_the_range(number: int) -> No
 # ------------------------------------------------------------------------------------------------- checkpoints
 
 
-def written(folder: Path, samples: int, world: int, lost: int | None = None) -> Checkpoint:
+def write_checkpoint(folder: Path, samples: int, world: int, lost: int | None = None) -> Checkpoint:
     """Writes a checkpoint from `world` ranks, without the file of rank `lost`. Row i is [i, -i]."""
     folder.mkdir()
     staging, files = StagingBuffer(pinned=False), []
@@ -90,7 +90,7 @@ def written(folder: Path, samples: int, world: int, lost: int | None = None) -> 
 @pytest.mark.parametrize("samples", [1, 10, 64])
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (2, 3), (3, 2), (8, 5)])
 def test_rows_are_resharded_to_another_number_of_ranks(tmp_path: Path, samples: int, before: int, after: int) -> None:
-    checkpoint = written(tmp_path / "step", samples, before)
+    checkpoint = write_checkpoint(tmp_path / "step", samples, before)
     assert checkpoint.sharded_names() == {"table"}
     assert checkpoint.tensors["table"][:, 0].tolist() == list(range(samples))
     for k in range(after):
@@ -101,13 +101,13 @@ def test_rows_are_resharded_to_another_number_of_ranks(tmp_path: Path, samples: 
 
 
 def test_missing_rows_raise_an_error_with_their_range(tmp_path: Path) -> None:
-    checkpoint = written(tmp_path / "step", 10, 2, lost=1)
+    checkpoint = write_checkpoint(tmp_path / "step", 10, 2, lost=1)
     with pytest.raises(CheckpointError, match="lacks rows 5 to 10 of table"):
         checkpoint.read_rows("table", RankRows(torch.zeros(10, 2), 0))
 
 
 def test_rows_of_another_width_raise_an_error(tmp_path: Path) -> None:
-    checkpoint = written(tmp_path / "step", 10, 2)
+    checkpoint = write_checkpoint(tmp_path / "step", 10, 2)
     with pytest.raises(CheckpointError, match=r"the rows of table in .* have shape \[2\], not \[1\]"):
         checkpoint.read_rows("table", RankRows(torch.zeros(10, 1), 0))
 

@@ -37,7 +37,7 @@ def theirs(name: str) -> nn.Module:
     return model
 
 
-def grouped(model: nn.Module, rule: DecayRule) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def reference_groups(model: nn.Module, rule: DecayRule) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Reference of both rules: the lambda of open_clip_train.main, and timm's rule with the model's exemptions."""
     exempt = model.no_weight_decay() if rule is CURRENT else set()
 
@@ -66,7 +66,7 @@ def elements(parameters: dict[str, Tensor]) -> int:
 @pytest.mark.parametrize(("name", "published"), [("vit_b32", "ViT-B-32"), ("vit_l14", "ViT-L-14")])
 def test_groups_of_a_vit_equal_open_clip(name: str, published: str, rule: DecayRule) -> None:
     our_decay, our_keep = decayed(ours(name), rule)
-    their_decay, their_keep = grouped(theirs(published), rule)
+    their_decay, their_keep = reference_groups(theirs(published), rule)
     assert shapes(our_decay) == shapes(their_decay)
     assert shapes(our_keep) == shapes(their_keep)
     assert elements(our_decay) == elements(their_decay)
@@ -76,7 +76,7 @@ def test_groups_of_a_vit_equal_open_clip(name: str, published: str, rule: DecayR
 def test_groups_of_a_resnet_equal_open_clip_except_pool_positions(rule: DecayRule) -> None:
     """The current rule exempts every positional embedding from decay; open_clip's ResNet only that of the text."""
     our_decay, our_keep = decayed(ours("rn50"), rule)
-    their_decay, their_keep = grouped(theirs("RN50"), rule)
+    their_decay, their_keep = reference_groups(theirs("RN50"), rule)
     pool = {"visual.attnpool.positional_embedding": their_decay["visual.attnpool.positional_embedding"]}
     if rule is CURRENT:
         their_keep |= pool
@@ -291,7 +291,7 @@ def test_layer_decay_and_muon_find_the_blocks_of_other_towers(timm: str) -> None
     scales = value_by_name("lr_scale", groups)
     blocks = {"cait_s24_224": 24, "resnext50_32x4d": 16}.get(timm, 12)
     assert min(v for k, v in scales.items() if k.startswith("model.image.")) == pytest.approx(0.9**blocks)
-    matrices = hidden(groups)
+    matrices = muon_matrices(groups)
     assert all(p.ndim in (2, 4) for p in matrices.values())
     assert not [name for name in matrices if "patch_embed" in name or "pos_embed" in name or "attn_pool" in name]
     assert len([name for name in matrices if name.startswith("model.image.")]) >= 2 * blocks
@@ -314,7 +314,7 @@ def test_a_tower_without_known_blocks_raises_an_error_only_if_they_are_needed(as
 # ---------------------------------------------------------------------------------------------------------- muon
 
 
-def hidden(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
+def muon_matrices(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
     return {name: p for group in groups if group.get("use_muon") for name, p in group["params"]}
 
 
@@ -332,7 +332,7 @@ def hidden(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
 )
 def test_muon_uses_the_matrices_inside_the_blocks(name: str, image: int) -> None:
     spec = compose(f"model={name}", "optimizer=muon").optimizer
-    matrices = hidden(parameter_groups(ours(name), Objective(), spec))
+    matrices = muon_matrices(parameter_groups(ours(name), Objective(), spec))
     text = {leaf for leaf in matrices if leaf.startswith("model.text.")}
     of_a_block = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     layers = len(ours(name).text.blocks)

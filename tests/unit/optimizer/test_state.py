@@ -21,7 +21,7 @@ from clipx.trainer.trainer import Trainer
 RATES = [1e-3, 3e-3, 2e-3, 1e-3, 5e-4, 1e-4]
 
 
-def saved_and_read(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+def save_and_load(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
     """Saves the tensors in a checkpoint and loads them again."""
     save_checkpoint(folder, 3, tensors, keep_last=1)
     found = CheckpointDir(folder, lambda message: pytest.fail(message)).load()
@@ -29,11 +29,11 @@ def saved_and_read(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor
     return dict(found.tensors)
 
 
-def checkpointed(source: Optimizing, target: Optimizing, folder: Path) -> None:
+def copy_through_checkpoint(source: Optimizing, target: Optimizing, folder: Path) -> None:
     """Copies weights and optimizer state into a new optimizer through a checkpoint, like the trainer."""
     tensors = {**add_prefix("weights", source.weights())}
     tensors |= add_prefix("optimizer", optimizer_tensors(source.optimizer))
-    tensors = saved_and_read(tensors, folder)
+    tensors = save_and_load(tensors, folder)
     weights = select_prefix("weights", tensors)
     with torch.no_grad():
         for name, p in target.named():
@@ -60,7 +60,7 @@ def test_an_optimizer_resumes_from_a_checkpoint_bit_for_bit(option: str, dtype: 
         through.step(step, lr)
     for step, lr in enumerate(RATES[:3]):
         stopped.step(step, lr)
-    checkpointed(stopped, resumed, tmp_path)
+    copy_through_checkpoint(stopped, resumed, tmp_path)
     assert_same(stopped, resumed)
     for step, lr in list(enumerate(RATES))[3:]:
         resumed.step(step, lr)
@@ -74,7 +74,7 @@ def test_a_checkpoint_does_not_depend_on_the_groups(option: str, tmp_path: Path)
     resumed = Optimizing(f"optimizer={option}", "optimizer.layer_decay=0.5", "optimizer.no_decay=[text.blocks.*]")
     for step, lr in enumerate(RATES[:3]):
         stopped.step(step, lr)
-    checkpointed(stopped, resumed, tmp_path)
+    copy_through_checkpoint(stopped, resumed, tmp_path)
     assert len(resumed.groups) != len(stopped.groups)
     assert_same(stopped, resumed)
 
@@ -84,7 +84,7 @@ def test_loaded_state_keeps_type_dtype_and_memory_format(option: str, tmp_path: 
     """State has the weight's memory format and type; step counts stay on the CPU, where reading them does not wait."""
     stopped, resumed = (Optimizing(f"optimizer={option}", dtype=torch.float32) for _ in range(2))
     stopped.step(0, 1e-3)
-    checkpointed(stopped, resumed, tmp_path)
+    copy_through_checkpoint(stopped, resumed, tmp_path)
     made = {name: stopped.optimizer.state[p] for name, p in stopped.named()}
     for name, p in resumed.named():
         state = resumed.optimizer.state[p]
@@ -104,7 +104,7 @@ def test_plain_numbers_in_optimizer_state_keep_value_and_type(tmp_path: Path) ->
     kept = {"steps": 7, "scale": 0.1, "warm": True, "mean": torch.arange(2.0), "count": torch.tensor(3)}
     one.state[one.param_groups[0]["params"][0]] = kept
     one.param_groups[0]["step"] = 12
-    load_optimizer(other, saved_and_read(optimizer_tensors(one), tmp_path))
+    load_optimizer(other, save_and_load(optimizer_tensors(one), tmp_path))
     state = other.state[other.param_groups[0]["params"][0]]
     assert state.keys() == kept.keys()
     for key in ("steps", "scale", "warm"):

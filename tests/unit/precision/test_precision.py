@@ -1,4 +1,4 @@
-"""Number formats: what the weights, the towers' products and the embeddings are in each of them."""
+"""Number formats: dtypes of weights, matrix products and embeddings; whole runs, loss scaling, quantized layers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _tf32_restored():  # type: ignore[no-untyped-def]
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = saved
 
 
-def embedded(precision: Precision) -> tuple[CLIP, Tensor, Tensor]:
+def embed_batch(precision: Precision) -> tuple[CLIP, Tensor, Tensor]:
     torch.manual_seed(0)
     model = compose(*VIT).model.build(CPU, precision.dtype)
     image = torch.randint(0, 256, (4, 3, 48, 48), dtype=torch.uint8)
@@ -67,12 +67,12 @@ def test_weights_products_and_embeddings_have_the_stated_types(
     spec: PrecisionSpec, weights: torch.dtype, product: torch.dtype, embeddings: torch.dtype
 ) -> None:
     precision = spec.build(CPU)
-    model, image_BD, text_BD = embedded(precision)
+    model, image_BD, text_BD = embed_batch(precision)
     assert {p.dtype for p in model.parameters()} == {weights} == {precision.dtype}
     a = torch.ones(2, 2, dtype=weights)
     with precision.autocast():
         assert (a @ a).dtype == product
-    assert (a @ a).dtype == weights  # not outside
+    assert (a @ a).dtype == weights  # outside of autocast, products keep the dtype of the weights
     assert image_BD.dtype == text_BD.dtype == embeddings
     norms = torch.cat([image_BD, text_BD]).norm(dim=1)
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-12 if embeddings == torch.float64 else 1e-6)
@@ -88,19 +88,19 @@ def test_weights_products_and_embeddings_have_the_stated_types(
         (Bf16Spec(), 1e-4, 0.1),
     ],
 )
-def test_formats_differ_from_float64_by_their_own_rounding(spec: PrecisionSpec, least: float, most: float) -> None:
-    _, exact, _ = embedded(Fp64Spec().build(CPU))
-    _, image_BD, _ = embedded(spec.build(CPU))
+def test_formats_differ_from_float64_only_by_rounding(spec: PrecisionSpec, least: float, most: float) -> None:
+    _, exact, _ = embed_batch(Fp64Spec().build(CPU))
+    _, image_BD, _ = embed_batch(spec.build(CPU))
     error = (image_BD.double() - exact).abs().max().item()
     assert least < error < most
 
 
-def test_tf32_is_refused_where_it_has_no_effect() -> None:
+def test_tf32_without_effect_raises_an_error() -> None:
     with pytest.raises(ConfigError, match=r"^precision\.tf32=true has no effect on cpu: set it to false, or train on"):
         Fp32Spec(tf32=True).build(CPU)
 
 
-def test_fp32_switches_tf32_off() -> None:
+def test_fp32_disables_tf32() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     Fp32Spec().build(CPU)
     assert torch.backends.cuda.matmul.allow_tf32 is False
@@ -110,15 +110,15 @@ def test_fp32_switches_tf32_off() -> None:
 # ------------------------------------------------------------------------------------------------------ whole runs
 
 
-def trained(run_dir: Path, *overrides: str) -> Trainer:
-    """A run of the small ViT, after its end."""
+def train_small(run_dir: Path, *overrides: str) -> Trainer:
+    """Trains a run of the small ViT and returns its trainer."""
     trainer = Trainer(small(run_dir, *VIT, *overrides))
     trainer.fit()
     return trainer
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    """What the optimizer steps, with its state."""
+    """Returns copies of the weights that the optimizer steps and of the optimizer state."""
     found = {
         **trainer.learner.weights.state_dict(),
         **trainer.learner.objective.state_dict(),
@@ -127,14 +127,14 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in found.items()}
 
 
-def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+def differing_names(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
     assert a.keys() == b.keys()
     return [name for name in a if not torch.equal(a[name], b[name])]
 
 
 @pytest.fixture(scope="module")
 def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """In float32."""
+    """The losses of a run in float32."""
     return step_losses(tmp_path_factory.mktemp("curve") / "run")
 
 
@@ -152,7 +152,7 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_the_loss_follows_that_of_float32(
+def test_the_loss_curve_stays_close_to_float32(
     precision: tuple[str, ...], tolerance: float, curve: list[float], tmp_path: Path
 ) -> None:
     found = step_losses(tmp_path / "run", f"precision={precision[0]}", *precision[1:])
@@ -160,9 +160,9 @@ def test_the_loss_follows_that_of_float32(
     assert 0 < max(differences) < tolerance
 
 
-# -------------------------------------------------------------------------------------------------- the loss scale
+# ------------------------------------------------------------------------------------------------------ loss scale
 
-# BatchNorm, dropout, u of each sample, an average of the weights: all that a skipped step must leave as it is.
+# State that a skipped step must not change: BatchNorm, dropout, u of each sample, the weight average.
 STATEFUL = (
     "precision=amp_fp16",
     "objective=fastclip_v3",
@@ -177,8 +177,8 @@ STATEFUL = (
 )
 
 
-def test_a_skipped_step_leaves_no_trace(tmp_path: Path) -> None:
-    """A run whose first scale overflows is bit for bit one that begins with the scale that then fits."""
+def test_a_skipped_step_leaves_the_state_unchanged(tmp_path: Path) -> None:
+    """A run whose first scale overflows is bit-identical to a run that starts with the largest fitting scale."""
     overflows = Trainer(small(tmp_path / "overflows", *STATEFUL, f"precision.loss_scale={2**24}"))
     overflows.fit()
     assert 2 <= overflows.learner.loss_scale.skipped <= 20
@@ -187,9 +187,9 @@ def test_a_skipped_step_leaves_no_trace(tmp_path: Path) -> None:
     fits = Trainer(small(tmp_path / "fits", *STATEFUL, f"precision.loss_scale={fitting}"))
     fits.fit()
     assert fits.learner.loss_scale.skipped == 0
-    assert differing(weights(fits), weights(overflows)) == []
+    assert differing_names(weights(fits), weights(overflows)) == []
     assert fits.learner.average is not None and overflows.learner.average is not None
-    assert differing(fits.learner.average.model.state_dict(), overflows.learner.average.model.state_dict()) == []
+    assert differing_names(fits.learner.average.model.state_dict(), overflows.learner.average.model.state_dict()) == []
     assert torch.equal(
         read(fits.learner.objective, 256).nan_to_num(), read(overflows.learner.objective, 256).nan_to_num()
     )
@@ -204,15 +204,15 @@ def test_a_skipped_step_leaves_no_trace(tmp_path: Path) -> None:
     assert all("non_finite" not in event["event"] for event in events(tmp_path / "overflows"))
 
 
-def test_the_scale_goes_on_where_it_was(tmp_path: Path) -> None:
-    """It doubles after each third step; the second run ends after step 2."""
+def test_the_loss_scale_resumes_exactly(tmp_path: Path) -> None:
+    """The scale doubles after every third step; the interrupted run ends after step 2."""
     growing = (
         "precision=amp_fp16",
         "precision.loss_scale=1024",
         "precision.loss_scale_growth=3",
         "checkpoint.every=2st",
     )
-    whole = trained(tmp_path / "whole", *growing)
+    whole = train_small(tmp_path / "whole", *growing)
     first = Trainer(small(tmp_path / "parts", *VIT, *growing))
     step = first.step
 
@@ -224,29 +224,31 @@ def test_the_scale_goes_on_where_it_was(tmp_path: Path) -> None:
     first.step = stopping  # type: ignore[method-assign]
     with pytest.raises(InterruptedError):
         first.fit()
-    again = trained(tmp_path / "parts", *growing, "resume=auto")
+    again = train_small(tmp_path / "parts", *growing, "resume=auto")
     assert (
         again.learner.loss_scale.state()
         == whole.learner.loss_scale.state()
         == {"scale": 2048.0, "steps": 1, "skipped": 0}
     )
-    assert differing(weights(again), weights(whole)) == []
+    assert differing_names(weights(again), weights(whole)) == []
 
 
-def test_a_gradient_that_no_scale_makes_finite_is_left_to_non_finite(tmp_path: Path) -> None:
+def test_a_gradient_that_overflows_at_every_scale_raises_the_non_finite_error(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "run", *VIT, "precision=amp_fp16", "precision.loss_scale=8"))
     trainer.learner.model.text.projection.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(ClipxError, match="the gradient is not finite at step 0: lower optimizer.lr"):
         trainer.fit()
-    assert trainer.learner.loss_scale.skipped == 3  # 8, 4, 2; at 1 the scale is not to blame
+    assert (
+        trainer.learner.loss_scale.skipped == 3
+    )  # at scales 8, 4 and 2; at scale 1 the loss scale cannot be the cause
 
 
 # ------------------------------------------------------------------------------------------------- master weights
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_checkpoints_hold_the_master_weights_and_any_format_goes_on_from_them(precision: str, tmp_path: Path) -> None:
-    trainer = trained(tmp_path / "run", f"precision={precision}", "duration=2st")
+def test_checkpoints_hold_master_weights_and_resume_in_any_format(precision: str, tmp_path: Path) -> None:
+    trainer = train_small(tmp_path / "run", f"precision={precision}", "duration=2st")
     narrow = trainer.learner.precision.dtype
     saved = tensors(tmp_path / "run", 2)
     assert {saved[f"model/{name}"].dtype for name, _ in trainer.learner.model.named_parameters()} == {torch.float32}
@@ -260,14 +262,14 @@ def test_checkpoints_hold_the_master_weights_and_any_format_goes_on_from_them(pr
     for other in (precision, "amp_bf16"):
         again = Trainer(small(tmp_path / "run", *VIT, f"precision={other}", "duration=2st", "resume=auto"))
         again.close()
-        assert differing(weights(again), weights(trainer)) == []
+        assert differing_names(weights(again), weights(trainer)) == []
         assert torch.equal(
             again.learner.model.text.projection.weight,
             trainer.learner.weights.text.projection.weight.to(again.learner.precision.dtype),
         )
 
 
-def test_small_updates_add_up_in_master_weights_and_are_lost_without_them(tmp_path: Path) -> None:
+def test_small_updates_accumulate_only_with_master_weights(tmp_path: Path) -> None:
     tiny = (
         "precision=bf16",
         "optimizer.lr=1e-7",
@@ -286,8 +288,8 @@ def test_small_updates_add_up_in_master_weights_and_are_lost_without_them(tmp_pa
     assert (found[1] > 0).float().mean() < 0.05
 
 
-def test_batch_norm_stays_in_float32_and_its_averages_are_one_state(tmp_path: Path) -> None:
-    """Of the default image tower. A resumed run is the one that never stopped."""
+def test_batch_norm_stays_in_float32_and_shares_its_statistics(tmp_path: Path) -> None:
+    """Model, optimizer copy and checkpoint of the default image tower share the BatchNorm statistics."""
     short = ("precision=bf16", "checkpoint.every=1st", "optimizer.ema_decay=0.9")
     trainer = Trainer(small(tmp_path / "run", *short, "duration=2st"))
     norms = [m for m in trainer.learner.model.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -331,7 +333,7 @@ def test_batch_norm_stays_in_float32_and_its_averages_are_one_state(tmp_path: Pa
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_at_composition(overrides: tuple[str, ...], message: str) -> None:
+def test_incompatible_options_raise_an_error_at_composition(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*overrides)
     assert str(caught.value) == message
@@ -348,7 +350,7 @@ def test_float16_without_master_weights_warns(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("spec", [Float8Spec(emulate=True), Int8Spec(emulate=True)], ids=["float8", "int8"])
-def test_the_linear_layers_of_blocks_are_converted_and_nothing_else(spec: PrecisionSpec) -> None:
+def test_only_the_linear_layers_of_blocks_are_converted(spec: PrecisionSpec) -> None:
     model = compose(*VIT).model.build(CPU, spec.build(CPU).dtype)
     before, weight = list(model.state_dict()), model.text.blocks[0].get_parameter("mlp.fc1.weight")
     names = spec.convert(named_blocks(model))
@@ -360,7 +362,7 @@ def test_the_linear_layers_of_blocks_are_converted_and_nothing_else(spec: Precis
     assert len(names) == 4 * (2 + 2)
 
 
-def test_what_is_converted_and_what_it_needs_is_told_at_the_start(tmp_path: Path) -> None:
+def test_the_startup_summary_lists_the_converted_layers(tmp_path: Path) -> None:
     overrides = ("precision=int8", "precision.emulate=true", "checkpoint=none")
     trainer = Trainer(small(tmp_path / "run", *VIT, *overrides))
     trainer.close()
@@ -371,14 +373,14 @@ def test_what_is_converted_and_what_it_needs_is_told_at_the_start(tmp_path: Path
     )
 
 
-def test_a_model_without_layers_to_convert_is_refused() -> None:
+def test_a_model_without_layers_to_convert_raises_an_error() -> None:
     with pytest.raises(
         ConfigError, match=r"^precision=float8 and int8 have no effect on this model, .*: use amp_bf16$"
     ):
         Float8Spec(emulate=True).convert({"block": nn.Linear(12, 16)})
 
 
-def test_without_torchao_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torchao_raises_an_error_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         ConfigError, match=r"^precision=int8 needs torchao, .*: pip install 'clipx\[quantized\]', or use"
@@ -387,7 +389,7 @@ def test_without_torchao_the_message_says_how_to_install_it(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("spec", "least"), [(Float8Spec(), "8.9"), (Int8Spec(), "8.0")], ids=["float8", "int8"])
-def test_a_device_without_the_products_is_refused(
+def test_a_device_without_support_raises_an_error(
     spec: PrecisionSpec, least: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(

@@ -55,12 +55,12 @@ def stored(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def distilling(run_dir: Path, *overrides: str) -> Trainer:
+def distillation_trainer(run_dir: Path, *overrides: str) -> Trainer:
     return Trainer(small(run_dir, *VIT, *DATA, "objective=distillation", *overrides))
 
 
-def logged(run_dir: Path, *overrides: str) -> list[dict[str, float]]:
-    distilling(run_dir, *overrides).fit()
+def training_rows(run_dir: Path, *overrides: str) -> list[dict[str, float]]:
+    distillation_trainer(run_dir, *overrides).fit()
     return untimed_rows(run_dir)
 
 
@@ -150,7 +150,7 @@ def test_the_larger_view_decides_the_jpeg_decoding_size() -> None:
 
 
 def test_a_student_learns_from_a_teacher_of_another_architecture(trained: Path, tmp_path: Path) -> None:
-    found = logged(tmp_path / "run", *OTHER, f"teacher.weights={trained}")
+    found = training_rows(tmp_path / "run", *OTHER, f"teacher.weights={trained}")
     assert len(found) == 3
     for row in found:
         assert row["train/loss"] == pytest.approx(row["train/contrastive_loss"] + row["train/distill_loss"])
@@ -174,25 +174,25 @@ def test_two_ranks_with_micro_batches_equal_a_single_process(trained: Path, tmp_
 def test_a_run_resumes_only_with_the_same_teacher(trained: Path, tmp_path: Path) -> None:
     teacher = tmp_path / "moved" / "teacher"
     shutil.copytree(trained, teacher)
-    whole = logged(tmp_path / "run", f"teacher.weights={teacher}", "checkpoint.every=1st")
+    whole = training_rows(tmp_path / "run", f"teacher.weights={teacher}", "checkpoint.every=1st")
     again = tmp_path / "again"
     shutil.copytree(tmp_path / "run", again)
-    found = distilling(again, f"teacher.weights={trained}", "checkpoint.every=1st", "resume=step:1")
+    found = distillation_trainer(again, f"teacher.weights={trained}", "checkpoint.every=1st", "resume=step:1")
     assert f"teacher.weights: {teacher} -> {trained}" in found.notes
     found.fit()
     assert losses(again)[-2:] == [row["train/loss"] for row in whole[1:]]
 
     message = r"teacher\.weights=.* is not the teacher of .* \(digest \w{16}, in the checkpoint \w{16}\)"
     with pytest.raises(CheckpointError, match=message):
-        distilling(again, f"teacher.weights={tmp_path}/run", "resume=step:1")
+        distillation_trainer(again, f"teacher.weights={tmp_path}/run", "resume=step:1")
     with pytest.raises(CheckpointError, match=r"teacher\.temperature: None -> 0\.5"):
-        distilling(again, f"teacher.weights={trained}", "teacher.temperature=0.5", "resume=step:1")
+        distillation_trainer(again, f"teacher.weights={trained}", "teacher.temperature=0.5", "resume=step:1")
 
 
 def test_the_start_of_a_run_reports_its_teacher(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logged(tmp_path / "run", f"teacher.weights={trained}")
+    training_rows(tmp_path / "run", f"teacher.weights={trained}")
     assert "48 pixels, float32" in " ".join(capsys.readouterr().out.split())
 
 
@@ -205,11 +205,11 @@ def test_stored_embeddings_equal_the_live_teacher_for_equal_views(trained: Path,
     Each step draws another caption.
     """
     options = (*PLAIN, "duration=4st", "model.embed_dim=48", "precision=fp64")
-    live = logged(tmp_path / "live", *options, f"teacher.weights={trained}")
+    live = training_rows(tmp_path / "live", *options, f"teacher.weights={trained}")
     wide = (f"out={tmp_path}/wide", "dtype=float64", "precision=fp64")
     embed(compose(f"run={trained}", *wide, config_name="embed"))
-    found = logged(tmp_path / "wide.run", *options, f"teacher.embeddings={tmp_path}/wide")
-    rounded = logged(tmp_path / "rounded", *options, f"teacher.embeddings={stored}")
+    found = training_rows(tmp_path / "wide.run", *options, f"teacher.embeddings={tmp_path}/wide")
+    rounded = training_rows(tmp_path / "rounded", *options, f"teacher.embeddings={stored}")
     assert len(found) == 4 and found[0].keys() == live[0].keys()
     for one, other, expected in zip(found, rounded, live, strict=True):
         for name in ("train/loss", "train/contrastive_loss", "train/distill_loss"):
@@ -225,13 +225,13 @@ def test_stored_embeddings_work_with_loader_processes_on_several_ranks(stored: P
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
 
 
-def opened(stored: Path, temperature: float | None = None) -> tuple[StoredEmbeddings, Source]:
+def open_stored(stored: Path, temperature: float | None = None) -> tuple[StoredEmbeddings, Source]:
     train = compose(*SMALL, *DATA).data.open().train
     return StoredEmbeddings.open(str(stored), temperature, train), train
 
 
 def test_a_row_belongs_to_its_sample_and_caption(stored: Path) -> None:
-    found, train = opened(stored, temperature=0.02)
+    found, train = open_stored(stored, temperature=0.02)
     assert found.scale == 50
     for index in (0, 39, 40, 95):
         number, row = divmod(index, 40)
@@ -253,7 +253,7 @@ def test_a_sample_that_was_not_embedded_is_a_bad_sample(stored: Path, tmp_path: 
     offsets = np.load(path)
     offsets[8:] -= offsets[8] - offsets[7]  # sample 7 has no captions now, so all later rows shift
     np.save(path, offsets)
-    found, train = opened(folder)
+    found, train = open_stored(folder)
     with pytest.raises(BadSample, match="could not be read when they were written"):
         found.rows(7, train.read(7), train.read(7).captions[0])
     order, view = Order(train.sizes, 0, 100), ImageView(48, [1.0, 1.0], 10**6)
@@ -264,7 +264,7 @@ def test_a_sample_that_was_not_embedded_is_a_bad_sample(stored: Path, tmp_path: 
     assert [given.shape for given in all_of_them.targets] == [(96, 128), (96, 128)]
 
 
-def spoiled(stored: Path, folder: Path, how: str) -> Path:
+def damaged_copy(stored: Path, folder: Path, how: str) -> Path:
     shutil.copytree(stored, folder)
     manifest = folder / "manifest.json"
     values = json.loads(manifest.read_text())
@@ -309,15 +309,15 @@ def spoiled(stored: Path, folder: Path, how: str) -> Path:
 def test_mismatched_or_damaged_stored_embeddings_raise_an_error(
     stored: Path, tmp_path: Path, how: str, message: str
 ) -> None:
-    folder = spoiled(stored, tmp_path / "copy", how)
+    folder = damaged_copy(stored, tmp_path / "copy", how)
     with pytest.raises(ClipxError) as caught:
-        opened(folder)
+        open_stored(folder)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_embeddings_of_other_data_raise_an_error_before_training(stored: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"teacher\.embeddings=.* is of other data \(fingerprint \w+, 96 samples\)"):
-        distilling(tmp_path / "run", f"teacher.embeddings={stored}", "data.samples=64")
+        distillation_trainer(tmp_path / "run", f"teacher.embeddings={stored}", "data.samples=64")
     assert not (tmp_path / "run").exists()
 
 
@@ -354,7 +354,7 @@ def test_invalid_teacher_options_raise_an_error_at_composition(overrides: list[s
 
 def test_a_path_without_weights_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(ClipxError, match=f"^teacher.weights={tmp_path}/nothing"):
-        distilling(tmp_path / "run", f"teacher.weights={tmp_path}/nothing")
+        distillation_trainer(tmp_path / "run", f"teacher.weights={tmp_path}/nothing")
     assert not (tmp_path / "run").exists()
 
 
@@ -363,15 +363,15 @@ def test_weights_without_a_configuration_raise_an_error(trained: Path, tmp_path:
     save_file(model, tmp_path / "bare.safetensors")
     message = r"^teacher\.weights=.*bare\.safetensors holds weights without a configuration, so towers, tokenizer"
     with pytest.raises(CheckpointError, match=message):
-        distilling(tmp_path / "run", f"teacher.weights={tmp_path}/bare.safetensors")
+        distillation_trainer(tmp_path / "run", f"teacher.weights={tmp_path}/bare.safetensors")
 
 
 def test_a_teacher_without_a_learned_temperature_requires_the_option(tmp_path: Path) -> None:
     Trainer(small(tmp_path / "teacher", *VIT, *DATA, "objective=fastclip_v1", "duration=1st")).fit()
     message = r"teacher\.weights=.* has no temperature \(trained without a single one, or saved without it\): give teacher\.temperature"
     with pytest.raises(ConfigError, match=message):
-        distilling(tmp_path / "run", f"teacher.weights={tmp_path}/teacher")
-    found = logged(tmp_path / "run", f"teacher.weights={tmp_path}/teacher", "teacher.temperature=0.05")
+        distillation_trainer(tmp_path / "run", f"teacher.weights={tmp_path}/teacher")
+    found = training_rows(tmp_path / "run", f"teacher.weights={tmp_path}/teacher", "teacher.temperature=0.05")
     assert math.isfinite(found[-1]["train/distill_loss"])
 
 

@@ -58,7 +58,7 @@ def write_folder(folder: Path, state: State, config: dict[str, Any] | None = Non
     return folder
 
 
-def filled(place: str, spec: ModelSpec) -> tuple[State, list[str], LoadedWeights]:
+def load_into_model(place: str, spec: ModelSpec) -> tuple[State, list[str], LoadedWeights]:
     """Returns (state of a model after loading from `place`, expected log lines, loaded weights)."""
     torch.manual_seed(9)
     model: CLIP = spec.build(CPU, torch.float32)
@@ -67,7 +67,7 @@ def filled(place: str, spec: ModelSpec) -> tuple[State, list[str], LoadedWeights
 
 
 def check_filled(place: str, spec: ModelSpec, wanted: State) -> LoadedWeights:
-    state, _, found = filled(place, spec)
+    state, _, found = load_into_model(place, spec)
     assert state.keys() == wanted.keys()
     assert all(torch.equal(state[name], wanted[name]) for name in wanted)
     return found
@@ -76,7 +76,7 @@ def check_filled(place: str, spec: ModelSpec, wanted: State) -> LoadedWeights:
 # ------------------------------------------------------------------------------------------------------ sources
 
 
-def saved(tensors: Any, path: Path) -> None:
+def save_pt(tensors: Any, path: Path) -> None:
     torch.save(tensors, path)
 
 
@@ -90,10 +90,10 @@ def module_of(state: State) -> dict[str, Any]:
     ("name", "write"),
     [
         ("weights.safetensors", lambda state, path: save_file(state, path)),
-        ("weights.pt", saved),
+        ("weights.pt", save_pt),
         ("old.pth", lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False)),
-        ("pytorch_model.bin", saved),
-        ("epoch_3.pt", lambda state, path: saved(module_of(state), path)),
+        ("pytorch_model.bin", save_pt),
+        ("epoch_3.pt", lambda state, path: save_pt(module_of(state), path)),
     ],
 )
 def test_a_file_without_a_configuration_loads_into_the_composed_model(
@@ -125,7 +125,7 @@ def test_an_open_clip_folder_defines_its_model(
     assert to_dict(found.spec) == {**to_dict(spec), "name": "model"}
 
 
-def put(folder: Path, there: str) -> None:
+def upload(folder: Path, there: str) -> None:
     """Copies a folder into the storage of memory:// URLs."""
     for path in folder.rglob("*"):
         if path.is_file():
@@ -136,14 +136,14 @@ def test_a_url_is_fetched_once_and_again_after_a_change(
     state: State, spec: ModelSpec, wanted: State, tmp_path: Path
 ) -> None:
     url = "memory://fetched/model"
-    put(write_folder(tmp_path / "model", state), "/fetched/model")
+    upload(write_folder(tmp_path / "model", state), "/fetched/model")
     check_filled(url, spec, wanted)
     check_filled(f"{url}/open_clip_model.safetensors", spec, wanted)
     copies = {path: path.stat().st_mtime_ns for path in cache_folder("weights").rglob("open_clip*")}
     check_filled(url, spec, wanted)
     assert {path: path.stat().st_mtime_ns for path in cache_folder("weights").rglob("open_clip*")} == copies
     other = {name: tensor + 1 for name, tensor in state.items()}
-    put(write_folder(tmp_path / "other", other), "/fetched/model")
+    upload(write_folder(tmp_path / "other", other), "/fetched/model")
     check_filled(url, spec, from_open_clip(spec, other))
 
 
@@ -166,7 +166,7 @@ def test_a_run_and_its_checkpoints_load_from_a_path_and_a_url(tmp_path: Path) ->
         run_dir, "model.text.width=32", "model.text.layers=1", "checkpoint.every=2st", "checkpoint.keep_last=9"
     )
     Trainer(spec).fit()
-    put(run_dir, "/runs/run")
+    upload(run_dir, "/runs/run")
     newest, first = (load_weights(f"{run_dir}{below}") for below in ("", "/checkpoints/step-00000002"))
     assert newest.spec is not None
     assert newest.log_scale != first.log_scale
@@ -211,7 +211,7 @@ def test_a_hub_repository_is_read_from_the_cache_and_named_if_unreachable(
 # -------------------------------------------------------------------------------------------- rejected weights
 
 
-def refused(place: Path | str) -> str:
+def load_error(place: Path | str) -> str:
     with pytest.raises(ClipxError) as caught:
         load_weights(str(place))
     assert "\n" not in str(caught.value)
@@ -238,7 +238,7 @@ def test_a_pickle_with_code_raises_an_error_without_running_it(
         "except Exception:\n    pickle.load(open(sys.argv[1], 'rb'))",
         str(tmp_path / name),
     )
-    said = refused(tmp_path / name)
+    said = load_error(tmp_path / name)
     assert flag.absent
     assert "could run any code" in said
     assert "convert it in a process that you trust with it: safetensors.torch.save_file" in said
@@ -248,14 +248,14 @@ def test_a_pickle_with_code_in_an_open_clip_folder_is_not_run(flag: Flag, state:
     folder = write_folder(tmp_path / "model", state)
     (folder / "open_clip_model.safetensors").unlink()
     (folder / "open_clip_pytorch_model.bin").write_bytes(flag.saved())
-    assert "convert it" in refused(folder)
+    assert "convert it" in load_error(folder)
     assert flag.absent
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_torchscript_archive_raises_an_error_with_the_conversion(tmp_path: Path) -> None:
     torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(str(tmp_path / "ViT-B-32.pt"))
-    assert "is a TorchScript archive, which is a program: convert it in a process that you trust" in refused(
+    assert "is a TorchScript archive, which is a program: convert it in a process that you trust" in load_error(
         tmp_path / "ViT-B-32.pt"
     )
 
@@ -267,7 +267,7 @@ def test_a_truncated_file_raises_an_error(name: str, share: float, state: State,
     save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    said = refused(path)
+    said = load_error(path)
     assert str(path) in said
     assert "get it again" in said or "is damaged" in said
 
@@ -282,7 +282,7 @@ def test_a_truncated_file_raises_an_error(name: str, share: float, state: State,
 )
 def test_a_file_without_a_state_dict_raises_an_error(content: Any, message: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "weights.pt")
-    assert message in refused(tmp_path / "weights.pt")
+    assert message in load_error(tmp_path / "weights.pt")
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_file_without_a_state_dict_raises_an_error(content: Any, message: str,
 )
 def test_a_path_without_weights_raises_an_error(make: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     make(tmp_path / "place")
-    assert message in refused(tmp_path / "place")
+    assert message in load_error(tmp_path / "place")
 
 
 @pytest.mark.parametrize(
@@ -316,12 +316,14 @@ def test_an_incomplete_folder_raises_an_error(
 ) -> None:
     folder = write_folder(tmp_path / "model", state)
     (folder / name).unlink() if content is None else (folder / name).write_text(content)
-    assert message in refused(folder)
+    assert message in load_error(folder)
 
 
 def test_a_url_without_weights_raises_an_error() -> None:
-    assert "model.weights=memory://nowhere/weights.pt cannot be read" in refused("memory://nowhere/weights.pt")
-    assert refused("memory://nowhere/run") == "memory://nowhere/run holds no checkpoint and no weights: check the URL"
+    assert "model.weights=memory://nowhere/weights.pt cannot be read" in load_error("memory://nowhere/weights.pt")
+    assert (
+        load_error("memory://nowhere/run") == "memory://nowhere/run holds no checkpoint and no weights: check the URL"
+    )
 
 
 def test_urls_with_commands_secrets_or_archives_raise_an_error() -> None:
@@ -354,7 +356,7 @@ def test_a_stored_configuration_must_match_the_model(
     config = {**VIT, **change}
     write_folder(tmp_path / "model", trained(config).state_dict(), config)
     with pytest.raises(CheckpointError, match=f"^{tmp_path / 'model'} holds weights of another model: .*{keys}"):
-        filled(str(tmp_path / "model"), spec)
+        load_into_model(str(tmp_path / "model"), spec)
 
 
 def test_another_normalisation_than_in_training_raises_an_error(state: State, spec: ModelSpec, tmp_path: Path) -> None:
@@ -364,7 +366,7 @@ def test_another_normalisation_than_in_training_raises_an_error(state: State, sp
     with pytest.raises(
         CheckpointError, match=r"image\.mean=\[0\.5, 0\.5, 0\.5\], expected \[0\.48145466, .*image\.std"
     ):
-        filled(str(folder), spec)
+        load_into_model(str(folder), spec)
 
 
 def test_bare_weights_of_another_shape_raise_an_error_with_the_shape(spec: ModelSpec, tmp_path: Path) -> None:
@@ -372,7 +374,7 @@ def test_bare_weights_of_another_shape_raise_an_error_with_the_shape(spec: Model
     torch.save(trained(config).state_dict(), tmp_path / "weights.pt")
     message = r"does not fit: missing nothing; .* shape text\.positional_embedding \[16, 32\] against \[12, 32\]"
     with pytest.raises(CheckpointError, match=message):
-        filled(str(tmp_path / "weights.pt"), spec)
+        load_into_model(str(tmp_path / "weights.pt"), spec)
 
 
 def test_bare_weights_of_another_architecture_raise_an_error_with_the_tensors(spec: ModelSpec, tmp_path: Path) -> None:
@@ -381,7 +383,7 @@ def test_bare_weights_of_another_architecture_raise_an_error_with_the_tensors(sp
         r"do not fit model vit: missing visual\.trunk\.blocks\.0\..* and \d+ more; unexpected visual\.trunk\..* more"
     )
     with pytest.raises(CheckpointError, match=message):
-        filled(str(tmp_path / "weights.pt"), spec)
+        load_into_model(str(tmp_path / "weights.pt"), spec)
 
 
 def test_equivalent_timm_names_accept_the_same_weights(state: State, wanted: State, tmp_path: Path) -> None:

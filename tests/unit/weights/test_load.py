@@ -34,7 +34,7 @@ def write_folder(folder: Path, twin: nn.Module, config: dict[str, Any]) -> Path:
     return folder
 
 
-def of_size(size: int) -> dict[str, Any]:
+def config_of_size(size: int) -> dict[str, Any]:
     return {**VIT, "vision_cfg": {**VIT["vision_cfg"], "image_size": size}}
 
 
@@ -44,10 +44,10 @@ def of_size(size: int) -> dict[str, Any]:
 @pytest.mark.parametrize(("size", "grid"), [(48, "6x6"), (16, "2x2")])
 def test_features_at_another_image_size_equal_open_clip(size: int, grid: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", trained(VIT), VIT)
-    model = spec_of(of_size(size), "vit").build(CPU, torch.float32)
+    model = spec_of(config_of_size(size), "vit").build(CPU, torch.float32)
     notes = load_into(model, load_weights(str(folder)))
     assert notes == [f"image.trunk.pos_embed was interpolated from 4x4 positions to {grid}"]
-    twin = built(of_size(size))
+    twin = built(config_of_size(size))
     load_checkpoint(twin, str(folder / "open_clip_model.safetensors"))
     check_features(model.eval(), twin)
 

@@ -109,7 +109,7 @@ def test_siglip_has_the_parameter_count_of_open_clip() -> None:
     with META:
         twin = built(published("vit_b16_siglip"))
     mine = compose("model=vit_b16_siglip").model.build(META, torch.float32)
-    scale_and_bias = 2  # scale and bias belong to the objective
+    scale_and_bias = 2  # parameters that belong to the objective
     assert sum(p.numel() for p in twin.parameters()) == 203_155_970
     assert sum(p.numel() for p in mine.parameters()) + scale_and_bias == 203_155_970
     assert len(mine.state_dict()) + scale_and_bias == len(twin.state_dict()) == 314
@@ -138,23 +138,35 @@ def test_missing_and_unexpected_tensors_are_listed() -> None:
         from_open_clip(spec, state)
 
 
-def varied(part: str, key: str, value: Any) -> dict[str, Any]:
+def varied_config(part: str, key: str, value: Any) -> dict[str, Any]:
     return {**SMALL["vit"], part: {**SMALL["vit"][part], key: value}}
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (varied("text_cfg", "hf_model_name", "roberta-base"), r"text_cfg\.hf_model_name=roberta-base in the config"),
-        (varied("text_cfg", "pool_type", "eos"), r"text_cfg\.pool_type=eos in the configuration has no counterpart"),
-        (varied("vision_cfg", "pool_type", "avg"), r"vision_cfg\.pool_type=avg in the configuration has no"),
-        (varied("vision_cfg", "qk_norm", True), r"vision_cfg\.qk_norm=True in the configuration has no counterpart"),
         (
-            varied("vision_cfg", "image_size", [32, 64]),
+            varied_config("text_cfg", "hf_model_name", "roberta-base"),
+            r"text_cfg\.hf_model_name=roberta-base in the config",
+        ),
+        (
+            varied_config("text_cfg", "pool_type", "eos"),
+            r"text_cfg\.pool_type=eos in the configuration has no counterpart",
+        ),
+        (varied_config("vision_cfg", "pool_type", "avg"), r"vision_cfg\.pool_type=avg in the configuration has no"),
+        (
+            varied_config("vision_cfg", "qk_norm", True),
+            r"vision_cfg\.qk_norm=True in the configuration has no counterpart",
+        ),
+        (
+            varied_config("vision_cfg", "image_size", [32, 64]),
             r"vision_cfg\.image_size=\[32, 64\] in the configuration has no",
         ),
-        (varied("vision_cfg", "width", "wide"), r"^the configuration of small is not a configuration of open_clip \("),
-        (varied("vision_cfg", "timm_model_name", "hf-hub:org/name"), r"=hf-hub:org/name is not a model of timm"),
+        (
+            varied_config("vision_cfg", "width", "wide"),
+            r"^the configuration of small is not a configuration of open_clip \(",
+        ),
+        (varied_config("vision_cfg", "timm_model_name", "hf-hub:org/name"), r"=hf-hub:org/name is not a model of timm"),
         ({**SMALL["vit"], "novelty": 1}, r"^novelty=1 in the configuration has no counterpart"),
         ({"embed_dim": 3, "vision_cfg": {}}, r"^text_cfg is missing in the configuration"),
         ({**SMALL["vit"], "vision_cfg": 3}, r"^vision_cfg is 3, not a mapping"),

@@ -43,7 +43,7 @@ def cells(output: str) -> list[str]:
     return [cell.strip() for cell in row.strip("│").split("│")]
 
 
-def cached() -> set[str]:
+def cached_files() -> set[str]:
     return {path.name for path in (Path(os.environ["CLIPX_CACHE"]) / "index").iterdir()}
 
 
@@ -54,7 +54,7 @@ def test_index_command_prints_counts_bytes_and_fingerprint(shards: Path) -> None
     fingerprint = WebDatasetSpec(name="x", shards=f"{shards}/*.tar", held_out_share=0).open().train.fingerprint
     assert cells(out) == ["5", "13", f"{size:,}", "0", "13 samples", fingerprint]
     assert set(shards.iterdir()) == before
-    assert len(cached()) == 2 * len(SIZES)
+    assert len(cached_files()) == 2 * len(SIZES)
 
 
 def test_a_run_uses_the_index_of_the_command(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +71,10 @@ def test_parts_indexed_in_separate_processes_equal_the_whole_index(
         _, out, _ = command(f"shards={shards}/*.tar", f"part={k}/3")
         assert cells(out)[:2] == [["2", "4"], ["2", "4"], ["1", "5"]][k - 1]
         assert len(cells(out)) == 4, "only the whole index prints the samples of an epoch"
-        assert len(cached() - seen[-1]) == 2 * len(SIZES[k - 1 :: 3]), "each part indexes only its shards"
-        seen.append(cached())
+        assert len(cached_files() - seen[-1]) == 2 * len(SIZES[k - 1 :: 3]), "each part indexes only its shards"
+        seen.append(cached_files())
     parts = index_shards(expand(f"{shards}/*.tar", "shards"), TXT)
-    assert cached() == seen[-1], "all shards are indexed already"
+    assert cached_files() == seen[-1], "all shards are indexed already"
     monkeypatch.setenv("CLIPX_CACHE", str(shards.parent / "other"))
     whole = index_shards(expand(f"{shards}/*.tar", "shards"), TXT)
     assert [(i.samples, i.digest, i.bad, i.size) for i in parts] == [
@@ -149,13 +149,13 @@ def bad_of(url: Path | str) -> list[str]:
     return [item.reason for item in found.bad]
 
 
-def stats(path: Path, successes: object) -> None:
+def write_stats(path: Path, successes: object) -> None:
     path.write_text(json.dumps({"count": 10, "successes": successes, "failed_to_download": 1, "status_dict": {}}))
 
 
 @pytest.mark.parametrize(("successes", "told"), [(5, False), (4, False), (7, True), (None, False), ("7", False)])
 def test_img2datasets_stats_are_a_cross_check(shards: Path, successes: object, told: bool) -> None:
-    stats(shards / "00002_stats.json", successes)
+    write_stats(shards / "00002_stats.json", successes)
     reason = "shard has 5 usable samples, but 00002_stats.json lists 7"
     assert bad_of(shards / "00002.tar") == [reason] * told
 
@@ -176,7 +176,7 @@ def test_unreadable_counts_are_ignored(shards: Path, content: bytes) -> None:
 
 
 def test_a_truncated_shard_reports_the_damage_and_the_expected_count(shards: Path) -> None:
-    stats(shards / "00002_stats.json", 5)
+    write_stats(shards / "00002_stats.json", 5)
     os.truncate(shards / "00002.tar", 6000)
     damage, count = bad_of(shards / "00002.tar")
     assert damage == (
@@ -188,42 +188,42 @@ def test_a_truncated_shard_reports_the_damage_and_the_expected_count(shards: Pat
 # ------------------------------------------------------------------------------------------------------- changes
 
 
-def indexed(path: Path) -> ShardIndex:
+def index_of(path: Path) -> ShardIndex:
     (found,) = index_shards([str(path)], TXT)
     return found
 
 
 def test_a_change_of_size_or_mtime_reindexes_the_shard(shards: Path) -> None:
     path = shards / "00002.tar"
-    first, time = indexed(path), path.stat().st_mtime_ns
+    first, time = index_of(path), path.stat().st_mtime_ns
     with path.open("ab") as file:
         file.write(bytes(10240))
     os.utime(path, ns=(time, time))
-    longer = indexed(path)
+    longer = index_of(path)
     assert longer.table != first.table, "another size, the same mtime"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"caption 3", b"caption X"))
     os.utime(path, ns=(time, time + 1_000_000))
-    assert indexed(path).table != longer.table, "the same size, an mtime 1 ms later"
+    assert index_of(path).table != longer.table, "the same size, an mtime 1 ms later"
     os.utime(path, ns=(time, time))
-    assert indexed(path).table == longer.table, "the cached index matches again at the previous size and mtime"
+    assert index_of(path).table == longer.table, "the cached index matches again at the previous size and mtime"
 
 
 def test_a_moved_shard_is_reindexed_with_the_same_digest(shards: Path) -> None:
-    first = indexed(shards / "00002.tar")
+    first = index_of(shards / "00002.tar")
     (shards / "00002.tar").rename(shards / "moved.tar")
-    moved = indexed(shards / "moved.tar")
+    moved = index_of(shards / "moved.tar")
     assert (moved.table != first.table, moved.digest) == (True, first.digest)
 
 
 def test_a_symlink_shares_the_index_of_its_target(shards: Path) -> None:
     (shards / "link.tar").symlink_to(shards / "00002.tar")
-    assert indexed(shards / "link.tar").table == indexed(shards / "00002.tar").table
+    assert index_of(shards / "link.tar").table == index_of(shards / "00002.tar").table
 
 
 def test_the_table_holds_offset_and_size_of_each_member(shards: Path) -> None:
     content = (shards / "00002.tar").read_bytes()
-    table = load_table(indexed(shards / "00002.tar").table)
+    table = load_table(index_of(shards / "00002.tar").table)
     assert table.shape == (5, 4, 2)
     for row, number in zip(table.tolist(), range(3, 8), strict=True):
         offset, size = row[TXT]

@@ -67,7 +67,7 @@ def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -
     return own_bucket
 
 
-def opened(url: str, **options: float) -> Source:
+def open_train(url: str, **options: float) -> Source:
     return WebDatasetSpec(name="far", shards=url, held_out_share=0.0, **{"retry_s": 20.0, **options}).open().train
 
 
@@ -87,7 +87,7 @@ def run_later(seconds: float, call: functools.partial[None]) -> None:
 
 @pytest.mark.parametrize("pattern", ["{00000..00002}.tar", "*.tar"])
 def test_shards_on_s3_equal_local_shards(bucket: str, tmp_path: Path, pattern: str) -> None:
-    far, near = opened(f"{bucket}/{pattern}"), opened(f"{tmp_path}/local/*.tar")
+    far, near = open_train(f"{bucket}/{pattern}"), open_train(f"{tmp_path}/local/*.tar")
     assert read_all(far) == read_all(near)
     assert (far.sizes, far.fingerprint) == (near.sizes, near.fingerprint)
     assert far.key(0) == f"{bucket}/00000.tar:000000000.jpg"
@@ -95,7 +95,7 @@ def test_shards_on_s3_equal_local_shards(bucket: str, tmp_path: Path, pattern: s
 
 def test_a_list_file_on_s3_expands_to_shards(bucket: str, endpoint: str) -> None:
     admin(endpoint).pipe_file(f"{bucket}/list.txt", b"00000.tar\n00002.tar\n")
-    assert opened(f"@{bucket}/list.txt").sizes == [6, 5]
+    assert open_train(f"@{bucket}/list.txt").sizes == [6, 5]
 
 
 def test_index_command_indexes_shards_on_s3(bucket: str) -> None:
@@ -105,12 +105,12 @@ def test_index_command_indexes_shards_on_s3(bucket: str) -> None:
 
 def test_many_shards_on_s3_are_indexed_in_parallel_processes(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipx.data.shards.index._REMOTE", 2)
-    assert captions(opened(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
+    assert captions(open_train(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
 def test_stats_json_next_to_a_shard_on_s3_is_read(bucket: str, endpoint: str) -> None:
     admin(endpoint).pipe_file(f"{bucket}/00001_stats.json", b'{"successes": 11}')
-    (bad,) = opened(f"{bucket}/*.tar").bad
+    (bad,) = open_train(f"{bucket}/*.tar").bad
     assert (bad.key, "00001_stats.json lists 11" in bad.reason) == (f"{bucket}/00001.tar", True)
 
 
@@ -127,7 +127,7 @@ def test_a_replaced_shard_on_s3_is_reindexed(bucket: str, endpoint: str, tmp_pat
 
 
 def test_a_sample_costs_one_request_and_prefetches_run_in_parallel(bucket: str, proxy: FaultyProxy) -> None:
-    source = opened(f"{bucket}/*.tar")
+    source = open_train(f"{bucket}/*.tar")
     source.read(0)
     proxy.requests = 0
     for i in range(10):
@@ -142,19 +142,19 @@ def test_a_sample_costs_one_request_and_prefetches_run_in_parallel(bucket: str, 
 
 
 def test_a_new_prefetch_drops_unread_samples_of_the_previous(bucket: str) -> None:
-    source = opened(f"{bucket}/*.tar")
+    source = open_train(f"{bucket}/*.tar")
     source.prefetch(range(10))  # type: ignore[attr-defined]
     source.prefetch([11])  # type: ignore[attr-defined]
-    assert waiting() == 1
-    other = opened(f"{bucket}/00000.tar")
+    assert unread_prefetches() == 1
+    other = open_train(f"{bucket}/00000.tar")
     other.prefetch([0])  # type: ignore[attr-defined]
-    assert waiting() == 2, "prefetches of another source are separate"
+    assert unread_prefetches() == 2, "prefetches of another source are separate"
     assert [source.read(i).captions for i in (3, 11)] == [["caption 3"], ["caption 11"]]
     assert other.read(0).captions == ["caption 0"]
-    assert waiting() == 0
+    assert unread_prefetches() == 0
 
 
-def waiting() -> int:
+def unread_prefetches() -> int:
     """Returns the number of prefetched reads that were not consumed."""
     return sum(map(len, remote._prefetcher(os.getpid()).futures.values()))
 
@@ -182,7 +182,7 @@ def test_other_fsspec_file_systems_are_supported(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     content = write_tar(tmp_path / "a.tar", img2dataset(range(4))).read_bytes()
     fsspec.filesystem("memory").pipe_file("/shards/a.tar", content)
-    assert captions(opened("memory://shards/*.tar")) == [f"caption {i}" for i in range(4)]
+    assert captions(open_train("memory://shards/*.tar")) == [f"caption {i}" for i in range(4)]
 
 
 def test_a_server_without_range_requests_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_server_without_range_requests_raises_an_error(tmp_path: Path, monkeyp
         with pytest.raises(
             DataError, match=r"^http://\S+/a.tar: its server ignores range requests and sends the whole file"
         ):
-            opened(f"http://127.0.0.1:{server.server_port}/a.tar")
+            open_train(f"http://127.0.0.1:{server.server_port}/a.tar")
         server.shutdown()
 
 
@@ -210,7 +210,7 @@ def remote_file(bucket: str, **access: float) -> ShardFile:
 @pytest.mark.parametrize(("mode", "amount"), [("some", 3), ("some", 4)])
 def test_sporadic_request_failures_are_retried(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
     proxy.set(mode, amount)
-    assert captions(opened(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
+    assert captions(open_train(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
 OUTAGES = [("down", 0), ("status", 500), ("status", 503), ("hang", 0), ("cut", 700)]
@@ -219,7 +219,7 @@ OUTAGES = [("down", 0), ("status", 500), ("status", 503), ("hang", 0), ("cut", 7
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("mode", "amount"), OUTAGES)
 def test_a_temporary_outage_loses_no_sample(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
-    source = opened(f"{bucket}/*.tar")
+    source = open_train(f"{bucket}/*.tar")
     source.read(0)
     proxy.set(mode, amount)
     run_later(1.5, functools.partial(proxy.set, "up"))
@@ -234,7 +234,7 @@ def test_a_temporary_outage_loses_no_sample(bucket: str, proxy: FaultyProxy, mod
 def test_a_permanent_outage_raises_an_error_with_the_url(
     bucket: str, proxy: FaultyProxy, mode: str, amount: int
 ) -> None:
-    source = opened(f"{bucket}/*.tar", retry_s=2.0)
+    source = open_train(f"{bucket}/*.tar", retry_s=2.0)
     proxy.set(mode, amount)
     with pytest.raises(
         DataError, match=rf"^{bucket}/00001.tar cannot be read: the storage failed for \d+ s \(.+\): check"
@@ -251,13 +251,13 @@ def test_an_outage_while_indexing_raises_an_error_with_the_url(
     proxy.set("down")
     for pattern in ("*.tar", "{00000..00002}.tar"):
         with pytest.raises(DataError, match=rf"^{bucket}/\S+ cannot be read: the storage failed for"):
-            opened(f"{bucket}/{pattern}", retry_s=1.0)
+            open_train(f"{bucket}/{pattern}", retry_s=1.0)
 
 
 def test_indexing_continues_after_an_outage(bucket: str, proxy: FaultyProxy) -> None:
     proxy.set("cut", 3000)  # in the middle of a shard
     run_later(1.5, functools.partial(proxy.set, "up"))
-    assert opened(f"{bucket}/{{00000..00002}}.tar").sizes == list(SIZES)
+    assert open_train(f"{bucket}/{{00000..00002}}.tar").sizes == list(SIZES)
 
 
 @contextlib.contextmanager
@@ -269,7 +269,7 @@ def counted_requests(proxy: FaultyProxy, requests: int) -> Iterator[None]:
 
 
 def test_permanent_errors_are_not_retried(bucket: str, endpoint: str, proxy: FaultyProxy) -> None:
-    source = opened(f"{bucket}/*.tar")
+    source = open_train(f"{bucket}/*.tar")
     admin(endpoint).rm_file(f"{bucket}/00001.tar")
     with counted_requests(proxy, 1), pytest.raises(BadSample, match="^shard cannot be read: "):
         source.read(7)
@@ -278,15 +278,15 @@ def test_permanent_errors_are_not_retried(bucket: str, endpoint: str, proxy: Fau
         source.read(0)
     clear_caches()  # fsspec's list of the bucket
     with counted_requests(proxy, 1), pytest.raises(DataError, match=r"shard \S+/00000.tar cannot be opened: "):
-        opened(f"{bucket}/00000.tar")
+        open_train(f"{bucket}/00000.tar")
     proxy.set("up")
     clear_caches()
     with pytest.raises(DataError, match=r"shard \S+/00001.tar does not exist: check the path"):
-        opened(f"{bucket}/{{00000..00002}}.tar")
+        open_train(f"{bucket}/{{00000..00002}}.tar")
 
 
 def test_a_shortened_shard_gives_bad_samples(bucket: str, endpoint: str) -> None:
-    source = opened(f"{bucket}/*.tar")
+    source = open_train(f"{bucket}/*.tar")
     admin(endpoint).pipe_file(f"{bucket}/00001.tar", bytes(5000))
     for index in (9, 14):
         with pytest.raises(BadSample, match="^shard (is shorter than recorded in its index|cannot be read: )"):
@@ -298,7 +298,7 @@ def test_invalid_credentials_raise_an_error_without_a_retry(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody:else")
     with counted_requests(proxy, 1), pytest.raises(DataError, match=r"shard \S+ cannot be opened: "):
-        opened(f"{bucket}/00000.tar")
+        open_train(f"{bucket}/00000.tar")
 
 
 def test_retry_pauses_double_and_do_not_consume_seeded_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ def batches(source: Source, workers: int = 0) -> Iterator[Batch]:
     )  # fmt: skip
 
 
-def same(found: list[Batch], expected: list[Batch]) -> bool:
+def equal_batches(found: list[Batch], expected: list[Batch]) -> bool:
     pairs = zip(found, expected, strict=True)
     return all(bool((a.image == b.image).all()) and a.index.tolist() == b.index.tolist() for a, b in pairs)
 
@@ -371,18 +371,18 @@ def same(found: list[Batch], expected: list[Batch]) -> bool:
 def test_workers_read_the_same_stream_despite_faults(
     bucket: str, tmp_path: Path, proxy: FaultyProxy, workers: int, cache_gb: float
 ) -> None:
-    expected = list(batches(opened(f"{tmp_path}/local/*.tar")))
-    source = opened(f"{bucket}/*.tar", cache_gb=cache_gb)
+    expected = list(batches(open_train(f"{tmp_path}/local/*.tar")))
+    source = open_train(f"{bucket}/*.tar", cache_gb=cache_gb)
     source.read(0)  # opens the connection before the workers are forked
     proxy.set("some", 3)
     found = list(batches(source, workers))
-    assert same(found, expected)
+    assert equal_batches(found, expected)
     assert not [bad for batch in found for bad in batch.bad]
 
 
 def test_a_deleted_shard_loses_only_its_samples_and_keeps_the_order(bucket: str, endpoint: str, tmp_path: Path) -> None:
-    whole = list(batches(opened(f"{tmp_path}/local/*.tar")))
-    source = opened(f"{bucket}/*.tar")
+    whole = list(batches(open_train(f"{tmp_path}/local/*.tar")))
+    source = open_train(f"{bucket}/*.tar")
     stream = batches(source)
     found = [next(stream), next(stream)]
     admin(endpoint).rm_file(f"{bucket}/00001.tar")
@@ -396,7 +396,7 @@ def test_a_deleted_shard_loses_only_its_samples_and_keeps_the_order(bucket: str,
 
 
 def test_a_permanent_outage_ends_the_stream_with_a_one_line_error(bucket: str, proxy: FaultyProxy) -> None:
-    stream = batches(opened(f"{bucket}/*.tar", retry_s=1.0), workers=2)
+    stream = batches(open_train(f"{bucket}/*.tar", retry_s=1.0), workers=2)
     next(stream)
     proxy.set("down")
     with pytest.raises(DataError, match=rf"^{bucket}/0000\d.tar cannot be read: the storage failed for \d+ s"):
@@ -422,15 +422,15 @@ def test_a_run_trains_on_s3_despite_faults(bucket: str, proxy: FaultyProxy, tmp_
 # ----------------------------------------------------------------------------------------------------- shard cache
 
 
-def cached() -> list[str]:
+def cached_shards() -> list[str]:
     return sorted(path.name for path in (Path(os.environ["CLIPX_CACHE"]) / "shards").glob("*.tar"))
 
 
 def test_cached_shards_are_read_without_a_request(bucket: str, proxy: FaultyProxy) -> None:
-    source = opened(f"{bucket}/*.tar", cache_gb=1.0)
+    source = open_train(f"{bucket}/*.tar", cache_gb=1.0)
     for count, index in enumerate((0, 6, 15), start=1):
         source.read(index)
-        wait_until(lambda count=count: len(cached()) == count)  # type: ignore[misc]
+        wait_until(lambda count=count: len(cached_shards()) == count)  # type: ignore[misc]
     proxy.set("down")
     source.prefetch(range(sum(SIZES)))  # type: ignore[attr-defined]
     assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
@@ -456,7 +456,7 @@ def test_the_cache_evicts_the_least_recently_used_shard(bucket: str, tmp_path: P
     for k in (0, 2):
         assert files[k].cache_path.read_bytes() == (tmp_path / "local" / f"{k:05d}.tar").read_bytes()
     prefetch_spans("a reader", [(file, (0, 512)) for file in files])
-    assert waiting() == 1, "only the shard that is not cached is prefetched"
+    assert unread_prefetches() == 1, "only the shard that is not cached is prefetched"
 
 
 def test_partial_files_of_a_killed_process_are_removed(bucket: str) -> None:
@@ -480,7 +480,7 @@ def test_concurrent_fetches_download_a_shard_once(bucket: str, proxy: FaultyProx
     for thread in threads:
         thread.join()
     assert proxy.requests == 1
-    assert cached() == [f"{file.version}.tar"]
+    assert cached_shards() == [f"{file.version}.tar"]
 
 
 def test_a_kill_while_fetching_leaves_no_partial_shard(bucket: str, proxy: FaultyProxy) -> None:
@@ -496,17 +496,17 @@ def test_a_kill_while_fetching_leaves_no_partial_shard(bucket: str, proxy: Fault
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert cached() == []
+    assert cached_shards() == []
     proxy.set("up")
     cache.store(file)
-    assert cached() == [f"{file.version}.tar"]
+    assert cached_shards() == [f"{file.version}.tar"]
     assert not part.exists()
 
 
 def test_an_unwritable_cache_does_not_affect_samples(
     bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    source = opened(f"{bucket}/*.tar", cache_gb=1.0)
+    source = open_train(f"{bucket}/*.tar", cache_gb=1.0)
     folder = Path(os.environ["CLIPX_CACHE"]) / "shards"
     shutil.rmtree(folder)
     folder.write_text("in the way")
@@ -521,8 +521,8 @@ def test_a_cache_smaller_than_the_shards_of_a_window_raises_an_error(bucket: str
         r"give 0.1, a smaller window, or 0 for no cache"
     )
     with pytest.raises(ConfigError, match=message):
-        opened(f"{bucket}/*.tar", cache_gb=1e-5)
-    assert sum(opened(f"{tmp_path}/local/*.tar", cache_gb=1e-5).sizes) == 20, "local shards are not cached"
+        open_train(f"{bucket}/*.tar", cache_gb=1e-5)
+    assert sum(open_train(f"{tmp_path}/local/*.tar", cache_gb=1e-5).sizes) == 20, "local shards are not cached"
 
 
 @pytest.mark.parametrize("option", ["retry_s", "cache_gb"])
@@ -534,7 +534,7 @@ def test_negative_limits_raise_an_error(option: str) -> None:
 def test_a_remote_source_survives_pickling(bucket: str) -> None:
     import pickle
 
-    source = opened(f"{bucket}/*.tar")
+    source = open_train(f"{bucket}/*.tar")
     source.read(0)
     back = pickle.loads(pickle.dumps(source))
     assert isinstance(back, Shards) and read_all(back) == read_all(source)

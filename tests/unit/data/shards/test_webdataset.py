@@ -32,7 +32,7 @@ def spec(shards: Path | str | None, **options: Any) -> WebDatasetSpec:
     return WebDatasetSpec(name="mine", shards=None if shards is None else str(shards), **options)
 
 
-def opened(shards: Path | str, **options: Any) -> Source:
+def open_train(shards: Path | str, **options: Any) -> Source:
     return spec(shards, held_out_share=0.0, **options).open().train
 
 
@@ -45,7 +45,7 @@ def reasons(source: Source) -> dict[str, str]:
 
 
 def test_img2datasets_layout_is_read(tmp_path: Path) -> None:
-    source = opened(write_tar(tmp_path / "00000.tar", img2dataset(range(5))))
+    source = open_train(write_tar(tmp_path / "00000.tar", img2dataset(range(5))))
     samples = read_all(source)
     assert source.sizes == [5]
     assert [s.captions for s in samples] == [[f"caption {i}"] for i in range(5)]
@@ -58,7 +58,7 @@ def test_img2datasets_layout_is_read(tmp_path: Path) -> None:
 def test_every_image_extension_is_found(tmp_path: Path, ending: str) -> None:
     kind = {"jpg": "JPEG", "jpeg": "JPEG"}.get(ending.lower(), ending.upper())
     image = encode(picture(20, 16), kind)
-    source = opened(write_tar(tmp_path / "a.tar", [(f"x.{ending}", image), ("x.txt", b"a picture")]))
+    source = open_train(write_tar(tmp_path / "a.tar", [(f"x.{ending}", image), ("x.txt", b"a picture")]))
     assert decode(source.read(0).image, 10**6).size == (20, 16)
 
 
@@ -73,7 +73,7 @@ def test_every_image_extension_is_found(tmp_path: Path, ending: str) -> None:
 )
 def test_captions_are_read_from_json(tmp_path: Path, meta: dict[str, Any], key: str, expected: list[str]) -> None:
     shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.json", json.dumps(meta).encode())])
-    assert opened(shard, caption_key=key).read(0).captions == expected
+    assert open_train(shard, caption_key=key).read(0).captions == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,9 @@ def test_captions_are_read_from_json(tmp_path: Path, meta: dict[str, Any], key: 
     ],
 )
 def test_json_without_a_caption_is_a_bad_sample(tmp_path: Path, meta: bytes, reason: str) -> None:
-    source = opened(write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.json", meta)]), caption_key="json.caption")
+    source = open_train(
+        write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.json", meta)]), caption_key="json.caption"
+    )
     with pytest.raises(BadSample, match=f"^{reason}$"):
         source.read(0)
 
@@ -111,7 +113,7 @@ def test_labels_are_read_from_cls_or_json(
     tmp_path: Path, member: tuple[str, bytes], key: str, label: int | str
 ) -> None:
     shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.txt", b"a cat"), member])
-    assert opened(shard, label_key=key).read(0).label == label
+    assert open_train(shard, label_key=key).read(0).label == label
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_labels_are_read_from_cls_or_json(
     ],
 )
 def test_a_missing_label_is_a_bad_sample(tmp_path: Path, member: tuple[str, bytes], key: str, reason: str) -> None:
-    source = opened(write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.txt", b"a cat"), member]), label_key=key)
+    source = open_train(write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.txt", b"a cat"), member]), label_key=key)
     with pytest.raises(BadSample, match=f"^{reason}$"):
         source.read(0)
 
@@ -135,7 +137,7 @@ def test_folders_and_dots_in_names_are_grouped_as_in_webdataset(tmp_path: Path) 
     for name in ("a/x", "b/x", "./c/d/x", "x", "ünï/猫"):
         members += [(f"{name}.jpg", jpeg()), (f"{name}.txt", name.encode()), (f"{name}.seg.png", b"not the image")]
     shard = write_tar(tmp_path / "a.tar", members)
-    source = opened(shard)
+    source = open_train(shard)
     assert captions(source) == ["a/x", "b/x", "./c/d/x", "x", "ünï/猫"]
     assert [s["txt"].decode() for s in webdataset.WebDataset(str(shard), shardshuffle=False)] == captions(source)
     assert source.key(1) == f"{shard}:b/x.jpg"
@@ -144,7 +146,7 @@ def test_folders_and_dots_in_names_are_grouped_as_in_webdataset(tmp_path: Path) 
 def test_names_of_any_length_are_read(tmp_path: Path) -> None:
     names = ["folder/" * 30 + "x", "y" * 90, "z" * 300]
     members = [m for n in names for m in ((f"{n}.jpg", jpeg()), (f"{n}.txt", n.encode()))]
-    source = opened(write_tar(tmp_path / "a.tar", members))
+    source = open_train(write_tar(tmp_path / "a.tar", members))
     assert captions(source) == names
     assert source.key(0).startswith(f"{tmp_path}/a.tar:folder/folder/")
 
@@ -152,14 +154,14 @@ def test_names_of_any_length_are_read(tmp_path: Path) -> None:
 def test_members_of_a_sample_need_not_be_adjacent(tmp_path: Path) -> None:
     members = img2dataset(range(30))
     by_kind = sorted(members, key=lambda m: m[0].rpartition(".")[2])  # the order of `tar c *.jpg *.txt`
-    source = opened(write_tar(tmp_path / "a.tar", by_kind))
+    source = open_train(write_tar(tmp_path / "a.tar", by_kind))
     assert captions(source) == [f"caption {i}" for i in range(30)]
     assert [s.image for s in read_all(source)] == [jpeg(i) for i in range(30)]
 
 
 def test_unused_large_members_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = [("x.jpg", jpeg(1)), ("x.npy", bytes(1 << 20)), ("x.txt", b"far away")]
-    source = opened(write_tar(tmp_path / "a.tar", members))
+    source = open_train(write_tar(tmp_path / "a.tar", members))
     read, pread = [], os.pread
 
     def spy(file: int, size: int, offset: int) -> bytes:
@@ -174,7 +176,7 @@ def test_unused_large_members_are_not_read(tmp_path: Path, monkeypatch: pytest.M
 
 def test_samples_with_the_same_name_stay_separate(tmp_path: Path) -> None:
     members = [("x.jpg", jpeg(1)), ("x.txt", b"one"), ("x.jpg", jpeg(2)), ("x.txt", b"two")]
-    source = opened(write_tar(tmp_path / "a.tar", members))
+    source = open_train(write_tar(tmp_path / "a.tar", members))
     assert captions(source) == ["one", "two"]
     assert [s.image for s in read_all(source)] == [jpeg(1), jpeg(2)]
 
@@ -191,7 +193,7 @@ class _Payload:
 def test_members_off_the_allow_list_are_never_executed(tmp_path: Path, ending: str) -> None:
     flag = tmp_path / "executed"
     payload = pickle.dumps(_Payload(flag))
-    source = opened(write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), (f"x.{ending}", payload), ("x.txt", b"x")]))
+    source = open_train(write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), (f"x.{ending}", payload), ("x.txt", b"x")]))
     assert captions(source) == ["x"]
     assert not flag.exists()
     pickle.loads(payload)
@@ -207,7 +209,7 @@ def test_links_in_a_tar_are_not_followed(tmp_path: Path) -> None:
             link = tarfile.TarInfo("x.txt")
             link.type, link.linkname = kind, str(secret)
             tar.addfile(link)
-    source = opened(path)
+    source = open_train(path)
     assert captions(source) == ["y"]
     assert reasons(source) == {"a.tar:x": "caption is missing or empty"}
 
@@ -236,23 +238,23 @@ def three(tmp_path: Path) -> Path:
     ],
 )
 def test_braces_globs_and_double_colons_expand_to_shards(three: Path, pattern: str, sizes: list[int]) -> None:
-    assert opened(f"{three}/{pattern.replace('{0}/', f'{three}/')}").sizes == sizes
+    assert open_train(f"{three}/{pattern.replace('{0}/', f'{three}/')}").sizes == sizes
 
 
 def test_a_tilde_expands_to_the_home_folder(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(three))
-    assert opened("~/{0000..0001}.tar").sizes == opened("~/000[01].tar").sizes == [2, 3]
+    assert open_train("~/{0000..0001}.tar").sizes == open_train("~/000[01].tar").sizes == [2, 3]
 
 
 def test_an_existing_path_with_glob_characters_is_taken_literally(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "set [1]" / "a.tar", img2dataset(range(2)))
-    assert opened(shard).sizes == [2]
+    assert open_train(shard).sizes == [2]
 
 
 def test_file_urls_equal_local_paths(three: Path) -> None:
-    source, local = opened(f"file://{three}/{{0000..0002}}.tar"), opened(f"{three}/*.tar")
+    source, local = open_train(f"file://{three}/{{0000..0002}}.tar"), open_train(f"{three}/*.tar")
     assert read_all(source) == read_all(local)
-    assert opened(f"file://{three}/*.tar").sizes == [2, 3, 4]
+    assert open_train(f"file://{three}/*.tar").sizes == [2, 3, 4]
     assert source.fingerprint == local.fingerprint
 
 
@@ -324,7 +326,7 @@ def test_a_share_of_the_samples_is_held_out(three: Path) -> None:
     data = spec(f"{three}/*.tar", held_out_share=0.25).open()
     assert data.held_out is not None
     together = captions(data.train) + captions(data.held_out)
-    assert sorted(together) == sorted(captions(opened(f"{three}/*.tar")))
+    assert sorted(together) == sorted(captions(open_train(f"{three}/*.tar")))
     assert len(captions(data.held_out)) == 2
     assert data.classes is None
 
@@ -345,7 +347,7 @@ def test_incomplete_samples_are_skipped_and_reported_by_name(tmp_path: Path) -> 
         *(("d.jpg", b""), ("d.txt", b"empty image"), ("e.jpg", jpeg()), ("e.txt", b"")),
         ("readme.md", b"no sample at all"),
     ]
-    source = opened(write_tar(tmp_path / "x.tar", members))
+    source = open_train(write_tar(tmp_path / "x.tar", members))
     assert captions(source) == ["good"]
     assert reasons(source) == {
         "x.tar:a": "caption is missing or empty",
@@ -357,14 +359,14 @@ def test_incomplete_samples_are_skipped_and_reported_by_name(tmp_path: Path) -> 
 
 def test_a_caption_that_is_not_utf8_is_a_bad_sample(tmp_path: Path) -> None:
     members = [("a.jpg", jpeg()), ("a.txt", "café".encode("latin-1")), ("b.jpg", jpeg()), ("b.txt", b"good")]
-    source = opened(write_tar(tmp_path / "x.tar", members))
+    source = open_train(write_tar(tmp_path / "x.tar", members))
     with pytest.raises(BadSample, match="caption is not UTF-8"):
         source.read(0)
     assert source.key(0) == f"{tmp_path}/x.tar:a.jpg"
     assert source.read(1).captions == ["good"]
 
 
-def damaged(path: Path, how: str) -> None:
+def damage_shard(path: Path, how: str) -> None:
     """Damages a shard of ten samples such that the last five are lost."""
     whole = path.read_bytes()
     with tarfile.open(path) as tar:
@@ -400,8 +402,8 @@ def _tar_of(path: Path, indices: range) -> bytes:
 )
 def test_samples_before_the_damage_are_used_and_it_is_reported_once(tmp_path: Path, how: str, reason: str) -> None:
     path = write_tar(tmp_path / "x.tar", img2dataset(range(10)))
-    damaged(path, how)
-    source = opened(path)
+    damage_shard(path, how)
+    source = open_train(path)
     assert captions(source) == [f"caption {i}" for i in range(5)]
     (told,) = source.bad
     assert told.key == str(path)
@@ -424,33 +426,33 @@ def test_a_file_that_is_not_a_tar_is_reported_and_other_shards_are_used(
     write_tar(tmp_path / "a.tar", img2dataset(range(3)))
     (tmp_path / "b.tar").write_bytes(content)
     write_tar(tmp_path / "c.tar", img2dataset(range(3, 5)))
-    source = opened(f"{tmp_path}/*.tar")
+    source = open_train(f"{tmp_path}/*.tar")
     assert source.sizes == [3, 0, 2]
     assert captions(source) == [f"caption {i}" for i in range(5)]
     assert list(reasons(source)) == ["b.tar"]
     assert reason in reasons(source)["b.tar"]
     with pytest.raises(DataError, match="1 shards, from .*b.tar, have no sample with an image and a caption"):
-        opened(tmp_path / "b.tar")
+        open_train(tmp_path / "b.tar")
 
 
 def test_a_compressed_tar_is_not_unpacked(tmp_path: Path) -> None:
     inside = write_tar(tmp_path / "inside.tar", img2dataset(range(3)))
     (tmp_path / "bomb.tar").write_bytes(gzip.compress(inside.read_bytes()))
     with pytest.raises(DataError, match="cannot be read as an uncompressed tar"):
-        opened(tmp_path / "bomb.tar")
+        open_train(tmp_path / "bomb.tar")
 
 
 def test_tars_without_samples_raise_an_error(tmp_path: Path) -> None:
     write_tar(tmp_path / "empty.tar", [])
     write_tar(tmp_path / "other.tar", [("readme.txt", b"hello"), ("data.npy", b"x")])
     with pytest.raises(DataError, match=r"2 shards, from .*empty.tar, have no sample .*\(data.caption_key=txt\)"):
-        opened(f"{tmp_path}/*.tar")
+        open_train(f"{tmp_path}/*.tar")
 
 
 def test_the_error_without_samples_names_the_caption_key_and_an_example(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.txt", b"only text")])
     with pytest.raises(DataError, match=r"data.caption_key=json.caption\); .*a.tar:x: caption is missing or empty"):
-        opened(shard, caption_key="json.caption")
+        open_train(shard, caption_key="json.caption")
 
 
 # --------------------------------------------------------------------------------------------------------- index
@@ -463,22 +465,22 @@ def touch_later(path: Path) -> None:
 
 def test_an_indexed_shard_is_not_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
-    first = opened(path)
+    first = open_train(path)
 
     def fail(*_: object) -> None:
         raise AssertionError("the tar is read again")
 
     monkeypatch.setattr(tarfile.TarFile, "next", fail)
-    assert opened(path) == first
+    assert open_train(path) == first
 
 
 def test_a_changed_shard_is_reindexed(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
-    before = opened(path)
+    before = open_train(path)
     assert captions(before) == ["caption 0", "caption 1", "caption 2"]
     write_tar(tmp_path / "new", img2dataset(range(5, 9))).replace(path)  # the old file is still open
     touch_later(path)
-    after = opened(path)
+    after = open_train(path)
     assert captions(after) == [f"caption {i}" for i in range(5, 9)]
     assert after.fingerprint != before.fingerprint
 
@@ -486,8 +488,8 @@ def test_a_changed_shard_is_reindexed(tmp_path: Path) -> None:
 def test_each_caption_key_has_a_separate_index(tmp_path: Path) -> None:
     members = [("a.jpg", jpeg()), ("a.txt", b"txt"), ("b.jpg", jpeg()), ("b.json", b'{"caption": "json"}')]
     path = write_tar(tmp_path / "a.tar", members)
-    assert captions(opened(path)) == ["txt"]
-    assert captions(opened(path, caption_key="json.caption")) == ["json"]
+    assert captions(open_train(path)) == ["txt"]
+    assert captions(open_train(path, caption_key="json.caption")) == ["json"]
 
 
 def test_an_index_with_a_missing_file_is_rebuilt(tmp_path: Path) -> None:
@@ -495,12 +497,12 @@ def test_an_index_with_a_missing_file_is_rebuilt(tmp_path: Path) -> None:
     for ending in (".npy", ".json"):
         (index,) = index_shards([str(path)], 1)
         Path(index.table).with_suffix(ending).unlink()
-        assert captions(opened(path)) == ["caption 0", "caption 1", "caption 2"]
+        assert captions(open_train(path)) == ["caption 0", "caption 1", "caption 2"]
 
 
 def test_a_shard_truncated_after_indexing_gives_bad_samples(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(10)))
-    source = opened(path)
+    source = open_train(path)
     os.truncate(path, 6000)
     assert source.read(0).captions == ["caption 0"]
     with pytest.raises(BadSample, match="shard is shorter than recorded in its index"):
@@ -510,7 +512,7 @@ def test_a_shard_truncated_after_indexing_gives_bad_samples(tmp_path: Path) -> N
 
 def test_a_shard_deleted_after_indexing_gives_bad_samples(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(10)))
-    source = opened(path)
+    source = open_train(path)
     path.unlink()
     with pytest.raises(BadSample, match="shard cannot be read: .*No such file"):
         source.read(3)
@@ -518,17 +520,17 @@ def test_a_shard_deleted_after_indexing_gives_bad_samples(tmp_path: Path) -> Non
 
 def test_the_fingerprint_depends_on_content_not_on_path_or_mtime(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", img2dataset(range(6)))
-    source = opened(path)
+    source = open_train(path)
     copy = tmp_path / "elsewhere" / "b.tar"
     copy.parent.mkdir()
     shutil.copy(path, copy)
     touch_later(path)
-    assert opened(path).fingerprint == opened(copy).fingerprint == source.fingerprint
+    assert open_train(path).fingerprint == open_train(copy).fingerprint == source.fingerprint
     others = [
-        opened(path, caption_key="json.caption"),
-        opened(path, label_key="json.label"),
-        opened(write_tar(tmp_path / "c.tar", img2dataset(range(7)))),
-        opened(f"{path}::{copy}"),
+        open_train(path, caption_key="json.caption"),
+        open_train(path, label_key="json.label"),
+        open_train(write_tar(tmp_path / "c.tar", img2dataset(range(7)))),
+        open_train(f"{path}::{copy}"),
     ]
     assert len({source.fingerprint, *(other.fingerprint for other in others)}) == 5
 
@@ -538,7 +540,7 @@ def test_samples_are_found_across_uneven_and_empty_shards(tmp_path: Path) -> Non
     for k, size in enumerate(sizes):
         write_tar(tmp_path / f"{k}.tar", img2dataset(range(start, start + size)))
         start += size
-    source = opened(f"{tmp_path}/*.tar", label_key="json.label")
+    source = open_train(f"{tmp_path}/*.tar", label_key="json.label")
     assert source.sizes == sizes
     for i in (11, 0, 4, 5, 3):
         sample = source.read(i)
@@ -547,7 +549,7 @@ def test_samples_are_found_across_uneven_and_empty_shards(tmp_path: Path) -> Non
 
 
 def test_a_source_survives_pickling(tmp_path: Path) -> None:
-    source = opened(write_tar(tmp_path / "a.tar", img2dataset(range(3))))
+    source = open_train(write_tar(tmp_path / "a.tar", img2dataset(range(3))))
     source.read(0)  # opens the file
     assert read_all(pickle.loads(pickle.dumps(source))) == read_all(source)
 
@@ -559,7 +561,7 @@ def test_an_unwritable_cache_raises_an_error_with_the_fix(tmp_path: Path, monkey
     with pytest.raises(
         ConfigError, match=r"the cache folder \S+ cannot be created .*: set CLIPX_CACHE to a writable folder"
     ):
-        opened(shard)
+        open_train(shard)
 
 
 # -------------------------------------------------------------------------------------------------- other readers

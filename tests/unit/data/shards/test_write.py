@@ -15,7 +15,7 @@ from clipx.errors import ConfigError, DataError
 from clipx.storage.local import cache_folder, write_atomically
 
 
-def make(index: int, note: Path) -> Sample:
+def make_and_note(index: int, note: Path) -> Sample:
     """Creates a sample and touches a file named by its index."""
     (note / str(index)).touch()
     return Sample(jpeg(index), [f"caption {index}"], index)
@@ -28,7 +28,7 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "made"
 
 
-def created(note: Path) -> list[int]:
+def pop_created(note: Path) -> list[int]:
     """Returns the indices created since the previous call."""
     found = sorted(int(path.name) for path in note.iterdir())
     for path in note.iterdir():
@@ -38,7 +38,7 @@ def created(note: Path) -> list[int]:
 
 @pytest.mark.parametrize(("samples", "sizes"), [(25, [10, 10, 5]), (20, [10, 10]), (1, [1])])
 def test_samples_are_written_in_shards(note: Path, samples: int, sizes: list[int]) -> None:
-    urls = ensure_shards("folder", functools.partial(make, note=note), samples, per_shard=10, what="a test")
+    urls = ensure_shards("folder", functools.partial(make_and_note, note=note), samples, per_shard=10, what="a test")
     assert [Path(url).name for url in urls] == [f"{k:06d}.tar" for k in range(len(sizes))]
     source = Shards.open(urls, "json.captions", "json.label")
     assert source.sizes == sizes
@@ -47,15 +47,17 @@ def test_samples_are_written_in_shards(note: Path, samples: int, sizes: list[int
 
 
 def test_shards_are_written_once_and_a_deleted_shard_is_rewritten(note: Path) -> None:
-    ensure = functools.partial(ensure_shards, "folder", functools.partial(make, note=note), 25, per_shard=10, what="x")
+    ensure = functools.partial(
+        ensure_shards, "folder", functools.partial(make_and_note, note=note), 25, per_shard=10, what="x"
+    )
     urls = ensure()
-    assert created(note) == list(range(25))
+    assert pop_created(note) == list(range(25))
     assert ensure() == urls
-    assert created(note) == []
+    assert pop_created(note) == []
     before = Path(urls[1]).read_bytes()
     Path(urls[1]).unlink()
     assert ensure() == urls
-    assert created(note) == list(range(10, 20))
+    assert pop_created(note) == list(range(10, 20))
     assert Path(urls[1]).read_bytes() == before
 
 
