@@ -21,7 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _separate_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # its base is a subfolder of the session's
         root = root.parent
@@ -31,7 +31,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_plugins() -> Iterator[None]:
+def _clean_plugins() -> Iterator[None]:
     """Removes the --config-dir folders of a test, so that later tests and their processes do not see them."""
     yield
     plugins.__path__.clear()
@@ -47,7 +47,7 @@ def slurm_conf() -> Path:
     conf = os.environ.get("CLIPX_TEST_SLURM")
     if conf is None:
         without = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        without("CLIPX_TEST_SLURM names no SLURM cluster: tests/helpers/slurm_cluster.py says how to start one")
+        without("CLIPX_TEST_SLURM names no SLURM cluster: tests/helpers/slurm_cluster.py starts one")
     return Path(conf)
 
 

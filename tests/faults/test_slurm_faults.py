@@ -151,7 +151,7 @@ def test_a_requeued_run_resumes_and_fails_after_max_requeue_with_a_log_line(slur
     point, job = tmp_path / "0", submitted(tmp_path, "hydra.launcher.max_requeue=1")
     wait_for_steps(point)
     output_of("scontrol", "requeue", job)
-    resumed = wait_until(lambda: re.search(r"resumed  at step (\d+),", logs(point)), 60, "it does not go on")
+    resumed = wait_until(lambda: re.search(r"resumed  at step (\d+),", logs(point)), 60, "the run does not resume")
     assert f"SIGTERM: stopped after step {resumed[1]} of" in logs(point)
     wait_for_steps(point, int(resumed[1]) + 2)
     output_of("scancel", "--signal=USR1", job)

@@ -68,7 +68,7 @@ def dcl(x: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
 
 
 def siglip(x: Tensor, y: Tensor, alpha: Tensor, bias: Tensor) -> Tensor:
-    """-Σ_j log σ(±(α s_ij + β)), + for the right pair; mean over the rows."""
+    """-Σ_j log σ(±(α s_ij + β)), + for the positive pair; mean over the rows."""
     s, rows = similarities(x, y), []
     for i in range(len(x)):
         total = torch.zeros((), dtype=torch.float64)

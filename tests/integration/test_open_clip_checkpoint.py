@@ -33,7 +33,7 @@ OPTIONS = {
 }
 
 
-class Theirs:
+class OpenClipTraining:
     """open_clip's model and optimizer, built and stepped as its trainer does."""
 
     def __init__(self, folder: Path, trainer: Trainer) -> None:
@@ -125,7 +125,7 @@ def test_a_step_of_open_clip_from_clipxs_checkpoint_equals_clipxs_step(
 ) -> None:
     shutil.copytree(runs[name].run_dir, tmp_path / name)
     trainer = Trainer(small(tmp_path / name, *OPTIONS[name], "resume=auto"))
-    theirs = Theirs(runs[name].folder, trainer)
+    theirs = OpenClipTraining(runs[name].folder, trainer)
     theirs.load(runs[name].checkpoint)
     assert_same(trainer, theirs.model)
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_a_step_of_clipx_from_open_clips_checkpoint_equals_open_clips_step(
 ) -> None:
     fresh = Trainer(small(tmp_path / "fresh", *OPTIONS[name]))
     fresh.close()
-    theirs = Theirs(runs[name].folder, fresh)
+    theirs = OpenClipTraining(runs[name].folder, fresh)
     for _ in range(3):
         theirs.step(batch(fresh), 1e-3)
     theirs.save(tmp_path / "epoch_2.pt", epoch=2)

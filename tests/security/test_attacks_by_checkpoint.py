@@ -203,10 +203,10 @@ def test_the_configuration_in_a_checkpoint_is_never_evaluated(
     resumed(malicious)
     evaluated(malicious)
     assert flag.absent
-    assert not written_with(malicious, SECRET)
+    assert not files_containing(malicious, SECRET)
 
 
-def written_with(place: Path, text: str) -> list[Path]:
+def files_containing(place: Path, text: str) -> list[Path]:
     return [p for p in place.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
 
 

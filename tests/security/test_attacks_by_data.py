@@ -68,7 +68,7 @@ def faults(source: Source) -> list[str]:
 _ENDINGS = ("pickle", "pkl", "pyd", "pth", "pt", "py", "npy", "npz", "ten", "mp", "cbor", "so", "seg.pickle", "jpg.pkl")
 
 
-def evil_tar(tmp_path: Path, flag: Flag) -> Path:
+def malicious_tar(tmp_path: Path, flag: Flag) -> Path:
     contents = {"pth": flag.saved(), "pt": flag.saved(), "npy": flag.array()}
     contents["py"] = f"import os; os.system('touch {flag.path}')".encode()
     evil = [member(f"0.{ending}", contents.get(ending, flag.pickled())) for ending in _ENDINGS]
@@ -77,11 +77,11 @@ def evil_tar(tmp_path: Path, flag: Flag) -> Path:
 
 def test_the_members_execute_in_webdatasets_decoder(flag: Flag, tmp_path: Path) -> None:
     code = "import sys, webdataset as w; next(iter(w.WebDataset(sys.argv[1], shardshuffle=False).decode('pil')))"
-    assert flag.is_made_by(code, str(evil_tar(tmp_path, flag)))
+    assert flag.is_made_by(code, str(malicious_tar(tmp_path, flag)))
 
 
 def test_members_that_could_execute_are_never_read(flag: Flag, tmp_path: Path) -> None:
-    source = shards(evil_tar(tmp_path, flag), label_key="cls")
+    source = shards(malicious_tar(tmp_path, flag), label_key="cls")
     assert faults(source) == []
     assert source.read(0).captions == ["a caption"]
     assert source.read(0).label == 1
@@ -213,7 +213,7 @@ def web_server() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
-def evil_paths(tmp_path: Path, url: str) -> list[str]:
+def malicious_paths(tmp_path: Path, url: str) -> list[str]:
     os.mkfifo(tmp_path / "pipe.jpg")
     return [
         *(
@@ -253,7 +253,7 @@ def test_paths_in_a_table_are_opened_only_as_regular_files(
 ) -> None:
     url, requests = web_server
     (tmp_path / "good.jpg").write_bytes(jpeg())
-    paths = evil_paths(tmp_path, url)
+    paths = malicious_paths(tmp_path, url)
     path = table(tmp_path, kind, ["good.jpg", *paths])
     source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
     assert faults(source).count("image is not a regular file") == 3, "/dev/zero, /dev/stdin and a pipe must be rejected"
@@ -317,7 +317,7 @@ SHELL = ("$(touch flag)", "`touch flag`", "x;touch flag", "x|touch flag", "x && 
 PLACES = (*COMMANDS, *CHAINS, *SHELL)
 
 
-def listed(place: str) -> str:
+def list_file(place: str) -> str:
     Path("list.txt").write_text(place + "\n")
     return "@list.txt"
 
@@ -325,7 +325,7 @@ def listed(place: str) -> str:
 ENTRANCES: dict[str, Callable[[str], object]] = {
     "data.shards": lambda place: WebDatasetSpec(name="x", shards=place).open(),
     "data.held_out_shards": lambda place: WebDatasetSpec(name="x", shards="good.tar", held_out_shards=place).open(),
-    "a list": lambda place: WebDatasetSpec(name="x", shards=listed(place)).open(),
+    "a list": lambda place: WebDatasetSpec(name="x", shards=list_file(place)).open(),
     "the name of a list": lambda place: WebDatasetSpec(name="x", shards=f"@{place}").open(),
     "data.path": lambda place: CsvSpec(name="x", path=place).open(),
     "source": lambda place: prepare(PrepareSpec(source=place, out="shards", processes=1)),

@@ -212,7 +212,7 @@ def test_a_warm_up_in_any_unit_gives_the_same_rates(
 
 @pytest.mark.parametrize("batch", [1, 32, 64, 128, 640])
 def test_the_rate_by_samples_does_not_depend_on_the_batch_size(batch: int) -> None:
-    """After the warm-up the rate is a function of the samples seen; within it, of the samples at the step's end."""
+    """The rate is a function of the samples seen after the warm-up, and of the samples at the step's end within it."""
     total = 10 * EPOCH
     rate = CosineSpec(warmup="2ep").build(5e-4, Length(EPOCH, batch, total))
     base = CosineSpec(warmup="2ep").build(5e-4, Length(EPOCH, 640, total))

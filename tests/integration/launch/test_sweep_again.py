@@ -60,7 +60,7 @@ def test_resume_relaunches_only_failed_points_with_their_launch_settings(
     monkeypatch.chdir(tmp_path)
     sweep, killed = tmp_path / "s", made.planned[1].point
     made.planned[0].point.write_result(Result("finished", value=0.5))
-    trained_to_two(made)
+    train_to_step_2(made)
     before = (sweep / "0/.launch/point.json").stat().st_mtime_ns, run_named(sweep, "0").rows
     with idle_process() as (_, gone):
         set_launcher(sweep, gone)
@@ -88,7 +88,7 @@ def test_resume_relaunches_only_failed_points_with_their_launch_settings(
     assert os.environ.get("TQDM_DISABLE") is None
 
 
-def trained_to_two(sweep: Sweep) -> None:
+def train_to_step_2(sweep: Sweep) -> None:
     """Leaves point 1 in the state of a run killed after its first checkpoint."""
     planned = sweep.planned[1]
     run = planned.point.folder

@@ -31,14 +31,14 @@ def peaks(comm: Comm) -> list[int]:
     def one() -> None:
         torch.ones(8 * MIB)
 
-    def after_each_other() -> None:
+    def in_sequence() -> None:
         one()
         one()
 
     def at_once() -> None:
         _ = [torch.ones(8 * MIB), torch.ones(8 * MIB)]
 
-    return [round(peak_memory(step, comm.device) / MIB) for step in (one, after_each_other, at_once)]
+    return [round(peak_memory(step, comm.device) / MIB) for step in (one, in_sequence, at_once)]
 
 
 def fail_on(comm: Comm, rank: int) -> None:

@@ -33,6 +33,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def near(tmp_path: Path) -> str:
+def local_url(tmp_path: Path) -> str:
     """Returns a URL whose files a test can read locally."""
     return f"file://{tmp_path}/far"

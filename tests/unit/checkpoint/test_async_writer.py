@@ -159,7 +159,7 @@ def test_on_commit_is_called_for_each_checkpoint(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------- failed writes
 
 
-def _small_files_only(bytes_: int) -> None:
+def _limit_file_size(bytes_: int) -> None:
     """Limits the size of files, like a full disk; needs no root."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, resource.RLIM_INFINITY))
@@ -170,17 +170,17 @@ def _fails_and_recovers(comm: Comm, path: Path) -> tuple[EventLog, list[str]]:
     run = make_writer(path, log, max_failures=3)
     run.save(1, tensors(1), {})
     run.wait()
-    _small_files_only(10_000)
+    _limit_file_size(10_000)
     run.save(2, tensors(2, size=10_000), {})
     run.save(3, tensors(3, size=10_000), {})  # two failures in a row: training continues
     try:
         run.wait()
     except CheckpointError as error:
         errors.append(str(error))
-    _small_files_only(resource.RLIM_INFINITY)
+    _limit_file_size(resource.RLIM_INFINITY)
     run.save(4, tensors(4, size=10_000), {})
     run.wait()
-    _small_files_only(10_000)
+    _limit_file_size(10_000)
     for step in (5, 6, 7):
         run.save(step, tensors(step, size=10_000), {})
     try:
@@ -269,15 +269,15 @@ def _one_rank_fails(comm: Comm, path: Path) -> tuple[list[str], EventLog]:
     save(1)
     run.wait()
     if comm.rank == 1:
-        _small_files_only(50_000)
+        _limit_file_size(50_000)
     save(2)
     caught(run.wait)
     if comm.rank == 1:
-        _small_files_only(resource.RLIM_INFINITY)
+        _limit_file_size(resource.RLIM_INFINITY)
     save(3)
     run.wait()
     if comm.rank == 1:
-        _small_files_only(50_000)
+        _limit_file_size(50_000)
     save(4)
     save(5)
     caught(save, 6)

@@ -62,13 +62,13 @@ def test_a_missing_run_has_no_checkpoints(url: str, tmp_path: Path) -> None:
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_local_checkpoints_are_not_fetched_again(run_dir: Path, near: str) -> None:
+def test_local_checkpoints_are_not_fetched_again(run_dir: Path, local_url: str) -> None:
     folder = save(run_dir, 10)
-    upload(run_dir, near)
-    assert fetch_newest(near, folder.parent, pytest.fail, after=10) is None
+    upload(run_dir, local_url)
+    assert fetch_newest(local_url, folder.parent, pytest.fail, after=10) is None
     with pytest.raises(CheckpointError, match="step-00000010 already exists"):
-        fetch(f"{near}/checkpoints/step-00000010", folder.parent)
-    fetch_history(near, run_dir)
+        fetch(f"{local_url}/checkpoints/step-00000010", folder.parent)
+    fetch_history(local_url, run_dir)
     assert (run_dir / "metrics.jsonl").read_text() == "of metrics.jsonl\n"
 
 
@@ -98,24 +98,28 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("fault", DAMAGE)
-def test_a_damaged_checkpoint_is_reported_and_skipped(run_dir: Path, near: str, tmp_path: Path, fault: str) -> None:
-    upload(run_dir, near, save(run_dir, 10), save(run_dir, 20))
+def test_a_damaged_checkpoint_is_reported_and_skipped(
+    run_dir: Path, local_url: str, tmp_path: Path, fault: str
+) -> None:
+    upload(run_dir, local_url, save(run_dir, 10), save(run_dir, 20))
     far, into, told = tmp_path / "far" / "checkpoints", tmp_path / "a" / "b" / "checkpoints", list[str]()
     DAMAGE[fault](far / "step-00000020" / TENSORS)
-    assert fetch_newest(near, into, told.append) == into / "step-00000010"
+    assert fetch_newest(local_url, into, told.append) == into / "step-00000010"
     (line,) = told
-    assert f"checkpoint {near}/checkpoints/step-00000020 is damaged: {fault}" in line
+    assert f"checkpoint {local_url}/checkpoints/step-00000020 is damaged: {fault}" in line
     assert line.endswith(": falling back to the previous checkpoint")
     assert [path.name for path in into.iterdir()] == ["step-00000010"]
     assert not list(tmp_path.rglob("stolen"))
     DAMAGE[fault](far / "step-00000010" / TENSORS)
     with pytest.raises(CheckpointError, match="^all checkpoints at .* are damaged: restore one, or start a new run"):
-        fetch_newest(near, tmp_path / "c", told.append)
-    assert fetch_newest(near, tmp_path / "c", told.append, after=5) is None, "a local checkpoint of step 5 is available"
+        fetch_newest(local_url, tmp_path / "c", told.append)
+    assert fetch_newest(local_url, tmp_path / "c", told.append, after=5) is None, (
+        "a local checkpoint of step 5 is available"
+    )
 
 
-def test_a_full_disk_during_a_fetch_is_not_reported_as_damage(run_dir: Path, near: str, tmp_path: Path) -> None:
-    upload(run_dir, near, save(run_dir, 10), save(run_dir, 20, bytes(100_000)))
+def test_a_full_disk_during_a_fetch_is_not_reported_as_damage(run_dir: Path, local_url: str, tmp_path: Path) -> None:
+    upload(run_dir, local_url, save(run_dir, 10), save(run_dir, 20, bytes(100_000)))
     code = f"""
 import resource, signal
 from pathlib import Path
@@ -124,7 +128,7 @@ from clipx.errors import CheckpointError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:
-    fetch_newest({near!r}, Path({str(tmp_path / "into")!r}), print)
+    fetch_newest({local_url!r}, Path({str(tmp_path / "into")!r}), print)
 except CheckpointError as error:
     print(error)
 """

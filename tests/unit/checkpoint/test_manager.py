@@ -102,56 +102,56 @@ def test_background_and_foreground_saving_give_equal_runs(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+def uploading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Returns overrides of a run that uploads its checkpoints. Its directory is `run` in the current one."""
     monkeypatch.chdir(tmp_path)
     return (*EVERY_STEP, f"checkpoint.remote=file://{tmp_path}/far")
 
 
-def test_a_run_resumes_from_its_upload_on_another_machine(tmp_path: Path, copied: tuple[str, ...]) -> None:
-    Trainer(small(Path("run"), *copied)).fit()
+def test_a_run_resumes_from_its_upload_on_another_machine(tmp_path: Path, uploading: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *uploading)).fit()
     expected, curve = tensors(Path("run"), 6), losses(Path("run"))
     assert steps(tmp_path / "far" / "run") == steps(Path("run"))
     shutil.rmtree(tmp_path / "far" / "run" / "checkpoints" / "step-00000006")
     shutil.rmtree("run")
-    trainer = Trainer(small(Path("run"), *copied, "resume=auto"))
+    trainer = Trainer(small(Path("run"), *uploading, "resume=auto"))
     assert trainer.steps_done == 5
     trainer.fit()
     assert same(tensors(Path("run"), 6), expected)
     assert losses(Path("run")) == curve
 
 
-def test_another_run_starts_from_a_url(tmp_path: Path, copied: tuple[str, ...]) -> None:
-    Trainer(small(Path("run"), *copied)).fit()
+def test_another_run_starts_from_a_url(tmp_path: Path, uploading: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *uploading)).fit()
     for place, step in ((f"file://{tmp_path}/far/run", 6), (f"file://{tmp_path}/far/run/checkpoints/step-00000005", 5)):
         trainer = Trainer(small(tmp_path / f"from-{step}", *EVERY_STEP, f"resume={place}"))
         trainer.close()
         assert trainer.steps_done == step
 
 
-def test_resume_uses_the_newer_of_local_and_remote_checkpoints(tmp_path: Path, copied: tuple[str, ...]) -> None:
-    Trainer(small(Path("run"), *copied)).fit()
+def test_resume_uses_the_newer_of_local_and_remote_checkpoints(tmp_path: Path, uploading: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *uploading)).fit()
     shutil.rmtree("run/checkpoints/step-00000006")
     for damaged in Path("run/checkpoints/step-00000005").glob("*.safetensors"):
         damaged.write_bytes(b"damaged")
-    trainer = Trainer(small(Path("run"), *copied, "resume=latest"))
+    trainer = Trainer(small(Path("run"), *uploading, "resume=latest"))
     trainer.close()
     assert trainer.steps_done == 6
     assert [event["event"] for event in events(Path("run"))].count("checkpoint_damaged") == 1
 
 
-def test_a_new_run_does_not_overwrite_an_upload(tmp_path: Path, copied: tuple[str, ...]) -> None:
-    Trainer(small(Path("run"), *copied)).fit()
+def test_a_new_run_does_not_overwrite_an_upload(tmp_path: Path, uploading: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *uploading)).fit()
     shutil.rmtree("run")
     with pytest.raises(CheckpointError, match=r"/far/run already holds a run: continue it with resume=auto, or give"):
-        Trainer(small(Path("run"), *copied))
+        Trainer(small(Path("run"), *uploading))
 
 
-def test_delete_previous_keeps_only_the_newest_locally(tmp_path: Path, copied: tuple[str, ...]) -> None:
-    Trainer(small(Path("run"), *copied, "checkpoint.delete_previous=true")).fit()
+def test_delete_previous_keeps_only_the_newest_locally(tmp_path: Path, uploading: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *uploading, "checkpoint.delete_previous=true")).fit()
     assert len(steps(tmp_path / "far" / "run")) == 3
     assert steps(Path("run"))[-1] == 6
-    again = Trainer(small(Path("run"), *copied, "checkpoint.delete_previous=true", "duration=7st", "resume=auto"))
+    again = Trainer(small(Path("run"), *uploading, "checkpoint.delete_previous=true", "duration=7st", "resume=auto"))
     again.fit()
     assert steps(Path("run")) in ([7], [6, 7]), "the upload of 6 may still have been in progress when 7 was saved"
 
@@ -207,7 +207,7 @@ def started(run_dir: Path, *overrides: str) -> Fork:
     return start(run_dir.parent / "out", "-m", "clipx.train", *SMALL, *VIT, *overrides, f"run_dir={run_dir}")
 
 
-def until(run_dir: Path, step: int, process: Fork) -> None:
+def wait_for_step(run_dir: Path, step: int, process: Fork) -> None:
     """Waits until a run has logged a step."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -216,7 +216,7 @@ def until(run_dir: Path, step: int, process: Fork) -> None:
             return
         assert process.poll() is None, process.err.read_text()
         time.sleep(0.02)
-    pytest.fail(f"step {step} did not come")
+    pytest.fail(f"step {step} was not logged in time")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -225,7 +225,7 @@ def test_a_stopped_run_exits_with_75_and_resumes_bit_for_bit(tmp_path: Path, num
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     Trainer(small(straight, *VIT, *long)).fit()
     process = started(stopped, *long)
-    until(stopped, 4, process)
+    wait_for_step(stopped, 4, process)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == Exit.REQUEUE == 75, said
@@ -242,7 +242,7 @@ def test_a_stopped_run_exits_with_75_and_resumes_bit_for_bit(tmp_path: Path, num
 def test_a_second_job_in_the_same_directory_is_rejected(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     first = started(run_dir, "duration=2000st")
-    until(run_dir, 1, first)
+    wait_for_step(run_dir, 1, first)
     second = started(run_dir, "resume=auto")
     _, said = second.communicate(timeout=100)
     assert second.returncode == Exit.IN_USE == 3
@@ -258,7 +258,7 @@ def test_a_second_job_in_the_same_directory_is_rejected(tmp_path: Path) -> None:
 def test_a_hanging_loader_is_ended_by_the_watchdog_with_its_stacks(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = started(run_dir, "duration=4000st", "data.workers=1", "distributed.watchdog_s=3")
-    until(run_dir, 2, process)
+    wait_for_step(run_dir, 2, process)
     (worker,) = children(process.pid)
     os.kill(worker, signal.SIGSTOP)  # like a read from a file server that does not respond
     try:

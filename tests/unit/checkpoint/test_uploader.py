@@ -39,32 +39,32 @@ def test_a_step_saved_again_replaces_its_upload(run_dir: Path, url: str, tmp_pat
     ]
 
 
-def test_a_partly_replaced_step_is_not_listed(run_dir: Path, near: str, tmp_path: Path) -> None:
-    upload(run_dir, near, save(run_dir, 10), save(run_dir, 20))
+def test_a_partly_replaced_step_is_not_listed(run_dir: Path, local_url: str, tmp_path: Path) -> None:
+    upload(run_dir, local_url, save(run_dir, 10), save(run_dir, 20))
     far, events = tmp_path / "far" / "checkpoints" / "step-00000020", UploadEvents()
     (far / TENSORS).unlink()
     (far / TENSORS).mkdir()  # no file can be written there
-    with closing(Uploader(run_dir, near, events)) as uploader:
+    with closing(Uploader(run_dir, local_url, events)) as uploader:
         uploader.submit(save(run_dir, 20, b"other"))
         events.wait_for("upload_failed")
-        assert steps(near) == [10]
+        assert steps(local_url) == [10]
         (far / TENSORS).rmdir()
         assert uploader.finish(10)
-    assert steps(near) == [20, 10]
+    assert steps(local_url) == [20, 10]
 
 
-def test_a_restarted_run_uploads_only_missing_checkpoints(run_dir: Path, near: str) -> None:
-    upload(run_dir, near, save(run_dir, 10))
+def test_a_restarted_run_uploads_only_missing_checkpoints(run_dir: Path, local_url: str) -> None:
+    upload(run_dir, local_url, save(run_dir, 10))
     save(run_dir, 20)
     events = UploadEvents()
-    with closing(Uploader(run_dir, near, events)) as uploader:
+    with closing(Uploader(run_dir, local_url, events)) as uploader:
         assert uploader.finish(10)
         assert events.of("uploaded") == ["step-00000020"]
         assert all(uploader.is_uploaded(run_dir / "checkpoints" / f"step-000000{k}0") for k in (1, 2))
 
 
-def test_finish_uploads_the_final_versions_of_small_files(run_dir: Path, near: str, tmp_path: Path) -> None:
-    with closing(Uploader(run_dir, near, UploadEvents())) as uploader:
+def test_finish_uploads_the_final_versions_of_small_files(run_dir: Path, local_url: str, tmp_path: Path) -> None:
+    with closing(Uploader(run_dir, local_url, UploadEvents())) as uploader:
         uploader.submit(save(run_dir, 10))
         wait_until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
         (run_dir / "metrics.jsonl").write_text("more\n")
@@ -94,17 +94,17 @@ def test_the_retention_policy_applies_at_the_url(run_dir: Path, url: str) -> Non
     }
 
 
-def test_a_new_process_applies_the_policy_to_existing_uploads(run_dir: Path, near: str) -> None:
-    upload(run_dir, near, save(run_dir, 10, keep=True), save(run_dir, 20), save(run_dir, 30))
+def test_a_new_process_applies_the_policy_to_existing_uploads(run_dir: Path, local_url: str) -> None:
+    upload(run_dir, local_url, save(run_dir, 10, keep=True), save(run_dir, 20), save(run_dir, 30))
     shutil.rmtree(run_dir / "checkpoints")
-    upload(run_dir, near, save(run_dir, 40), keep=functools.partial(steps_to_keep, keep_last=1))
-    assert steps(near) == [40, 10]
+    upload(run_dir, local_url, save(run_dir, 40), keep=functools.partial(steps_to_keep, keep_last=1))
+    assert steps(local_url) == [40, 10]
 
 
-def test_after_an_outage_only_retained_checkpoints_are_uploaded(run_dir: Path, near: str, tmp_path: Path) -> None:
+def test_after_an_outage_only_retained_checkpoints_are_uploaded(run_dir: Path, local_url: str, tmp_path: Path) -> None:
     (tmp_path / "far").write_text("in the way")
     events = UploadEvents()
-    with closing(Uploader(run_dir, near, events, keep=functools.partial(steps_to_keep, keep_last=2))) as uploader:
+    with closing(Uploader(run_dir, local_url, events, keep=functools.partial(steps_to_keep, keep_last=2))) as uploader:
         folders = [save(run_dir, step) for step in (10, 20, 30, 40)]
         for folder in folders:
             uploader.submit(folder)
@@ -117,34 +117,34 @@ def test_after_an_outage_only_retained_checkpoints_are_uploaded(run_dir: Path, n
     assert sorted(events.of("upload_skipped")) == ["step-00000010", "step-00000020"]
 
 
-def a_day_ago(folder: Path) -> None:
+def set_age_of_25_hours(folder: Path) -> None:
     for path in folder.iterdir():
         os.utime(path, (time.time() - 25 * 3600,) * 2)
 
 
-def test_orphans_are_deleted_after_a_day(run_dir: Path, near: str, tmp_path: Path) -> None:
-    upload(run_dir, near, save(run_dir, 10), save(run_dir, 20), save(run_dir, 30))
+def test_orphans_are_deleted_after_a_day(run_dir: Path, local_url: str, tmp_path: Path) -> None:
+    upload(run_dir, local_url, save(run_dir, 10), save(run_dir, 20), save(run_dir, 30))
     far = tmp_path / "far" / "checkpoints"
     for step in (10, 20):
         (far / f"step-000000{step}" / MANIFEST).unlink()
     (far / "else").mkdir()
     for step in (10, 30):
-        a_day_ago(far / f"step-000000{step}")
+        set_age_of_25_hours(far / f"step-000000{step}")
     shutil.rmtree(run_dir / "checkpoints")
-    assert steps(near) == [30]
-    upload(run_dir, near, save(run_dir, 40))
+    assert steps(local_url) == [30]
+    upload(run_dir, local_url, save(run_dir, 40))
     assert sorted(path.name for path in far.iterdir()) == ["else", "step-00000020", "step-00000030", "step-00000040"]
 
 
-def test_a_rewound_run_invalidates_later_uploads(run_dir: Path, near: str, tmp_path: Path) -> None:
-    upload(run_dir, near, save(run_dir, 10), save(run_dir, 20), save(run_dir, 30))
+def test_a_rewound_run_invalidates_later_uploads(run_dir: Path, local_url: str, tmp_path: Path) -> None:
+    upload(run_dir, local_url, save(run_dir, 10), save(run_dir, 20), save(run_dir, 30))
     shutil.rmtree(run_dir / "checkpoints")
-    events = upload(run_dir, near, save(run_dir, 15), rewound_to=10)
+    events = upload(run_dir, local_url, save(run_dir, 15), rewound_to=10)
     assert sorted(events.of("remote_left")) == ["step-00000020", "step-00000030"]
-    assert steps(near) == [15, 10]
-    a_day_ago(tmp_path / "far" / "checkpoints" / "step-00000030")
-    upload(run_dir, near, save(run_dir, 20, b"another future"))
-    assert steps(near) == [20, 15, 10]
+    assert steps(local_url) == [15, 10]
+    set_age_of_25_hours(tmp_path / "far" / "checkpoints" / "step-00000030")
+    upload(run_dir, local_url, save(run_dir, 20, b"another future"))
+    assert steps(local_url) == [20, 15, 10]
     assert (tmp_path / "far" / "checkpoints" / "step-00000030" / TENSORS).is_file(), (
         "it must not be treated as an orphan"
     )
@@ -262,14 +262,14 @@ def test_finish_returns_false_after_its_timeout(run_dir: Path, own_bucket: str, 
     assert not uploader._thread.is_alive()
 
 
-def test_a_failed_event_does_not_stop_uploads(run_dir: Path, near: str) -> None:
+def test_a_failed_event_does_not_stop_uploads(run_dir: Path, local_url: str) -> None:
     def event(kind: str, **facts: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    with closing(Uploader(run_dir, near, event)) as uploader:
+    with closing(Uploader(run_dir, local_url, event)) as uploader:
         uploader.submit(save(run_dir, 10))
         assert uploader.finish(10)
-    assert steps(near) == [10]
+    assert steps(local_url) == [10]
 
 
 class Disturbed(LocalFileSystem):  # type: ignore[misc]
@@ -285,12 +285,12 @@ class Disturbed(LocalFileSystem):  # type: ignore[misc]
 
 
 @pytest.fixture
-def disturbed(near: str) -> str:
+def disturbed(local_url: str) -> str:
     fsspec.register_implementation("disturbed", Disturbed, clobber=True)
-    return near.replace("file://", "disturbed://")
+    return local_url.replace("file://", "disturbed://")
 
 
-def test_a_truncated_upload_is_repeated(run_dir: Path, near: str, disturbed: str, tmp_path: Path) -> None:
+def test_a_truncated_upload_is_repeated(run_dir: Path, local_url: str, disturbed: str, tmp_path: Path) -> None:
     Disturbed.happen = lambda path: os.truncate(path, 3)
     folder = save(run_dir, 10)
     events = upload(run_dir, disturbed)
@@ -298,17 +298,17 @@ def test_a_truncated_upload_is_repeated(run_dir: Path, near: str, disturbed: str
         ("upload_failed", True),
         ("uploaded", False),
     ]
-    found = fetch_newest(near, tmp_path / "other", pytest.fail)
+    found = fetch_newest(local_url, tmp_path / "other", pytest.fail)
     assert found is not None and same_files(found, folder)
 
 
 def test_a_checkpoint_replaced_during_its_upload_is_uploaded_again(
-    run_dir: Path, near: str, disturbed: str, tmp_path: Path
+    run_dir: Path, local_url: str, disturbed: str, tmp_path: Path
 ) -> None:
     Disturbed.happen = lambda path: save(run_dir, 10, b"another")
     events = upload(run_dir, disturbed, save(run_dir, 10))
     assert [event["event"] for event in events] == ["upload_failed", "uploaded"]
-    found = fetch_newest(near, tmp_path / "other", pytest.fail)
+    found = fetch_newest(local_url, tmp_path / "other", pytest.fail)
     assert found is not None and same_files(found, run_dir / "checkpoints" / "step-00000010")
 
 

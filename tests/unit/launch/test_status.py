@@ -154,13 +154,13 @@ def test_watch_ends_with_the_last_run(
     assert "its process has ended" in capsys.readouterr().out
 
 
-def broken(folder: Path) -> list[str]:
+def broken_point(folder: Path) -> list[str]:
     make_sweep(folder / "s", ["seed=0"])
     (folder / "s/0/.launch/point.json").write_text('{"index": 0}')
     return ["status", str(folder)]
 
 
-def half(folder: Path) -> list[str]:
+def truncated_sweep(folder: Path) -> list[str]:
     make_sweep(folder / "s", ["seed=0"])
     (folder / "s/.launch/sweep.json").write_text("{")
     return ["best", str(folder / "s")]
@@ -172,8 +172,8 @@ def half(folder: Path) -> list[str]:
         (lambda folder: ["status", str(folder)], 2, "{folder} contains no run: give a folder of runs"),
         (lambda folder: ["status", "nowhere"], 2, "/nowhere does not exist: check the path"),
         (lambda folder: ["cancel", str(folder)], 2, "{folder} contains no sweep (no .launch/sweep.json): give the hydra.sweep.dir of a sweep"),
-        (broken, 1, "{folder}/s/0/.launch/point.json cannot be read: restore it, or delete it and launch again"),
-        (half, 1, "{folder}/s/.launch/sweep.json cannot be read: restore it, or delete it and launch again"),
+        (broken_point, 1, "{folder}/s/0/.launch/point.json cannot be read: restore it, or delete it and launch again"),
+        (truncated_sweep, 1, "{folder}/s/.launch/sweep.json cannot be read: restore it, or delete it and launch again"),
         (lambda folder: ["status", "--watch", "--json"], 2, "argument --json: not allowed with argument --watch: clipx-sweep status --help lists the commands and options"),
         (lambda folder: ["stats"], 2, "argument COMMAND: invalid choice: 'stats' (choose from 'status', 'logs', 'cancel', 'resume', 'best', 'results', 'script'): clipx-sweep --help lists the commands and options"),
         (lambda folder: ["logs", str(folder), "--lines", "-1"], 2, "--lines=-1 must be 0 (all) or more"),

@@ -178,7 +178,7 @@ def test_followed_logs_continue_until_the_point_ends(
             if text in printed:
                 return
             threading.Event().wait(0.02)
-        raise AssertionError(f"{text!r} does not come: {printed!r}")
+        raise AssertionError(f"{text!r} was not printed: {printed!r}")
 
     with idle_process() as (_, holder):
         write_lock(point.folder, holder)

@@ -47,10 +47,10 @@ def gradients(t: Trainer, batch: Batch, micro_batches: int) -> dict[str, Tensor]
 def test_loss_and_every_gradient_equal_the_whole_batch(tmp_path: Path, micro_batches: int) -> None:
     t = trainer(tmp_path, *VIT)
     batch = first_batch(t)
-    whole = gradients(t, batch, 1)
+    whole_batch = gradients(t, batch, 1)
     parts = gradients(t, batch, micro_batches)
-    assert len(whole) == 1 + len(list(t.learner.model.parameters())) + 1
-    for name, gradient in whole.items():
+    assert len(whole_batch) == 1 + len(list(t.learner.model.parameters())) + 1
+    for name, gradient in whole_batch.items():
         torch.testing.assert_close(parts[name], gradient, rtol=0, atol=1e-10, msg=name)
 
 
@@ -154,7 +154,7 @@ def with_all_graphs_alive(
 
 
 @functools.cache
-def whole(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def whole_batch(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Returns the same results by plain autograd on the whole batch, without the code under test."""
     return steps(name, 1, dtype=dtype, step=with_all_graphs_alive)
 
@@ -164,13 +164,13 @@ def whole(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
 def test_1_any_number_of_micro_batches_equals_the_whole_batch_in_float64(name: str, micro_batches: int) -> None:
     """Loss, metrics, the gradient of every parameter with the temperature and the bias, and the state, to 1e-10."""
     assert [len(c) for c in inputs(SIZE, SAMPLES).image.chunk(3)] == [3, 3, 2]
-    assert_same(steps(name, micro_batches), whole(name), atol=1e-10)
+    assert_same(steps(name, micro_batches), whole_batch(name), atol=1e-10)
 
 
 @every
 @pytest.mark.parametrize("micro_batches", [2, 3, 4])
 def test_1_any_number_of_micro_batches_equals_the_whole_batch_in_float32(name: str, micro_batches: int) -> None:
-    assert_same(steps(name, micro_batches, dtype=torch.float32), whole(name, torch.float32), atol=1e-5)
+    assert_same(steps(name, micro_batches, dtype=torch.float32), whole_batch(name, torch.float32), atol=1e-5)
 
 
 @every
@@ -178,7 +178,7 @@ def test_1_any_number_of_micro_batches_equals_the_whole_batch_in_float32(name: s
 def test_2_dropout_matches_one_pass_with_all_graphs_in_memory(name: str, micro_batches: int) -> None:
     found = steps(name, micro_batches, towers={"dropout": 0.4})
     assert_same(found, steps(name, micro_batches, step=with_all_graphs_alive, towers={"dropout": 0.4}), atol=1e-10)
-    assert not torch.allclose(found["0 loss"], whole(name)["0 loss"]), "dropout must have an effect"
+    assert not torch.allclose(found["0 loss"], whole_batch(name)["0 loss"]), "dropout must have an effect"
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3])
@@ -243,7 +243,7 @@ def test_6_the_objective_is_called_once_per_step_with_all_embeddings(name: str) 
 
 @pytest.mark.parametrize("name", AVERAGES)
 def test_7_per_sample_state_is_updated_once_per_step(name: str) -> None:
-    """With γ = 0.3 a second update within the step would change the result."""
+    """A second update within the step would change the result, because γ = 0.3."""
     tables = [steps(name, micro_batches)["table"] for micro_batches in (1, 4)]
     assert_same({"": tables[1]}, {"": tables[0]}, atol=1e-10)
     seen = torch.cat([inputs(SIZE, SAMPLES, seed).index for seed in (0, 1)]).unique()
@@ -269,7 +269,7 @@ def test_9_exact_and_official_temperature_gradients_differ_only_in_the_inner_par
     for name in (n for n in exact if n.startswith("0 ") and own not in n):  # only the first step: after it τ differs
         torch.testing.assert_close(official[name], exact[name], rtol=0, atol=1e-12)
     for found, choice in ((exact, "fastclip_v3"), (official, "fastclip_v3 official tau")):
-        torch.testing.assert_close(found[f"0 {own}"], whole(choice)[f"0 {own}"], rtol=0, atol=1e-10)
+        torch.testing.assert_close(found[f"0 {own}"], whole_batch(choice)[f"0 {own}"], rtol=0, atol=1e-10)
 
 
 # ----------------------------------------------------------------------------------------------------------- errors
