@@ -58,7 +58,7 @@ def test_resuming_an_earlier_step_renames_the_later_checkpoints(tmp_path: Path, 
     assert names >= {("step-00000003", ".left."), ("step-00000004", ".left."), ("step-00000002", "")}
     again = Trainer(small(run_dir, *FOUR, "resume=auto"))
     again.close()
-    assert again.steps_done == 2, "resume=auto selected a step from before the rewind"
+    assert again.steps_done == 2, "resume=auto selected a renamed later checkpoint"
 
 
 def test_a_missing_step_is_an_error_that_lists_the_available_steps(done: Path) -> None:
