@@ -5,6 +5,7 @@ Modules that tests run as `__main__` are excluded, because a fork would hold the
 
 # ruff: noqa: F401
 
+import atexit
 import gc
 
 import fsspec.implementations.local
@@ -17,8 +18,11 @@ import torch.distributed
 import clipx.distributed.rendezvous
 import clipx.trainer.trainer
 from clipx.config.registry import CONF_DIR, discover, discover_installed
+from clipx.model.tokenizer import Tokenizer
 
 discover_installed()
 discover(CONF_DIR)
+Tokenizer()  # loads the merge table
 gc.collect()
+atexit.register(gc.unfreeze)  # else nanobind reports frozen objects as leaks
 gc.freeze()  # prevents collections in forks from traversing these objects and copying their pages

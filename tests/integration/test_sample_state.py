@@ -23,7 +23,7 @@ def options(objective: str) -> tuple[str, ...]:
     return (*SIX, f"objective={objective}", *rho)
 
 
-@pytest.mark.parametrize("objective", ["fastclip_v3", "isogclr"])
+@pytest.mark.parametrize("objective", ["fastclip_v3", pytest.param("isogclr", marks=pytest.mark.slow)])
 def test_a_run_resumes_on_another_number_of_ranks(tmp_path: Path, objective: str) -> None:
     """Two steps each on 2, 3 and 1 ranks equal six on one rank: samples, losses, weights and every sample's state."""
     command = ["-m", "clipx.train", *SMALL, *options(objective), "precision=fp64"]

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from helpers.runs import NEEDED
+from helpers.runs import compose as quick_compose
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -692,7 +693,7 @@ REFUSED = [
 @pytest.mark.parametrize(("override", "message"), REFUSED, ids=[override for override, _ in REFUSED])
 def test_invalid_overrides_raise_a_one_line_error(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        compose(override)
+        quick_compose(override)
     assert str(caught.value) == message
 
 
