@@ -127,7 +127,7 @@ class SlurmSpec(LaunchSpec):
     """Shell lines of the job's script before the run, such as `module load cuda/12.8` or the activation of conda."""
 
     srun: list[str] = field(default_factory=list)
-    """Further options of srun, such as --container-image=…"""
+    """Further options of srun, such as `--container-image=IMAGE`."""
 
     sbatch: dict[str, Any] = field(default_factory=dict)
     """Further options of sbatch: {reservation: mine, exclusive: true}. Options that have a key here, or that the

@@ -217,9 +217,17 @@ def test_a_round_trip_by_the_commands_of_both_trainers(runs: dict[str, Exported]
     assert "(epoch 2)" in done.stdout + done.stderr
     saved = tmp_path / "theirs" / "checkpoints" / "epoch_3.pt"
     clipx = (sys.executable, "-m", "clipx.train", "data.held_out_samples=48", "data.batch_size=32", "data.workers=0")
-    options = ("schedule.warmup=2st", "log_every=1st", "logger=[]", "evaluator=[]", *OPTIONS["vit"], "duration=4ep")
+    options = (
+        "schedule.warmup=2st",
+        "log_every=1st",
+        "logger=[]",
+        "evaluator=[]",
+        "report=false",
+        *OPTIONS["vit"],
+        "duration=4ep",
+    )
     told = run(*clipx, *options, f"run_dir={tmp_path}/run", f"resume={saved}").stdout
-    assert "after 3 epochs and 6 steps: that is 192 samples and 6 steps here" in told
+    assert "after 3 epochs and 6 steps: 192 samples and 6 steps in this run" in told
     found = CheckpointDir(tmp_path / "run" / "checkpoints", print).load()
     assert found is not None
     assert (found.step, found.state["samples_seen"]) == (8, 256)

@@ -161,7 +161,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_training_on_two_ranks_follows_the_same_curve(tmp_path: Path, trained: Path, fresh: bool) -> None:
-    """With `fresh` started by torchrun itself."""
+    """`fresh`: started by torchrun itself."""
     run_dir = tmp_path / "two"
     torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64", fresh=fresh)
     assert len(losses(run_dir)) == 4

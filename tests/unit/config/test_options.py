@@ -616,8 +616,8 @@ def test_a_run_saved_by_8ddb223_loads() -> None:
 # ---------------------------------------------------------------------------------------------------------- errors
 
 RUN_KEYS = (
-    "the keys are name, run_dir, seed, duration, resume, log_every, device_peak_tflops, profiler, stages, model, data, "
-    "objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
+    "the keys are name, run_dir, seed, duration, resume, log_every, report, device_peak_tflops, profiler, stages, model, "
+    "data, objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
 )
 OBJECTIVE_KEYS = "the keys are tile, init_temperature, max_scale"
 READ = "write key=value, a list as key=[a,b], and special characters as key='…'"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.optimizers import OPTIONS, Optimizing
-from helpers.runs import SMALL, VIT, run, save_checkpoint, small
+from helpers.runs import SMALL, run, save_checkpoint, small
 from torch import Tensor
 
 from clipx.checkpoint.format import CheckpointDir
@@ -143,7 +143,7 @@ def test_every_optimizer_trains_from_the_command_line(tmp_path: Path) -> None:
     """Trains 16 steps on 256 images at each optimizer's default rate: the loss is finite and falls."""
     options = ["adamw", "lamb", "lion", "muon", "sgd"]
     steps = ("duration=16st", "checkpoint=none", f"hydra.sweep.dir={tmp_path}")
-    run(sys.executable, "-m", "clipx.train", "-m", f"optimizer={','.join(options)}", *SMALL, *VIT, *steps)
+    run(sys.executable, "-m", "clipx.train", "-m", f"optimizer={','.join(options)}", *SMALL, *steps)
     for number, option in enumerate(options):
         lines = (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()
         losses = torch.tensor([json.loads(line)["train/loss"] for line in lines], dtype=torch.float64)

@@ -66,7 +66,7 @@ OUT_OF_RANGE = [
     ((), "checkpoint.keep_last=0", "at least 1"),
     ((), "evaluator.zeroshot.every=0ep", "less than one sample"),
     ((), "evaluator.retrieval.batch_size=0", "at least 1"),
-    ((WANDB,), "logger.wandb.mode=silent", "online, offline"),
+    ((WANDB,), "logger.wandb.mode=silent", "online or offline"),
 ]
 
 
@@ -140,7 +140,7 @@ def test_limits_of_ranges_are_valid() -> None:
         ),
         (
             ("model.text.width=100", "model.text.heads=8"),
-            "model.text.width=100 is not divisible by model.text.heads=8: use width 96",
+            "model.text.width=100 is not divisible by model.text.heads=8: set width=96",
         ),
         (
             ("objective.max_scale=10", "objective.init_temperature=0.07"),
