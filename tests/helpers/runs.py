@@ -44,11 +44,12 @@ SMALL = (
     "evaluator=[]",
     "report=false",
 )
-# A model without BatchNorm, whose statistics are those of a rank's micro-batch.
+# A model without BatchNorm, whose statistics are those of a rank's micro-batch. Nearly all weights are word embeddings.
 VIT = (
     "model.image.timm=vit_xsmall_patch16_clip_224",
     "+model.image.options={patch_size:16,embed_dim:64,depth:2,num_heads:2}",
-    "model.text.width=64",
+    "model.text.width=16",
+    "model.text.heads=2",
 )
 # Values that options require to be composed.
 NEEDED = {

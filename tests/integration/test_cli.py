@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.runs import SMALL, rows, run
+from helpers.runs import SMALL, VIT, rows, run
 
 TRAIN = (sys.executable, "-m", "clipx.train")
 EVALUATE = (sys.executable, "-m", "clipx.evaluate")
@@ -164,7 +164,7 @@ def test_completion_commands_exit_with_0(command: str, shell: str) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- sweeps
 
-TINY = (*SMALL, "duration=2st", "schedule.warmup=1st", "checkpoint=none")
+TINY = (*SMALL, *VIT, "duration=2st", "schedule.warmup=1st", "checkpoint=none")
 
 
 def test_a_sweep_trains_each_point_in_its_own_folder(tmp_path: Path) -> None:

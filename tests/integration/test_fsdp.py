@@ -18,13 +18,13 @@ from clipx.errors import ConfigError
 SCRIPT = str(SCRIPTS / "fsdp_training.py")
 SIX = (
     *VIT,
-    "checkpoint.every=3st",
     "duration=6st",
     "data.samples=192",
     "evaluator=[retrieval]",
     "evaluator.retrieval.every=3st",
 )
 FSDP = "distributed=fsdp"
+SAVED = "checkpoint.every=3st"
 OBJECTIVES = {
     "infonce": ("objective=infonce",),
     "siglip": ("objective=siglip",),
@@ -44,7 +44,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 def train_on_ranks(ranks: int, folder: Path, ways: dict[str, tuple[str, ...]]) -> dict[str, Tensors]:
-    overrides = {name: [*SIX, *OBJECTIVES[objective], *words] for name, (objective, *words) in ways.items()}
+    overrides = {
+        name: [*SIX, SAVED if name == "fsdp" else "checkpoint=none", *OBJECTIVES[objective], *words]
+        for name, (objective, *words) in ways.items()
+    }
     torchrun(ranks, SCRIPT, str(folder), *(f"{name}={json.dumps(words)}" for name, words in overrides.items()))
     return {name: load_file(folder / f"{name}.safetensors") for name in ways}
 
@@ -61,7 +64,7 @@ def assert_same(found: Tensors, expected: Tensors, tolerance: float) -> None:
 def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
     """Trains in one process on the whole batch. Returns the results by objective."""
     folder = tmp_path_factory.mktemp("alone")
-    return {name: trained(folder / name, [*SIX, *words]) for name, words in OBJECTIVES.items()}
+    return {name: trained(folder / name, [*SIX, "checkpoint=none", *words]) for name, words in OBJECTIVES.items()}
 
 
 WAYS = {
@@ -78,9 +81,11 @@ WAYS = {
         "model.image.checkpointing=1",
         "model.text.checkpointing=1",
     ),
-    "compiled_ddp": ("infonce", "data.micro_batches=2", "compile.towers=true", "compile.backend=aot_eager"),
-    "compiled": ("infonce", FSDP, "compile.towers=true", "compile.backend=aot_eager"),
     "micro": ("fastclip_v3", FSDP, "data.micro_batches=2"),
+}
+COMPILED = {
+    "compiled_ddp": ("infonce", "data.micro_batches=2", "compile.towers=true", "compile.backend=aot_eager"),
+    "compiled_fsdp": ("infonce", FSDP, "compile.towers=true", "compile.backend=aot_eager"),
 }
 
 
@@ -92,6 +97,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(folder: Path) -> dict[str, Tensors]:
     return train_on_ranks(2, folder, WAYS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", COMPILED)
+def test_compiled_towers_on_two_ranks_match_a_single_process(
+    way: str, tmp_path: Path, single: dict[str, Tensors]
+) -> None:
+    found = train_on_ranks(2, tmp_path, {way: COMPILED[way]})
+    assert_same(found[way], single[COMPILED[way][0]], 1e-9)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "compressed"])
@@ -108,7 +122,7 @@ def test_a_sharded_run_resumes_in_a_single_process(
 ) -> None:
     run_dir = tmp_path / "again"
     shutil.copytree(folder / "fsdp.run", run_dir)
-    found = trained(run_dir, [*SIX, *OBJECTIVES["infonce"], "resume=step:3"])
+    found = trained(run_dir, [*SIX, *OBJECTIVES["infonce"], SAVED, "resume=step:3"])
     assert_same(found, single["infonce"], 1e-9)
 
 
@@ -140,7 +154,10 @@ def test_hybrid_sharding_matches_a_single_process(tmp_path: Path, single: dict[s
 def test_every_other_objective_matches_a_single_process(tmp_path: Path) -> None:
     """Two ranks, two micro-batches, float64, to 1e-9."""
     others = ("dcl", "sogclr", "isogclr", "fastclip_v0", "fastclip_v1", "fastclip_v2")
-    words = {name: [*SIX, f"objective={name}", *(["objective.rho=2.9"] if name in RHO else [])] for name in others}
+    words = {
+        name: [*SIX, "checkpoint=none", f"objective={name}", *(["objective.rho=2.9"] if name in RHO else [])]
+        for name in others
+    }
     spread = {name: json.dumps([*own, FSDP, "data.micro_batches=2"]) for name, own in words.items()}
     torchrun(2, SCRIPT, str(tmp_path), *(f"{name}={text}" for name, text in spread.items()))
     for name, own in words.items():

@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from helpers.runs import SMALL, run
+from helpers.runs import SMALL, VIT, run
 
 from clipx.report.console import format_clock, format_value
 
-COMMAND = (sys.executable, "-m", "clipx.train", *SMALL, "checkpoint=none", "evaluator=[zeroshot,retrieval]")
+COMMAND = (sys.executable, "-m", "clipx.train", *SMALL, *VIT, "checkpoint=none", "evaluator=[zeroshot,retrieval]")
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "00:00"), (61.4, "01:01"), (3723, "1:02:03"), (-5, "00:00")])
