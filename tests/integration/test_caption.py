@@ -63,6 +63,7 @@ def test_a_resumed_captioner_matches_an_uninterrupted_run_bit_for_bit(tmp_path: 
     assert differences(tmp_path, *COCA, *FIVE[len(VIT) :], steps=range(3, 4)) == []
 
 
+@pytest.mark.slow
 def test_sharded_weights_follow_the_curve_of_a_single_process(tmp_path: Path, trained: Path) -> None:
     sharded = tmp_path / "sharded"
     command = ("-m", "clipx.train", *SMALL, *COCA, f"run_dir={sharded}", "distributed=fsdp", "distributed.device=cpu")

@@ -168,7 +168,7 @@ TINY = (*SMALL, *VIT, "duration=2st", "schedule.warmup=1st", "checkpoint=none")
 
 
 def test_a_sweep_trains_each_point_in_its_own_folder(tmp_path: Path) -> None:
-    done = run(SCRIPT, "-m", "seed=0,1", *TINY, f"hydra.sweep.dir={tmp_path}/sweep", check=False)
+    done = run(*TRAIN, "-m", "seed=0,1", *TINY, f"hydra.sweep.dir={tmp_path}/sweep", check=False)
     assert done.returncode == 0, done.stderr
     points = sorted(tmp_path.glob("sweep/*/config.yaml"))
     assert [point.parent.name for point in points] == ["0", "1"]

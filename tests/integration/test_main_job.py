@@ -96,6 +96,7 @@ def test_a_table_of_jpeg_png_and_webp_files_trains_and_is_evaluated(tmp_path: Pa
     assert found["train/bad_samples"] == 0
 
 
+@pytest.mark.slow
 def test_shards_in_img2datasets_layout_train_and_are_evaluated(tmp_path: Path) -> None:
     """jpg + txt + json, as img2dataset writes them; shards by a brace pattern; labels in json."""
     for n in range(3):

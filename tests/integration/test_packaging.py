@@ -90,6 +90,7 @@ print(count)
     assert int(count) == len([path for path in CONF_DIR.glob("*/*.yaml") if path.parent.name != "recipe"])
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_installed_wheel_work_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     shown = outside(installed, tmp_path, "-m", "clipx.train", "model=vit_l14", "data=laion400m", "--cfg", "job")
     assert yaml.safe_load(shown)["data"]["samples"] == 414_080_000

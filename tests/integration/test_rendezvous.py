@@ -146,6 +146,7 @@ def test_ranks_bound_to_different_cores_do_not_share_them(by_hand: Start) -> Non
     assert [x["sharing"] for x in outputs(*bound)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_two_torchrun_agents_form_one_job(start: Start, port: int) -> None:
     """Two rendezvous in a row, through the store of the first agent."""
     common = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1")

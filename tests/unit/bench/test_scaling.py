@@ -87,6 +87,7 @@ def test_invalid_scaling_options_raise_a_one_line_error(options: dict[str, objec
 # --------------------------------------------------------------------------------------------------------- network
 
 
+@pytest.mark.slow
 def test_steps_of_each_kind_of_objective_transfer_the_predicted_bytes(tmp_path: Path) -> None:
     moved = network._moved(NetworkBenchSpec(run_dir=str(tmp_path)), Processes("cpu", 2))
     assert moved.keys() == {"infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr"}

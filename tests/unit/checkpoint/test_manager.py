@@ -219,7 +219,7 @@ def wait_for_step(run_dir: Path, step: int, process: Fork) -> None:
     pytest.fail(f"step {step} was not logged in time")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_stopped_run_exits_with_75_and_resumes_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
     long = ("duration=20st", "evaluator=[retrieval]", "evaluator.retrieval.every=1st")
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"

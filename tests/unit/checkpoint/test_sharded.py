@@ -73,7 +73,10 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all((torch.as_tensor(one[k]) == torch.as_tensor(other[k])).all() for k in one)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2), (1, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(2, 1), (2, 3), *(pytest.param(*ranks, marks=pytest.mark.slow) for ranks in ((3, 2), (1, 2), (4, 4)))],
+)
 def test_fsdp_checkpoints_are_saved_and_loaded_on_any_number_of_ranks(tmp_path: Path, before: int, after: int) -> None:
     saved = run_in_processes(before, tmp_path, _save, tmp_path / "run")[0]
     found = run_in_processes(after, tmp_path, _load, tmp_path / "run", tmp_path / "again")

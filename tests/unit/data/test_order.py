@@ -116,8 +116,14 @@ def read(
 
 # Uneven shards, a single shard and two shards, with up to twelve readers.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-@pytest.mark.parametrize("sizes", [[7, 0, 1, 22, 6, 11], [47], [40, 7]], ids=str)
-@pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 3), (4, 0), (4, 3)])
+@pytest.mark.parametrize(
+    ("sizes", "world", "workers"),
+    [
+        *((sizes, *readers) for sizes in ([7, 0, 1, 22, 6, 11], [47], [40, 7]) for readers in ((1, 0), (1, 3), (4, 0))),
+        ([7, 0, 1, 22, 6, 11], 4, 3),
+    ],
+    ids=str,
+)
 def test_epochs_continue_across_batches_and_have_every_sample_once(sizes: list[int], world: int, workers: int) -> None:
     """47 samples in batches of 12: the epoch is not a multiple of the batch, so some batches span two epochs."""
     order = Order(sizes, 5, 16)

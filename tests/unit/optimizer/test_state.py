@@ -139,6 +139,7 @@ def test_resuming_with_another_optimizer_raises_an_error(tmp_path: Path) -> None
     assert Trainer(small(tmp_path / "run", "resume=auto", "optimizer=adamw_convnet")).steps_done == 2
 
 
+@pytest.mark.slow
 def test_every_optimizer_trains_from_the_command_line(tmp_path: Path) -> None:
     """Trains 16 steps on 256 images at each optimizer's default rate: the loss is finite and falls."""
     options = ["adamw", "lamb", "lion", "muon", "sgd"]
