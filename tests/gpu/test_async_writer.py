@@ -31,7 +31,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return gate
 
 
-def test_from_a_gpu_what_is_saved_is_the_moment_of_the_call(tmp_path: Path, gate: threading.Event) -> None:
+def test_a_save_from_a_gpu_holds_the_values_at_the_call(tmp_path: Path, gate: threading.Event) -> None:
     device = torch.device("cuda", 0)
     x, strided = torch.randn(3_000_001, device=device), torch.randn(64, 32, device=device).T
     expected = {"x": x.cpu(), "strided": strided.cpu(), "rng": torch.get_rng_state()}

@@ -12,7 +12,7 @@ from clipx.errors import ConfigError
 pytestmark = [pytest.mark.gpu, needs_cuda]
 
 
-def test_a_rank_without_a_device_of_its_own_is_refused() -> None:
+def test_a_rank_without_a_device_raises_an_error() -> None:
     count = torch.cuda.device_count()
     assert DistributedSpec().build().device == torch.device("cuda", 0)
     if count > 1:

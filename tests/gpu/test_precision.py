@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, needs_cuda]
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_tf32_rounds_products_on_the_gpu_only_when_asked(tf32: bool) -> None:
+def test_tf32_rounds_products_only_if_enabled(tf32: bool) -> None:
     Fp32Spec(tf32=tf32).build(torch.device("cuda"))
     a = torch.randn(512, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     error = ((a @ a).double() - a.double() @ a.double()).abs().max().item()
@@ -29,6 +29,6 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 @pytest.mark.parametrize("precision", ["amp_fp16", "bf16", "fp16", "float8", "int8"])
-def test_the_formats_train_on_the_gpu(precision: str, curve: list[float], tmp_path: Path) -> None:
+def test_loss_curves_stay_close_to_float32(precision: str, curve: list[float], tmp_path: Path) -> None:
     found = step_losses(tmp_path / "run", f"precision={precision}")
     assert max(abs(a - b) for a, b in zip(found, curve, strict=True)) < 0.05
