@@ -77,7 +77,10 @@ def test_both_parts_of_the_loss_and_the_norms_of_each_tower_are_logged(trained: 
     assert {"train/grad_norm_decoder", "train/update_decoder", "train/temperature"} <= row.keys()
 
 
-@pytest.mark.parametrize("override", ["optimizer.layer_decay=0.7", "optimizer=muon", "compile.towers=true"])
+@pytest.mark.parametrize(
+    "override",
+    ["optimizer.layer_decay=0.7", "optimizer=muon", pytest.param("compile.towers=true", marks=pytest.mark.slow)],
+)
 def test_a_captioner_trains_with_layer_decay_muon_and_compiled_towers(tmp_path: Path, override: str) -> None:
     compiled = ("compile.backend=eager",) if override.startswith("compile") else ()
     trainer = Trainer(

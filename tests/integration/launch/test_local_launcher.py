@@ -13,7 +13,8 @@ from helpers.runs import SMALL, VIT, run
 from helpers.slurm_jobs import LOCAL, QUICK, SLURM, TRAIN, launch, launch_json, logs, losses, rows, wait_for_steps
 
 PLUGIN = PLUGINS / "faults"
-LONG = (*SMALL, "duration=40st", "checkpoint.every=end")
+# Each step sleeps, so that an interrupt arrives before the last one.
+LONG = (*LOCAL, *SMALL, *VIT, "objective=slow", "duration=20st", "checkpoint.every=end")
 
 
 def test_parallel_points_get_separate_devices_and_fail_independently(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_parallel_points_get_separate_devices_and_fail_independently(tmp_path: P
 
 
 def test_an_interrupted_sweep_saves_starts_no_points_and_resumes(tmp_path: Path) -> None:
-    command = (*LOCAL, *LONG, "seed=0,1", f"hydra.sweep.dir={tmp_path}")
+    command = ("--config-dir", str(PLUGIN), *LONG, "seed=0,1", f"hydra.sweep.dir={tmp_path}")
     with subprocess.Popen([*TRAIN, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as sweep:
         wait_for_steps(tmp_path / "0")
         sweep.send_signal(signal.SIGINT)
@@ -54,8 +55,8 @@ def test_an_interrupted_sweep_saves_starts_no_points_and_resumes(tmp_path: Path)
     )  # fmt: skip
     assert launch_json(tmp_path / "0", "result")["state"] == "stopped"
     assert not (tmp_path / "1/metrics.jsonl").exists()
-    launch(*LOCAL, *LONG, "seed=0", f"hydra.sweep.dir={tmp_path}")
-    assert [row["step"] for row in rows(tmp_path / "0")] == list(range(1, 41)), "a step was logged twice or not at all"
+    launch("--config-dir", str(PLUGIN), *LONG, "seed=0", f"hydra.sweep.dir={tmp_path}")
+    assert [row["step"] for row in rows(tmp_path / "0")] == list(range(1, 21)), "a step was logged twice or not at all"
 
 
 def test_too_few_gpus_raise_a_one_line_error(tmp_path: Path) -> None:

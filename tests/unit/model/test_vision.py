@@ -43,7 +43,7 @@ def tower(name: str, size: int = 224, device: str = "meta", quick_gelu: bool = F
         ("vgg11_bn", 224),
     ],
 )
-@pytest.mark.parametrize("quick_gelu", [False, True])
+@pytest.mark.parametrize("quick_gelu", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_timm_architectures_build_at_any_supported_size(name: str, size: int, quick_gelu: bool) -> None:
     image_BCSS = torch.empty(2, 3, size, size, device="meta")
     assert tower(name, size, quick_gelu=quick_gelu)(image_BCSS).shape == (2, 64)

@@ -113,7 +113,9 @@ def test_plain_numbers_in_optimizer_state_keep_value_and_type(tmp_path: Path) ->
     assert other.param_groups[0]["step"] == 12
 
 
-@pytest.mark.parametrize("option", ["lamb", "lion", "muon", "sgd"])
+@pytest.mark.parametrize(
+    "option", ["lamb", "muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lion", "sgd"))]
+)
 def test_a_run_resumes_bit_for_bit_with_every_optimizer(option: str, tmp_path: Path) -> None:
     """Same test as tests/unit/trainer/test_trainer.py has for AdamW, with a drop of the rate and clipping."""
     overrides = (f"optimizer={option}", "optimizer.clip_norm=1.0", "schedule=constant_cooldown", "checkpoint.every=2st")

@@ -126,7 +126,10 @@ def test_predicted_activations_match_the_tensors_saved_by_autograd() -> None:
     del kept
 
 
-@pytest.mark.parametrize("overrides", [(), ("data.micro_batches=2", "model.text.checkpointing=1")])
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param((), marks=pytest.mark.slow), ("data.micro_batches=2", "model.text.checkpointing=1")],
+)
 def test_predicted_memory_matches_a_real_step(overrides: tuple[str, ...]) -> None:
     """Resident memory of a fresh process; captions of 18 tokens on average."""
     spec = planned(*MEDIUM, *overrides, "text_tokens=18")
