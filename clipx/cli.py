@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hydra import compose
 from hydra import main as hydra_main
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
@@ -19,7 +18,7 @@ from hydra.types import RunMode
 from clipx.config.compose import (
     checked,
     command_line,
-    isolated_hydra,
+    compose_config,
     prepare,
     quote_pattern,
     task_overrides,
@@ -114,10 +113,7 @@ def _help(config_name: str, words: Sequence[str], folders: Sequence[Path]) -> st
     """
     overrides = [word for word in words if re.match(r"~|[^=]+=", word)]
     keys = [word for word in words if word not in overrides]
-    prepare(overrides, folders)
-    searchpath = f"hydra.searchpath={[str(folder.absolute()) for folder in folders]}"
-    with isolated_hydra():
-        cfg = compose(config_name, [*overrides, searchpath], return_hydra_config=True)
+    cfg = compose_config(config_name, overrides, folders, with_hydra=True)
     keys = keys or [key for key in (word.partition("=")[0] for word in overrides) if is_group(cfg, key)]
     return help_text(cfg, keys, folders) if keys else overview(cfg, folders)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -61,6 +62,16 @@ def isolated_hydra() -> Iterator[None]:
     finally:
         VersionBase.instance().version_base = base
         GlobalHydra.instance().hydra = outer
+
+
+def compose_config(
+    config_name: str, overrides: Sequence[str], folders: Sequence[Path], with_hydra: bool = False
+) -> DictConfig:
+    """Returns the composed configuration, unchecked; `with_hydra` with Hydra's part of it. Raises ConfigError."""
+    prepare(overrides, folders)
+    searchpath = f"hydra.searchpath={[str(folder.absolute()) for folder in folders]}"
+    with isolated_hydra():
+        return hydra_compose(config_name, [*overrides, searchpath], return_hydra_config=with_hydra)
 
 
 def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:

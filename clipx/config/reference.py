@@ -47,6 +47,10 @@ class Entry:
     option: str | None = None
     """`group=option` of the option that has the key, if the composed configuration selects another one."""
 
+    def is_under(self, key: str) -> bool:
+        """Returns whether this is a key, or one below it."""
+        return self.key == key or self.key.startswith(f"{key}.")
+
     def text(self, width: int) -> str:
         """Returns the entry as lines of at most `width` columns."""
         facts = [self.type, *(["required"] if self.value == MISSING else []), *([self.option] if self.option else [])]
@@ -140,7 +144,7 @@ def _value(node: Any, field: dataclasses.Field[Any]) -> str:
     """Returns a value as it is typed on the command line. The keys of a spec follow it as entries."""
     if node is None:  # of a class that no configuration holds
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        return "???" if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else _typed(default)
+        return str(MISSING) if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else _typed(default)
     if node._is_missing():
         return str(MISSING)
     if OmegaConf.is_config(node):
@@ -205,7 +209,7 @@ def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> 
     for key in (key.replace("/", ".") for key in keys):
         if (CONF_DIR / key).is_dir() and key in choices:
             parts.append(_group_header(cfg, key, choices[key], folders, width))
-        found = [entry for entry in known if entry.key == key or entry.key.startswith(f"{key}.")] or _elsewhere(key)
+        found = [entry for entry in known if entry.is_under(key)] or _elsewhere(key)
         if not found:
             near = get_close_matches(key, [entry.key for entry in known], n=3)
             fix = f"similar keys are {', '.join(near)}" if near else "--cfg job prints all keys"
@@ -236,7 +240,7 @@ def _elsewhere(key: str) -> list[Entry]:
     for name, stored in ConfigStore.instance().repo.get("schema", {}).get(group, {}).items():
         cls = OmegaConf.get_type(stored.node)
         for entry in _entries(typing.cast("type", cls), None, prefix):
-            if entry.key == key or entry.key.startswith(f"{key}."):
+            if entry.is_under(key):
                 option = f"{choice}{name.removesuffix('.yaml')}"
                 found[entry.key, option, entry.doc] = dataclasses.replace(entry, option=option)
     return list(found.values())

@@ -38,15 +38,13 @@ def forward_backward(
     precision: Precision,
     loss_scale: LossScale | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """Returns the loss (0-dim, global, detached) and metrics of a step, and stores gradients of the global loss in
-    `.grad`. Collective.
+    """Returns the loss (0-dim, global, detached) and metrics of a step. Stores its gradients in `.grad`. Collective.
 
     Data parallelism averages over the ranks, and each rank holds only its share of the gradient: hence the factor
     `comm.world`. A loss scale multiplies all gradients, including those of the objective. Raises NotFiniteError on all
     ranks if the loss is infinite or NaN; it names the ranks with such embeddings.
 
-    Only the model's outputs are differentiated: (image, text), and the losses of a captioner. A frozen tower has no
-    graph.
+    Only the model's outputs are differentiated: (image, text), and a captioner's losses. A frozen tower has no graph.
     """
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     embedded: list[tuple[Tensor, ...]] = []

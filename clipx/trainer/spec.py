@@ -6,15 +6,13 @@ import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hydra import compose as hydra_compose
-
 import clipx.checkpoint.spec
 import clipx.distributed.spec
 import clipx.optimizer.spec
 import clipx.precision.spec  # noqa: F401  # registers its options
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.config.compose import checked, isolated_hydra, prepare, quote_pattern
+from clipx.config.compose import checked, compose_config, quote_pattern
 from clipx.config.duration import Duration, Length
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.registry import MISSING, option
@@ -208,10 +206,7 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
     """
     overrides = tuple(map(quote_pattern, overrides))
     folders = [Path(config_dir).absolute()] if config_dir else []
-    searchpath = [f"hydra.searchpath={[str(folder) for folder in folders]}"]
     try:
-        prepare(overrides, folders)
-        with isolated_hydra():
-            return typing.cast("RunSpec", checked(hydra_compose(config_name, [*overrides, *searchpath])))
+        return typing.cast("RunSpec", checked(compose_config(config_name, overrides, folders)))
     except COMPOSITION_ERRORS as error:
         raise ConfigError(one_line(error)) from error

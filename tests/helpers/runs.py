@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
@@ -21,7 +20,7 @@ import clipx
 from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.format import CheckpointDir, RankRows
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.config.compose import checked, isolated_hydra, prepare, quote_pattern
+from clipx.config.compose import checked, compose_config, prepare, quote_pattern
 from clipx.config.lazy_torch import torch
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.registry import CONF_DIR
@@ -90,8 +89,7 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
 
 @functools.lru_cache(maxsize=128)
 def _chosen(config_name: str, choices: tuple[str, ...]) -> DictConfig:
-    with isolated_hydra():
-        return hydra.compose(config_name, list(choices))
+    return compose_config(config_name, choices, [])
 
 
 def step_losses(run_dir: Path, *overrides: str) -> list[float]:
