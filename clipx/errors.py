@@ -17,13 +17,17 @@ class Exit(IntEnum):
     WATCHDOG = 70  # no step for distributed.watchdog_s; stack traces in stacks.rank*.txt of the run directory
     NOT_SYNCED = 74  # finished, but its uploads are incomplete
     REQUEUE = 75  # stopped by a signal, after saving: restart it with resume=auto
+    OUTPUT_CLOSED = 141  # the reader of the output ended, as in `--help | head`
     ABORTED = 130  # by a second SIGINT, or before training began; the last checkpoint is complete
 
 
 class ClipxError(Exception):
-    """Error that the user can correct. The commands print it as one line and exit with `exit_code`."""
+    """Error that the user can correct. The commands print each argument as a line and exit with `exit_code`."""
 
     exit_code = Exit.FAILED
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class ConfigError(ClipxError):
@@ -38,6 +42,13 @@ class DataError(ClipxError):
 
 class StorageError(DataError):
     """A storage failed for the whole retry time. Its content is unknown and may be available later."""
+
+
+class StorageRefused(DataError):
+    """A storage refuses all requests: no such bucket, no valid credentials, or another region."""
+
+    reason: str = ""
+    fix: str = ""
 
 
 class CheckpointError(ClipxError):

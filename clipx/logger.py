@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from clipx.config.registry import MISSING, option
 from clipx.errors import ConfigError, require
+from clipx.storage.jsonl import read_objects, set_aside
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -48,11 +50,21 @@ _COUNTERS = ("step", "samples", "epoch", "seconds")
 
 
 class Jsonl:
-    """Writes one JSON object per line. A resumed run first drops the rows of the steps that it will repeat."""
+    """Writes one JSON object per line. A resumed run first drops the rows of the steps that it will repeat.
 
-    def __init__(self, path: Path, step: int) -> None:
-        earlier = [row for row in read_rows(path) if row["step"] <= step]
-        if earlier or path.exists():
+    Damaged lines are dropped, too; a copy of the damaged file remains, and `report(kind, message)` is called.
+    """
+
+    def __init__(self, path: Path, step: int, report: Callable[[str, str], None] = lambda kind, message: None) -> None:
+        rows, damaged = _read(path)
+        earlier = [row for row in rows if row["step"] <= step]
+        if damaged:
+            report(
+                "metrics_damaged",
+                f"{path} has {damaged:,} damaged line{'s' * (damaged > 1)}, dropped now; the {len(earlier):,} readable "
+                f"rows up to step {step:,} are kept, and the damaged file is copied to {set_aside(path).name}",
+            )
+        if path.exists():
             temporary = path.with_suffix(".tmp")
             temporary.write_text("".join(json.dumps(row) + "\n" for row in earlier), encoding="utf-8")
             temporary.replace(path)
@@ -101,14 +113,25 @@ class Sinks:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Returns the rows of a metrics.jsonl, up to the first incomplete line. Empty if there is no file."""
+    """Returns the readable rows of a metrics.jsonl. Empty if there is no file."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[list[Row], int]:
+    """Returns the readable rows and the number of damaged lines. A row has all counters, and values are numbers."""
     rows: list[Row] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
+    objects, damaged = read_objects(path)
+    for values in objects:
+        row = {name: value for name, value in values.items() if _is_number(value)}
+        complete = all(math.isfinite(row.get(name, math.nan)) for name in _COUNTERS)
+        if complete:
+            rows.append(row)
+        damaged += not complete or len(row) < len(values)
+    return rows, damaged
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 @option("logger")

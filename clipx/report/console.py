@@ -1,22 +1,97 @@
-"""Console output: a live progress line on a terminal, plain lines elsewhere, and tables of metrics."""
+"""Console output: a live progress line on a terminal, plain lines elsewhere, and tables.
+
+No other module creates consoles, tables or progress bars of rich, whose defaults read `[…]` and `:…:` in strings as
+markup: here text of users, such as `evaluator=[zeroshot]`, is printed as it is.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from clipx.escape import escaped, print_stderr
 from clipx.logger import Row
+
+Item = TypeVar("Item")
+_REPORT_EVERY_S = 30.0
+
+
+class _Console(Console):
+    """Console that prints strings, also those of tables, as they are: escaped, without markup and emoji codes."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(escaped(text), **options)
 
 
 def stdout_console(quiet: bool = False) -> Console:
-    """Returns a console on standard output. In a file or a pipe, lines are not wrapped at 80 columns."""
-    return Console(highlight=False, soft_wrap=True, quiet=quiet, width=None if sys.stdout.isatty() else 200)
+    """Returns a console on standard output that reads no markup. A string is one line: its newlines are escaped.
+
+    In a file or a pipe, lines are not wrapped at 80 columns.
+    """
+    width = None if sys.stdout.isatty() else 200
+    return _Stdout(markup=False, emoji=False, highlight=False, soft_wrap=True, quiet=quiet, width=width)
+
+
+class _Stdout(_Console):
+    """Console on standard output."""
+
+    def on_broken_pipe(self) -> None:
+        """Discards further output: a run does not end because the reader of its output has, as in `| head`."""
+        self.quiet = True
+        discard_stdout()
+
+
+def discard_stdout() -> None:
+    """Redirects standard output to the null device, after its reader has ended."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def text_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    right: Collection[str] = (),
+    header: bool = True,
+) -> Table:
+    """Returns a table of text cells, printed as they are on any console. `right`: right-aligned columns."""
+    table = Table(title=None if title is None else _plain(title), title_justify="left", show_header=header)
+    for column in columns:
+        table.add_column(_plain(column), justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(_plain, row))
+    return table
+
+
+def _plain(text: str) -> Text:
+    return Text(escaped(text, "\n"))
+
+
+def track(items: Iterable[Item], what: str, total: int, unit: str) -> Iterator[Item]:
+    """Yields the items. Shows their progress on stderr: a bar on a terminal, else a line every 30 seconds."""
+    if sys.stderr.isatty():
+        console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+        with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+            yield from bar.track(items, total, description=escaped(what))
+        return
+    reported = time.monotonic()
+    print_stderr(f"{what}: {total:,} {unit}")
+    for count, item in enumerate(items, start=1):
+        if time.monotonic() - reported > _REPORT_EVERY_S:
+            reported = time.monotonic()
+            print_stderr(f"{what}: {count:,} of {total:,} {unit}")
+        yield item
 
 
 class Screen:
@@ -25,7 +100,8 @@ class Screen:
     def __init__(self, shown: bool) -> None:
         self.console = stdout_console(quiet=not shown)
         self._live = shown and self.console.is_terminal
-        self._progress = Progress(BarColumn(20), TextColumn("{task.description}"), console=self.console, transient=True)
+        text = TextColumn("{task.description}", markup=False)
+        self._progress = Progress(BarColumn(20), text, console=self.console, transient=True)
         self._start = time.monotonic()
 
     def __enter__(self) -> Screen:
@@ -39,7 +115,7 @@ class Screen:
             self._progress.stop()
 
     def print(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(text)
 
     def progress(self, row: Row, first_step: int, total_steps: int) -> None:
         """Shows the newest metrics and the time left, estimated from the steps since the start."""
@@ -59,20 +135,16 @@ class Screen:
 
     def table(self, title: str, values: Mapping[str, float]) -> None:
         """Prints a table of metrics and their values."""
-        table = Table(title=title, title_justify="left")
-        table.add_column("metric")
-        table.add_column("value", justify="right")
-        for name, value in values.items():
-            table.add_row(name, format_value(name, value))
-        self.console.print(table)
+        rows = [(name, format_value(name, value)) for name, value in values.items()]
+        self.console.print(text_table(("metric", "value"), rows, title, right=("value",)))
 
 
 def format_value(name: str, value: float) -> str:
-    """Formats a metric: shares as percentages, integers in full, other numbers to four significant digits."""
+    """Formats a metric: shares as percentages, integers in full, other numbers to four significant digits, nan, inf."""
     share = name.rsplit("/", 1)[-1].startswith(("top", "recall@", "mean_per_class", "chance"))
     if share:
         return f"{value:.2%}"
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
 
 
 def is_headline(name: str) -> bool:

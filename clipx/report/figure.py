@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from clipx.escape import escaped
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -18,7 +20,7 @@ def new_figure(title: str, width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=110, facecolor=SURFACE, layout="constrained")
-    figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=12)
+    figure.suptitle(escaped(title), color=INK, x=0.01, ha="left", fontsize=12)
     return figure
 
 
@@ -34,9 +36,12 @@ def style_axes(axes: Axes, title: str) -> None:
 
 
 def to_png(figure: Figure) -> bytes:
-    """Returns a figure encoded as PNG."""
+    """Returns a figure encoded as PNG. All text is drawn literally: names of users may contain TeX, such as `$x$`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
 
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     out = io.BytesIO()
     FigureCanvasAgg(figure).print_png(out)
     return out.getvalue()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clipx.escape import escaped
 from clipx.logger import Row
 from clipx.report.console import format_value, is_headline
 from clipx.report.figure import COLOURS, GRID, INK, MUTED, SURFACE, new_figure, style_axes, to_png
@@ -70,12 +71,15 @@ def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=MUTED, fontsize=9)
 
 
+def _escape(text: str, keep: str = "") -> str:
+    return html.escape(escaped(text, keep))
+
+
 def _page(name: str, picture: bytes, final: Mapping[str, float], config: str) -> str:
     cells = "".join(
-        f"<tr><td>{html.escape(key)}</td><td class=n>{format_value(key, value)}</td></tr>"
-        for key, value in final.items()
+        f"<tr><td>{_escape(key)}</td><td class=n>{format_value(key, value)}</td></tr>" for key, value in final.items()
     )
-    title = html.escape(name)
+    title = _escape(name)
     image = base64.b64encode(picture).decode()
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -92,6 +96,6 @@ pre {{ background: #f6f8fa; padding: 1rem; overflow-x: auto; font-size: 13px }}
 <table>{cells}</table>
 <img alt="curves of the run" src="data:image/png;base64,{image}">
 <h2>Configuration</h2>
-<pre>{html.escape(config)}</pre>
+<pre>{_escape(config, keep=chr(10))}</pre>
 </body></html>
 """

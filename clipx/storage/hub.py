@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clipx.errors import DataError
-from clipx.storage.remote import error_text
+from clipx.storage.failure import error_text
 
 HUB = "hf-hub:"
 

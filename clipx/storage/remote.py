@@ -2,16 +2,15 @@
 
 fsspec provides the file systems but no common time limit for retries: s3fs retries time-outs and botocore retries 5xx,
 each by a count, and a server that does not answer costs 413 s with their defaults. Both are therefore limited to one
-attempt, and `retry` repeats a call until the caller's `retry_s` has passed.
+attempt, and `retry` repeats a call until the caller's `retry_s` has passed. failure.py decides what is repeated.
 """
 
 from __future__ import annotations
 
-import errno
+import gc
 import math
 import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,15 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clipx.errors import ClipxError, DataError, StorageError
-from clipx.storage.url import redacted
+from clipx.errors import ClipxError, DataError, StorageError, StorageRefused
+from clipx.escape import print_stderr
+from clipx.storage.failure import Failure, FailureKind, error_text
 
 T = TypeVar("T")
 
 BLOCK = 16 << 20  # bytes per request of a sequential read
 REQUESTS = 32  # concurrent per process: a remote read waits for some 50 ms and computes nothing
 _CONNECT_S, _READ_S = 5, 20  # time-outs of S3 requests; a time-out is retried
-_SINGLE_ATTEMPT = {"total_max_attempts": 1}
+# Complete: botocore would add a missing mode to this dictionary, and fsspec would take that for another configuration.
+_SINGLE_ATTEMPT = {"total_max_attempts": 1, "mode": "standard"}
 _PART = 16 << 20  # bytes per part of an S3 upload; s3fs holds and sends ten parts at once
 # Longest time without a completed part: aiohttp has no limit for a server that stops reading. 0.5 MB/s is enough.
 _STALL_S = 300.0
@@ -37,11 +38,13 @@ _PARALLEL_BLOCKS = 8  # concurrent blocks of a download
 _POLL_S = 0.1  # between checks of the stop event
 _DELAY_S = (0.1, 10.0)  # before the second attempt, and the longest
 _WARN_AFTER_S, _WARN_EVERY_S = 10.0, 60.0  # failure before the first warning on stderr, and between warnings
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, TypeError, ImportError)
-_FINAL_ERRNO = {errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENAMETOOLONG, getattr(errno, "EREMCHG", errno.ENOENT)}
-_FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError")
+_RELOAD_S = 10.0  # shortest time between two loads of the credentials
 _JITTER = random.SystemRandom()  # not the seeded generator, whose draws are reserved for the samples
 _warned = -math.inf  # time of this process's last warning
+_reloaded = -math.inf  # time of its last `reload_credentials`
+# fsspec drops the file systems of the parent in a forked child. Collecting them there would close their connections,
+# which removes these from the epoll that both processes share: the parent's next request would wait for its time-out.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 def is_local(url: str) -> bool:
@@ -91,28 +94,47 @@ def backoff(first: float, most: float) -> Iterator[float]:
         delay = min(2 * delay, most)
 
 
-def retry(url: str, retry_s: float, call: Callable[[], T]) -> T:
+def retry(url: str, retry_s: float, call: Callable[[], T], patient: bool = False) -> T:
     """Returns `call()`, retried with growing, jittered pauses after transient errors of a remote storage.
 
-    Raises other errors (no such file, no permission) unchanged, and StorageError after an outage of `retry_s` seconds.
+    Raises StorageRefused at once if the storage refuses all requests. `patient`: retries these, too, with credentials
+    that are reloaded, because requests of this run succeeded before. Raises StorageError after an outage of
+    `retry_s` seconds, and other errors (no such file, invalid request) unchanged.
     """
     start = time.monotonic()
     for pause in backoff(*_DELAY_S):
         try:
             return call()
         except Exception as error:  # a remote file system raises errors of its library
-            if is_local(url) or is_final(error):
+            failure = Failure.of(url, error)
+            if is_local(url) or failure.kind is FailureKind.object:
                 raise
             spent = time.monotonic() - start
-            if spent + pause > retry_s:
+            over = spent + pause > retry_s
+            if failure.refuses_all and (over or not patient):
+                raise failure.refused(url) from None
+            if over:
                 raise StorageError(
-                    f"{url} cannot be read: the storage failed for {spent:.0f} s ({error_text(error)}): check it and "
+                    f"{url} cannot be read: the storage failed for {spent:.0f} s ({failure.reason}): check it and "
                     f"the network, or raise retry_s={retry_s:g}"
                 ) from None
+            if failure.refuses_all:
+                reload_credentials(url)
             if spent > _WARN_AFTER_S:
-                _warn(f"{url}: the storage fails ({error_text(error)}): retrying for {retry_s - spent:.0f} s")
+                _warn(f"{url}: the storage fails ({failure.describe(url)}): retrying for {retry_s - spent:.0f} s")
         time.sleep(pause)
     raise AssertionError  # unreachable: backoff does not end
+
+
+def reload_credentials(url: str) -> None:
+    """Makes the next request open a new session, which reloads the credentials: their files may have been renewed.
+
+    Has an effect at most every 10 s per process, because many reads fail together.
+    """
+    global _reloaded
+    if not is_local(url) and time.monotonic() - _reloaded > _RELOAD_S:
+        _reloaded = time.monotonic()
+        type(file_system(url)[0]).clear_instance_cache()
 
 
 def _warn(text: str) -> None:
@@ -120,36 +142,26 @@ def _warn(text: str) -> None:
     global _warned
     if time.monotonic() - _warned > _WARN_EVERY_S:
         _warned = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
-
-
-def is_final(error: Exception) -> bool:
-    """Returns whether a retry would fail again: file not found, not permitted, or invalid request."""
-    if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES:
-        return True
-    if isinstance(error, OSError) and error.errno in _FINAL_ERRNO:
-        return True
-    status = vars(error).get("status", vars(error).get("code"))  # HTTP status, named so by aiohttp and gcsfs
-    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
+        print_stderr(text)
 
 
 @contextmanager
-def errors_as(error_of: Callable[[str], ClipxError], passing: type[Exception] = DataError) -> Iterator[None]:
-    """Replaces a storage's error with `error_of(text)`.
+def errors_as(
+    error_type: type[ClipxError], what: str, fix: str, passing: type[Exception] = DataError
+) -> Iterator[None]:
+    """Replaces a storage's error with `error_type` and the text "what (reason): fix".
 
-    DataError, whose message names the file, and `passing` are raised unchanged.
+    A storage that refuses all requests has a specific fix. Other DataErrors, whose message names the file, and
+    `passing` are raised unchanged.
     """
     try:
         yield
+    except StorageRefused as refused:
+        raise error_type(f"{what} ({refused.reason}): {refused.fix}") from None
     except (DataError, passing):
         raise
     except Exception as error:  # a remote file system raises errors of its library
-        raise error_of(error_text(error)) from None
-
-
-def error_text(error: BaseException) -> str:
-    """Returns a library's error as one line of at most 200 characters, without the secrets of its URLs."""
-    return redacted(" ".join(str(error).split()))[:200] or type(error).__name__
+        raise error_type(f"{what} ({error_text(error)}): {fix}") from None
 
 
 # ------------------------------------------------------------------------------------------------------- reading
@@ -160,9 +172,12 @@ def read_file(url: str, retry_s: float) -> bytes:
     return _read(url, retry_s)
 
 
-def read_range(url: str, start: int, end: int, retry_s: float) -> bytes:
-    """Reads bytes [start, end), fewer if the file ends earlier. Raises the file system's errors, or DataError."""
-    content = _read(url, retry_s, start=start, end=end)
+def read_range(url: str, start: int, end: int, retry_s: float, patient: bool = False) -> bytes:
+    """Reads bytes [start, end), fewer if the file ends earlier. Raises the file system's errors, or DataError.
+
+    `patient`: see `retry`.
+    """
+    content = _read(url, retry_s, patient, start=start, end=end)
     if len(content) > end - start:
         raise DataError(
             f"{url}: its server ignores range requests and sends the whole file: use one that supports ranges"
@@ -170,13 +185,13 @@ def read_range(url: str, start: int, end: int, retry_s: float) -> bytes:
     return content
 
 
-def _read(url: str, retry_s: float, **span: int) -> bytes:
+def _read(url: str, retry_s: float, patient: bool = False, **span: int) -> bytes:
     def call() -> bytes:
         fs, path = file_system(url)
         content: bytes = fs.cat_file(path, **span)
         return content
 
-    return retry(url, retry_s, call)
+    return retry(url, retry_s, call, patient)
 
 
 def download(url: str, path: Path, size: int, retry_s: float) -> None:

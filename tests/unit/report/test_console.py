@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.runs import SMALL, VIT, run
+from rich.console import Console
 
-from clipx.report.console import format_clock, format_value
+import clipx
+import clipx_launch
+from clipx.config.typed import last_of_each
+from clipx.report.console import Screen, format_clock, format_value, stdout_console, text_table
 
 COMMAND = (sys.executable, "-m", "clipx.train", *SMALL, *VIT, "checkpoint=none", "evaluator=[zeroshot,retrieval]")
 
@@ -28,6 +35,8 @@ def test_clock_is_formatted(seconds: float, shown: str) -> None:
         ("eval/x/median_rank", 12.0, "12"),
         ("samples", 107776.0, "107,776"),
         ("train/loss", 0.51823, "0.5182"),
+        ("train/loss", float("nan"), "nan"),
+        ("train/loss", float("inf"), "inf"),
     ],
 )
 def test_values_are_formatted_by_metric(name: str, value: float, shown: str) -> None:
@@ -49,7 +58,7 @@ def test_a_pipe_gets_plain_lines_with_all_values(tmp_path: object) -> None:
 def test_a_terminal_gets_a_live_line(tmp_path: object) -> None:
     main_end, process_end = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, f"run_dir={tmp_path}/run"], stdout=process_end, stderr=process_end, stdin=process_end,
+        last_of_each([*COMMAND, f"run_dir={tmp_path}/run"]), stdout=process_end, stderr=process_end, stdin=process_end,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "180", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     os.close(process_end)
@@ -59,7 +68,65 @@ def test_a_terminal_gets_a_live_line(tmp_path: object) -> None:
             shown += chunk
     except OSError:  # the other end is closed
         pass
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=600) == 0
     text = shown.decode()
     assert "\x1b[" in text, "the line must be redrawn in place"
     assert "samples/s" in text
+
+
+ODD = ("evaluator=[zeroshot]", "[/x] [bold]", "a :smile: b", "[link=file:///etc]x[/link]")
+
+
+def test_text_of_users_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    console = stdout_console()
+    for text in ODD:
+        console.print(text)
+    console.print(text_table([text.upper() for text in ODD], [ODD], title="[/] of a :cat:"))
+    screen = Screen(shown=True)
+    screen.print(ODD[1])
+    screen.table("[/title]", {"eval/[red]/top1": 0.5})
+    shown = capsys.readouterr().out
+    for text in (
+        *(text for odd in ODD for text in (odd, odd.upper())),
+        "[/] of a :cat:",
+        "[/title]",
+        "eval/[red]/top1",
+    ):
+        assert text in shown
+
+
+def test_a_table_is_literal_on_any_console() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(text_table(["[/a]"], [[ODD[1]], ["line\x1b[2J\r\x07\udcff"]], "[/t]"))
+    shown = console.file.getvalue()
+    for text in ("[/a]", "[/t]", ODD[1], r"line\x1b[2J\r\x07\xff"):
+        assert text in shown
+
+
+# Names of rich that read markup in strings by default. `Live` shows what a console prints.
+MARKUP = {
+    "rich.console",
+    "rich.table",
+    "rich.progress",
+    "rich.markup",
+    "rich.panel",
+    "rich.prompt",
+    "rich.text",
+    "rich",
+}
+PACKAGES = [Path(clipx.__file__).parent, Path(clipx_launch.__file__).parent]
+
+
+def test_only_the_console_module_creates_consoles_and_tables() -> None:
+    found = []
+    for path in (path for package in PACKAGES for path in package.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        typing = [
+            node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        ]
+        ignored = {id(node) for block in typing for node in ast.walk(block)}
+        for node in (node for node in ast.walk(tree) if id(node) not in ignored):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [path.name for name in names if name in MARKUP]
+    assert set(found) == {"console.py"}

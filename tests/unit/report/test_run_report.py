@@ -38,6 +38,18 @@ def test_a_run_with_few_or_no_rows_can_be_drawn(rows: list[dict[str, float]]) ->
     assert pixels(draw("run", rows)).shape[2] == 3
 
 
+@pytest.mark.parametrize("name", [r"$\frac{$", "$$", "[x]", "日本"])
+def test_names_are_drawn_literally(name: str) -> None:
+    """TeX in a name is no error, and is not set as a formula."""
+    metric = f"eval/{name}/top1"
+    other = f"eval/{name}/b/top1"
+    rows = [*ROWS, {"step": 29, metric: 0.9, other: 0.5}]
+    drawn = pixels(draw(name, rows))
+    if name == "$$":
+        assert (drawn != pixels(draw("", rows))).any()
+    assert drawn.shape[2] == 3
+
+
 def test_the_page_is_self_contained_and_escapes_its_content(tmp_path: Path) -> None:
     write_report(tmp_path, "a <b> run", ROWS, {"eval/zeroshot/top1": 0.9231}, "name: <script>")
     page = (tmp_path / "report.html").read_text()

@@ -1,0 +1,57 @@
+"""Escapes names and messages where they are printed or written: a name may hold any byte, newlines included."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+_BYTE = 0xDC00  # what Python adds to a byte of a file name that is not UTF-8 (PEP 383)
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """Returns a text as one line of printable characters. The rest is escaped as by `repr`: \\n, \\x1b, \\u202e.
+
+    A byte of a name that is not UTF-8 becomes \\xe9. `keep`: characters that are not escaped.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """Returns the JSON text of a value in printable characters, which any reader of UTF-8 JSON accepts.
+
+    Half a surrogate pair, which UTF-8 cannot represent, is escaped as by `escaped`; all else is read back unchanged.
+    `options`: those of `json.dumps`.
+    """
+    text = json.dumps(value, ensure_ascii=False, **options)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else _escape_in_json(c) for c in text)
+
+
+def print_stderr(text: str) -> None:
+    """Prints a line on stderr, escaped."""
+    print(escaped(text), file=sys.stderr, flush=True)
+
+
+class EscapedLogRecord(logging.LogRecord):
+    """Log record with an escaped message, whichever handler prints it. Other packages may log several lines."""
+
+    def getMessage(self) -> str:
+        return escaped(super().getMessage(), "" if self.name.partition(".")[0] == "clipx" else "\n\t")
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if _BYTE + 0x80 <= code <= _BYTE + 0xFF:
+        return f"\\x{code - _BYTE:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def _escape_in_json(character: str) -> str:
+    if "\ud800" <= character <= "\udfff":
+        return "\\" + _escape(character)
+    return json.dumps(character)[1:-1]

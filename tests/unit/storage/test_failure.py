@@ -1,0 +1,222 @@
+"""Failures of a storage are classified by class and error code: real S3 answers, and exceptions of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import botocore.exceptions
+import pytest
+from helpers.runs import compose
+from helpers.s3_server import SECRET, FaultyProxy, admin, forget_sessions
+
+from clipx.checkpoint.downloader import check_writable, fetch_history, remote_checkpoints
+from clipx.data.shards.index import index_shards
+from clipx.data.shards.tar import TXT
+from clipx.data.shards.urls import expand
+from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, StorageError, StorageRefused
+from clipx.storage.failure import Failure, FailureKind
+from clipx.storage.remote import StorageFolder, read_file, retry
+from clipx.trainer.trainer import Trainer
+from clipx.weights.load import load_weights
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+
+
+# Every kind of access to a URL, with the error of its caller.
+USES: dict[str, tuple[Callable[[str], object], type[ClipxError]]] = {
+    "checkpoint.remote": (lambda url: check_writable(f"{url}/runs", 20), ConfigError),
+    "resume": (lambda url: remote_checkpoints(f"{url}/run", 20), CheckpointError),
+    "a run elsewhere": (lambda url: fetch_history(f"{url}/run", Path("history"), 20), CheckpointError),
+    "model.weights, a file": (lambda url: load_weights(f"{url}/a.safetensors"), CheckpointError),
+    "model.weights, a folder": (lambda url: load_weights(f"{url}/a"), CheckpointError),
+    "a pattern of shards": (lambda url: expand(f"{url}/*.tar", "data.shards"), DataError),
+    "a list of shards": (lambda url: expand(f"@{url}/list.txt", "data.shards"), ConfigError),
+    "a shard": (lambda url: index_shards([f"{url}/0.tar"], TXT, retry_s=20), DataError),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_missing_bucket_is_one_line_at_once(
+    use: str, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, error_type = USES[use]
+    with pytest.raises(
+        error_type, match=r"s3://\S+-none\S* cannot be .+ \(NoSuchBucket: .+\): create the bucket"
+    ) as raised:
+        call(f"{own_bucket}-none")
+    assert f"AWS_ENDPOINT_URL={proxy.endpoint}" in str(raised.value) and "\n" not in str(raised.value)
+    assert proxy.requests < 10
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_wrong_secret_is_one_line_that_names_the_settings(
+    use: str, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG-SECRET")
+    forget_sessions()
+    call, error_type = USES[use]
+    with pytest.raises(
+        error_type, match=r"cannot be .+ \((SignatureDoesNotMatch|403): .+\): correct or renew the"
+    ) as raised:
+        call(own_bucket)
+    assert "from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and" in str(raised.value)
+    assert "WRONG-SECRET" not in str(raised.value)
+    assert proxy.requests < 10
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "fix"),
+    [
+        (301, "PermanentRedirect|it redirects all requests", "set AWS_DEFAULT_REGION to the bucket's region"),
+        (307, "TemporaryRedirect|it redirects all requests", "set AWS_DEFAULT_REGION to the bucket's region"),
+        (400, "ExpiredToken|400", "correct or renew the credentials"),
+        (403, "AccessDenied|403", "correct or renew the credentials"),
+    ],
+)
+@pytest.mark.parametrize("use", ["checkpoint.remote", "a shard"])
+def test_a_redirection_and_expired_credentials_are_not_retried(
+    use: str, own_bucket: str, proxy: FaultyProxy, status: int, reason: str, fix: str
+) -> None:
+    call, error_type = USES[use]
+    proxy.set("status", status)
+    with pytest.raises(error_type, match=rf"\(({reason}).+\): {fix}") as raised:
+        call(own_bucket)
+    assert not isinstance(raised.value, StorageError)
+
+
+def test_missing_credentials_and_profiles_are_named(
+    own_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    forget_sessions()
+    with pytest.raises(
+        StorageRefused, match=r"\(NoCredentialsError: .+\): .+ since AWS_ACCESS_KEY_ID and AWS_PROFILE are not set"
+    ):
+        read_file(f"{own_bucket}/x", 20)
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    forget_sessions()
+    with pytest.raises(StorageRefused, match=r"\(ProfileNotFound: .+\): .+ \(from AWS_PROFILE=nobody\)"):
+        read_file(f"{own_bucket}/x", 20)
+
+
+def test_a_missing_object_and_a_pattern_without_match_are_no_refusals(own_bucket: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_file(f"{own_bucket}/none", 20)
+    assert remote_checkpoints(f"{own_bucket}/run", 20) == []
+    with pytest.raises(ConfigError, match=r"data.shards=s3://\S+ matches no shard: check the path"):
+        expand(f"{own_bucket}/*.tar", "data.shards")
+    with pytest.raises(DataError, match=r"shard s3://\S+/0.tar does not exist: check the path"):
+        index_shards([f"{own_bucket}/0.tar"], TXT)
+
+
+def test_a_run_ends_before_it_opens_its_data(own_bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    data = ("data=webdataset", f"data.shards={tmp_path}/none.tar", "logger=[]", f"run_dir={tmp_path}/run")
+    where = (f"checkpoint.remote={own_bucket}-none", f"resume={own_bucket}-none/run")
+    for override, error_type in zip(where, (ConfigError, CheckpointError), strict=True):
+        with pytest.raises(error_type, match=r"\(NoSuchBucket: "):
+            Trainer(compose(*data, override))
+    proxy.set("down")  # an outage may end before the run needs its checkpoints
+    with pytest.raises(DataError, match=r"none.tar does not exist"):
+        Trainer(compose(*data, f"checkpoint.remote={own_bucket}"))
+
+
+# ------------------------------------------------------------------------------------------- renewed credentials
+
+
+def test_renewed_credentials_are_used_by_a_patient_read(
+    own_bucket: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program outside the run writes new temporary credentials to the file before the retries end."""
+    key, file = "test:tester", tmp_path / "credentials"
+    profile = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setattr("clipx.storage.remote._RELOAD_S", 0.0)
+    file.write_text(profile.format(key, SECRET))
+    forget_sessions()
+    admin(endpoint).pipe_file(f"{own_bucket}/x", b"content")
+    file.write_text(profile.format(key, "expired"))
+    attempts = 0
+
+    def call() -> bytes:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 3:
+            file.write_text(profile.format(key, SECRET))
+        return StorageFolder(own_bucket).read("x")
+
+    with pytest.raises(StorageRefused):
+        retry(own_bucket, 20, call)
+    assert attempts == 1
+    assert retry(own_bucket, 20, call, patient=True) == b"content"
+    assert attempts >= 3
+
+
+# ---------------------------------------------------------------------------------------- exceptions of libraries
+
+
+class _HttpError(Exception):
+    def __init__(self, **values: object) -> None:
+        super().__init__("refused")
+        vars(self).update(values)
+
+
+def _from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def _client_error(code: str, status: int, **error: str) -> botocore.exceptions.ClientError:
+    meta = {"HTTPStatusCode": status, "HTTPHeaders": {}}
+    return botocore.exceptions.ClientError({"Error": {"Code": code, **error}, "ResponseMetadata": meta}, "GetObject")  # type: ignore[typeddict-item]
+
+
+KINDS = [
+    (_HttpError(status=401), "access"),
+    (_HttpError(status_code=403), "access"),
+    (_HttpError(code=416), "object"),
+    (_HttpError(status=429), "outage"),
+    (_HttpError(status=408), "outage"),
+    (_HttpError(status=502), "outage"),
+    (_HttpError(status=307), "location"),
+    (_from(FileNotFoundError("x"), _client_error("NoSuchBucket", 404)), "bucket"),
+    (_from(FileNotFoundError("x"), _client_error("NoSuchKey", 404)), "object"),
+    (_from(PermissionError("x"), _client_error("InvalidObjectState", 403)), "object"),
+    (_from(PermissionError("x"), _client_error("RequestTimeTooSkewed", 403)), "access"),
+    (_from(OSError(22, "x"), _client_error("AuthorizationHeaderMalformed", 400)), "access"),
+    (_from(OSError(22, "x"), _client_error("AuthorizationHeaderMalformed", 400, Region="eu-west-1")), "location"),
+    (_from(TimeoutError(), _client_error("RequestTimeout", 400)), "outage"),
+    (_from(OSError(16, "x"), _client_error("SlowDown", 503)), "outage"),
+    (botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"), "outage"),
+    (botocore.exceptions.ParamValidationError(report="x"), "object"),
+    (FileNotFoundError("x"), "object"),
+    (OSError("reset"), "outage"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), KINDS)
+def test_class_and_code_decide_the_kind(error: Exception, kind: str) -> None:
+    assert Failure.of("s3://bucket/x", error).kind == FailureKind(kind)
+
+
+def test_a_forbidden_http_url_concerns_this_url_alone() -> None:
+    assert Failure.of("https://host/x.tar", _HttpError(status=403)).kind is FailureKind.object
+
+
+def test_the_region_that_a_server_names_is_in_the_fix() -> None:
+    found = Failure.of("s3://b/x", _client_error("PermanentRedirect", 301, Region="eu-west-1", Message="wrong"))
+    assert found.fix("s3://b/x").startswith("set AWS_DEFAULT_REGION=eu-west-1 and AWS_ENDPOINT_URL to its server (now ")
+    forged = Failure.of("s3://b/x", _client_error("PermanentRedirect", 301, Region="\x1b[31m", Message="\x1b[31mred"))
+    assert forged.region is None
+    assert forged.reason == r"PermanentRedirect: \x1b[31mred"
