@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -16,17 +17,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clipx.checkpoint.format import STATE, TENSORS, CheckpointDir, commit, find_damage, write_file
+from clipx.checkpoint.format import CheckpointDir, commit, find_damage, write_file
+from clipx.checkpoint.records import STATE, TENSORS, DamagedCheckpoint
 from clipx.checkpoint.resume import step_folder, step_of
 from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
 from clipx.checkpoint.staging import StagingBuffer, split_sharded
 from clipx.config.lazy_torch import dist, torch
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
+from clipx.storage.safe_json import read_regular
 
 if TYPE_CHECKING:
-    from clipx.checkpoint.format import RankRows
     from clipx.checkpoint.spec import CheckpointSpec
+    from clipx.checkpoint.tensors import RankRows
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -125,9 +128,10 @@ class AsyncWriter:
         started = time.perf_counter()
         self._finish_previous()
         waited = time.perf_counter()
+        score = score if score is not None and math.isfinite(score) else None
         save = _Save(CheckpointInfo(step, keep, score), started)
         if self._comm.is_main:
-            save.state = json.dumps({"keep": keep, "score": score, "state": state}).encode()
+            save.state = json.dumps({"step": step, "keep": keep, "score": score, "state": state}).encode()
         self._stage(save, tensors)
         save.stalls = {"waited_s": waited - started, "staged_s": time.perf_counter() - waited}
         self._pending = self._threads.submit(self._write, save)
@@ -289,7 +293,11 @@ class AsyncWriter:
         With `needed`, keeps at most the two newest, and deletes the oldest until that many bytes are free.
         """
         keep_last = self._spec.keep_last if needed is None else min(2, self._spec.keep_last)
-        intact = self._intact(keep_last)
+        try:
+            intact = self._intact(keep_last)
+        except CheckpointError as error:
+            log.warning("no old checkpoint is removed: %s", error)
+            return
         keep = steps_to_keep(list(intact.values()), keep_last, self._spec.delete_previous)
         for folder in sorted((f for f, info in intact.items() if info.step not in keep), key=step_of):
             if needed is not None and self._free() >= needed:
@@ -310,9 +318,11 @@ class AsyncWriter:
             if folder not in self._infos:
                 damage = find_damage(folder) if len(intact) < keep_last else None
                 try:
-                    info = CheckpointInfo.read(step_of(folder), (folder / STATE).read_bytes())
-                except (OSError, ValueError, KeyError, TypeError) as error:
-                    damage = damage or f"{STATE} cannot be read: {error}"
+                    info = CheckpointInfo.read(step_of(folder), read_regular(folder / STATE))
+                except DamagedCheckpoint as error:
+                    damage = damage or str(error)
+                except OSError as error:
+                    damage = damage or f"{STATE} cannot be read: {error.strerror}"
                 if damage is not None:
                     self._dir.mark_corrupt(folder, damage)
                     continue

@@ -16,10 +16,12 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 
-from clipx.checkpoint.format import MANIFEST, DamagedCheckpoint, find_damage, read_manifest, sync
+from clipx.checkpoint.format import find_damage, sync
+from clipx.checkpoint.records import MANIFEST, DamagedCheckpoint, read_manifest
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.errors import CheckpointError, ConfigError, require
-from clipx.storage.remote import StorageFolder, download, error_text, errors_as, read_file, retry
+from clipx.storage.failure import error_text
+from clipx.storage.remote import StorageFolder, download, errors_as, read_file, retry
 
 HISTORY_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # needed to resume elsewhere
 RETRY_S = 120.0  # time during which an unreachable storage is retried
@@ -34,7 +36,7 @@ def check_writable(url: str, retry_s: float = RETRY_S) -> None:
         folder.remove(name)
 
     advice = "check the URL, that it exists, and that the credentials allow writing and deleting"
-    with errors_as(lambda reason: ConfigError(f"checkpoint.remote={url} cannot be written ({reason}): {advice}")):
+    with errors_as(ConfigError, f"checkpoint.remote={url} cannot be written", advice):
         retry(url, retry_s, call)
 
 
@@ -64,7 +66,7 @@ def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
     try:
         temporary.mkdir(parents=True)
         _download(url, temporary, retry_s)
-        if damage := find_damage(temporary):
+        if damage := find_damage(temporary, step_of(final)):
             raise DamagedCheckpoint(damage)
         for path in (*temporary.iterdir(), temporary):
             sync(path)
@@ -90,13 +92,15 @@ def fetch_newest(
     (no local checkpoint), StorageError if the storage cannot be reached: it may hold a newer checkpoint.
     """
     urls = [checkpoint for step, checkpoint in remote_checkpoints(url, retry_s) if step > after]
+    damages = []
     for checkpoint in urls:
         try:
             return fetch(checkpoint, into, retry_s)
         except DamagedCheckpoint as error:
             report(f"{error}: falling back to the previous checkpoint")
-    if urls and after < 0:
-        raise CheckpointError(f"all checkpoints at {url} are damaged: restore one, or start a new run")
+            damages.append(str(error))
+    if damages and after < 0:
+        raise CheckpointError(f"all checkpoints at {url} are damaged ({damages[0]}): restore one, or start a new run")
     return None
 
 
@@ -134,8 +138,8 @@ def _download(url: str, folder: Path, retry_s: float) -> None:
 
 def _refusals(url: str) -> AbstractContextManager[None]:
     """Converts errors of the storage to CheckpointError, except FileNotFoundError."""
-    advice = "check checkpoint.remote and the credentials"
-    return errors_as(lambda reason: CheckpointError(f"{url} cannot be read ({reason}): {advice}"), FileNotFoundError)
+    advice = "check the URL and the credentials"
+    return errors_as(CheckpointError, f"{url} cannot be read", advice, FileNotFoundError)
 
 
 def group_by_checkpoint(files: Iterable[str]) -> dict[str, list[str]]:

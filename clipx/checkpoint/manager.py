@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.downloader import RETRY_S, check_writable, fetch, fetch_history, fetch_newest, remote_checkpoints
-from clipx.checkpoint.format import STATE, Checkpoint, CheckpointDir, RankRows, find_damage
+from clipx.checkpoint.format import Checkpoint, CheckpointDir, find_damage, unused_name
+from clipx.checkpoint.records import STATE
 from clipx.checkpoint.resume import CHECKPOINTS, Resume, step_folder, step_of
 from clipx.checkpoint.retention import steps_to_keep
 from clipx.checkpoint.uploader import Uploader
@@ -24,6 +25,7 @@ from clipx.errors import CheckpointError, StorageError
 
 if TYPE_CHECKING:
     from clipx.checkpoint.spec import CheckpointSpec
+    from clipx.checkpoint.tensors import RankRows
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +123,14 @@ class CheckpointManager:
         """Renames the checkpoints of steps after the one that the run resumes from."""
         for folder in self._dir.folders():
             if step_of(folder) > step:
-                left = folder.rename(folder.with_name(f"{folder.name}.left.{int(time.time())}"))
+                left = unused_name(folder, "left")
+                try:
+                    folder.rename(left)
+                except OSError as error:
+                    raise CheckpointError(
+                        f"{folder} cannot be renamed ({error.strerror}), and a later resume would continue from it: "
+                        "correct the permissions of its folder"
+                    ) from None
                 self._event(
                     "checkpoint_left", message=f"continuing from step {step}: renamed {folder.name} to {left.name}"
                 )
@@ -234,28 +243,29 @@ class CheckpointManager:
         self._event(kind, message=message)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+def check_storage(spec: CheckpointSpec, run_dir: str, resume: str, comm: Comm) -> None:
+    """Verifies that `checkpoint.remote` can be written and a URL of `resume=` be read, before a run builds anything.
 
+    An outage is no error: `CheckpointManager` waits for its end. Collective. Raises ConfigError or CheckpointError.
+    """
 
-_STATE: dict[str, Callable[[Any], bool]] = {  # checks of the values that resuming reads
-    "samples_seen": _is_count,
-    "world": _is_count,
-    "data": lambda value: isinstance(value, str),
-    "overdue": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
-    "non_finite": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)),
-    "best": lambda value: value is None or isinstance(value, int | float),
-}
+    def check() -> None:
+        with suppress(StorageError):
+            if spec.remote is not None:
+                check_writable(_run_url(spec.remote, Path(run_dir)), retry_s=0)
+            if (url := Resume.parse(resume).url) is not None:
+                remote_checkpoints(url, retry_s=0)
+
+    comm.run_on_main(check)
 
 
 def _check_state(found: Checkpoint) -> None:
-    """Raises CheckpointError if a value is missing or has a type that clipx does not write."""
-    for key, is_right in _STATE.items():
-        value = found.state.get(key, "nothing") if isinstance(found.state, dict) else found.state
-        if not is_right(value):
-            raise CheckpointError(
-                f"{found.folder}/{STATE} holds {str(value)[:40]} as {key}, which clipx does not write: restore the file"
-            )
+    """Raises CheckpointError if a value that resuming reads is missing. Their types are checked when it is loaded."""
+    if missing := sorted({"samples_seen", "world", "data", "overdue", "non_finite", "best"} - found.state.keys()):
+        raise CheckpointError(
+            f"{found.folder}/{STATE} has no {', '.join(missing)}: resume with the version of clipx that wrote it, or "
+            "restore the file"
+        )
 
 
 def _run_url(remote: str, run_dir: Path) -> str:

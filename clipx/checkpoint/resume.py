@@ -36,7 +36,7 @@ class Resume:
             return cls(True, True)
         if text.startswith("step:"):
             number = text.removeprefix("step:")
-            if not re.fullmatch(r"\d+", number):
+            if not re.fullmatch(r"[0-9]{1,18}", number):
                 raise ConfigError(f"resume={text} is not a step: give its number, e.g. resume=step:1000")
             return cls(True, True, int(number))
         check_url("resume", text)
@@ -57,8 +57,8 @@ def step_folder(step: int) -> str:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Returns whether a folder name has the form of a checkpoint's."""
-    return re.fullmatch(r"step-\d{8,}", name) is not None
+    """Returns whether a folder name has the form of a checkpoint's, which is unique to its step."""
+    return re.fullmatch(r"step-([0-9]{8}|[1-9][0-9]{8,17})", name) is not None
 
 
 def step_of(folder: Path) -> int:

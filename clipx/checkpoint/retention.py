@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from clipx.checkpoint.records import read_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,9 @@ class CheckpointInfo:
 
     @classmethod
     def read(cls, step: int, content: bytes) -> CheckpointInfo:
-        """Parses a state.json. Raises ValueError, KeyError or TypeError."""
-        state = json.loads(content)
-        return cls(step, bool(state["keep"]), state["score"])
+        """Parses a state.json. Raises DamagedCheckpoint."""
+        file, _ = read_state(content)
+        return cls(step, file.keep, file.score)
 
 
 def steps_to_keep(saved: Sequence[CheckpointInfo], keep_last: int, only_newest: bool = False) -> set[int]:

@@ -1,6 +1,8 @@
 """Options of checkpoints. A checkpoint is complete or absent, is verified before use, and contains no pickle.
 
-format.py         format on disk, and reading
+format.py         format on disk, reading and verification
+records.py        contents of state.json and MANIFEST.json, and their checks
+tensors.py        tensors of a checkpoint, read by name from the files of all ranks
 staging.py        memory that tensors are copied into, laid out as the file that is written from it
 async_writer.py   saving while training continues: one thread of each rank writes, rank 0 commits
 retention.py      selection of the checkpoints to keep
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clipx.config import limits
 from clipx.config.duration import check_cadence
 from clipx.config.registry import option
 from clipx.errors import require
@@ -61,7 +64,8 @@ class CheckpointSpec:
     best. Requires remote."""
 
     sync_timeout_s: float = 600.0
-    """Seconds that the end of the run waits for uploads, above 0. After that the run exits with code 74."""
+    """Seconds that the end of the run waits for uploads, above 0 and at most 604800 (a week). After that the run exits
+    with code 74."""
 
     def __post_init__(self) -> None:
         check_cadence(self.every, "checkpoint.every", clock=True)
@@ -85,6 +89,7 @@ class CheckpointSpec:
             self.sync_timeout_s > 0,
             f"checkpoint.sync_timeout_s={self.sync_timeout_s:g} must be above 0 s: the default is 600",
         )
+        limits.check_limit("checkpoint.sync_timeout_s", self.sync_timeout_s, limits.WEEK_S, "s, a week")
         wanted = {"keep_every": self.keep_every != "none", "best": self.best, "remote": self.remote}
         idle = [key for key, value in wanted.items() if value] if self.every == "none" else []
         require(

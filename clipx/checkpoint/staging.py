@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from clipx.checkpoint.format import ROW_STARTS, RankRows, write_file
+from clipx.checkpoint.format import write_file
+from clipx.checkpoint.tensors import ROW_STARTS, RankRows
 from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError
 

@@ -6,7 +6,6 @@ they accept it, and an ETag is the MD5 only of a single-part object without encr
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -16,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from clipx.checkpoint.downloader import HISTORY_FILES, group_by_checkpoint
-from clipx.checkpoint.format import MANIFEST, STATE
+from clipx.checkpoint.format import find_damage
+from clipx.checkpoint.records import MANIFEST, STATE, DamagedCheckpoint, read_manifest
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.checkpoint.retention import CheckpointInfo
-from clipx.storage.remote import StorageFolder, TransferStopped, backoff, error_text
+from clipx.storage.failure import Failure, error_text
+from clipx.storage.remote import StorageFolder, TransferStopped, backoff, reload_credentials
 
 log = logging.getLogger(__name__)
 
@@ -145,8 +146,11 @@ class Uploader:
             except TransferStopped:
                 return
             except Exception as error:  # a remote file system may raise any error of its library
+                failure = Failure.of(self._remote.url, error)
+                if failure.refuses_all:
+                    reload_credentials(self._remote.url)  # they may have expired, and been renewed
                 if job is None or job.manifest() is not None:  # else it was deleted, which the next attempt handles
-                    self._report_failure(job, error)
+                    self._report_failure(job, failure)
                     self._pause(next(waits))
             else:
                 self._mark_done(job)
@@ -180,7 +184,10 @@ class Uploader:
         if manifest is None:
             return
         remote = self._sizes(name)
-        sizes = {file: (job.folder / file).stat().st_size for file in json.loads(manifest)}
+        if not job.fresh and (damage := find_damage(job.folder)):
+            self._emit("upload_skipped", checkpoint=name, message=f"it is damaged: {damage}")
+            return
+        sizes = {file: (job.folder / file).stat().st_size for file in read_manifest(manifest)}
         complete = remote == {**sizes, MANIFEST: len(manifest)}
         if not job.fresh and complete and self._remote.read(f"{CHECKPOINTS}/{name}/{MANIFEST}") == manifest:
             return
@@ -292,19 +299,20 @@ class Uploader:
             step = step_of(Path(name))
             try:
                 self._infos[name] = CheckpointInfo.read(step, self._remote.read(f"{CHECKPOINTS}/{name}/{STATE}"))
-            except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            except (FileNotFoundError, DamagedCheckpoint):
                 self._infos[name] = CheckpointInfo(step, keep=True)
         return [self._infos[name] for name in names]
 
     # ----------------------------------------------------------------------------------------------- reporting
 
-    def _report_failure(self, job: _Upload | None, error: Exception) -> None:
+    def _report_failure(self, job: _Upload | None, failure: Failure) -> None:
         if time.monotonic() - self._reported_at < _REPORT_EVERY_S:
             return
         self._reported_at = time.monotonic()
         what = "the run's files" if job is None else job.folder.name
-        log.warning("%s cannot be uploaded to %s (%s): retrying", what, self._remote.url, error_text(error))
-        self._emit("upload_failed", checkpoint=what, message=error_text(error), lag_s=round(self.lag_s, 1))
+        reason = failure.describe(self._remote.url)
+        log.warning("%s cannot be uploaded to %s (%s): retrying", what, self._remote.url, reason)
+        self._emit("upload_failed", checkpoint=what, message=reason, lag_s=round(self.lag_s, 1))
 
     def _emit(self, kind: str, **facts: Any) -> None:
         try:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers.savers import load_tensors, make_writer, steps, tensors
 
-from clipx.checkpoint.format import RankRows
+from clipx.checkpoint.tensors import RankRows
 
 CALLS = ("mkdir", "open", "write", "fsync", "close", "rename", "unlink", "rmdir")  # all calls that change a file system
 fork = multiprocessing.get_context("fork")

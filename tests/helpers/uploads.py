@@ -9,8 +9,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save as serialize
+
 from clipx.checkpoint.downloader import remote_checkpoints
-from clipx.checkpoint.format import STATE, TENSORS, commit, write_file
+from clipx.checkpoint.format import commit, write_file
+from clipx.checkpoint.records import STATE, TENSORS
 from clipx.checkpoint.uploader import Uploader
 
 
@@ -19,12 +23,20 @@ def save(run_dir: Path, step: int, content: bytes = b"weights", shards: int = 2,
     final = run_dir / "checkpoints" / f"step-{step:08d}"
     temporary = final.with_name(f"tmp.{final.name}")
     temporary.mkdir(parents=True)
-    contents = {f"shard.{k:05d}-of-{shards:05d}.safetensors": content * (k + 1) for k in range(shards)}
-    state = json.dumps({"keep": keep, "score": None, "state": {"step": step}}).encode()
-    contents |= {TENSORS: content + str(step).encode(), STATE: state}
+    contents = {
+        f"shard.{k:05d}-of-{shards:05d}.safetensors": encoded(f"part{k}", content * (k + 1)) for k in range(shards)
+    }
+    state = json.dumps({"step": step, "keep": keep, "score": None, "state": {}}).encode()
+    contents |= {TENSORS: encoded("whole", content + str(step).encode()), STATE: state}
     hashes = {name: write_file(temporary / name, [content]) for name, content in contents.items()}
     commit(temporary, final, hashes)
     return final
+
+
+def encoded(name: str, content: bytes) -> bytes:
+    """Returns a safetensors file with one tensor of these bytes."""
+    file: bytes = serialize({name: np.frombuffer(content, np.uint8)})
+    return file
 
 
 class UploadEvents(list[dict[str, Any]]):
@@ -38,7 +50,7 @@ class UploadEvents(list[dict[str, Any]]):
         wait_until(lambda: any(event["event"] == kind for event in list(self)))
 
 
-def wait_until(true: Callable[[], bool], limit_s: float = 60) -> None:
+def wait_until(true: Callable[[], bool], limit_s: float = 600) -> None:
     end = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end, "condition not met in time"

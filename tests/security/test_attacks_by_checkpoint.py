@@ -13,9 +13,11 @@ import pytest
 import yaml
 from helpers.payloads import Flag
 from helpers.runs import VIT, compose, small
+from safetensors.torch import load_file, save_file
 
 from clipx.checkpoint.downloader import fetch
-from clipx.checkpoint.format import MANIFEST, STATE, TENSORS, CheckpointDir, find_damage, sha256
+from clipx.checkpoint.format import CheckpointDir, find_damage, sha256
+from clipx.checkpoint.records import MANIFEST, STATE, TENSORS
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.evaluate import evaluate, main
 from clipx.trainer.saved_run import load_run
@@ -165,7 +167,9 @@ REDUCE = {"__reduce__": ["os.system", ["touch flag"]], "py/object/apply": "os.sy
 )
 def test_a_malformed_state_is_rejected_in_one_line(malicious: Path, content: str) -> None:
     write_state(malicious, content)
-    with pytest.raises(CheckpointError, match=r"state.json is not the state of a checkpoint \(\w+\): restore it"):
+    with pytest.raises(
+        CheckpointError, match=r"\(step-00000002: state.json is not the state of a checkpoint \(.+\)\): restore one"
+    ):
         CheckpointDir(malicious / "checkpoints", print).load()
 
 
@@ -187,7 +191,8 @@ def test_values_of_wrong_types_are_rejected_by_name(malicious: Path, flag: Flag,
     state = state_of(malicious)
     write_state(malicious, json.dumps({**state, "state": {**state["state"], key: value}}))
     with pytest.raises(
-        CheckpointError, match=rf"{STATE} holds .* as {key}, which clipx does not write: restore the file"
+        CheckpointError,
+        match=rf"{STATE} is not the state of a checkpoint \(state.{key}\S*( is .*)?: (Input should be|Field required)",
     ):
         resumed(malicious)
     assert flag.absent
@@ -246,7 +251,7 @@ CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
         lambda run_dir, flag: config_with(
             run_dir, data={"kind": "shapes", "name": "../../x", "samples": 256, "batch_size": 32}
         ),
-        "data.name=../../x contains /, but is part of a file name: use - or _",
+        "data.name=../../x is a path, and a name is one part of a path",
     ),
 }
 
@@ -335,3 +340,50 @@ def test_a_malformed_manifest_is_a_damaged_checkpoint(malicious: Path, tmp_path:
     assert find_damage(folder(malicious))
     with pytest.raises(ClipxError, match="is damaged"):
         fetch(f"file://{folder(malicious)}", tmp_path / "fetched")
+
+
+# ------------------------------------------------------------------------------------------------ saved configurations
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nseed: 2\n", "found a repeated key"),
+        ("data: {kind: shapes, kind: os.system}\n", "found a repeated key"),
+        ("seed: " + "9" * 5000, "Exceeds the limit"),
+        (b"name: \xff\n", "can't decode byte 0xff"),
+        ("", "is not a saved configuration"),
+    ],
+)
+def test_an_odd_configuration_is_one_error(tmp_path: Path, text: str | bytes, message: str) -> None:
+    (tmp_path / "config.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=message) as error:
+        load_run(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_options_in_a_configuration_of_another_type_are_one_error(malicious: Path) -> None:
+    values = yaml.safe_load((malicious / "config.yaml").read_text())
+    for evaluator in ({"retrieval": {"kind": "retrieval", "sets": 7}}, {"retrieval": 7}, 7, [7]):
+        (malicious / "config.yaml").write_text(yaml.safe_dump({**values, "evaluator": evaluator}))
+        with pytest.raises(ConfigError) as error:
+            load_run(malicious)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rng", "message"),
+    [
+        (lambda rng: rng * 0 + 255, "holds no valid state of the random numbers"),
+        (lambda rng: rng.float(), "of floating point numbers, not .* of integer numbers"),
+        (lambda rng: rng[:, :-1], "the rows of rng in .* have shape"),
+        (lambda rng: rng[:0], "lacks rows 0 to 1 of rng"),
+    ],
+)
+def test_a_state_of_random_numbers_of_another_form_is_rejected(malicious: Path, rng: Any, message: str) -> None:
+    (path,) = folder(malicious).glob("shard.*")
+    tensors = load_file(path)
+    save_file({**tensors, "rng": rng(tensors["rng"]).contiguous()}, path, {"rows": json.dumps({"rng": 0})})
+    sign(folder(malicious))
+    with pytest.raises(CheckpointError, match=message):
+        resumed(malicious)

@@ -18,7 +18,7 @@ from helpers.savers import EventLog, load_tensors, make_writer, run_in_processes
 from safetensors.torch import load_file
 
 from clipx.checkpoint.async_writer import AsyncWriter
-from clipx.checkpoint.format import RankRows
+from clipx.checkpoint.tensors import RankRows
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
@@ -40,16 +40,16 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_training_during_a_save_does_not_change_the_saved_state(tmp_path: Path, gate: threading.Event) -> None:
-    state, values = tensors(1), {"samples_seen": [1]}
+    state, values = tensors(1), {"overdue": ["one"]}
     run = make_writer(tmp_path)
     run.save(1, state, values)
     assert not steps(tmp_path)
     state["a/x"].fill_(-1)
-    values["samples_seen"].append(2)
+    values["overdue"].append("two")
     gate.set()
     run.wait()
     assert load_tensors(tmp_path)["a/x"].eq(1).all()
-    assert json.loads((tmp_path / "step-00000001" / "state.json").read_text())["state"] == {"samples_seen": [1]}
+    assert json.loads((tmp_path / "step-00000001" / "state.json").read_text())["state"] == {"overdue": ["one"]}
     run.close()
 
 

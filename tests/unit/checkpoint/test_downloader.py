@@ -17,7 +17,8 @@ from helpers.s3_server import FaultyProxy, admin
 from helpers.uploads import same_files, save, upload
 
 from clipx.checkpoint.downloader import check_writable, fetch, fetch_history, fetch_newest, remote_checkpoints
-from clipx.checkpoint.format import MANIFEST, STATE, TENSORS, find_damage
+from clipx.checkpoint.format import find_damage
+from clipx.checkpoint.records import MANIFEST, STATE, TENSORS
 from clipx.errors import CheckpointError, ConfigError, StorageError
 from clipx.storage.remote import StorageFolder
 from clipx.storage.url import check_folder_url
@@ -111,7 +112,9 @@ def test_a_damaged_checkpoint_is_reported_and_skipped(
     assert [path.name for path in into.iterdir()] == ["step-00000010"]
     assert not list(tmp_path.rglob("stolen"))
     DAMAGE[fault](far / "step-00000010" / TENSORS)
-    with pytest.raises(CheckpointError, match="^all checkpoints at .* are damaged: restore one, or start a new run"):
+    with pytest.raises(
+        CheckpointError, match=r"^all checkpoints at .* are damaged \(.*\): restore one, or start a new run"
+    ):
         fetch_newest(local_url, tmp_path / "c", told.append)
     assert fetch_newest(local_url, tmp_path / "c", told.append, after=5) is None, (
         "a local checkpoint of step 5 is available"

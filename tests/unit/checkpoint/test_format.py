@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import torch
 from helpers.savers import SINGLE_RANK, load_tensors, make_writer, run_in_processes, tensors
 
-from clipx.checkpoint.format import CheckpointDir, RankRows, sha256
+from clipx.checkpoint.format import CheckpointDir, sha256
+from clipx.checkpoint.tensors import RankRows
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 
@@ -87,6 +89,12 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def sign(checkpoint: Path) -> None:
+    """Writes a manifest with valid hashes, as an attacker would."""
+    hashes = {name: sha256(checkpoint / name) for name in FILES[:-1]}
+    (checkpoint / "MANIFEST.json").write_text(json.dumps(hashes))
+
+
 def name(entry: str) -> Callable[[Path], None]:
     """Returns a function that adds an entry to a manifest."""
 
@@ -145,7 +153,10 @@ def test_a_second_damaged_checkpoint_gets_another_name(folder: CheckpointDir) ->
 def test_only_damaged_checkpoints_are_an_error(folder: CheckpointDir) -> None:
     for path in folder.folders():
         flip(path / "tensors.safetensors")
-    with pytest.raises(CheckpointError, match="all checkpoints in .* are damaged: restore one, or start a new run"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"all checkpoints in .* are damaged \(step-00000030: the hash of .* does not match\): restore one, or start",
+    ):
         folder.load()
 
 
@@ -181,6 +192,7 @@ def test_no_pickle_is_written(folder: CheckpointDir) -> None:
     newest = folder.folders()[0]
     assert {p.name for p in newest.iterdir()} == set(FILES)
     assert json.loads((newest / "state.json").read_text()) == {
+        "step": 30,
         "keep": False,
         "score": 0.3,
         "state": {"samples_seen": 30},
@@ -195,12 +207,14 @@ def test_a_pickle_in_place_of_a_file_is_not_executed(folder: CheckpointDir, tmp_
 
     newest = folder.folders()[0]
     (newest / file).write_bytes(pickle.dumps(Payload()))
-    if file != "MANIFEST.json":  # an attacker's manifest has valid hashes
-        (newest / "MANIFEST.json").write_text(json.dumps({name: sha256(newest / name) for name in FILES[:-1]}))
-        with pytest.raises(CheckpointError, match=rf"{file} is not (a safetensors file|the state of a checkpoint)"):
-            folder.load()
-    else:
-        assert folder.load() is not None
+    if file != "MANIFEST.json":
+        sign(newest)
+    found = folder.load()
+    assert found is not None and found.step == 20
+    assert isinstance(folder.report, Messages)
+    assert re.search(
+        rf"{file} (is not (a safetensors file|the state) of a checkpoint|cannot be read)", folder.report[0]
+    )
     assert not (tmp_path / "executed").exists()
 
 

@@ -54,11 +54,20 @@ def test_resuming_an_earlier_step_renames_the_later_checkpoints(tmp_path: Path, 
     trainer = Trainer(small(run_dir, *FOUR, f"resume={text.format(run=run_dir)}"))
     trainer.close()
     assert trainer.steps_done == 2
-    names = {path.name.partition(".left.")[0:2] for path in (run_dir / "checkpoints").iterdir()}
-    assert names >= {("step-00000003", ".left."), ("step-00000004", ".left."), ("step-00000002", "")}
+    names = {path.name for path in (run_dir / "checkpoints").iterdir()}
+    assert names == {"step-00000001", "step-00000002", "step-00000003.left", "step-00000004.left"}
     again = Trainer(small(run_dir, *FOUR, "resume=auto"))
     again.close()
     assert again.steps_done == 2, "resume=auto selected a renamed later checkpoint"
+
+
+def test_an_earlier_step_is_resumed_twice_in_a_second(tmp_path: Path, done: Path) -> None:
+    run_dir = tmp_path / "run"
+    for _ in range(2):
+        shutil.copytree(done, run_dir, dirs_exist_ok=True)
+        Trainer(small(run_dir, *FOUR, "resume=step:3")).close()
+    left = sorted(path.name for path in (run_dir / "checkpoints").glob("*.left*"))
+    assert left == ["step-00000004.left", "step-00000004.left1"]
 
 
 def test_a_missing_step_is_an_error_that_lists_the_available_steps(done: Path) -> None:

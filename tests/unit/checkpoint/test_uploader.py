@@ -21,7 +21,7 @@ from helpers.s3_server import FaultyProxy, admin
 from helpers.uploads import UploadEvents, same_files, save, steps, upload, wait_until
 
 from clipx.checkpoint.downloader import fetch_newest
-from clipx.checkpoint.format import MANIFEST, TENSORS
+from clipx.checkpoint.records import MANIFEST, TENSORS
 from clipx.checkpoint.retention import steps_to_keep
 from clipx.checkpoint.uploader import Uploader
 from clipx.storage.remote import StorageFolder
@@ -176,7 +176,7 @@ def test_abandoned_multipart_uploads_are_aborted(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    ("mode", "amount"), [("down", 0), ("hang", 0), ("cut", 100), ("status", 503), ("status", 403), ("some", 3)]
+    ("mode", "amount"), [("down", 0), ("hang", 0), ("cut", 100), ("status", 503), ("status", 400), ("some", 3)]
 )
 def test_an_outage_only_delays_uploads(
     run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str, amount: int
@@ -197,6 +197,9 @@ def test_an_outage_only_delays_uploads(
             time.sleep(0.5)
             assert uploader.lag_s > 0.5
             assert events.of("upload_failed") == ["step-00000020"], "more than one event for an outage"
+            if amount == 400:
+                (message,) = (event["message"] for event in events if event["event"] == "upload_failed")
+                assert "ExpiredToken" in message and "correct or renew the credentials" in message
             proxy.set("up")
         assert uploader.finish(60)
         assert uploader.is_uploaded(folder)
@@ -385,3 +388,21 @@ def test_a_process_exits_immediately_during_an_outage(
     said, _ = uploader.communicate(timeout=20)
     assert time.monotonic() - start < 5
     assert uploader.returncode == ("raise" in then), said
+
+
+@pytest.mark.parametrize("damage", ["missing", "a manifest of another type", "a file outside"])
+def test_a_damaged_checkpoint_of_an_earlier_process_is_skipped_and_blocks_nothing(
+    run_dir: Path, local_url: str, damage: str
+) -> None:
+    (run_dir.parent / "outside").write_text("secret")
+    for step in (10, 20):
+        save(run_dir, step)
+    damaged = run_dir / "checkpoints" / "step-00000010"
+    if damage == "missing":
+        (damaged / TENSORS).unlink()
+    else:
+        name = "../../../outside"
+        (damaged / MANIFEST).write_text("[]" if damage == "a manifest of another type" else f'{{"{name}": "x"}}')
+    events = upload(run_dir, local_url)
+    assert steps(local_url) == [20] and events.of("upload_skipped") == ["step-00000010"]
+    assert not [p for p in run_dir.parent.rglob("outside") if p.parent != run_dir.parent]
