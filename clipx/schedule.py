@@ -6,7 +6,7 @@ Progress is counted in samples, so that the batch size and the world size do not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clipx.config.duration import Duration, Length
@@ -16,6 +16,25 @@ from clipx.errors import ConfigError, require
 LearningRate = Callable[[int], float]
 """Function from the samples seen before a step to the learning rate of that step."""
 
+AUTO = "auto"
+# The warm-up of `auto`: the shorter one. The reference recipe's steps, or a share of a run that is short for them.
+_AUTO_WARMUP = (Duration(10_000, "st"), Duration(5, "%"))
+
+
+def _alternatives(text: str, key: str) -> Sequence[Duration]:
+    """Returns the durations of which the shortest applies: several for `auto`. Raises ConfigError."""
+    return _AUTO_WARMUP if text == AUTO else (Duration.parse(text, key, share=True),)
+
+
+def _samples(text: str, key: str, length: Length) -> int:
+    return min(duration.samples(length) for duration in _alternatives(text, key))
+
+
+def _share(text: str, key: str, whole: Duration, length: Length) -> float:
+    """Returns a part as a share of `whole`, the run's duration. 0 if it needs `length.epoch`, which is unknown."""
+    shares = [duration.share(whole, length) for duration in _alternatives(text, key)]
+    return min((share for share in shares if share is not None), default=0.0)
+
 
 @dataclass(kw_only=True, slots=True)
 class ScheduleSpec:
@@ -24,12 +43,13 @@ class ScheduleSpec:
     kind: str = MISSING
     """Name of the schedule. Set by the option: schedule=cosine, schedule=constant, …"""
 
-    warmup: str = "10000st"
+    warmup: str = AUTO
     """Length of the linear warm-up from lr / (warm-up steps) to lr: a duration (10000st, 1ep, 1e6sa) or a share of the
-    run (5%). 0st: none. Warm-up and cool-down together are at most as long as the run."""
+    run (5%). 0st: none. auto: 10,000 steps, at most 5% of the run. Warm-up and cool-down together are at most as long
+    as the run."""
 
     def __post_init__(self) -> None:
-        Duration.parse(self.warmup, "schedule.warmup", share=True)
+        _alternatives(self.warmup, "schedule.warmup")
 
     def check(self, lr: float) -> None:
         """Raises ConfigError if the optimizer's `lr` is incompatible with this schedule."""
@@ -44,20 +64,32 @@ class ScheduleSpec:
         At composition `length.epoch` is unknown; a part that needs it is then not counted.
         """
         whole = Duration.parse(duration, "duration")
-        parts = {key: Duration.parse(text, key, share=True) for key, text in self.parts().items()}
-        if sum(part.share(whole, length) or 0.0 for part in parts.values()) <= 1 + 1e-9:
+        parts = self.parts()
+        if sum(_share(text, key, whole, length) for key, text in parts.items()) <= 1 + 1e-9:
             return
-        named = " and ".join(f"{key}={text}" for key, text in self.parts().items())
+        named = " and ".join(f"{key}={text}" for key, text in parts.items())
         verb, what = ("are", "them") if len(parts) > 1 else ("is", "the warm-up")
         rule, limit = f"{verb} longer than", f"duration={duration}"
         if length.epoch:
-            taken = sum(part.samples(length) for part in parts.values())
+            taken = sum(_samples(text, key, length) for key, text in parts.items())
             rule, limit = f"{verb} {taken:,} samples, longer than", f"{limit} of {whole.samples(length):,}"
         raise ConfigError(f"{named} {rule} {limit}: shorten {what} or train longer")
 
+    def describe(self, length: Length) -> str:
+        """Returns the lengths of the parts in a run of `length` as text for the log."""
+        parts = [self.kind]
+        for key, text in self.parts().items():
+            samples = _samples(text, key, length)
+            share = f"{100 * samples / length.total:.3g} % of the run"
+            parts.append(
+                f"{key.removeprefix('schedule.')}={text}: {samples:,} samples = {samples / length.batch:,.4g} steps = "
+                f"{share}"
+            )
+        return "; ".join(parts)
+
     def build(self, lr: float, length: Length) -> LearningRate:
         """Returns the learning rate as a function of samples seen, for a run of `length.total` samples."""
-        warmup = Duration.parse(self.warmup, "schedule.warmup", share=True).samples(length)
+        warmup = _samples(self.warmup, "schedule.warmup", length)
         after = self.after(warmup, lr, length)
         return lambda seen: lr * min(1.0, (seen + length.batch) / warmup) if seen < warmup else after(seen)
 
@@ -139,7 +171,7 @@ class ConstantCooldownSpec(DecayingSpec):
         return {**ScheduleSpec.parts(self), "schedule.cooldown": self.cooldown}
 
     def after(self, warmup: int, lr: float, length: Length) -> LearningRate:
-        cooldown = Duration.parse(self.cooldown, "schedule.cooldown", share=True).samples(length)
+        cooldown = _samples(self.cooldown, "schedule.cooldown", length)
         start = max(warmup, length.total - cooldown)
         span = max(1, length.total - start)
 

@@ -15,17 +15,17 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
-from hydra.types import HydraContext
 from hydra.version import VersionBase
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipx.config.messages import (
-    COMPOSITION_ERRORS,
+    FREE_KEY,
     LIST_GROUPS,
+    MISPLACED_ERRORS,
+    misplaced_key,
     missing_value,
     one_line,
     option_key,
@@ -33,21 +33,27 @@ from clipx.config.messages import (
     unknown_option,
     unreadable,
 )
-from clipx.config.registry import CONF_DIR, discover, discover_installed
+from clipx.config.registry import CONF_DIR, MISSING, discover, discover_installed
 from clipx.errors import ClipxError, ConfigError, require, with_location
 from clipx.storage.url import check_environment, check_secrets
 
+_LARGEST = 3.4e38  # of float32, in which tensors are
 
-def quote_pattern(override: str) -> str:
-    """Quotes a path pattern for Hydra, e.g. `data.shards=/data/{0000..0123}.tar`.
 
-    The shell removes the quotes that were typed, and Hydra's grammar reads braces only as a dictionary.
+def hydra_override(typed: str) -> str:
+    """Returns a typed override in Hydra's grammar.
+
+    Quotes a path pattern, e.g. `data.shards=/data/{0000..0123}.tar`: the shell removes the quotes that were typed, and
+    the grammar reads braces only as a dictionary. Adds `++` to a key of the dictionary that accepts any key: without
+    it Hydra sets existing keys only.
     """
-    key, equals, value = override.partition("=")
+    key, equals, value = typed.partition("=")
+    if equals and f"{key}.".startswith(f"{FREE_KEY}."):
+        return f"++{typed}"
     pattern = re.sub(r"\$\{[^}]*\}?", "", value)  # remove interpolations
     several = "," in re.sub(r"\{[^}]*\}", "", pattern)
-    if override.startswith("-") or "{" not in pattern or value[0] in "'\"[{" or several:
-        return override
+    if typed.startswith("-") or "{" not in pattern or value[0] in "'\"[{" or several:
+        return typed
     return f"{key}{equals}'{value}'"
 
 
@@ -70,8 +76,19 @@ def compose_config(
     """Returns the composed configuration, unchecked; `with_hydra` with Hydra's part of it. Raises ConfigError."""
     prepare(overrides, folders)
     searchpath = f"hydra.searchpath={[str(folder.absolute()) for folder in folders]}"
-    with isolated_hydra():
+    with isolated_hydra(), misplaced_keys_as_errors(overrides):
         return hydra_compose(config_name, [*overrides, searchpath], return_hydra_config=with_hydra)
+
+
+@contextlib.contextmanager
+def misplaced_keys_as_errors(overrides: Sequence[str]) -> Iterator[None]:
+    """Converts what OmegaConf raises for an override of a key of a list or of null to a ConfigError."""
+    try:
+        yield
+    except MISPLACED_ERRORS as error:
+        if message := misplaced_key(error, overrides):
+            raise ConfigError(message) from error
+        raise
 
 
 def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
@@ -131,6 +148,8 @@ def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
     """
     cls = OmegaConf.get_type(cfg)
     defaults = {f.name: f.default for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
+    for key in (defaults or {}).keys() - set(map(str, cfg)):  # deleted by ~KEY
+        require((defaults or {})[key] != MISSING, missing_value(f"{prefix}{key}"))
     for key in map(str, cfg):
         full, value = f"{prefix}{key}", cfg[key]
         if defaults is not None and key not in defaults:
@@ -142,12 +161,22 @@ def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
         elif defaults is not None and key == "kind" and value != defaults[key]:
             fix = f"choose an option of the group, {option_key(prefix[:-1])}=…" if prefix else "remove it"
             raise ConfigError(f"{full}={value} cannot be set: {fix}")
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{full}={value} is not a finite number: give one")
+        for item in value if isinstance(value, ListConfig) else [value]:
+            if isinstance(item, int | float):
+                _check_number(full, item)
         for text in _texts(value):
             check_secrets(full, text)
             check_environment(full, text)
             require("${" not in text, f"{full}={text} contains ${{, which cannot be saved: remove it")
+
+
+def _check_number(key: str, number: float) -> None:
+    if isinstance(number, float) and not math.isfinite(number):
+        raise ConfigError(f"{key}={number} is not a finite number: give one")
+    if abs(number) > _LARGEST:
+        raise ConfigError(
+            f"{key}={str(number)[:12]}… is above the largest number of float32, 3.4e38: give a smaller one"
+        )
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -165,29 +194,6 @@ def _check_nested_option(option: DictConfig, location: str) -> None:
         OmegaConf.to_object(option)
     except ClipxError as error:
         raise with_location(error, location, map(str, option)) from error
-
-
-def compose_point(context: HydraContext, config: DictConfig, overrides: Sequence[str], index: int) -> Any:
-    """Returns the checked spec of point `index` of the sweep `config`. Called by launchers. Restores Hydra's state.
-
-    Raises ConfigError.
-    """
-    outer = HydraConfig.instance().cfg
-    try:
-        cfg = context.config_loader.load_sweep_config(config, list(overrides))
-        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra):
-            cfg.hydra.job.id, cfg.hydra.job.num = str(index), index
-            HydraConfig.instance().set_config(cfg)  # for values that refer to the job
-            cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir).absolute())
-        HydraConfig.instance().set_config(cfg)
-        hydra = HydraConfig.get()
-        with open_dict(cfg):
-            del cfg["hydra"]
-        return checked(with_run_dir(cfg, hydra))
-    except COMPOSITION_ERRORS as error:
-        raise ConfigError(one_line(error)) from error
-    finally:
-        HydraConfig.instance().cfg = outer
 
 
 def with_run_dir(cfg: DictConfig, hydra: Any) -> DictConfig:

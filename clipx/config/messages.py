@@ -19,11 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from clipx.config.registry import CONF_DIR
-from clipx.config.renamed import current_name, group_key
+from clipx.config.renamed import current_name, group_key, removed
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
+_LISTED = 240  # characters of the keys that a message lists
+
 LIST_GROUPS = ("evaluator", "logger")  # groups of which a run selects any number of options
+FREE_KEY = "model.image.options"  # dictionary whose keys are timm's, which are set without +
 
 
 def one_line(error: BaseException) -> str:
@@ -51,6 +54,8 @@ def one_line(error: BaseException) -> str:
     if cause.parent_node is None:  # OmegaConf does not know the key of a node without a parent
         message = message if cause is error else f"{str(error).splitlines()[0]}: {message}"
         return f"{message}: add an option of a group by +GROUP@KEY=OPTION, e.g. +data@data.sources.NAME=csv"
+    if cause.value == {} and not isinstance(cause.child_node, DictConfig):  # of KEY.NAME=…
+        return f"{key} is a single value, which has no keys: write {key}=VALUE{_file(text)}"
     value = "null" if cause.value is None else cause.value
     return f"{key}={value}: {message}{_fix(key, cause.child_node)}{_file(text)}"
 
@@ -58,6 +63,32 @@ def one_line(error: BaseException) -> str:
 def unreadable(override: str) -> str:
     """Returns the message for an override that cannot be parsed."""
     return f"{override} cannot be parsed: write key=value, a list as key=[a,b], and special characters as key='…'"
+
+
+MISPLACED_ERRORS = (TypeError, ValueError, IndexError, AssertionError)  # of OmegaConf, for a key where none can be
+
+
+def misplaced_key(error: BaseException, overrides: Sequence[str]) -> str | None:
+    """Returns the message for an override of a key of a list or of null, which OmegaConf rejects without naming it.
+
+    None: `error` has another cause.
+    """
+    if isinstance(error, AssertionError):
+        keys = {typed: typed.partition("=")[0].lstrip("+~") for typed in overrides}
+        for typed, key in keys.items():
+            group = key.partition(".")[0]
+            if str(error).startswith("Unexpected type") and group != key and group not in keys.values():
+                return f"{typed} sets a key of {group}, which is null: choose an option first, {group}=…"
+        return None
+    found = re.search(r"^Index '(.*)' \(str\) is not an int|^invalid literal for int\(\) .*: '(.*)'$", str(error))
+    if found is None and not isinstance(error, IndexError):
+        return None
+    name = "" if found is None else found[1] or found[2]
+    for typed in overrides:
+        key, dot, rest = typed.partition("=")[0].lstrip("+~").partition(f".{name}" if name else "[")
+        if dot and (not name or not rest or rest[0] in ".["):
+            return f"{typed} sets a part of a list: give the whole list, {key}=[a,b]"
+    return None
 
 
 def _file(text: str) -> str:
@@ -87,7 +118,8 @@ def _fix(key: str, child: Any) -> str:
     group = key.partition(".")[0]
     if group in LIST_GROUPS:
         return f": choose options by {group}=[…] and set their values by {group}.OPTION.KEY=…"
-    return f": set its values by {'+' if OmegaConf.get_type(child) is dict else ''}{key}.KEY=…"
+    plus = "+" if OmegaConf.get_type(child) is dict and key != FREE_KEY else ""
+    return f": set its values by {plus}{key}.KEY=…"
 
 
 def _options(group: str) -> list[str]:
@@ -115,8 +147,15 @@ def unknown_key(key: str, siblings: Sequence[str], free: bool = False) -> str:
     parent, dot, name = key.rpartition(".")
     if new := current_name(group_key(key), siblings):
         return f"{key} is now {parent}{dot}{new}: write {parent}{dot}{new}=…"
+    if gone := removed(group_key(key), siblings):
+        return f"{key} no longer exists: {gone.reason}; remove it"
     known = [sibling for sibling in siblings if sibling != "kind"]
-    rule = f"the keys are {', '.join(known)}{did_you_mean(name, known)}" if known else "there are none yet"
+    listed = ", ".join(known)
+    if len(listed) > _LISTED:
+        few = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:3]
+        group = parent.partition(".")[0]
+        listed = f"{', '.join(few)} and {len(known) - len(few)} others, which --help {group} lists".replace("  ", " ")
+    rule = f"the keys are {listed}{did_you_mean(name, known)}" if known else "there are none yet"
     fix = (
         f"; choose options by {parent}=[…]"
         if parent in LIST_GROUPS
@@ -150,6 +189,8 @@ def missing_value(key: str) -> str:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Returns ` (did you mean NAME?)` with the closest known name, or an empty string."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f" (did you mean {close[0]}?)" if close else ""
+    """Returns ` (did you mean NAME?)` with the known names that begin with `name`, else the closest, or an empty
+    string."""
+    longer = sorted(other for other in known if len(name) > 2 and other.startswith(name))
+    close = longer if 0 < len(longer) <= 3 else difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -19,6 +19,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from clipx.config import plugins
+from clipx.config.recipes import recipe_precision
 from clipx.errors import ConfigError
 
 __all__ = ["CONF_DIR", "MISSING", "PACKAGE", "discover", "discover_installed", "option", "spec_class"]
@@ -28,6 +29,8 @@ PACKAGE = Path(__file__).parents[1]
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 Spec = TypeVar("Spec")
+
+OmegaConf.register_new_resolver("recipe_precision", recipe_precision, replace=True)  # in conf/train.yaml
 
 
 def option(group: str) -> Callable[[type[Spec]], type[Spec]]:

@@ -1,9 +1,14 @@
-"""Renamed keys. Overrides with the old name are rejected; saved configurations are read under the new name."""
+"""Renamed and removed keys.
+
+Overrides with an old name are rejected with the new name or the reason. Saved configurations are read under the new
+names, without the removed keys.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 
 # Old key -> new key, both relative to their group, as `group_key` returns them. Only the last part may differ.
 RENAMED = {
@@ -17,6 +22,31 @@ RENAMED = {
     "fine": "finetuned",
     "choose": "select",
     "of": "train_run",  # of clipx.bench loader
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A removed key."""
+
+    sibling: str
+    """A field of the specs that had the key. Others of the same group may still have it."""
+
+    equivalent: object
+    """Value of the key with which these specs now behave as before. A saved run with another one cannot resume."""
+
+    reason: str
+    """Reason for the message."""
+
+
+# Key, relative to its group -> what replaces it.
+REMOVED = {
+    "objective.tau_gradient": Removed(
+        sibling="feature_gradient",
+        equivalent="exact",
+        reason="FastCLIP's published code takes the exact step too, Adam's; objective.feature_gradient=official alone "
+        "gives its gradients",
+    ),
 }
 
 
@@ -37,3 +67,12 @@ def current_name(key: str, names: Collection[str]) -> str | None:
     """
     new = RENAMED.get(key, "").rpartition(".")[2]
     return new if new in names and key.rpartition(".")[2] not in names else None
+
+
+def removed(key: str, names: Collection[str]) -> Removed | None:
+    """Returns the entry of a removed field. None: it was not removed. `key`: relative to its group.
+
+    `names`: the fields of its spec.
+    """
+    found = REMOVED.get(key)
+    return found if found and found.sibling in names and key.rpartition(".")[2] not in names else None

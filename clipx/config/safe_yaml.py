@@ -8,16 +8,18 @@ from typing import Any
 import yaml
 
 from clipx.errors import ConfigError
+from clipx.storage.safe_json import read_regular
 
 
 def read_saved(path: Path) -> dict[str, Any]:
     """Returns the values in a YAML file that `config.saved.save` wrote.
 
-    Raises ConfigError for content that `save` never writes: objects to construct, interpolations, aliases.
+    Raises ConfigError for content that `save` never writes: objects to construct, interpolations, aliases, repeated
+    keys.
     """
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _PlainLoader)
-    except (OSError, yaml.YAMLError, UnicodeError, RecursionError) as error:
+        values = yaml.load(read_regular(path).decode(), _PlainLoader)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, impossible numbers
         raise ConfigError(f"{path} cannot be read as a saved configuration: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a saved configuration: restore it")
@@ -29,6 +31,12 @@ class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no type
         if self.check_event(yaml.AliasEvent):  # a few lines of nested aliases expand to billions of values
             raise yaml.MarkedYAMLError(problem="found an alias", problem_mark=self.peek_event().start_mark)
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        values: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(values) < len(node.value):
+            raise yaml.MarkedYAMLError(problem="found a repeated key", problem_mark=node.start_mark)
+        return values
 
     def construct_scalar(self, node: Any) -> Any:
         if "${" in str(node.value):  # it would read this machine's environment

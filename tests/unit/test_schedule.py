@@ -14,6 +14,7 @@ from open_clip_train import scheduler as open_clip  # type: ignore[import-untype
 from clipx.config.duration import Cadence, Duration, Length, check_cadence
 from clipx.errors import ConfigError
 from clipx.schedule import ConstantCooldownSpec, ConstantScheduleSpec, CosineSpec, ScheduleSpec
+from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
 
 EPOCH, BATCH = 6400, 64  # 100 steps per epoch
@@ -385,6 +386,40 @@ def test_parts_longer_than_the_run_are_rejected_at_composition(overrides: tuple[
 )
 def test_parts_that_fit_into_the_run_compose(overrides: tuple[str, ...]) -> None:
     compose(*overrides)
+
+
+@pytest.mark.parametrize("name", ["cosine", "constant", "constant_cooldown"])
+@pytest.mark.parametrize(("steps", "warmup"), [(1_000_000, 10_000), (200_001, 10_000), (1000, 50), (10, 0.5)])
+def test_the_default_warm_up_is_10000_steps_and_at_most_a_twentieth_of_the_run(
+    name: str, steps: int, warmup: float
+) -> None:
+    spec = compose(f"schedule={name}", "data=csv").schedule  # data without a recipe
+    length = Length(EPOCH, BATCH, steps * BATCH)
+    spec.check_fits(f"{steps}st", length)
+    expected = type(spec)(warmup=f"{round(warmup * BATCH)}sa").build(1e-3, length)
+    rate = spec.build(1e-3, length)
+    seen = [round(share * length.total) for share in (0, 0.001, 0.0099, 0.02, 0.049, 0.05, 0.5, 0.9, 1)]
+    assert [rate(n) for n in seen] == [expected(n) for n in seen]
+
+
+def test_the_default_warm_up_fits_with_a_cool_down_of_up_to_the_rest_of_the_run() -> None:
+    compose(COOL, "data=csv", "duration=300st", "schedule.cooldown=95%")
+    with pytest.raises(
+        ConfigError, match=r"^schedule\.warmup=auto and schedule\.cooldown=96% are longer than duration="
+    ):
+        compose(COOL, "data=csv", "duration=300st", "schedule.cooldown=96%")
+    with pytest.raises(ConfigError, match=r"^schedule\.cooldown=auto is not a duration"):
+        compose(COOL, "schedule.cooldown=auto")
+
+
+def test_a_short_run_trains_with_the_default_warm_up_and_prints_its_length(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path, "schedule=constant_cooldown", "schedule.warmup=auto", "duration=40st"))
+    trainer.close()
+    assert facts(trainer)["schedule"] == (
+        "constant_cooldown; warmup=auto: 64 samples = 2 steps = 5 % of the run; "
+        "cooldown=20%: 256 samples = 8 steps = 20 % of the run"
+    )
+    assert [trainer.learning_rate(32 * step) for step in range(3)] == [5e-4, 1e-3, 1e-3]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 from functools import cache
 from pathlib import Path
@@ -23,9 +24,9 @@ import clipx.wise_ft  # noqa: F401  # registers its options
 from clipx.cli import cli
 from clipx.config.duration import Length, check_cadence
 from clipx.config.registry import CONF_DIR
-from clipx.config.renamed import RENAMED, current_name, group_key
+from clipx.config.renamed import REMOVED, RENAMED, current_name, group_key
 from clipx.config.safe_yaml import read_saved
-from clipx.config.saved import from_dict, save, to_dict
+from clipx.config.saved import from_dict, removed_values, save, to_dict
 from clipx.data.spec import Classes, Dataset
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
@@ -104,6 +105,9 @@ def test_every_recipe_is_part_of_the_data_with_its_name(name: str) -> None:
     recipe = yaml.safe_load((CONF_DIR / "recipe" / f"{name}.yaml").read_text())
     spec = to_dict(compose(f"data={name}"))
     assert OmegaConf.merge(spec, recipe) == spec
+    real_images = name not in ("digits", "shapes")
+    assert spec["precision"]["kind"] == ("amp_bf16" if real_images else "fp32")
+    assert compose(f"data={name}", "precision=bf16").precision.kind == "bf16"
 
 
 @pytest.mark.parametrize("name", names("hydra/launcher"))
@@ -136,6 +140,8 @@ def test_every_option_composes_into_a_typed_spec_and_back(group: str, name: str)
     assert list(part) == [name] if group in LISTS else dataclasses.is_dataclass(part)
     again = from_dict(RunSpec, yaml.safe_load(yaml.safe_dump(to_dict(spec))))
     assert again == spec
+    node = OmegaConf.structured(spec)
+    assert json.dumps(to_dict(spec)) == json.dumps(OmegaConf.to_container(node, enum_to_str=True))
 
 
 @pytest.mark.parametrize("name", names("model"))
@@ -256,8 +262,12 @@ def test_known_data_sets_have_a_size_and_read_shards_from_the_environment(
     monkeypatch.delenv(f"CLIPX_{name.upper()}", raising=False)
     spec = compose(f"data={name}")
     assert to_dict(spec)["data"]["samples"] > 1_000_000
-    with pytest.raises(ConfigError, match=rf"^data\.shards has no value: give the shards of {name}"):
+    with pytest.raises(ConfigError, match=rf"^data\.shards has no value: give the shards of {name}") as caught:
         spec.data.open()
+    message = str(caught.value)
+    for part in (f"CLIPX_{name.upper()}", "img2dataset --output_format=webdataset", "precision=amp_bf16", " GPUs"):
+        assert part in message
+    assert len(message) < 300
     small_shapes()
     monkeypatch.setenv(f"CLIPX_{name.upper()}", f"{os.environ['CLIPX_CACHE']}/shapes-*/train-64/*.tar")
     assert sum(compose(f"data={name}").data.open().train.sizes) == 64
@@ -300,6 +310,19 @@ def test_overrides_set_the_fields_of_the_spec() -> None:
 )
 def test_a_pattern_of_shards_needs_no_quotes(typed: str, value: str) -> None:
     assert to_dict(compose("data=webdataset", typed))["data"]["shards"] == value
+
+
+@pytest.mark.parametrize(
+    ("typed", "options"),
+    [
+        ("model.image.options.depth=4", {"embed_dim": 384, "num_heads": 6, "depth": 4}),
+        ("model.image.options={embed_dim: 128, depth: 4}", {"embed_dim": 128, "num_heads": 6, "depth": 4}),
+        ("+model.image.options.depth=4", {"embed_dim": 384, "num_heads": 6, "depth": 4}),
+        ("~model.image.options.embed_dim", {"num_heads": 6}),
+    ],
+)
+def test_timm_options_are_set_without_a_plus(typed: str, options: dict[str, int]) -> None:
+    assert compose("model=vit_s16", typed).model.image.options == options
 
 
 def test_resume_of_a_run_directory_sets_run_dir() -> None:
@@ -564,6 +587,26 @@ def test_a_renamed_key_is_rejected_with_its_new_name(typed: tuple[str, ...], mes
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("name", ["fastclip_v2", "isogclr"])
+@pytest.mark.parametrize("add", ["", "+"])
+def test_a_removed_key_is_rejected_with_the_reason(name: str, add: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(f"objective={name}", f"{add}objective.tau_gradient=official")
+    reason = REMOVED["objective.tau_gradient"].reason
+    assert str(caught.value) == f"objective.tau_gradient no longer exists: {reason}; remove it"
+
+
+def test_a_removed_key_of_a_saved_configuration_is_ignored() -> None:
+    spec = compose("objective=fastclip_v2")
+    values = to_dict(spec)
+    values["objective"]["tau_gradient"] = "official"
+    assert from_dict(RunSpec, values) == spec
+    assert removed_values(values) == {"objective.tau_gradient": "official"}
+    values["objective"]["tau_gradient"] = "exact"
+    assert removed_values(values) == {}
+    assert removed_values(to_dict(compose("objective=fastclip_v3", "objective.tau_gradient=official"))) == {}
+
+
 @pytest.mark.parametrize(("old", "new"), [("zero", "base"), ("fine", "finetuned"), ("choose", "select")])
 def test_a_renamed_key_of_another_command_is_rejected_with_its_new_name(old: str, new: str) -> None:
     with pytest.raises(ConfigError, match=f"^{old} is now {new}: write {new}=…$"):
@@ -607,7 +650,14 @@ def test_a_plugins_field_can_have_an_old_name() -> None:
 
 def test_a_run_saved_by_8ddb223_loads() -> None:
     assert from_dict(RunSpec, read_saved(SAVED_BY_8DDB223)) == compose(
-        *("name=earlier", "duration=30ep", "compile.towers=true", "logger=[wandb]", "logger.wandb.tags=[a,b]"),
+        *(
+            "name=earlier",
+            "duration=30ep",
+            "schedule.warmup=10000st",
+            "compile.towers=true",
+            "logger=[wandb]",
+            "logger.wandb.tags=[a,b]",
+        ),
         *("data=mixture", "+data@data.sources.a=csv", "data.sources.a.path=a.csv"),
         *("+data@data.sources.b=webdataset", "data.sources.b.shards=b.tar", "data.sources.b.weight=2"),
         *("model=vit_b16_siglip", "objective=siglip", "stages=[{until:5ep,image_size:112},{image_size:224}]"),
@@ -639,7 +689,6 @@ REFUSED = [
     ("+objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("objective.tiel=1", f"objective.tiel is not a key here: {OBJECTIVE_KEYS} (did you mean tile?)"),
     ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, size, stretch, projection, options, mean, std, checkpointing, lock, lock_norms (did you mean size?)"),
-    ("model.image.options.depth=1", "model.image.options.depth is not a key here: there are none yet; add it by +model.image.options.depth=…"),
     ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
     ("~nope", "Could not delete from config. 'nope' does not exist."),
     ("+seed=1", "Could not append to config. An item is already at 'seed'. Either remove + prefix: 'seed=1' Or add a second + to add or override 'seed': '++seed=1'"),
@@ -654,18 +703,24 @@ REFUSED = [
     ("precision.tf32=maybe", "precision.tf32=maybe: Value 'maybe' is not a valid bool (type str)"),
     ("optimizer.betas=0.9", "optimizer.betas=0.9: Invalid value assigned: float is not a ListConfig, list or tuple."),
     ("optimizer.betas=[a,b]", "optimizer.betas[0]=a: Value 'a' of type 'str' could not be converted to Float"),
-    ("model.image.options=3", "model.image.options=3: Cannot assign int to Dict[str, Any]: set its values by +model.image.options.KEY=…"),
+    ("model.image.options=3", "model.image.options=3: Cannot assign int to Dict[str, Any]: set its values by model.image.options.KEY=…"),
     ("model.image=tiny", "model.image=tiny: Invalid type assigned: str is not a subclass of ImageTowerSpec. value: tiny: set its values by model.image.KEY=…"),
     ("name=[1]", "name=[1]: Cannot convert 'list' to string: '[1]'"),
     ("optimizer.decay_rule=none", "optimizer.decay_rule=none: Invalid value 'none', expected one of [published, current]"),
     ("evaluator.zeroshot=3", f"evaluator.zeroshot=3: Invalid type assigned: int is not a subclass of EvaluatorSpec. value: 3: {OPTIONS_FIRST}"),
     ("+evaluator.mine.kind=zeroshot", "Error merging override +evaluator.mine.kind=zeroshot: Invalid type assigned: dict is not a subclass of EvaluatorSpec. value: {}: add an option of a group by +GROUP@KEY=OPTION, e.g. +data@data.sources.NAME=csv"),
+    ("optimizer.no_decay.deep.er=1", "optimizer.no_decay.deep.er=1 sets a part of a list: give the whole list, optimizer.no_decay=[a,b]"),
+    ("seed.x=1", "seed is a single value, which has no keys: write seed=VALUE"),
+    ("++optimizer.betas.x.y=1", "++optimizer.betas.x.y=1 sets a part of a list: give the whole list, optimizer.betas=[a,b]"),
+    ("stages.first=1", "stages.first=1 sets a part of a list: give the whole list, stages=[a,b]"),
+    ("optimizer.betas.5=1", "optimizer.betas[5]: list index out of range"),
     # options
     ("schedule=cosin", "schedule=cosin is not an option: choose one of constant, constant_cooldown, cosine (did you mean cosine?)"),
     ("schedule=", "schedule= is not an option: choose one of constant, constant_cooldown, cosine"),
     ("schedule=null", "schedule=null is not an option: choose one of constant, constant_cooldown, cosine"),
     ("schedule=3", "schedule=3 is not an option: choose one of constant, constant_cooldown, cosine"),
     ("schedule=[constant,cosine]", "schedule=[constant,cosine] is not an option: choose one of constant, constant_cooldown, cosine"),
+    ("precision=amp", "precision=amp is not an option: choose one of amp_bf16, amp_fp16, bf16, float8, fp16, fp32, fp64, int8 (did you mean amp_bf16 or amp_fp16?)"),
     ("evaluator=[zeroshot,nope]", "evaluator=nope is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
     ("evaluator=null", "evaluator=null is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
     ("~evaluator", "~evaluator cannot delete a list of options: write evaluator=[] for none"),
@@ -701,6 +756,24 @@ def test_invalid_overrides_raise_a_one_line_error(override: str, message: str) -
     with pytest.raises(ConfigError) as caught:
         quick_compose(override)
     assert str(caught.value) == message
+
+
+def test_a_long_list_of_keys_is_shortened() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("data=webdataset", "data.held_out_shard=x")
+    assert str(caught.value) == (
+        "data.held_out_shard is not a key here: the keys are held_out_shards, held_out_share, shards and 19 others, "
+        "which --help data lists (did you mean held_out_shards?)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "group"), [("precision.x=1", "precision"), ("+precision.x.y=1", "precision"), ("++data.x=1", "data")]
+)
+def test_a_key_of_a_group_without_an_option_raises_a_one_line_error(override: str, group: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("run=outputs/x", override, config_name="evaluate")
+    assert str(caught.value) == f"{override} sets a key of {group}, which is null: choose an option first, {group}=…"
 
 
 @pytest.mark.parametrize("override", [override for override, _ in REFUSED[::5]])

@@ -1,0 +1,81 @@
+"""Names that become a part of a path: of runs, data, models, evaluators and evaluated weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.runs import compose
+
+from clipx.config.names import name_of
+from clipx.errors import ConfigError
+
+PATH = "is a path, and a name is one part of a path"
+CONTROL = "contains an unprintable character: remove it"
+
+
+@pytest.mark.parametrize("key", ["name", "data.name", "model.name"])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("../../x", PATH),
+        ("..", PATH),
+        (".", PATH),
+        ("/tmp/x", PATH),
+        ("a\nb", CONTROL),
+        ("a\x1b[2Jb", CONTROL),
+        ("a\u202eb", CONTROL),
+        (" ", "is empty"),
+        ("x" * 201, "has 201 bytes, and a name has at most 200: shorten it"),
+        ("é" * 101, "has 202 bytes"),
+    ],
+)
+def test_a_name_is_one_part_of_a_path(key: str, name: str, rule: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(f"{key}='{name}'")
+    message = str(caught.value)
+    assert message.startswith(f"{key}=") and rule in message
+    assert message.isprintable() and len(message) < 300
+
+
+@pytest.mark.parametrize("name", [r"$\frac{$", "[x]", "日本", "a: b #c", "x" * 200])
+def test_other_names_are_valid(name: str) -> None:
+    quoted = name.replace("'", r"\'")
+    assert compose(f"name='{quoted}'").name == name
+
+
+@pytest.mark.parametrize("key", ["run_dir", "resume"])
+def test_paths_have_no_control_characters(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key}=outputs/a\\x07b contains an unprintable character: remove it$"):
+        compose(f"{key}='outputs/a\x07b'")
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("+evaluator@evaluator.$x=retrieval", "evaluator.$x"),
+        ("+logger@logger.$x=tensorboard", "logger.$x"),
+        ("+data@evaluator.retrieval.sets.$x=digits", "evaluator.retrieval.sets.$x"),
+        ("data=mixture +data@data.sources.$x=digits", "data.sources.$x"),
+    ],
+)
+def test_keys_that_become_metric_names_are_checked(override: str, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(*override.split())
+    assert str(caught.value).startswith(key)
+
+
+@pytest.mark.parametrize(
+    ("location", "name"),
+    [
+        ("outputs/a/", "a"),
+        ("hf-hub:org/model", "model"),
+        ("s3://bucket/my model.pt", "my-model.pt"),
+        (".", Path.cwd().name),
+        ("a/..", Path.cwd().name),
+        ("/", "unnamed"),
+        ("x" * 300, "x" * 100),
+    ],
+)
+def test_name_of_a_location_is_one_part_of_a_path(location: str, name: str) -> None:
+    assert name_of(location) == name
