@@ -54,7 +54,8 @@ class BenchmarkSpec(DataSpec):
     """Subfolder with the shards to evaluate on. null: nothing is held out in training, and evaluation reads split."""
 
     retry_s: float = 120.0
-    """Seconds for which a failed read of a remote file is repeated before the run ends. At least 0; 0 tries once."""
+    """Seconds for which a failed read of a remote file is repeated before the run ends, at most 604800 (a week); 0
+    tries once."""
 
     cache_gb: float = 0.0
     """Size limit of the local cache of whole remote shards, in GB. 0: no cache, samples are read by range requests."""
@@ -104,10 +105,9 @@ class _BenchmarkSet:
                 f"data.path={self.path} has no {split}/{_NUMBER}: give a set in clip_benchmark's layout, and the "
                 "names of its splits as data.split and data.held_out_split"
             )
-        if not (number.strip().isdecimal() and 1 <= int(number) <= _MOST_SHARDS):
-            raise DataError(
-                f"{self.path}/{split}/{_NUMBER} contains {number.strip()[:40]!r}: it must be the number of shards"
-            )
+        digits = number.strip()
+        if not (digits.isdecimal() and len(digits) < 10 and 1 <= int(digits) <= _MOST_SHARDS):
+            raise DataError(f"{self.path}/{split}/{_NUMBER} contains {digits[:40]!r}: it must be the number of shards")
         urls = [f"{self.path}/{split}/{shard}.tar" for shard in range(int(number))]
         if self.kind == "retrieval":
             return MultiCaptionShards(Shards.open(urls, "txt", None, self.access))
@@ -140,9 +140,7 @@ class _BenchmarkSet:
         """Returns the text of a small file; None if it does not exist."""
         url = f"{self.path}/{name}"
         try:
-            with errors_as(
-                lambda reason: DataError(f"{url} cannot be read ({reason}): check the path"), FileNotFoundError
-            ):
+            with errors_as(DataError, f"{url} cannot be read", "check the path", FileNotFoundError):
                 return read_file(url, self.access.retry_s).decode("utf-8-sig")
         except (FileNotFoundError, NotADirectoryError):
             return None

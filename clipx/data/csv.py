@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config.registry import option
+from clipx.data.image_format import ENDING_UNREAD, ending_unread
 from clipx.data.shards.packed import Packed
 from clipx.data.source import (
     BadRecord,
@@ -70,6 +71,9 @@ class CsvSpec(DataSpec):
             self.separator is None or is_separator(self.separator),
             f"data.separator={self.separator!r} must be one character, or one of {', '.join(_SEPARATORS)}",
         )
+
+    def count(self) -> int | None:
+        return None if self.path is None else sum(self.open().train.sizes)
 
     def open(self) -> Dataset:
         if self.path is None:
@@ -140,7 +144,9 @@ class CaptionTable(ImageFiles):
         if not captions:
             reasons = f", e.g. line {bad[0].key.rpartition(':')[2]}: {bad[0].reason}" if bad else ""
             raise DataError(f"{path} has no row with an image and a caption ({len(bad)} rows without{reasons})")
-        fingerprint = hashlib.sha256(f"{separator} {columns} ".encode() + encoded).hexdigest()[:16]
+        skipped = sum(ENDING_UNREAD in record.reason for record in bad)
+        facts = f"{separator} {columns} " + (f"without {skipped} rows " if skipped else "")
+        fingerprint = hashlib.sha256(facts.encode() + encoded).hexdigest()[:16]
         return cls(
             folder=str(path.parent),
             images=Packed.of(captions),
@@ -164,6 +170,8 @@ def _cells(row: dict[str | None, Any], columns: Columns) -> tuple[str, str, int 
             raise BadSample(f"{what} is missing")
         if _UNDECODABLE in text:
             raise BadSample(f"{what} is not UTF-8")
+    if reason := ending_unread(image):
+        raise BadSample(reason)
     return image, caption, None if columns[2] is None else parse_label(label)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from PIL import Image
 
+from clipx.data import transform  # noqa: F401  # lifts Pillow's limit of pixels
 from clipx.data.source import BadSample, Sample, WrappedSource
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from clipx.config.registry import option
 from clipx.data.class_names import fill, read_names, read_templates
+from clipx.data.image_format import READ, ending_unread
 from clipx.data.shards.packed import Packed
 from clipx.data.source import ImageFiles, Sample, check_held_out_share, read_bounded, split
 from clipx.data.spec import Classes, Dataset, DataSpec, all_held_out
@@ -52,6 +53,9 @@ class FolderSpec(DataSpec):
         DataSpec.__post_init__(self)
         check_held_out_share(self.held_out_share)
 
+    def count(self) -> int | None:
+        return None if self.path is None else sum(self.open().train.sizes)
+
     def open(self) -> Dataset:
         if self.path is None:
             raise ConfigError("data.path has no value: give a folder of class folders, e.g. data.path=/data/train")
@@ -59,9 +63,10 @@ class FolderSpec(DataSpec):
         classes = self._classes(folders)
         train = ImageFolder.open(self.path, "data.path", folders, classes)
         if self.held_out_path is None:
-            return Dataset(*split(train, self.held_out_share), classes)
+            return Dataset(*split(train, self.held_out_share), classes, notes=train.notes)
         self._check_known(class_folders(self.held_out_path, "data.held_out_path"), folders)
-        return Dataset(train, ImageFolder.open(self.held_out_path, "data.held_out_path", folders, classes), classes)
+        held_out = ImageFolder.open(self.held_out_path, "data.held_out_path", folders, classes)
+        return Dataset(train, held_out, classes, notes=[*train.notes, *held_out.notes])
 
     def open_for_evaluation(self) -> Dataset:
         path = self.held_out_path or self.path
@@ -76,6 +81,12 @@ class FolderSpec(DataSpec):
                 f"data.classnames={self.classnames} has {len(names)} names where data.path={self.path} has "
                 f"{len(folders)} class folders: give one name per folder, in the order of the folder names",
             )
+        unreadable = [name for name in names if not _is_utf8(name)]
+        require(
+            not unreadable,
+            f"data.path={self.path}: the class folder {''.join(unreadable[:1])} is not named in UTF-8, and its name is "
+            "part of the captions: rename it, or give the class names by data.classnames=FILE",
+        )
         templates = read_templates(self.templates, "data.templates") if self.templates else ("a photo of a {}.",)
         return Classes(names, templates)
 
@@ -103,12 +114,14 @@ class ImageFolder(ImageFiles):
 
     labels: Packed[int]
     captions: Sequence[Sequence[str]]  # by label
+    notes: Sequence[str]
 
     @classmethod
     def open(cls, path: str, key: str, folders: Sequence[str], classes: Classes) -> ImageFolder:
         """Lists the images. `folders`: the classes in label order. Raises DataError for a class without images."""
         root = Path(path).expanduser()
-        found = {label: _images(root, name) for label, name in enumerate(folders) if (root / name).is_dir()}
+        unread: list[str] = []
+        found = {label: _images(root, name, unread) for label, name in enumerate(folders) if (root / name).is_dir()}
         empty = [folders[label] for label, images in found.items() if not images]
         if empty:
             raise DataError(
@@ -120,19 +133,35 @@ class ImageFolder(ImageFiles):
         labels = [label for label, of_class in found.items() for _ in of_class]
         facts = "\n".join([*images, *(caption for texts in captions for caption in texts)])
         digest = hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        return cls(str(root), Packed.of(images), (), digest, Packed.of(labels), captions)
+        return cls(str(root), Packed.of(images), (), digest, Packed.of(labels), captions, unread_notes(path, unread))
 
     def read(self, index: int) -> Sample:
         label = self.labels[index]
         return Sample(read_bounded(self.key(index)), self.captions[label], label)
 
 
-def _images(root: Path, name: str) -> list[str]:
-    """Returns the images of a class, including subfolders, as paths relative to `root`."""
-    found = [
-        os.path.relpath(os.path.join(folder, file), root)  # noqa: PTH118
-        for folder, _, files in os.walk(root / name)
-        for file in files
-        if file.lower().endswith(IMAGES)
-    ]
+def _is_utf8(name: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _images(root: Path, name: str, unread: list[str]) -> list[str]:
+    """Returns the images of a class, including subfolders, as paths relative to `root`.
+
+    Appends images of other formats to `unread`.
+    """
+    found = []
+    for folder, _, files in os.walk(root / name):
+        for file in files:
+            path = os.path.relpath(os.path.join(folder, file), root)  # noqa: PTH118
+            if file.lower().endswith(IMAGES):
+                found.append(path)
+            elif ending_unread(file):
+                unread.append(path)
     return sorted(found)
+
+
+def unread_notes(path: str, unread: Sequence[str]) -> list[str]:
+    """Returns a note on the images of other formats in a folder, if there are any."""
+    if not unread:
+        return []
+    return [f"{path}: {len(unread):,} images are not read, e.g. {unread[0]}: convert them to {READ}"]

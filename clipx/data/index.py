@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,9 @@ from typing import Any
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.index import RETRY_S, ShardIndex, caption_columns, fingerprint, index_shards
-from clipx.data.source import caption_weights, check_held_out_share, check_key, without_numbers
+from clipx.data.source import caption_weights, check_held_out_share, check_key, count_reasons
 from clipx.errors import require
+from clipx.escape import json_text
 from clipx.storage.local import write_atomically
 from clipx.storage.url import check_path
 
@@ -93,20 +92,19 @@ def index(spec: IndexSpec) -> None:
         return
     indices = index_shards(urls, *caption_columns(spec.caption_keys), retry_s=spec.retry_s)
     console.print(summary_table(spec, indices))
-    for line in _bad_sample_summary(indices):
-        console.print(line, markup=False)
+    for line in count_reasons([record for index in indices for record in (*index.bad, *index.notes)]):
+        console.print(line)
     if spec.manifest is not None:
         write_manifest(spec, Path(spec.manifest).expanduser(), urls, indices)
-        console.print(f"written to {spec.manifest}", markup=False)
+        console.print(f"written to {spec.manifest}")
 
 
 def summary_table(spec: IndexSpec, indices: Sequence[ShardIndex]) -> Any:
-    from rich.table import Table as RichTable
+    from clipx.report.console import text_table
 
     samples = sum(index.samples for index in indices)
     held_out = int(samples * spec.held_out_share)
     part = "" if spec.part is None else f", part {spec.part}"
-    table = RichTable(title=f"{spec.shards}{part}", title_justify="left")
     row = {
         "shards": f"{len(indices):,}",
         "samples": f"{samples:,}",
@@ -115,23 +113,8 @@ def summary_table(spec: IndexSpec, indices: Sequence[ShardIndex]) -> Any:
         "epoch length": f"{samples - held_out:,} samples" + (f" ({held_out:,} held out)" if held_out else ""),
         "fingerprint": fingerprint(spec.caption_keys, spec.label_key, indices),
     }
-    for name in row if spec.part is None else list(row)[:4]:
-        table.add_column(name, justify="right")
-    table.add_row(*list(row.values())[: len(table.columns)])
-    return table
-
-
-def _bad_sample_summary(indices: Sequence[ShardIndex], most: int = 10) -> list[str]:
-    """Returns lines with the count of each reason and an example."""
-    bad = [item for index in indices for item in index.bad]
-    reasons = [without_numbers(item.reason) for item in bad]
-    counts = Counter(reasons)
-    lines = [
-        f"{count:,} × {bad[reasons.index(reason)].reason}: {bad[reasons.index(reason)].key}"
-        + (" …" if count > 1 else "")
-        for reason, count in counts.most_common(most)
-    ]
-    return lines + ([f"and {len(counts) - most} more reasons"] if len(counts) > most else [])
+    columns = list(row) if spec.part is None else list(row)[:4]
+    return text_table(columns, [[row[name] for name in columns]], f"{spec.shards}{part}", right=columns)
 
 
 def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Sequence[ShardIndex]) -> None:
@@ -147,7 +130,7 @@ def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Se
         "shards": shards,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda other: Path(other).write_text(json.dumps(manifest, indent=1) + "\n"))
+    write_atomically(path, lambda other: Path(other).write_text(json_text(manifest, indent=1) + "\n", encoding="utf-8"))
 
 
 main = cli(index, "index")

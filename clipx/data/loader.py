@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_
 from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.transform import decode, eval_transform, train_transform
+from clipx.distributed.comm import Comm
+from clipx.distributed.launch_env import check_cores
 from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
 
@@ -222,6 +224,11 @@ def worker_deaths_as_errors() -> Iterator[None]:
 
 def _identity(batch: T) -> T:
     return batch
+
+
+def check_workers(workers: int, comm: Comm) -> None:
+    """Checks the number of loader processes against the cores of this rank: see check_cores. Raises ConfigError."""
+    check_cores("data.workers", workers, comm.is_main)
 
 
 def train_loader(

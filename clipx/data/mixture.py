@@ -13,13 +13,14 @@ import hashlib
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from clipx.config.messages import did_you_mean
+from clipx.config.names import check_metric_part
 from clipx.config.registry import option
 from clipx.data.source import BadRecord, Sample, Source, prefetch_samples
 from clipx.data.spec import Classes, Dataset, DataSpec, non_default_values, open_data
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _SOURCE_KEYS = ("shuffle_window", "replacement", "weight", "min_caption_chars", "min_side")
 # Keys of DataSpec that define how the stream is consumed: set for the mixture.
 _MIXTURE_KEYS = tuple(f.name for f in dataclasses.fields(DataSpec) if f.name not in ("kind", "name", *_SOURCE_KEYS))
+
+T = TypeVar("T")
 
 
 @option("data")
@@ -59,6 +62,7 @@ class MixtureSpec(DataSpec):
                 f"data.{key}={value} has no effect on a mixture: set it for a source, data.sources.NAME.{key}"
             )
         for name, source in self.sources.items():
+            check_metric_part(f"data.sources.{name}", name)
             for key, value in non_default_values(source, _MIXTURE_KEYS):
                 raise ConfigError(
                     f"data.sources.{name}.{key}={value} has no effect on a source of a mixture: remove it, and "
@@ -78,15 +82,17 @@ class MixtureSpec(DataSpec):
 
     @property
     def published(self) -> int | None:
-        known = [source.published for source in self.sources.values()]
-        return sum(n for n in known if n is not None) if known and None not in known else None
+        return _sum([source.published for source in self.sources.values()])
+
+    def count(self) -> int | None:
+        return _sum([_of(name, source, lambda data: data.count()) for name, source in self._sorted()])
 
     def open(self) -> Dataset:
         require(
             bool(self.sources),
             "data.sources is empty: add each source by +data@data.sources.NAME=OPTION, e.g. +data@data.sources.cc=cc3m",
         )
-        opened = {name: _open(name, source) for name, source in self._sorted()}
+        opened = {name: _of(name, source, open_data) for name, source in self._sorted()}
         held_out = {name: data.held_out for name, data in opened.items() if data.held_out is not None}
         if self.held_out is not None:
             require(
@@ -100,6 +106,7 @@ class MixtureSpec(DataSpec):
             held_out=Mixture.of(held_out) if held_out else None,
             classes=_common_classes([opened[name].classes for name in held_out]),
             published=self.published,
+            notes=[f"{name}: {note}" for name, data in opened.items() for note in data.notes],
         )
 
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
@@ -117,10 +124,15 @@ class MixtureSpec(DataSpec):
         return sorted(self.sources.items())
 
 
-def _open(name: str, source: DataSpec) -> Dataset:
-    """Opens a source. Its errors name the keys with their path in the mixture."""
+def _sum(known: Sequence[int | None]) -> int | None:
+    """Returns the sum. None if there is no number, or one of them is unknown."""
+    return sum(n for n in known if n is not None) if known and None not in known else None
+
+
+def _of(name: str, source: DataSpec, call: Callable[[DataSpec], T]) -> T:
+    """Returns `call(source)`. Its errors name the keys with their path in the mixture."""
     try:
-        return open_data(source)
+        return call(source)
     except ClipxError as error:
         raise with_location(error, f"data.sources.{name}", [f.name for f in dataclasses.fields(source)]) from None
 
@@ -155,7 +167,7 @@ class Mixture:
     @property
     def fingerprint(self) -> str:
         facts = "\n".join(f"{name} {source.fingerprint}" for name, source in zip(self.names, self.sources, strict=True))
-        return hashlib.sha256(facts.encode()).hexdigest()[:16]
+        return hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def _locate(self, index: int) -> tuple[int, int]:
         """Returns (source, index in the source) of a sample."""

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,7 +26,10 @@ class BadSample(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A line of the quarantine file: the location of a sample and the reason why it is not used."""
+    """A line of the quarantine file: the location of a sample and the reason why it is not used.
+
+    Also a remark on a file as a whole.
+    """
 
     key: str
     reason: str
@@ -34,6 +38,21 @@ class BadRecord:
 def without_numbers(reason: str) -> str:
     """Returns a reason without its numbers, so that equal faults are counted together."""
     return re.sub(r"\d[\d,.x]*", "…", reason)
+
+
+def count_reasons(records: Sequence[BadRecord], most: int = 10) -> list[str]:
+    """Returns a line for each reason: its count, its text and the location of an example."""
+    examples: dict[str, BadRecord] = {}
+    counts = Counter[str]()
+    for record in records:
+        reason = without_numbers(record.reason)
+        examples.setdefault(reason, record)
+        counts[reason] += 1
+    lines = [
+        f"{count:,} × {examples[reason].reason}: {examples[reason].key}" + (" …" if count > 1 else "")
+        for reason, count in counts.most_common(most)
+    ]
+    return lines + ([f"and {len(counts) - most} more reasons"] if len(counts) > most else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +266,6 @@ def caption_weights(key: str, value: Any) -> dict[str, float]:
             type(weight) in (int, float) and 0 < weight < math.inf,
             f"{key}.{name}={weight} must be a finite number above 0: to draw no caption from it, remove it",
         )
-    require(sum(weights.values()) < math.inf, f"{key}={value}: the sum of the weights overflows: give smaller weights")
     return {name: float(weights[name]) for name in sorted(weights)}
 
 

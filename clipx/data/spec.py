@@ -7,10 +7,14 @@ Source + Order -> Loader -> Batch          the order is a pure function of (seed
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from clipx.config import limits
+from clipx.config.names import check_name
 from clipx.config.registry import MISSING
 from clipx.errors import require
 
@@ -19,7 +23,9 @@ if TYPE_CHECKING:
     from clipx.data.source import Source
     from clipx.distributed.comm import Comm
 
-PILLOW_LIMIT = 178_956_970  # pixels
+log = logging.getLogger(__name__)
+
+MAX_PIXELS = (2**31 - 1) // 3  # upper limit of max_pixels: 2 GiB as RGB, beyond which libraries of images fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Dataset:
     held_out: Source | None
     classes: Classes | None = None
     published: int | None = None  # number of samples according to the publication of the data, if known
+    notes: Sequence[str] = ()  # remarks on the data for the log
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,21 +61,23 @@ class DataSpec:
     """Kind of data, the name of its schema. Set by the option: data=csv, data=webdataset, …"""
 
     name: str = MISSING
-    """Name of the data in run names, reports and file names. Must not contain /."""
+    """Name of the data in run names, reports and file names: at most 200 bytes, without / and control characters."""
 
     batch_size: int = 256
-    """Number of samples in one optimizer step, over all ranks and micro-batches. At least 2: one sample has no
+    """Number of samples in one optimizer step, over all ranks and micro-batches, in [2, 16777216]: one sample has no
     negatives. Must be divisible by micro_batches x ranks."""
 
     micro_batches: int = 1
     """Number of forward passes that each rank's share of the batch is split into. At least 1, and batch_size must be
-    divisible by it. Loss and gradients stay those of the whole batch."""
+    divisible by it. Loss and gradients stay those of the whole batch, except with BatchNorm, which normalizes each
+    micro-batch by the statistics of its samples."""
 
     workers: int = 2
-    """Number of loader processes per rank. 0 loads in the training process."""
+    """Number of loader processes per rank, at most 1024 and 16 for each core that a rank may use; more than one for
+    each core is a warning. 0 loads in the training process."""
 
     prefetch: int = 2
-    """Number of batches that each loader process keeps ready. At least 1. Has no effect with workers=0."""
+    """Number of batches that each loader process keeps ready, in [1, 1024]. Has no effect with workers=0."""
 
     shuffle_window: int = 200_000
     """Number of samples shuffled together, drawn from shards in random order. At least 1. Each loader process stores
@@ -78,8 +87,8 @@ class DataSpec:
     """Range [low, high] of the area of random training crops, as a share of the image's area: 0 < low ≤ high ≤ 1."""
 
     max_pixels: int = 89_000_000
-    """Largest width x height of an image, in pixels, in [1, 178956970] (Pillow opens no larger image). Larger images
-    are bad samples and are not decoded: a few bytes can decompress to gigabytes."""
+    """Largest width x height of an image, in pixels, in [1, 715827882] (2 GiB as RGB). Larger images are bad
+    samples and are not decoded: a few bytes can decompress to gigabytes."""
 
     max_bad_share: float = 0.1
     """Largest share of bad samples, in [0, 1]. The run fails if more than this share of the samples cannot be used."""
@@ -103,6 +112,7 @@ class DataSpec:
         require(
             self.batch_size >= 2, f"data.batch_size={self.batch_size} must be at least 2: one sample has no negatives"
         )
+        limits.check_limit("data.batch_size", self.batch_size, limits.BATCH, "samples")
         require(self.micro_batches >= 1, f"data.micro_batches={self.micro_batches} must be at least 1")
         require(
             self.batch_size % self.micro_batches == 0,
@@ -113,17 +123,19 @@ class DataSpec:
         require(
             self.workers >= 0, f"data.workers={self.workers} is negative: give 0 (load in the training process) or more"
         )
+        limits.check_limit("data.workers", self.workers, limits.WORKERS, "processes of a rank")
         require(self.prefetch >= 1, f"data.prefetch={self.prefetch} must be at least 1 batch")
+        limits.check_limit("data.prefetch", self.prefetch, limits.PREFETCH, "batches")
         require(self.shuffle_window >= 1, f"data.shuffle_window={self.shuffle_window} must be at least 1 sample")
-        require("/" not in self.name, f"data.name={self.name} contains /, but is part of a file name: use - or _")
+        check_name("data.name", self.name)
         low, high = (*self.crop_scale, 0, 0)[:2]
         require(
             len(self.crop_scale) == 2 and 0 < low <= high <= 1,
             f"data.crop_scale={self.crop_scale} must be [low, high] with 0 < low ≤ high ≤ 1, e.g. [0.9,1.0]",
         )
         require(
-            1 <= self.max_pixels <= PILLOW_LIMIT,
-            f"data.max_pixels={self.max_pixels} must be in [1, {PILLOW_LIMIT}]: Pillow opens no larger image",
+            1 <= self.max_pixels <= MAX_PIXELS,
+            f"data.max_pixels={self.max_pixels} must be in [1, {MAX_PIXELS}]: 89000000 is the default",
         )
         for name, limit in (("min_caption_chars", self.min_caption_chars), ("min_side", self.min_side)):
             require(limit >= 0, f"data.{name}={limit} is negative: give 0 for no limit, or more")
@@ -142,6 +154,13 @@ class DataSpec:
     def published(self) -> int | None:
         """Number of samples according to the publication of the data; None if unknown before it is opened."""
         return None
+
+    def count(self) -> int | None:
+        """Returns the number of training samples if it is known without opening a sample, else None.
+
+        Reads a table or lists a folder. Raises ConfigError or DataError.
+        """
+        return self.published
 
     def open(self) -> Dataset:
         """Opens the data, after writing or indexing it if needed. Raises ConfigError or DataError."""
@@ -180,12 +199,14 @@ def open_data(data: DataSpec) -> Dataset:
 
 
 def open_on_all_ranks(data: DataSpec, comm: Comm, open_one: Callable[[DataSpec], Dataset] = open_data) -> Dataset:
-    """Opens the data on rank 0, which writes or indexes it if needed, then on the other ranks.
+    """Opens the data on rank 0, which writes or indexes it if needed and logs its notes, then on the other ranks.
 
     Collective. An error on rank 0 is raised on all ranks.
     """
     opened: list[Dataset] = []
     comm.run_on_main(lambda: opened.append(open_one(data)))
+    for note in opened[0].notes if opened else ():
+        log.warning("%s: %s", data.name, note)
     return opened[0] if opened else open_one(data)
 
 
@@ -196,7 +217,8 @@ def all_held_out(dataset: Dataset) -> Dataset:
 
 def nearest_divisors(value: int, near: int) -> str:
     """Returns the divisors of `value` closest to `near`, below and above it, as text for an error message."""
-    divisors = [d for d in range(1, value + 1) if value % d == 0]
+    low = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+    divisors = sorted({*low, *(value // d for d in low)})
     below, above = [d for d in divisors if d < near], [d for d in divisors if d > near]
     return " or ".join(str(d) for d in (*below[-1:], *above[:1]))
 

@@ -21,7 +21,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from clipx.data.image_format import reason_unread
 from clipx.data.source import BadSample
+
+Image.MAX_IMAGE_PIXELS = None  # max_pixels is the limit: Pillow's warns from 89 million pixels on, and then refuses
 
 Pixels = NDArray[np.uint8]
 """[size, size, 3]"""
@@ -48,8 +51,6 @@ def decode(encoded: bytes, max_pixels: int) -> Image.Image:
 
     The size is checked before decoding. Raises BadSample with the reason.
     """
-    if not encoded:
-        raise BadSample("image is empty")
     try:
         with Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG", "WEBP")) as image:
             if image.width * image.height > max_pixels:
@@ -62,7 +63,7 @@ def decode(encoded: bytes, max_pixels: int) -> Image.Image:
     except BadSample:
         raise
     except UnidentifiedImageError:
-        raise BadSample("image is not JPEG, PNG or WebP, or its header is damaged") from None
+        raise BadSample(reason_unread(encoded)) from None
     except Exception as error:  # decoders raise undocumented exceptions on damaged input
         raise BadSample(f"image cannot be decoded: {' '.join(str(error).split())[:120]}") from None
 

@@ -31,6 +31,7 @@ from clipx.data.source import (
     caption_weights,
     check_held_out_share,
     check_key,
+    count_reasons,
     parse_label,
     split,
 )
@@ -39,6 +40,7 @@ from clipx.errors import ConfigError, DataError, require
 from clipx.storage.remote import is_local
 
 _DEFAULT_ACCESS = Access()
+_SAMPLES_PER_GPU = 256  # of the published runs of open_clip: 32,768 samples on 128 GPUs
 _GAP = 1 << 16  # bytes between the members of a sample up to which one request is cheaper than two
 
 
@@ -73,7 +75,8 @@ class WebDatasetSpec(DataSpec):
     unknown."""
 
     retry_s: float = 120.0
-    """Seconds for which a failed read of a remote shard is repeated before the run ends. At least 0; 0 tries once."""
+    """Seconds for which a failed read of a remote shard is repeated before the run ends, at most 604800 (a week); 0
+    tries once."""
 
     cache_gb: float = 0.0
     """Size limit of the local cache of whole remote shards, in GB. Must hold the shards of one shuffle window. 0: no
@@ -95,13 +98,27 @@ class WebDatasetSpec(DataSpec):
 
     def open(self) -> Dataset:
         if self.shards is None:
-            raise ConfigError(
-                f"data.shards has no value: give the shards of {self.name}, e.g. data.shards='/data/{{0000..0123}}.tar'"
-            )
+            raise ConfigError(self._missing_shards())
         train = self._open(self.shards, "data.shards")
         if self.held_out_shards is None:
-            return Dataset(*split(train, self.held_out_share), published=self.samples)
-        return Dataset(train, self._open(self.held_out_shards, "data.held_out_shards"), published=self.samples)
+            notes = count_reasons(train.notes)
+            return Dataset(*split(train, self.held_out_share), published=self.samples, notes=notes)
+        held_out = self._open(self.held_out_shards, "data.held_out_shards")
+        notes = count_reasons([*train.notes, *held_out.notes])
+        return Dataset(train, held_out, published=self.samples, notes=notes)
+
+    def _missing_shards(self) -> str:
+        example = "e.g. data.shards='/data/{00000..01242}.tar'"
+        if self.samples is None:  # not a published data set
+            return f"data.shards has no value: give the shards of {self.name}, {example}"
+        gpus = self.batch_size // _SAMPLES_PER_GPU
+        usual = (
+            f"; its recipe is data.batch_size={self.batch_size} precision=amp_bf16, for {gpus} GPUs" if gpus > 1 else ""
+        )
+        return (
+            f"data.shards has no value: give the shards of {self.name}, {example}, or set CLIPX_{self.name.upper()}; "
+            f"img2dataset --output_format=webdataset writes them (docs/data.md){usual}"
+        )
 
     def open_for_evaluation(self) -> Dataset:
         shards = self.held_out_shards or self.shards
@@ -122,6 +139,7 @@ class Shards:
     tables: Sequence[str]
     sizes: Sequence[int]
     bad: Sequence[BadRecord]
+    notes: Sequence[BadRecord]
     fingerprint: str
     captions: dict[str, float]  # key -> weight
     label_key: str | None
@@ -142,8 +160,9 @@ class Shards:
         indices = index_shards(urls, *(caption_columns(captions) or [CLS]), retry_s=access.retry_s)
         sizes = [index.samples for index in indices]
         bad = [item for index in indices for item in index.bad]
+        notes = [item for index in indices for item in index.notes]
         if not sum(sizes):
-            reasons = f"; {bad[0].key}: {bad[0].reason}" if bad else ""
+            reasons = "".join(f"; {item.key}: {item.reason}" for item in [*bad, *notes][:1])
             wanted = f"caption (data.caption_key={' or '.join(captions)})" if captions else "label (the member cls)"
             raise DataError(f"{len(urls)} shards, from {urls[0]}, have no sample with an image and a {wanted}{reasons}")
         return cls(
@@ -152,6 +171,7 @@ class Shards:
             tables=[index.table for index in indices],
             sizes=sizes,
             bad=bad,
+            notes=notes,
             fingerprint=fingerprint(captions, label_key, indices),
             captions=captions,
             label_key=label_key,
@@ -170,8 +190,8 @@ class Shards:
         offset = int(load_table(self.tables[shard])[row, IMAGE, 0])
         try:
             header = fetch(self._file(shard), offset - 512, 512)
-            name = tarfile.TarInfo.frombuf(header, "utf-8", "replace").name
-        except (BadSample, DataError, tarfile.TarError):
+            name = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").name
+        except (BadSample, DataError, tarfile.TarError, ValueError, OverflowError):
             name = f"sample {row}"
         return f"{self.urls[shard]}:{name}"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from helpers.runs import SMALL, VIT, run, start
 from helpers.samples import img2dataset, write_tar
 
+from clipx.config.typed import last_of_each
 from clipx.data.loader import ImageView, train_loader
 from clipx.data.order import Order
 from clipx.data.webdataset import WebDatasetSpec
@@ -46,7 +47,7 @@ def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_its_pid(tm
     options = (*SMALL, *VIT, "data.samples=512", "data.workers=2", "duration=10000st", "checkpoint=none")
     run = start(tmp_path / "out", "-m", "clipx.train", *options, f"run_dir={tmp_path}/run")
     try:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         metrics = tmp_path / "run" / "metrics.jsonl"  # exists before the workers do; a logged step has read from them
         while not (metrics.is_file() and metrics.stat().st_size):
             assert run.poll() is None and time.monotonic() < until, run.err.read_text()
@@ -65,7 +66,7 @@ def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_its_pid(tm
 def test_full_shared_memory_raises_an_error_that_names_the_fix(tmp_path: Path) -> None:
     """Simulates a container with little /dev/shm by a mount namespace."""
     command = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {sys.executable} -m clipx.train " + " ".join(
-        (*SMALL, "data.batch_size=128", "data.workers=1", f"run_dir={tmp_path}/run")
+        last_of_each([*SMALL, "data.batch_size=128", "data.workers=1", f"run_dir={tmp_path}/run"])
     )
     alone = ("--mount",) if os.geteuid() == 0 else ("--user", "--map-root-user", "--mount")
     done = run("unshare", *alone, "sh", "-c", command, check=False)

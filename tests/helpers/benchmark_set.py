@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clipx.data.shards.write import write_members
+from clipx.data.shards.write import ShardSample, write_samples
 
 
 def write_set(
@@ -24,11 +24,11 @@ def write_set(
     samples = [(image, label) for label, images in enumerate(images_by_class.values()) for image in images]
     for shard in range(shards):
         (folder / split).mkdir(parents=True, exist_ok=True)
-        members: list[tuple[str, bytes]] = []
+        written: list[ShardSample] = []
         for number in range(shard, len(samples), shards):
             image, label = samples[number]
-            members += [(f"s{number:07d}.jpg", image), (f"s{number:07d}.cls", str(label).encode())]
-        write_members(str(folder / split / f"{shard}.tar"), members)
+            written.append({"__key__": f"s{number:07d}", "jpg": image, "cls": str(label).encode()})
+        write_samples(str(folder / split / f"{shard}.tar"), written)
     (folder / split / "nshards.txt").write_text(str(shards))
     (folder / "classnames.txt").write_text("\n".join(images_by_class))
     (folder / "zeroshot_classification_templates.txt").write_text("\n".join(templates))

@@ -49,7 +49,7 @@ class Flag:
 
     def is_made_by(self, code: str, *arguments: str) -> bool:
         """Runs `code` in a Python process. Returns True if it creates the flag, which is then removed."""
-        subprocess.run([sys.executable, "-c", code, *arguments], check=False, capture_output=True, timeout=120)
+        subprocess.run([sys.executable, "-c", code, *arguments], check=False, capture_output=True, timeout=600)
         made = self.path.exists()
         self.path.unlink(missing_ok=True)
         return made

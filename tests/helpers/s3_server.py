@@ -262,7 +262,8 @@ class FaultyProxy:
             await writer.drain()
 
 
-_NAMES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}
+_NAMES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied", 400: "ExpiredToken"}
+_NAMES |= {301: "PermanentRedirect", 307: "TemporaryRedirect"}
 
 
 # ----------------------------------------------------------------------------------------- fixtures of all tests

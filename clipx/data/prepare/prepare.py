@@ -8,21 +8,27 @@ complete shards only.
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
 from clipx.data.prepare.raw import ReadOptions, SampleRange, open_raw
 from clipx.data.prepare.resize import shard_image
 from clipx.data.prepare.spec import PrepareSpec, Resize
-from clipx.data.shards.write import run_in_pool, write_members
+from clipx.data.shards.write import ShardSample, run_in_pool, write_samples
 from clipx.data.source import BadRecord, BadSample, Sample, caption_text, without_numbers
+from clipx.distributed.launch_env import check_cores
 from clipx.errors import ConfigError, DataError, require
+from clipx.escape import escaped, json_text
 from clipx.storage.local import acquire_lock, write_atomically
+
+if TYPE_CHECKING:
+    from clipx.data.index import IndexSpec
 
 _FIX = "make room, or give another folder with out=…"
 
@@ -40,23 +46,23 @@ def _write_shard(spec: PrepareSpec, out: Path, job: tuple[int, Sequence[SampleRa
     dropped: list[tuple[str, str]] = []
     count = 0
 
-    def members() -> Iterator[tuple[str, bytes]]:
+    def samples() -> Iterator[ShardSample]:
         nonlocal count
         for count, (origin, read) in enumerate(chain.from_iterable(part.samples() for part in ranges), start=1):
             name = f"{number * spec.samples_per_shard + count - 1:09d}"
             try:
-                yield from _members(name, origin, read(), spec)
+                yield _shard_sample(name, origin, read(), spec)
             except BadSample as fault:
                 dropped.append((origin, str(fault)))
 
     tar = _tar(out, number)
-    write_atomically(tar, lambda path: write_members(path, members()), _FIX)
+    write_atomically(tar, lambda path: write_samples(path, samples()), _FIX)
     reasons = Counter(without_numbers(reason) for _, reason in dropped)
     stats = {"count": count, "successes": count - len(dropped), "status_dict": reasons, "dropped": dropped}
-    write_atomically(_stats(tar), lambda path: Path(path).write_text(json.dumps(stats)), _FIX)
+    write_atomically(_stats(tar), lambda path: _write(path, json_text(stats)), _FIX)
 
 
-def _members(name: str, origin: str, sample: Sample, spec: PrepareSpec) -> list[tuple[str, bytes]]:
+def _shard_sample(name: str, origin: str, sample: Sample, spec: PrepareSpec) -> ShardSample:
     captions = [caption_text(caption) for caption in sample.captions]
     image = shard_image(sample.image, spec)
     (width, height), (original_width, original_height) = image.size, image.original
@@ -65,21 +71,26 @@ def _members(name: str, origin: str, sample: Sample, spec: PrepareSpec) -> list[
         "captions": captions,
         "label": sample.label,
         "key": name,
-        "source": origin.encode("utf-8", "replace").decode(),
+        "source": escaped(origin),
         "width": width,
         "height": height,
         "original_width": original_width,
         "original_height": original_height,
     }
-    return [
-        (f"{name}.{_ending(image.encoded)}", image.encoded),
-        (f"{name}.json", json.dumps(meta).encode()),
-        (f"{name}.txt", captions[0].encode()),
-    ]
+    return {
+        "__key__": name,
+        _ending(image.encoded): image.encoded,
+        "json": json.dumps(meta).encode(),
+        "txt": captions[0].encode(),
+    }
 
 
 def _ending(encoded: bytes) -> str:
     return {b"\xff\xd8": "jpg", b"\x89P": "png"}.get(encoded[:2], "webp")
+
+
+def _write(path: str, text: str) -> None:
+    Path(path).write_text(text, encoding="utf-8")
 
 
 def _tar(out: Path, number: int) -> Path:
@@ -101,6 +112,7 @@ def prepare(spec: PrepareSpec) -> None:
     """
     from clipx.report.console import stdout_console
 
+    check_cores("processes", spec.processes, warn=True)
     raw = open_raw(spec.source, ReadOptions(spec.columns, spec.separator, spec.retry_s))
     shards = raw.shards(spec.samples_per_shard)
     out = Path(spec.out).expanduser()
@@ -119,7 +131,9 @@ def prepare(spec: PrepareSpec) -> None:
         console = stdout_console()
         if done:
             console.print(f"{done:,} of {len(shards):,} shards exist from an earlier run")
-        from clipx.data import transform  # noqa: F401  # imported once, before the worker processes start
+        import webdataset  # noqa: F401  # these are imported once, before the worker processes start
+
+        from clipx.data import transform  # noqa: F401
 
         run_in_pool(partial(_write_shard, spec, out), jobs, f"writing {out}", processes=spec.processes)
         _report(spec, out, len(shards), raw.bad)
@@ -155,42 +169,44 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
     Writes dropped.jsonl (dropped samples with reasons), sizes.json (which open_clip reads), the indices and
     manifest.json. Raises DataError if every sample was dropped.
     """
-    from rich.table import Table as RichTable
-
     from clipx.data.index import IndexSpec, summary_table, write_manifest
-    from clipx.data.shards.index import index_shards
-    from clipx.data.shards.tar import TXT
-    from clipx.report.console import stdout_console
+    from clipx.data.shards.index import caption_columns, index_shards
+    from clipx.report.console import stdout_console, text_table
 
     tars = [_tar(out, k) for k in range(shards)]
-    stats = [json.loads(_stats(tar).read_text()) for tar in tars]
+    stats = [json.loads(_stats(tar).read_text(encoding="utf-8")) for tar in tars]
     dropped = [
         *((bad.key, bad.reason) for bad in unusable),
         *((origin, reason) for stat in stats for origin, reason in stat["dropped"]),
     ]
-    lines = [json.dumps({"sample": origin, "reason": reason}) + "\n" for origin, reason in dropped]
-    write_atomically(out / "dropped.jsonl", lambda path: Path(path).write_text("".join(lines)), _FIX)
+    lines = [json_text({"sample": origin, "reason": reason}) + "\n" for origin, reason in dropped]
+    write_atomically(out / "dropped.jsonl", lambda path: _write(path, "".join(lines)), _FIX)
     sizes = {tar.name: stat["successes"] for tar, stat in zip(tars, stats, strict=True)}
     write_atomically(out / "sizes.json", lambda path: Path(path).write_text(json.dumps(sizes, indent=1) + "\n"), _FIX)
     console = stdout_console()
     total = sum(sizes.values())
     reasons = Counter(without_numbers(reason) for _, reason in dropped)
-    table = RichTable(title=f"dropped: {len(dropped):,} of {total + len(dropped):,}; listed in {out}/dropped.jsonl")
-    table.add_column("reason")
-    table.add_column("samples", justify="right")
-    for reason, count in reasons.most_common():
-        table.add_row(reason, f"{count:,}")
     if dropped:
-        console.print(table)
+        title = f"dropped: {len(dropped):,} of {total + len(dropped):,}; listed in {out}/dropped.jsonl"
+        rows = [(reason, f"{count:,}") for reason, count in reasons.most_common()]
+        console.print(text_table(("reason", "samples"), rows, title, right=("samples",)))
     if not total:
         reason = f"; the first: {dropped[0][0]}: {dropped[0][1]}" if dropped else ""
         raise DataError(f"source={spec.source}: all {len(dropped):,} samples were dropped{reason}")
-    pattern = f"{out}/{tars[0].name}" if shards == 1 else f"'{out}/{{{tars[0].stem}..{tars[-1].stem}}}.tar'"
-    about, urls = IndexSpec(shards=pattern, held_out_share=0.0), [str(tar) for tar in tars]
-    indices = index_shards(urls, TXT)
+    name = tars[0].name if shards == 1 else f"{{{tars[0].stem}..{tars[-1].stem}}}.tar"
+    label_key = None if spec.label_column is None else "json.label"
+    about = IndexSpec(shards=f"{out}/{name}", caption_key="json.captions", label_key=label_key, held_out_share=0.0)
+    indices = index_shards([str(tar) for tar in tars], *caption_columns(about.caption_keys))
     console.print(summary_table(about, indices))
-    write_manifest(about, out / "manifest.json", urls, indices)
-    console.print(f"train on the shards: python -m clipx.train data=webdataset data.shards={pattern}", markup=False)
+    write_manifest(about, out / "manifest.json", [str(tar) for tar in tars], indices)
+    console.print(f"train on the shards: {_training_command(about)}")
+
+
+def _training_command(about: IndexSpec) -> str:
+    """Returns the command that trains on all captions, with the labels if there are some."""
+    options = {"shards": about.shards, "caption_key": about.caption_key, "label_key": about.label_key}
+    words = [f"data.{key}={shlex.quote(value)}" for key, value in options.items() if value is not None]
+    return " ".join(["python -m clipx.train data=webdataset", *words])
 
 
 main = cli(prepare, "prepare")

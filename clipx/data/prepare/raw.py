@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,12 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from clipx.data.csv import CaptionTable, Columns, check_columns
-from clipx.data.folder import IMAGES
+from clipx.data.folder import IMAGES, unread_notes
+from clipx.data.image_format import ending_unread
 from clipx.data.shards.remote import open_sequential
 from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.errors import DataError, require
-from clipx.storage.remote import REQUESTS, error_text, errors_as, file_system, is_local, local_path, retry
+from clipx.escape import print_stderr
+from clipx.storage.failure import error_text
+from clipx.storage.remote import REQUESTS, errors_as, file_system, is_local, local_path, retry
 
 if TYPE_CHECKING:
     from pyarrow import Schema
@@ -124,9 +126,11 @@ def _list_files(path: str) -> Sequence[str | CaptionedImages]:
     require(
         bool(images or tables), f"source={path} holds no {', '.join(IMAGES + TABLES)} file: give a folder that does"
     )
+    for note in unread_notes(path, [file for file in files if ending_unread(file)]) if images else ():
+        print_stderr(note)
     if images and tables:
         warning = f"{path} holds images: its {len(tables):,} tables are skipped; to read the tables, name their files"
-        print(warning, file=sys.stderr)
+        print_stderr(warning)
     return [CaptionedImages(images)] if images else tables
 
 
@@ -263,7 +267,7 @@ def _open_parquet(url: str, options: ReadOptions) -> RawSource | None:
         not is_local(url) or Path(local_path(url)).is_file(),
         f"source={url} is neither a file nor a folder: check the path",
     )
-    with errors_as(lambda reason: DataError(f"source={url} cannot be read as Parquet ({reason}): check the file")):
+    with errors_as(DataError, f"source={url} cannot be read as Parquet", "check the file"):
         footer = retry(url, options.retry_s, partial(_read_footer, url))
     if footer is not None:
         check_columns(url, footer.schema.names, options.columns, group="")

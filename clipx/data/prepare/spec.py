@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.data.csv import Columns, is_separator
 from clipx.data.shards.index import RETRY_S
-from clipx.data.spec import PILLOW_LIMIT
+from clipx.data.spec import MAX_PIXELS
 from clipx.errors import require
 from clipx.storage.url import check_path
 
@@ -82,11 +83,11 @@ class PrepareSpec:
     """JPEG quality of resized images, in [1, 100]. Must stay 95 with resize=no, which does not encode images."""
 
     max_pixels: int = 89_000_000
-    """Largest width x height of an image, in pixels, in [1, 178956970] (Pillow opens no larger image). Larger images
-    are dropped without decoding them: a few bytes can decompress to gigabytes."""
+    """Largest width x height of an image, in pixels, in [1, 715827882] (2 GiB as RGB). Larger images are
+    dropped without decoding them: a few bytes can decompress to gigabytes."""
 
     processes: int = 0
-    """Number of worker processes. 0: one per available core."""
+    """Number of worker processes, at most 1024 and 16 for each available core. 0: one per available core."""
 
     retry_s: float = RETRY_S
     """Total time for the retries of a read from a remote source, in seconds. 0 disables retries."""
@@ -95,7 +96,7 @@ class PrepareSpec:
         require(self.samples_per_shard >= 1, f"samples_per_shard={self.samples_per_shard} must be at least 1")
         require(self.size >= 1, f"size={self.size} must be at least 1 pixel")
         require(1 <= self.quality <= 100, f"quality={self.quality} must be in [1, 100]: 95 is usual")
-        require(1 <= self.max_pixels <= PILLOW_LIMIT, f"max_pixels={self.max_pixels} must be in [1, {PILLOW_LIMIT}]")
+        require(1 <= self.max_pixels <= MAX_PIXELS, f"max_pixels={self.max_pixels} must be in [1, {MAX_PIXELS}]")
         check_path("out", self.out)
         resizing = (self.size, self.only_shrink, self.quality)
         require(
@@ -103,6 +104,8 @@ class PrepareSpec:
             f"size={self.size}, only_shrink={self.only_shrink} and quality={self.quality} have no effect with "
             "resize=no, which stores images unchanged: choose resize=keep_ratio, or drop these options",
         )
+        limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
+        limits.check_limit("processes", self.processes, limits.WORKERS)
         require(
             self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 to disable retries, or a time in seconds"
         )

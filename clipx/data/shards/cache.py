@@ -9,16 +9,18 @@ import contextlib
 import fcntl
 import os
 import re
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from clipx.config import limits
 from clipx.errors import DataError, require
+from clipx.escape import print_stderr
+from clipx.storage.failure import error_text
 from clipx.storage.local import cache_folder, ensure_folder
-from clipx.storage.remote import BLOCK, error_text, is_local, read_range
+from clipx.storage.remote import BLOCK, is_local, read_range
 
 Span = tuple[int, int]
 """(first byte, number of bytes)"""
@@ -55,8 +57,10 @@ def _cache_dir(path: str | None) -> Path:
 
 
 def check_access(retry_s: float, cache_gb: float) -> None:
-    """Raises ConfigError if data.retry_s or data.cache_gb is negative."""
+    """Raises ConfigError if data.retry_s or data.cache_gb is negative or too large."""
     require(retry_s >= 0, f"data.retry_s={retry_s} is negative: give 0 to disable retries, or a time in seconds")
+    limits.check_limit("data.retry_s", retry_s, limits.WEEK_S, "s, a week")
+    limits.check_limit("data.cache_gb", cache_gb, limits.GB, "GB")
     require(cache_gb >= 0, f"data.cache_gb={cache_gb} is negative: give 0 to disable the cache, or its limit in GB")
 
 
@@ -127,7 +131,7 @@ def _store_in_background(file: ShardFile) -> None:
             store(file)
         except (DataError, OSError) as error:
             background.not_before = time.monotonic() + _PAUSE
-            print(f"{file.url} cannot be cached: {error_text(error)}", file=sys.stderr)
+            print_stderr(f"{file.url} cannot be cached: {error_text(error)}")
         finally:
             background.fetching.release()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.data.shards.tar import JSON, TXT, scan
 from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadRecord
-from clipx.errors import DataError
+from clipx.errors import DataError, StorageRefused
 from clipx.storage.local import cache_folder, write_atomically
 from clipx.storage.remote import errors_as, file_system, is_local, read_file, retry
 
@@ -29,18 +29,19 @@ if TYPE_CHECKING:
 RETRY_S = 120.0
 """Default time in seconds for the retries of a remote read."""
 
-_VERSION = 3
+_VERSION = 4
 # Keys of fsspec's file systems for the modification time or checksum of a file; those of local files first.
 _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 # Remote shards read concurrently: a reader mostly waits for the network. Up to this number, threads read them, because
 # each process would first take a second to open its session. Above it, processes read them, because Python parses
 # headers on one core only.
 _REMOTE = 16
+_FIX = "check the URL and the permission to read it"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """Index of a shard: the path of its table, the number of usable samples, and the skipped samples."""
+    """Index of a shard: the path of its table, the number of usable samples, the skipped samples, and notes."""
 
     table: str
     samples: int
@@ -48,6 +49,10 @@ class ShardIndex:
     """Digest of the names, offsets and sizes of the members."""
 
     bad: Sequence[BadRecord]
+
+    notes: Sequence[BadRecord]
+    """Remarks on the shard that are not about a skipped sample."""
+
     size: int
     """Size of the shard in bytes."""
 
@@ -79,7 +84,7 @@ def fingerprint(caption_keys: Iterable[str], label_key: str | None, indices: Seq
     weights of the keys.
     """
     facts = [" + ".join(caption_keys), str(label_key), *(index.digest for index in indices)]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def caption_columns(keys: Iterable[str]) -> list[int]:
@@ -114,7 +119,7 @@ def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) 
         return found
 
     try:
-        with errors_as(lambda reason: DataError(f"shard {url} cannot be opened: {reason}"), FileNotFoundError):
+        with errors_as(DataError, f"shard {url} cannot be opened", _FIX, FileNotFoundError):
             info = retry(url, retry_s, call)
     except FileNotFoundError:
         raise DataError(f"shard {url} does not exist: check the path") from None
@@ -127,7 +132,8 @@ def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) 
     version = next((info[key] for key in _VERSIONS if info.get(key)), None)
     location = url if "://" in url else Path(url).resolve()
     identity = f"{_VERSION} {'+'.join(map(str, captions))} {location} {info['size']} {version}"
-    return cache / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npy", int(info["size"])
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return cache / f"{digest}.npy", int(info["size"])
 
 
 def _meta(table_path: Path) -> Path:
@@ -136,31 +142,36 @@ def _meta(table_path: Path) -> Path:
 
 def _load(item: _Lookup) -> ShardIndex:
     meta = json.loads(_meta(item.table).read_text())
-    return ShardIndex(
-        str(item.table), meta["samples"], meta["digest"], [BadRecord(*bad) for bad in meta["bad"]], item.size
-    )
+    bad, notes = ([BadRecord(*record) for record in meta[name]] for name in ("bad", "notes"))
+    return ShardIndex(str(item.table), meta["samples"], meta["digest"], bad, notes, item.size)
 
 
 def _index_shard(captions: Sequence[int], retry_s: float, item: _Lookup) -> None:
     import numpy as np
 
-    with errors_as(lambda reason: DataError(f"shard {item.url} cannot be read: {reason}")):
-        samples, damage = scan(item.url, item.size, retry_s)
-    rows, bad = [], []
+    with errors_as(DataError, f"shard {item.url} cannot be read", _FIX):
+        tar = scan(item.url, item.size, retry_s)
+    rows, bad, notes = [], list[BadRecord](), list[BadRecord]()
     digest = hashlib.sha256()
-    for sample in samples:
+    for sample in tar.samples:
         digest.update(f"{sample.name} {sorted(sample.members.items())}\n".encode("utf-8", "replace"))
         if fault := sample.fault(captions):
-            bad.append((f"{item.url}:{sample.name}", fault))
+            bad.append(BadRecord(f"{item.url}:{sample.name}", fault))
         else:
             rows.append(sample.row())
-    if damage:
-        if samples and samples[-1].fault(captions):
+    listed, file = _listed(item.url, retry_s)
+    if tar.damage:
+        if tar.samples and tar.samples[-1].fault(captions):
             bad.pop()  # the damage is the reason why members of the last sample are missing
-        bad.append((item.url, f"shard {damage}; {len(rows):,} samples before it are used"))
-    if shortfall := _shortfall(item.url, len(rows), retry_s):
-        bad.append((item.url, shortfall))
-    meta = json.dumps({"samples": len(rows), "digest": digest.hexdigest()[:16], "bad": bad})
+        of = "" if listed is None else f", of {listed:,} listed by {file}"
+        bad.append(BadRecord(item.url, f"shard {tar.damage}; {len(rows):,} samples before it are used{of}"))
+    elif listed not in (None, len(tar.samples)):
+        count = f"shard has {len(tar.samples):,} samples, but {file} lists {listed:,}; those in the shard are used"
+        notes.append(BadRecord(item.url, count))
+    if tar.dotted:
+        notes.append(BadRecord(item.url, _dotted_note(tar.dotted)))
+    records = {name: [(one.key, one.reason) for one in found] for name, found in (("bad", bad), ("notes", notes))}
+    meta = json.dumps({"samples": len(rows), "digest": digest.hexdigest()[:16], **records})
 
     def save(path: str) -> None:
         with open(path, "wb") as file:  # noqa: PTH123
@@ -170,11 +181,21 @@ def _index_shard(captions: Sequence[int], retry_s: float, item: _Lookup) -> None
     write_atomically(_meta(item.table), lambda path: Path(path).write_text(meta))
 
 
+def _dotted_note(members: Sequence[str]) -> str:
+    base = members[0].rpartition("/")[2]
+    stem, _, extension = base.partition(".")
+    better = "_".join(base.rsplit(".", 1)[0].split(".")) + "." + base.rpartition(".")[2]
+    return (
+        f"{len(members):,} images are not read because of the dots in their names, e.g. {members[0]}: the name of a "
+        f"sample ends at the first dot, here {stem}, and {extension} is no extension of an image; name it {better}"
+    )
+
+
 # ------------------------------------------------------------------------------------------------------ counts
 
 
-def _shortfall(url: str, samples: int, retry_s: float) -> str | None:
-    """Compares `samples` with the published count of the shard. Returns the reason if there are fewer, else None.
+def _listed(url: str, retry_s: float) -> tuple[int | None, str]:
+    """Returns the published number of samples of a shard, None if unknown, and the name of the file that lists it.
 
     The count is in img2dataset's `_stats.json` of the shard, or in `sizes.json` of its folder, which open_clip also
     reads.
@@ -182,12 +203,9 @@ def _shortfall(url: str, samples: int, retry_s: float) -> str | None:
     folder, slash, name = url.rpartition("/")
     stats = f"{url.removesuffix('.tar')}_stats.json"
     for file, key in ((stats, "successes"), (f"{folder}{slash}sizes.json", name)):
-        expected = _counts(file, retry_s).get(key)
-        if isinstance(expected, int):
-            found_in = file.rpartition("/")[2]
-            few = samples < expected
-            return f"shard has {samples:,} usable samples, but {found_in} lists {expected:,}" if few else None
-    return None
+        if isinstance(listed := _counts(file, retry_s).get(key), int):
+            return listed, file.rpartition("/")[2]
+    return None, ""
 
 
 @lru_cache(maxsize=64)  # all shards of a folder share one sizes.json
@@ -198,8 +216,10 @@ def _counts(url: str, retry_s: float) -> dict[str, Any]:
     """
     try:
         found = json.loads(read_file(url, retry_s))
+    except StorageRefused:  # S3 answers so if the file is missing and the credentials may not list the bucket
+        return {}
     except DataError:
         raise
-    except Exception:  # missing, forbidden or not JSON: a remote file system raises the exceptions of its library
+    except Exception:  # missing or not JSON: a remote file system raises the exceptions of its library
         return {}
     return found if isinstance(found, dict) else {}

@@ -12,7 +12,8 @@ from typing import IO, Any
 from clipx.data.shards.cache import ShardFile, Span, read_cached
 from clipx.data.source import BadSample
 from clipx.errors import DataError
-from clipx.storage.remote import BLOCK, REQUESTS, error_text, file_system, is_local, local_path, read_range
+from clipx.storage.failure import error_text
+from clipx.storage.remote import BLOCK, REQUESTS, file_system, is_local, local_path, read_range
 
 
 def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
@@ -53,7 +54,8 @@ def prefetch_spans(reader: str, spans: Sequence[tuple[ShardFile, Span]]) -> None
 def fetch(file: ShardFile, offset: int, size: int) -> bytes:
     """Returns `size` bytes of a file from `offset`, from its prefetch request if there is one.
 
-    Raises BadSample if the file is missing or too short, and DataError if the storage fails for `retry_s`.
+    Raises BadSample if the file is missing or too short, and DataError if the storage fails, or refuses all requests,
+    for `retry_s`: credentials may expire during a run.
     """
     try:
         future = None if file.local else _take_prefetched(file, (offset, size))
@@ -84,7 +86,7 @@ def _fetch(file: ShardFile, span: Span) -> bytes:
         return os.pread(opened.fileno(), size, offset)
     if file.cacheable and (content := read_cached(file, span)) is not None:
         return content
-    return read_range(file.url, offset, offset + size, file.access.retry_s)
+    return read_range(file.url, offset, offset + size, file.access.retry_s, patient=True)
 
 
 @lru_cache(maxsize=128)

@@ -16,6 +16,7 @@ COLUMNS = {"jpg": 0, "jpeg": 0, "png": 0, "webp": 0, "txt": 1, "json": 2, "cls":
 IMAGE, TXT, JSON, CLS = range(4)
 _MISSING = (0, -1)
 _MAX_MEMBER_BYTES = (MAX_BYTES, MAX_TEXT, MAX_TEXT, MAX_TEXT)  # limit of a member in bytes, by column
+_BLOCK = 512  # bytes; a caption of this size is in the block after its header, so reading it costs nothing
 _MAX_HEADER_BYTES = 1 << 20  # limit of a header in bytes, including long names
 
 
@@ -46,56 +47,103 @@ class TarSample:
         return None
 
 
-def scan(url: str, size: int, retry_s: float) -> tuple[list[TarSample], str | None]:
-    """Returns the samples of a tar in the order of their first members, and a description of its damage or None.
+@dataclass(slots=True)
+class TarContent:
+    """Samples of a tar in the order of their first members, and what is wrong with the tar."""
 
-    Members of a sample need not be adjacent: in a tar of an unsorted folder they are not.
-    """
-    samples: list[TarSample] = []
+    samples: list[TarSample] = field(default_factory=list)
+
+    damage: str | None = None
+    """Description of the damage after which nothing is read. None if there is none."""
+
+    dotted: list[str] = field(default_factory=list)
+    """Members such as img.v1.jpg that are no images because of the dots in their names."""
+
+
+def scan(url: str, size: int, retry_s: float) -> TarContent:
+    """Reads the headers of a tar. Raises what reading the file raises; damage of the tar is no exception."""
+    found = TarContent()
+    with open_sequential(url, size, retry_s) as opened:
+        file = _Headers(opened, size)
+        try:
+            found.damage = _read_members(file, size, found)
+        except Exception as error:  # tarfile raises ValueError, OverflowError and others on damaged headers
+            if file.failure is not None:
+                raise file.failure from None
+            reason = " ".join(str(error).split())[:120]
+            if found.samples:
+                found.damage = f"is cut off or damaged after {found.samples[-1].name} ({reason})"
+            else:
+                found.damage = f"cannot be read as an uncompressed tar: {reason}"
+    images = {sample.name for sample in found.samples if sample.row()[IMAGE] != _MISSING}
+    found.dotted = [name for name in found.dotted if _key_and_extension(name)[0] not in images]
+    return found
+
+
+def _read_members(file: _Headers, size: int, found: TarContent) -> str | None:
+    """Adds the members to `found`. Returns the damage at which the archive ends, or None."""
     newest: dict[str, TarSample] = {}
-    try:
-        with open_sequential(url, size, retry_s) as file, _open_tar(file) as tar:
-            while (member := tar.next()) is not None:
-                tar.members = []  # type: ignore[attr-defined]  # tarfile would store every header
-                if member.size < 0 or member.offset_data + member.size > size:
-                    return samples, f"is cut off inside {member.name}"
-                folder, slash, base = member.name.rpartition("/")
-                stem, _, extension = base.partition(".")
-                name, extension = f"{folder}{slash}{stem}", extension.lower()
-                if extension not in COLUMNS or not member.isreg() or member.issparse():
-                    continue
-                if name not in newest or extension in newest[name].members:  # repeated: a new sample of the same name
-                    newest[name] = TarSample(name)
-                    samples.append(newest[name])
-                newest[name].members[extension] = (member.offset_data, member.size)
-            return samples, _end_damage(file, tar.offset)
-    except (tarfile.TarError, RecursionError) as error:  # tarfile recurses for each extension header of a member
-        if samples:
-            return samples, f"is cut off or damaged after {samples[-1].name} ({error})"
-        return samples, f"cannot be read as an uncompressed tar: {error}"
+    stream: Any = file
+    # "r:" disables decompression, hence no gzip bomb. The default encoding would depend on the locale.
+    with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8") as tar:
+        while (member := tar.next()) is not None:
+            tar.members = []  # type: ignore[attr-defined]  # tarfile would store every header
+            if member.size < 0 or member.offset_data + member.size > size:
+                return f"is cut off inside {member.name}"
+            if not member.isreg() or member.issparse():
+                continue
+            name, extension = _key_and_extension(member.name)
+            if extension not in COLUMNS:
+                if COLUMNS.get(extension.rpartition(".")[2]) == IMAGE:
+                    found.dotted.append(member.name)
+                continue
+            if name not in newest or extension in newest[name].members:  # repeated: a new sample of the same name
+                newest[name] = TarSample(name)
+                found.samples.append(newest[name])
+            blank = extension == "txt" and 0 < member.size <= _BLOCK and file.is_blank(member.offset_data, member.size)
+            newest[name].members[extension] = (member.offset_data, 0 if blank else member.size)
+        return _end_damage(file, tar.offset)
 
 
-def _open_tar(file: IO[bytes]) -> tarfile.TarFile:
-    headers: Any = _Headers(file)
-    return tarfile.open(fileobj=headers, mode="r:")  # "r:" disables decompression, hence no gzip bomb
+def _key_and_extension(member: str) -> tuple[str, str]:
+    """Splits a name at the first dot of the file name, as webdataset does. Returns (key of the sample, extension)."""
+    folder, slash, base = member.rpartition("/")
+    stem, _, extension = base.partition(".")
+    return f"{folder}{slash}{stem}", extension.lower()
 
 
 class _Headers:
-    """File object for tarfile that limits the size of a read.
+    """File object for tarfile that limits the size of a read and the positions.
 
-    tarfile itself reads a long name or a pax header of any length into memory.
+    tarfile itself reads a long name or a pax header of any length into memory, and seeks to any position that a header
+    names. `failure` is the error of the file that ended the last call.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.tell, self.seek = file, file.tell, file.seek
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self._size, self.tell = file, size, file.tell
+        self.failure: Exception | None = None
 
     def read(self, size: int) -> bytes:
-        if size > _MAX_HEADER_BYTES:
+        if not 0 <= size <= _MAX_HEADER_BYTES:  # a negative size would read the whole file
             raise tarfile.ReadError(f"header of {size:,} bytes")
-        return self._file.read(size)
+        try:
+            return self._file.read(size)
+        except Exception as error:  # of a remote file system, the exceptions of its library
+            self.failure = error
+            raise
+
+    def seek(self, offset: int) -> int:
+        if not 0 <= offset <= self._size:
+            raise tarfile.ReadError("unexpected end of data")
+        return self._file.seek(offset)
+
+    def is_blank(self, offset: int, size: int) -> bool:
+        """Returns whether a member is white space only."""
+        self.seek(offset)
+        return not self.read(size).strip()
 
 
-def _end_damage(file: IO[bytes], offset: int) -> str | None:
+def _end_damage(file: _Headers, offset: int) -> str | None:
     """Returns a description of the damage at the end of the archive, or None.
 
     tarfile treats a damaged or truncated header as the end of the archive. A valid end has zeros up to the end of the

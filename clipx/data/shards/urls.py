@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage.remote import error_text, errors_as, file_system, is_local, read_file, retry
+from clipx.storage.remote import errors_as, file_system, is_local, read_file, retry
 from clipx.storage.url import check_url
 
 _RETRY_S = 30.0  # seconds of retries of a listing; short, because a user waits for it at the start of a run
@@ -53,11 +53,13 @@ def _part(part: str, key: str, what: str) -> list[str]:
 
 def _lines(url: str, key: str) -> list[str]:
     """Returns the lines of a list file. Skips empty lines and lines that start with #."""
+    named, fix = f"{key}=@{url} cannot be read", "give a text file with one URL per line"
+    with errors_as(ConfigError, named, fix):
+        content = read_file(url if "://" in url else os.path.expanduser(url), _RETRY_S)  # noqa: PTH111
     try:
-        text = read_file(url if "://" in url else os.path.expanduser(url), _RETRY_S).decode("utf-8-sig")  # noqa: PTH111
-    except (OSError, ValueError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error_text(error)
-        raise ConfigError(f"{key}=@{url} cannot be read ({reason}): give a text file with one URL per line") from None
+        text = content.decode("utf-8-sig")
+    except UnicodeError:
+        raise ConfigError(f"{named} (it is not UTF-8): {fix}") from None
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     require(bool(lines), f"{key}=@{url} is empty: write one path or URL per line")
     for line in lines:
@@ -75,8 +77,14 @@ def _glob(url: str) -> list[str]:
 
     def call() -> list[str]:
         fs, path = file_system(url)
-        return sorted(fs.unstrip_protocol(found) for found in fs.glob(path))
+        found = fs.glob(path)
+        if not found:
+            fs.ls(path.partition("*")[0].rpartition("/")[0])  # glob is silent about a missing bucket, which this raises
+        return sorted(map(fs.unstrip_protocol, found))
 
     fix = "check the path" if is_local(url) else "check the URL and the credentials"
-    with errors_as(lambda reason: DataError(f"{url} cannot be listed ({reason}): {fix}")):
-        return retry(url, _RETRY_S, call)
+    try:
+        with errors_as(DataError, f"{url} cannot be listed", fix, FileNotFoundError):
+            return retry(url, _RETRY_S, call)
+    except FileNotFoundError:
+        return []

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import sys
-import tarfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,9 +16,11 @@ from clipx.errors import DataError
 from clipx.storage.local import cache_folder, write_atomically
 
 MakeSample = Callable[[int], Sample]
-T = TypeVar("T")
 
-_PROGRESS_EVERY = 30.0  # seconds between progress lines if stderr is not a terminal
+ShardSample = dict[str, str | bytes]
+"""A sample as webdataset represents it: `__key__`, its name, and the content of each member by extension."""
+
+T = TypeVar("T")
 
 
 def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, what: str) -> list[str]:
@@ -41,6 +39,8 @@ def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, w
     starts = range(0, samples, per_shard)
     paths = {root / f"{i:06d}.tar": range(start, min(samples, start + per_shard)) for i, start in enumerate(starts)}
     missing = [(path, indices) for path, indices in paths.items() if not path.is_file()]
+    if missing:
+        import webdataset  # noqa: F401  # imported once, before the worker processes start
     run_in_pool(partial(_write_shard, make=make), missing, f"writing {what}")
     return [str(path) for path in paths]
 
@@ -53,13 +53,15 @@ def run_in_pool(
     Uses `threads` threads of this process if given, else `processes` processes, else as many processes as there are
     cores. Raises the exceptions of `call`, and DataError if a process is killed.
     """
+    from clipx.report.console import track
+
     if not items:
         return
     number = threads or processes or len(os.sched_getaffinity(0))
     make_pool = ThreadPoolExecutor if threads else ProcessPoolExecutor
     try:
         with make_pool(min(len(items), number)) as pool:
-            for _ in _with_progress(pool.map(call, items), what, len(items)):
+            for _ in track(pool.map(call, items), what, len(items), "shards"):
                 pass
     except BrokenProcessPool:
         raise DataError(
@@ -68,44 +70,31 @@ def run_in_pool(
         ) from None
 
 
-def _with_progress(done: Iterable[object], what: str, total: int) -> Iterator[object]:
-    """Yields the items of `done` and shows a progress bar on a terminal, else a line every 30 seconds."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import track
-
-        yield from track(done, what, total, console=Console(stderr=True))
-        return
-    reported = time.monotonic()
-    print(f"{what}: {total:,} shards", file=sys.stderr, flush=True)
-    for count, item in enumerate(done, start=1):
-        if time.monotonic() - reported > _PROGRESS_EVERY:
-            reported = time.monotonic()
-            print(f"{what}: {count:,} of {total:,} shards", file=sys.stderr, flush=True)
-        yield item
-
-
 def _write_shard(item: tuple[Path, range], make: MakeSample) -> None:
     path, indices = item
-    write_atomically(path, lambda temporary: write_members(temporary, _members(indices, make)))
+    write_atomically(path, lambda temporary: write_samples(temporary, _samples(indices, make)))
 
 
-def _members(indices: range, make: MakeSample) -> Iterator[tuple[str, bytes]]:
+def _samples(indices: range, make: MakeSample) -> Iterator[ShardSample]:
     for index in indices:
         sample = make(index)
         meta = {"captions": list(sample.captions), "label": sample.label}
-        yield f"{index:09d}.jpg", sample.image
-        yield f"{index:09d}.json", json.dumps(meta).encode()
-        yield f"{index:09d}.txt", sample.captions[0].encode()
+        yield {
+            "__key__": f"{index:09d}",
+            "jpg": sample.image,
+            "json": json.dumps(meta).encode(),
+            "txt": sample.captions[0].encode(),
+        }
 
 
-def write_members(path: str, members: Iterable[tuple[str, bytes]]) -> None:
-    """Writes a tar with the layout of webdataset's ShardWriter.
+def write_samples(path: str, samples: Iterable[ShardSample]) -> None:
+    """Writes a shard by webdataset's TarWriter: the members of a sample in the order of their extensions.
 
-    Members have no modification time, so the same samples result in the same bytes.
+    Members have no modification time and no owner, so the same samples result in the same bytes. The file is opened
+    here, because webdataset would run a path `pipe:…` as a command.
     """
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+    from webdataset import TarWriter
+
+    with Path(path).open("wb") as file, TarWriter(file, user="", group="", mtime=0, encoder=False) as writer:
+        for sample in samples:
+            writer.write(sample)

@@ -124,9 +124,9 @@ def images() -> dict[str, bytes]:
 
 
 def indexed(path: Path) -> str:
-    entries, damage = scan(str(path), path.stat().st_size, 1.0)
-    faults = [entry.fault([TXT, JSON]) for entry in entries]
-    return "; ".join(filter(None, [damage, *faults])) or "taken"
+    found = scan(str(path), path.stat().st_size, 1.0)
+    faults = [sample.fault([TXT, JSON]) for sample in found.samples]
+    return "; ".join(filter(None, [found.damage, *faults])) or "taken"
 
 
 def decoded(encoded: bytes) -> str:

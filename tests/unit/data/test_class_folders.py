@@ -46,10 +46,14 @@ def test_images_of_all_formats_below_a_class_folder_are_found_other_files_skippe
     (tmp_path / "cat" / "more" / "a.PNG").write_bytes(encode(picture(9, 9), "PNG"))
     (tmp_path / "cat" / "b.webp").write_bytes(encode(picture(9, 9), "WEBP"))
     (tmp_path / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "cat" / "c.svg").write_text("<svg/>")
     (tmp_path / "names.txt").write_text("no class")
     (tmp_path / ".cache").mkdir()
-    source = spec(tmp_path, held_out_share=0.0).open().train
+    data = spec(tmp_path, held_out_share=0.0).open()
+    source = data.train
     assert [Path(source.key(i)).name for i in range(sum(source.sizes))] == ["000.jpg", "b.webp", "a.PNG"]
+    note = f"{tmp_path}: 1 images are not read, e.g. cat/c.svg: convert them to JPEG, PNG or WebP"
+    assert list(data.notes) == [note], "skipped images are logged"
 
 
 def test_a_share_of_each_class_is_held_out_and_evaluation_sets_stay_whole(tmp_path: Path) -> None:
@@ -129,3 +133,13 @@ def test_folder_data_is_selected_by_overrides(tmp_path: Path) -> None:
     data = compose("data=folder", f"data.path={tmp_path}", "data.classnames=imagenet").data
     assert isinstance(data, FolderSpec)
     assert data.classnames == "imagenet"
+
+
+def test_a_class_folder_that_is_not_named_in_utf8_raises_an_error(tmp_path: Path) -> None:
+    write_class_folders(tmp_path, **{"dog": 1, b"caf\xe9".decode("utf-8", "surrogateescape"): 1})
+    with pytest.raises(ConfigError, match=r"the class folder caf\udce9 is not named in UTF-8, .*: rename it, or give"):
+        spec(tmp_path).open()
+    names = tmp_path / "names.txt"
+    names.write_text("café\ndog")
+    data = spec(tmp_path, classnames=str(names), held_out_share=0.0).open()
+    assert [sample.captions for sample in read_all(data.train)] == [["a photo of a café."], ["a photo of a dog."]]

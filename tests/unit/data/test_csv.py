@@ -15,6 +15,7 @@ from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.errors import ConfigError, DataError
+from clipx.trainer.trainer import Trainer
 
 
 def spec(path: Path | str | None, **options: Any) -> CsvSpec:
@@ -275,6 +276,32 @@ def test_a_missing_table_raises_an_error(tmp_path: Path) -> None:
         spec(path, held_out_path="/nowhere.csv").open()
     with pytest.raises(ConfigError, match=r"data.path has no value: give the table of images and captions"):
         spec(None).open()
+
+
+def test_rows_of_other_image_formats_are_bad_before_any_is_read(tmp_path: Path) -> None:
+    content = "filepath,caption\na.jpg,a cat\nlogo.SVG,a logo\nclip.gif,a clip\nb.png,a dog\n"
+    path = write_table(tmp_path, content)
+    source = open_train(path)
+    assert captions(source) == ["a cat", "a dog"]
+    assert reasons(source) == [
+        (3, "image is a .svg file, not JPEG, PNG or WebP"),
+        (4, "image is a .gif file, not JPEG, PNG or WebP"),
+    ]
+    fewer = write_table(tmp_path, content.replace("clip.gif", "c.webp"), "fewer.csv")
+    assert open_train(fewer).fingerprint != source.fingerprint
+
+
+def test_a_table_with_too_many_images_of_other_formats_is_refused_before_training(tmp_path: Path) -> None:
+    lines = [f"{i}.svg,a logo" if i % 4 == 0 else f"{i}.jpg,a photo" for i in range(1000)]
+    path = write_table(tmp_path, "filepath,caption\n" + "\n".join(lines))
+    options = ("data.held_out_share=0", "evaluator=[]", "logger=[]", f"run_dir={tmp_path}/run")
+    spec = compose("data=csv", f"data.path={path}", *options)
+    with pytest.raises(DataError) as caught:
+        Trainer(spec)
+    assert str(caught.value) == (
+        "250 of 1,000 samples are bad, more than data.max_bad_share=0.1 (250 × image is a .svg file, not JPEG, PNG or "
+        f"WebP: {path}:2 …): convert, correct or remove them, or raise the limit"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- held out

@@ -94,16 +94,19 @@ def test_a_run_counts_bad_samples_by_reason(tmp_path: Path, capsys: pytest.Captu
         "logger=[]", "evaluator=[]", f"run_dir={tmp_path}/run",
     )  # fmt: skip
     Trainer(spec).fit()
-    counts = {event["reason"]: event["count"] for event in events(tmp_path / "run") if event["event"] == "bad_samples"}
+    found = {event["reason"]: event for event in events(tmp_path / "run") if event["event"] == "bad_samples"}
+    counts = {reason: event["draws"] for reason, event in found.items()}
     assert set(counts) == {
         "image has … pixels, a side below data.min_side=…",
         "caption has … characters, fewer than data.min_caption_chars=…",
-        "image is not JPEG, PNG or WebP, or its header is damaged",
+        "image is text, not JPEG, PNG or WebP",
     }
     assert counts["image has … pixels, a side below data.min_side=…"] >= 4, "two samples in each of two epochs"
     assert rows(tmp_path / "run")[-1]["train/bad_samples"] == sum(counts.values())
-    told = capsys.readouterr().out
-    assert all(f"bad      {count:,} x {reason}" in told for reason, count in counts.items())
+    printed = capsys.readouterr().out
+    assert [event["samples"] for event in found.values()] == [2, 1, 1], "each sample counts once"
+    small = "image has … pixels, a side below data.min_side=…"
+    assert f"bad      2 samples, drawn {counts[small]} times: {small}" in printed
     assert len((tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()) == 4
 
 

@@ -195,16 +195,16 @@ def test_a_run_with_replacement_repeats_samples_within_an_epoch(tmp_path: Path) 
 def test_a_large_data_set_costs_little_memory_and_time_at_any_position() -> None:
     shards, per_shard = 41_408, 10_000  # LAION-400M
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     order = Order([per_shard] * shards, seed=0, window=200_000)
     for position in (order.samples // 100, order.samples * 99 // 100, 5 * order.samples + 12_345):
         assert 0 <= order(position) < order.samples
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert seconds < 2  # measured: 0.1 s on one core
     assert peak < 32 << 20
-    start = time.perf_counter()
+    start = time.process_time()
     for position in range(10_000):
         order(5 * order.samples + position)
-    assert (time.perf_counter() - start) / 10_000 < 20e-6  # measured: 0.4 us
+    assert (time.process_time() - start) / 10_000 < 20e-6  # measured: 0.4 us

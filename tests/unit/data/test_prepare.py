@@ -6,11 +6,14 @@ import functools
 import io
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import webdataset
-from helpers.runs import rows, run
+from helpers.runs import compose, rows, run
 from helpers.samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
 from PIL import Image
 
@@ -157,7 +160,7 @@ def test_unusable_samples_are_dropped_and_reported_by_name(tmp_path: Path, capsy
         "caption is missing",
         "image is empty",
         "image cannot be decoded",
-        "image is not JPEG, PNG or WebP, or its header is damaged",
+        "image is HTML, not JPEG, PNG or WebP",
         "image cannot be read",
     ]
     assert "dropped: 5 of 8; listed in" in capsys.readouterr().out
@@ -257,13 +260,29 @@ def test_the_command_writes_a_manifest_and_prints_the_training_command(tmp_path:
         "quality=90",
     ]
     out = run(sys.executable, "-m", "clipx.data.prepare", *words).stdout
-    assert (
-        f"train on the shards: python -m clipx.train data=webdataset data.shards='{tmp_path}/out/{{00000..00001}}.tar'"
-        in out
-    )
+    shards = f"data.shards='{tmp_path}/out/{{00000..00001}}.tar'"
+    command = f"python -m clipx.train data=webdataset {shards} data.caption_key=json.captions"
+    assert f"train on the shards: {command}\n" in out
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert [shard["samples"] for shard in manifest["shards"]] == [4, 3]
     assert "2 of 2 shards exist from an earlier run" in run(sys.executable, "-m", "clipx.data.prepare", *words).stdout
+
+
+def test_the_printed_command_trains_on_all_captions_and_the_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = write_images(tmp_path, 4)
+    lines = [f"{path.name},{word} {path.stem},{path.stem}" for path in paths for word in ("one", "two")]
+    (tmp_path / "t.csv").write_text("filepath,caption,class\n" + "\n".join(lines))
+    out = tmp_path / "a folder"
+    prepare_shards(tmp_path / "t.csv", out, samples_per_shard=4, label_column="class")
+    (printed,) = re.findall("train on the shards: (.*)", capsys.readouterr().out)
+    data = compose(*shlex.split(printed)[3:]).data
+    source = replace(data, held_out_share=0.0).open().train
+    assert [sample.captions for sample in read_all(source)] == [[f"one {p.stem}", f"two {p.stem}"] for p in paths]
+    assert [sample.label for sample in read_all(source)] == [int(p.stem) for p in paths]
+    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["fingerprint"] == source.fingerprint, "the manifest is of the same data"
 
 
 def test_the_same_source_gives_identical_shards(tmp_path: Path) -> None:
@@ -284,7 +303,7 @@ def test_a_killed_run_resumes_without_rewriting_finished_shards(tmp_path: Path) 
     process = subprocess.Popen(
         [sys.executable, "-m", "clipx.data.prepare", *words], start_new_session=True, stderr=subprocess.DEVNULL
     )
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while len(list(out.glob("*_stats.json"))) < 3 and time.monotonic() < until:
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)

@@ -137,7 +137,9 @@ def test_the_shuffle_covers_the_whole_window() -> None:
 
 
 def shard_indices(folder: Path) -> list[ShardIndex]:
-    return [ShardIndex(f"{folder}/{k:032x}.npy", PER_SHARD, f"{k:016x}", [], 500_000_000 + k) for k in range(SHARDS)]
+    return [
+        ShardIndex(f"{folder}/{k:032x}.npy", PER_SHARD, f"{k:016x}", [], [], 500_000_000 + k) for k in range(SHARDS)
+    ]
 
 
 def write_sparse_index(path: Path) -> Path:
@@ -201,7 +203,7 @@ def test_opening_an_indexed_data_set_reads_no_shard(tmp_path: Path, monkeypatch:
         Path(url).touch()
         place, _ = indexing._table_path(cache, (TXT,), 1.0, url)
         place.touch()
-        indexing._meta(place).write_text(f'{{"samples": {PER_SHARD}, "digest": "{k:016x}", "bad": []}}')
+        indexing._meta(place).write_text(f'{{"samples": {PER_SHARD}, "digest": "{k:016x}", "bad": [], "notes": []}}')
     monkeypatch.setattr(indexing, "scan", None)  # calling it fails: no shard is scanned again
     start = time.perf_counter()
     source = Shards.open(urls, "txt", None)

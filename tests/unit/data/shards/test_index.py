@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from helpers.runs import compose, run
-from helpers.samples import img2dataset, write_tar
+from helpers.samples import img2dataset, jpeg, write_tar
 
 from clipx.data.index import IndexSpec, index
 from clipx.data.shards.index import ShardIndex, index_shards, load_table
 from clipx.data.shards.tar import IMAGE, TXT
 from clipx.data.shards.urls import expand
+from clipx.data.spec import open_on_all_ranks
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 
@@ -149,23 +150,45 @@ def bad_of(url: Path | str) -> list[str]:
     return [item.reason for item in found.bad]
 
 
+def notes_of(url: Path | str) -> list[str]:
+    (found,) = index_shards([str(url)], TXT)
+    return [item.reason for item in found.notes]
+
+
 def write_stats(path: Path, successes: object) -> None:
     path.write_text(json.dumps({"count": 10, "successes": successes, "failed_to_download": 1, "status_dict": {}}))
 
 
-@pytest.mark.parametrize(("successes", "told"), [(5, False), (4, False), (7, True), (None, False), ("7", False)])
-def test_img2datasets_stats_are_a_cross_check(shards: Path, successes: object, told: bool) -> None:
+@pytest.mark.parametrize(("successes", "reported"), [(5, False), (4, True), (7, True), (None, False), ("7", False)])
+def test_img2datasets_stats_are_a_cross_check(shards: Path, successes: object, reported: bool) -> None:
     write_stats(shards / "00002_stats.json", successes)
-    reason = "shard has 5 usable samples, but 00002_stats.json lists 7"
-    assert bad_of(shards / "00002.tar") == [reason] * told
+    note = f"shard has 5 samples, but 00002_stats.json lists {successes}; those in the shard are used"
+    assert notes_of(shards / "00002.tar") == [note] * reported
+    assert bad_of(shards / "00002.tar") == [], "a count is no bad sample"
+
+
+def test_statistics_that_count_unusable_samples_agree(shards: Path) -> None:
+    path = write_tar(shards / "a.tar", [*img2dataset(range(3)), ("x.jpg", jpeg()), ("x.json", b"{}")])
+    write_stats(shards / "a_stats.json", 4)
+    assert (bad_of(path), notes_of(path)) == (["caption is missing or empty"], [])
+
+
+def test_a_run_logs_the_notes_of_its_data_once(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (shards / "sizes.json").write_text(json.dumps({f"{k:05d}.tar": 4 for k in range(5)}))
+    comm = compose("distributed=cpu").distributed.build()
+    open_on_all_ranks(WebDatasetSpec(name="mine", shards=f"{shards}/*.tar"), comm)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"mine: 4 × shard has 3 samples, but sizes.json lists 4; those in the shard are used: {shards}/00000.tar …"
+    ]
 
 
 def test_sizes_json_is_a_cross_check(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (shards / "sizes.json").write_text(json.dumps({f"{k:05d}.tar": 4 for k in range(5)}))
     index(IndexSpec(shards=f"{shards}/*.tar"))
     out = capsys.readouterr().out
-    assert cells(out)[3] == "3"
-    assert "3 × shard has 3 usable samples, but sizes.json lists 4: " in out, "reported once, with the number of shards"
+    assert cells(out)[3] == "0"
+    line = "4 × shard has 3 samples, but sizes.json lists 4; those in the shard are used: "
+    assert line in out, "reported once, with the number of shards"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"{}"])
@@ -178,11 +201,12 @@ def test_unreadable_counts_are_ignored(shards: Path, content: bytes) -> None:
 def test_a_truncated_shard_reports_the_damage_and_the_expected_count(shards: Path) -> None:
     write_stats(shards / "00002_stats.json", 5)
     os.truncate(shards / "00002.tar", 6000)
-    damage, count = bad_of(shards / "00002.tar")
+    (damage,) = bad_of(shards / "00002.tar")
     assert damage == (
-        "shard is cut off or damaged after 000000004 (unexpected end of data); 1 samples before it are used"
+        "shard is cut off or damaged after 000000004 (unexpected end of data); 1 samples before it are used, of 5 "
+        "listed by 00002_stats.json"
     )
-    assert count == "shard has 1 usable samples, but 00002_stats.json lists 5"
+    assert notes_of(shards / "00002.tar") == []
 
 
 # ------------------------------------------------------------------------------------------------------- changes

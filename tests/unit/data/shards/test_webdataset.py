@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import io
 import json
 import os
 import pickle
@@ -21,6 +22,7 @@ from PIL import Image
 
 from clipx.data.shapes import make_sample
 from clipx.data.shards.index import index_shards
+from clipx.data.shards.tar import scan
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
@@ -52,6 +54,30 @@ def test_img2datasets_layout_is_read(tmp_path: Path) -> None:
     assert [s.image for s in samples] == [jpeg(i) for i in range(5)]
     assert [s.label for s in samples] == [None] * 5
     assert source.bad == []
+
+
+def test_images_dropped_for_dots_in_their_names_are_counted(tmp_path: Path) -> None:
+    members = [
+        *(("img.v1.jpg", jpeg()), ("img.v1.txt", b"one"), ("b.3.PNG", jpeg()), ("b.3.txt", b"two")),
+        *(("c.jpg", jpeg()), ("c.seg.png", b"a further image of sample c"), ("c.txt", b"three")),
+    ]
+    data = spec(write_tar(tmp_path / "a.tar", members)).open()
+    assert captions(data.train) == ["three"]
+    assert list(data.notes) == [
+        "1 × 2 images are not read because of the dots in their names, e.g. img.v1.jpg: the name of a sample ends at "
+        f"the first dot, here img, and v1.jpg is no extension of an image; name it img_v1.jpg: {tmp_path}/a.tar"
+    ]
+    alone = write_tar(tmp_path / "b.tar", members[:2])
+    with pytest.raises(DataError, match="have no sample .*b.tar: 1 images are not read because of the dots"):
+        spec(alone).open()
+
+
+@pytest.mark.parametrize("blanks", [b" ", b"\n\t  \r\n", b" " * 512])
+def test_a_caption_of_blanks_is_missing(tmp_path: Path, blanks: bytes) -> None:
+    members = [("a.jpg", jpeg()), ("a.txt", blanks), ("b.jpg", jpeg()), ("b.txt", b" b ")]
+    source = open_train(write_tar(tmp_path / "x.tar", members))
+    assert captions(source) == ["b"]
+    assert reasons(source) == {"x.tar:a": "caption is missing or empty"}
 
 
 @pytest.mark.parametrize("ending", ["jpg", "jpeg", "JPG", "png", "webp", "PNG"])
@@ -287,7 +313,7 @@ def test_the_error_without_shards_gives_a_working_example() -> None:
         spec(None).open()
     (typed,) = shlex.split(str(caught.value).partition("e.g. ")[2])
     composed = compose("data=webdataset", typed).data
-    assert isinstance(composed, WebDatasetSpec) and composed.shards == "/data/{0000..0123}.tar"
+    assert isinstance(composed, WebDatasetSpec) and composed.shards == "/data/{00000..01242}.tar"
 
 
 def test_a_missing_shard_raises_an_error_with_its_path(three: Path) -> None:
@@ -302,7 +328,7 @@ def test_a_folder_as_shard_raises_an_error(three: Path) -> None:
 
 @pytest.mark.parametrize("url", ["nosuch://bucket/a.tar", "nosuch://cat a.tar"])
 def test_an_unknown_file_system_raises_a_one_line_error(url: str) -> None:
-    with pytest.raises(DataError, match=r"^shard .* (cannot be opened: .+|does not exist: check the path)$"):
+    with pytest.raises(DataError, match=r"^shard .* (cannot be opened \(.+\): .+|does not exist: check the path)$"):
         spec(url).open()
 
 
@@ -405,10 +431,72 @@ def test_samples_before_the_damage_are_used_and_it_is_reported_once(tmp_path: Pa
     damage_shard(path, how)
     source = open_train(path)
     assert captions(source) == [f"caption {i}" for i in range(5)]
-    (told,) = source.bad
-    assert told.key == str(path)
-    assert told.reason.startswith(reason)
-    assert told.reason.endswith("; 5 samples before it are used")
+    (record,) = source.bad
+    assert record.key == str(path)
+    assert record.reason.startswith(reason)
+    assert record.reason.endswith("; 5 samples before it are used")
+
+
+PAX = {  # headers of a sixth sample that tarfile does not refuse by a TarError
+    "sparse map": {"GNU.sparse.map": "abc", "GNU.sparse.size": "3"},
+    "sparse map of 5,000 digits": {"GNU.sparse.map": f"0,{'9' * 5000}"},
+    "sparse size": {"GNU.sparse.size": "abc"},
+    "sparse version 1.0 without a map": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+    "size beyond the file": {"size": "9" * 300},
+    "negative size": {"size": "-512"},
+}
+
+
+@pytest.mark.parametrize("name", PAX)
+def test_samples_before_a_damaged_pax_header_are_used(tmp_path: Path, name: str) -> None:
+    path = write_tar(tmp_path / "x.tar", img2dataset(range(5)))
+    with tarfile.open(path, "a", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("000000005.jpg")
+        info.size, info.pax_headers = len(jpeg()), PAX[name]
+        tar.addfile(info, io.BytesIO(jpeg()))
+    source = open_train(path)
+    assert captions(source) == [f"caption {i}" for i in range(5)]
+    (record,) = source.bad
+    assert record.key == str(path)
+    assert record.reason.startswith(("shard is cut off or damaged after 000000004 (", "shard is cut off inside"))
+    assert record.reason.endswith("; 5 samples before it are used")
+    assert len(record.reason) < 300
+
+
+@pytest.mark.parametrize("length", [b"7777777777777777777777 comment=x\n", b"0 comment=x\n", b"-5 a=b\n", b"a=b\n"])
+def test_a_pax_record_of_a_wrong_length_is_damage(tmp_path: Path, length: bytes) -> None:
+    path = write_tar(tmp_path / "x.tar", img2dataset(range(5)))
+    with tarfile.open(path, "a") as tar:
+        info = tarfile.TarInfo("header")
+        info.type, info.size = tarfile.XHDTYPE, len(length)
+        tar.addfile(info, io.BytesIO(length))
+        tar.addfile(tarfile.TarInfo("000000005.txt"))
+    source = open_train(path)
+    assert captions(source) == [f"caption {i}" for i in range(5)]
+    assert len(source.bad) == 1
+
+
+def test_any_changed_byte_of_a_header_is_damage_and_no_error(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, more in (("a.jpg", {}), ("b.jpg", {"GNU.sparse.map": "0,3", "GNU.sparse.size": "3"}), ("c.jpg", {})):
+            info = tarfile.TarInfo(name)
+            info.size, info.pax_headers = 3, {"comment": "a text", **more}
+            tar.addfile(info, io.BytesIO(b"abc"))
+    whole = (tmp_path / "x.tar").read_bytes()
+    second = whole.index(b"b.jpg") // 512 * 512 - 1024  # the extended header of b.jpg
+    damaged = 0
+    for at in range(second, second + 1536, 7):
+        for byte in (0x00, 0x2D, 0x39, whole[at] ^ 0x80):
+            content = bytearray(whole)
+            content[at] = byte
+            for start in (second, second + 1024):  # valid checksums, so that the changed fields are read
+                header = content[start : start + 512]
+                content[start + 148 : start + 156] = b"%06o\0 " % (256 + sum(header[:148]) + sum(header[156:]))
+            (tmp_path / "y.tar").write_bytes(content)
+            found = scan(str(tmp_path / "y.tar"), len(content), 0.0)
+            assert [sample.name for sample in found.samples][:1] == ["a"]
+            damaged += found.damage is not None
+    assert damaged > 20, "most changes are damage, so the test can fail"
 
 
 @pytest.mark.parametrize(
