@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.objective.fcco import FCCOSpec, check_temperature
+from clipx.objective.fcco import FCCOSpec, GradientRule, check_temperature
 from clipx.objective.spec import ObjectiveTraffic
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ class FastCLIPv0Spec(FCCOSpec):
     max_scale: float = 100.0
     """Largest inverse temperature 1/τ; clamped after each step. Above 1. The reference is 100."""
 
+    tau_gradient: GradientRule = GradientRule.exact
+    """Gradient of the temperature. exact: that of the loss as defined. official: that of FastCLIP's published code,
+    with which its published settings were tuned: twice the exact one, which matters with SGD and with clipping."""
+
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2)
 
     def __post_init__(self) -> None:
@@ -42,4 +46,5 @@ class FastCLIPv0Spec(FCCOSpec):
         from clipx.objective.losses.temperature import GlobalTemperature
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
-        return GlobalFCCO(*self.parts(comm, length), temperature, contrast_alone)
+        kappa = self.tau_gradient.through_pairs
+        return GlobalFCCO(*self.parts(comm, length), temperature, contrast_alone, kappa)

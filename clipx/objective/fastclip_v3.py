@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.objective.fcco import FCCOSpec, TauGradient, check_rho, check_temperature
+from clipx.objective.fcco import FCCOSpec, GradientRule, check_positive_rho, check_rho, check_temperature
 from clipx.objective.spec import ObjectiveTraffic
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class FastCLIPv3Spec(FCCOSpec):
 
     rho: float = 6.5
     """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
-    Must be below log(samples - 1); larger for larger data: 6.5 for 3 million samples, 8.5 for 12 million, 16 for 315
-    million."""
+    Above 0 and below log(samples - 1); larger for larger data: 6.5 for 3 million samples, 8.5 for 12 million, 16 for
+    315 million."""
 
-    tau_gradient: TauGradient = TauGradient.exact
+    tau_gradient: GradientRule = GradientRule.exact
     """Gradient of the temperature. exact: that of the loss as defined. official: that of FastCLIP's published code,
     with which its published settings were tuned: twice the gradient through the pairs, and no ε in the gradient of the
     factor τ."""
@@ -54,6 +54,7 @@ class FastCLIPv3Spec(FCCOSpec):
             self.temperature_lr > 0,
             f"objective.temperature_lr={self.temperature_lr} must be above 0: the default is 2e-4",
         )
+        check_positive_rho(self.rho)
 
     def check(self, batch: int, samples: int | None) -> None:
         if samples is not None:
@@ -65,9 +66,8 @@ class FastCLIPv3Spec(FCCOSpec):
 
         self.check(length.batch, length.epoch)
         temperature = GlobalTemperature(self.init_temperature, 1 / self.min_temperature, slow=True)
-        official = self.tau_gradient is TauGradient.official
+        official = self.tau_gradient is GradientRule.official
         combine = robust_official(self.rho) if official else robust(self.rho)
-        # The official code propagates α's gradient through both factors of each pair's term: twice the exact gradient.
-        objective = GlobalFCCO(*self.parts(comm, length), temperature, combine, kappa=2.0 if official else 1.0)
+        objective = GlobalFCCO(*self.parts(comm, length), temperature, combine, self.tau_gradient.through_pairs)
         objective.constant_lr = self.temperature_lr
         return objective

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
 from clipx.config.registry import MISSING
-from clipx.errors import ConfigError, require
+from clipx.errors import require
 from clipx.objective.spec import ObjectiveTraffic, TiledSpec
 
 if TYPE_CHECKING:
@@ -34,8 +34,13 @@ class GammaSchedule(StrEnum):
     fitted = "fitted"
     """A cosine over the whole run from 1 to min(1, 4.177 · epochs^-0.7265): the rule of FastCLIP's successor."""
 
+    @property
+    def defaults(self) -> tuple[float | None, str | None]:
+        """Returns the default `minimum` and `decay`. None: the schedule has no such option."""
+        return {"constant": (0.6, None), "cosine": (0.2, "50%"), "fitted": (None, None)}[self]
 
-class TauGradient(StrEnum):
+
+class GradientRule(StrEnum):
     """Variants of a gradient of the objectives that learn a temperature."""
 
     exact = "exact"
@@ -43,6 +48,14 @@ class TauGradient(StrEnum):
 
     official = "official"
     """Gradient of FastCLIP's published code, with which its published settings were tuned."""
+
+    @property
+    def through_pairs(self) -> float:
+        """Factor of the gradient with respect to a global α through the pairs.
+
+        The official code scores each pair once as a row and once as a column, and both scores differentiate α.
+        """
+        return 2.0 if self is GradientRule.official else 1.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,37 +68,36 @@ class GammaSpec:
     successor."""
 
     minimum: float | None = None
-    """Final γ, in (0, 1]; 0.2 to 0.8 is usual. Required by schedule=constant and cosine; must be null with fitted."""
+    """Final γ, in (0, 1]; 0.2 to 0.8 is usual. null: 0.2 with schedule=cosine, 0.6 with constant. Must be null with
+    fitted."""
 
     decay: str | None = None
     """Duration after which schedule=cosine reaches minimum: 18ep (epochs), 10000st (steps), 1e9sa (samples) or 50% (of
-    the run). Above zero. Required by cosine; must be null with the other schedules."""
+    the run). Above zero. null: 50% with cosine. Must be null with the other schedules."""
 
     by_step: bool = False
     """true: update γ at each step. false: at the start of each epoch, as FastCLIP does. Must be false with
     schedule=constant."""
 
     def __post_init__(self) -> None:
-        if self.schedule is GammaSchedule.fitted:
+        minimum, decay = self.schedule.defaults
+        for name, default in (("minimum", minimum), ("decay", decay)):
+            value = getattr(self, name)
             require(
-                self.minimum is None,
-                f"objective.gamma.minimum={self.minimum} has no effect with schedule=fitted: remove it",
+                value is None or default is not None,
+                f"objective.gamma.{name}={value} has no effect with schedule={self.schedule}: remove it, or write "
+                f"objective.gamma.{name}=null",
             )
-        elif self.minimum is None:
-            raise ConfigError(f"objective.gamma.minimum has no value: schedule={self.schedule} needs one, e.g. 0.2")
-        else:
+        # Stored, so that a saved configuration holds the values and does not depend on later defaults.
+        self.minimum = minimum if self.minimum is None else self.minimum
+        self.decay = decay if self.decay is None else self.decay
+        if self.minimum is not None:
             require(
                 0 < self.minimum <= 1, f"objective.gamma.minimum={self.minimum} must be in (0, 1]: 0.2 to 0.8 is usual"
             )
-        if self.schedule is GammaSchedule.cosine:
-            require(self.decay is not None, "objective.gamma.decay has no value: cosine needs one, e.g. 18ep or 50%")
-            length = Duration.parse(str(self.decay), "objective.gamma.decay", share=True)
+        if self.decay is not None:
+            length = Duration.parse(self.decay, "objective.gamma.decay", share=True)
             require(length.value > 0, f"objective.gamma.decay={self.decay} must be above zero, e.g. 18ep or 50%")
-        else:
-            require(
-                self.decay is None,
-                f"objective.gamma.decay={self.decay} has no effect with schedule={self.schedule}: remove it",
-            )
         require(
             not (self.by_step and self.schedule is GammaSchedule.constant),
             "objective.gamma.by_step=true has no effect with schedule=constant: remove it",
@@ -143,6 +155,10 @@ class ConstantTemperatureSpec(FCCOSpec):
     temperature: float = 0.07
     """Constant temperature τ, in [0.01, 1]; 0.07 is usual."""
 
+    multiply_tau: bool = True
+    """true: multiplies the loss by τ, as FastCLIP's paper does. false: the gradient is 1/τ times that, as in its
+    published recipes, which AdamW cancels up to its eps."""
+
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2, parameters=0)
 
     def __post_init__(self) -> None:
@@ -153,10 +169,11 @@ class ConstantTemperatureSpec(FCCOSpec):
         return self.temperature, f"the constant temperature {self.temperature:g} of objective={self.kind}"
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.losses.fcco import GlobalFCCO, times_tau
+        from clipx.objective.losses.fcco import GlobalFCCO, contrast_alone, times_tau
         from clipx.objective.losses.temperature import ConstantTemperature
 
-        return GlobalFCCO(*self.parts(comm, length), ConstantTemperature(self.temperature), times_tau)
+        combine = times_tau if self.multiply_tau else contrast_alone
+        return GlobalFCCO(*self.parts(comm, length), ConstantTemperature(self.temperature), combine)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -184,13 +201,9 @@ class SampleTemperatureSpec(FCCOSpec):
 
     rho: float = 7.0
     """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
-    Must be below log(samples - 1); larger for larger data."""
+    Above 0 and below log(samples - 1); larger for larger data."""
 
-    tau_gradient: TauGradient = TauGradient.exact
-    """Update of the temperatures. exact: Adam. official: that of FastCLIP's published code, with which its published
-    settings were tuned: the step is divided by the second moment, not by its square root."""
-
-    feature_gradient: TauGradient = TauGradient.exact
+    feature_gradient: GradientRule = GradientRule.exact
     """Gradient of the embeddings. exact: that of the loss as defined. official: that of FastCLIP's published code, with
     which its published settings were tuned: without the factor τ_i of the loss."""
 
@@ -212,6 +225,7 @@ class SampleTemperatureSpec(FCCOSpec):
             self.temperature_eps > 0,
             f"objective.temperature_eps={self.temperature_eps} must be above 0: the default is 1e-8",
         )
+        check_positive_rho(self.rho)
 
     def fixed_temperature(self) -> tuple[float, str]:
         tau = self.init_temperature
@@ -232,10 +246,9 @@ class SampleTemperatureSpec(FCCOSpec):
             self.temperature_lr,
             self.temperature_betas,
             self.temperature_eps,
-            rooted=self.tau_gradient is TauGradient.exact,
         )
         parts = self.parts(comm, length, temperature.columns)
-        return IndividualFCCO(*parts, temperature, self.rho, weighted=self.feature_gradient is TauGradient.exact)
+        return IndividualFCCO(*parts, temperature, self.rho, weighted=self.feature_gradient is GradientRule.exact)
 
 
 def check_temperature(key: str, value: float, minimum: float) -> None:
@@ -243,6 +256,15 @@ def check_temperature(key: str, value: float, minimum: float) -> None:
     require(
         minimum <= value <= 1,
         f"objective.{key}={value} must be in [{minimum:g}, 1]: 0.07 is usual",
+    )
+
+
+def check_positive_rho(rho: float) -> None:
+    """Raises ConfigError for a ρ at which every temperature grows to its upper limit."""
+    require(
+        rho > 0,
+        f"objective.rho={rho} must be above 0: it is the KL from uniform at which the temperature converges, 6.5 is "
+        "usual for 3 million samples",
     )
 
 

@@ -51,11 +51,12 @@ EACH = ("isogclr", "fastclip_v2")  # one temperature per sample
 VARIANTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SETTINGS, ()),
     "openclip": (),
-    **{f"{name} official tau": ("objective.tau_gradient=official",) for name in (*EACH, "fastclip_v3")},
+    **{f"{name} official tau": ("objective.tau_gradient=official",) for name in ("fastclip_v0", "fastclip_v3")},
+    **{f"{name} without tau": ("objective.multiply_tau=false",) for name in ("sogclr", "fastclip_v1")},
     **{f"{name} official features": ("objective.feature_gradient=official",) for name in EACH},
     **{f"{name} by step": ("objective.gamma.by_step=true",) for name in ("fastclip_v0", "fastclip_v2")},
 }
-"""Every objective, and those with a choice between our gradient and the official code's, by a name for the test."""
+"""Every objective, and those with a choice between the paper's gradient and the official code's, by a name for the test."""
 
 
 def options(variant: str) -> tuple[str, tuple[str, ...]]:
@@ -110,6 +111,7 @@ def average(variant: str) -> MovingAverage:
         rho=float(values.get("rho", 0)),
         official_tau=values.get("tau_gradient") == "official",
         official_features=values.get("feature_gradient") == "official",
+        multiply_tau=values.get("multiply_tau") != "false",
         init_tau=float(values.get("init_temperature", 0)),
         min_tau=float(values.get("min_temperature", 0)),
         lr=float(values.get("temperature_lr", 0)),

@@ -133,6 +133,7 @@ class MovingAverage:
     rho: float = 0.0
     official_tau: bool = False
     official_features: bool = False
+    multiply_tau: bool = True
     # with one temperature per sample
     init_tau: float = 0.0
     min_tau: float = 0.0
@@ -168,17 +169,18 @@ class MovingAverage:
                 terms.append(estimate(sample.u[side], g, self.eps))
                 logs.append(math.log(sample.u[side]))
             samples.append(sample)
-        own = {}
         if self.kind == "fastclip_v0":
-            loss = mean(terms)
+            factor, loss = torch.ones(()), mean(terms)
         elif self.kind in ("sogclr", "fastclip_v1"):
-            loss = tau.detach() * mean(terms)
+            factor = tau.detach() if self.multiply_tau else torch.ones(())
+            loss = factor * mean(terms)
         else:
-            loss = tau * (mean(terms) + self.rho)
-            if self.official_tau:  # the part through g counts twice, and the logarithm is of u, not of ε + u
-                through_g = torch.autograd.grad(tau.detach() * mean(terms), log_scale, retain_graph=True)[0].item()
-                through_tau = -tau.item() * (self.rho + sum(logs) / len(logs))
-                own["log_scale"] = 2 * through_g + through_tau
+            factor, loss = tau.detach(), tau * (mean(terms) + self.rho)
+        own = {}
+        if self.official_tau:  # the part through g counts twice, and the logarithm is of u, not of ε + u
+            through_g = torch.autograd.grad(factor * mean(terms), log_scale, retain_graph=True)[0].item()
+            through_tau = -tau.item() * (self.rho + sum(logs) / len(logs)) if self.kind == "fastclip_v3" else 0.0
+            own["log_scale"] = 2 * through_g + through_tau
         return Step(loss, own, samples)
 
     def _individual(self, s: Pairs, index: Sequence[int], gamma: float, epoch: int) -> Step:
@@ -208,8 +210,8 @@ class MovingAverage:
         new.second[side] = beta2 * old.second[side] + (1 - beta2) * gradient**2
         first = new.first[side] / (1 - beta1 ** (epoch + 1))
         second = new.second[side] / (1 - beta2 ** (epoch + 1))
-        root = second if self.official_tau else math.sqrt(second)
-        new.tau[side] = min(1.0, max(self.min_tau, old.tau[side] - self.lr * first / (root + self.adam_eps)))
+        step = self.lr * first / (math.sqrt(second) + self.adam_eps)
+        new.tau[side] = min(1.0, max(self.min_tau, old.tau[side] - step))
 
 
 # -------------------------------------------------------------------------------------------------- schedules

@@ -166,7 +166,6 @@ def test_infonce_and_dcl_are_limits_of_the_moving_average(name: str, eps: float)
 def test_the_family_differs_only_as_documented() -> None:
     """FastCLIP in the first epoch: v1 is SogCLR and v2 is iSogCLR; v0 is v1 without the factor τ; v3 is v1 plus τρ."""
     x, y = features(B)
-    same = ("objective.tau_gradient=exact",)
     found = {name: score(build(name), x, y, torch.arange(B)) for name in AVERAGES}
     assert_same(found["fastclip_v1"].tensors, found["sogclr"].tensors, atol=0)
     assert_same(found["fastclip_v2"].tensors, found["isogclr"].tensors, atol=0)
@@ -175,7 +174,10 @@ def test_the_family_differs_only_as_documented() -> None:
     torch.testing.assert_close(v1.image, 0.2 * v0.image)
     torch.testing.assert_close(v3.loss, v1.loss + 0.2 * 1.5)
     torch.testing.assert_close(v3.image, v1.image)
-    torch.testing.assert_close(score(build("fastclip_v2", *same), x, y, torch.arange(B)).image, v1.image)
+    torch.testing.assert_close(found["fastclip_v2"].image, v1.image)
+    for name in ("fastclip_v1", "sogclr"):
+        without = score(build(name, "objective.multiply_tau=false"), x, y, torch.arange(B))
+        assert_same(without.tensors, {key: v0.tensors[key] for key in without.tensors}, atol=1e-6)  # τ in float32
 
 
 @pytest.mark.parametrize("scale", [1.0, 14.3, 100.0])
@@ -434,7 +436,17 @@ def test_the_exact_temperature_gradient_of_v3_equals_finite_differences() -> Non
     assert gradient == pytest.approx((loss(1e-5) - loss(-1e-5)) / 2e-5, abs=1e-9)
 
 
-def test_the_official_temperature_gradient_doubles_the_inner_part() -> None:
+def test_the_official_temperature_gradient_of_v0_is_twice_the_exact_one() -> None:
+    x, y = features(B)
+    exact, official = (
+        score(build("fastclip_v0", f"objective.tau_gradient={choice}"), x, y, torch.arange(B)).tensors
+        for choice in ("exact", "official")
+    )
+    assert exact["temperature.log_scale"] != 0
+    assert_same(official, {**exact, "temperature.log_scale": 2 * exact["temperature.log_scale"]}, atol=1e-14)
+
+
+def test_the_official_temperature_gradient_of_v3_doubles_the_inner_part() -> None:
     x, y = features(8, seed=4, pull=0.0)
     tau, tiny = 0.2, ("objective.eps=1e-14",)
     at_rho_1 = v3_gradients(x, y, 1.0, *tiny)

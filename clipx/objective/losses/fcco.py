@@ -114,7 +114,7 @@ class GlobalFCCO(FCCO):
 
 
 def contrast_alone(contrast: Tensor, alpha: Tensor, log_u: Tensor) -> Tensor:
-    """Returns ½mean log(ε+u): FastCLIP v0."""
+    """Returns ½mean log(ε+u): FastCLIP v0, and the published recipes of SogCLR and FastCLIP v1."""
     return contrast
 
 

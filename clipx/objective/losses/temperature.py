@@ -93,12 +93,9 @@ class SampleTemperature:
     columns = 6
     max_gradient = 5.0
 
-    def __init__(
-        self, init: float, minimum: float, lr: float, betas: Sequence[float], eps: float, rooted: bool = True
-    ) -> None:
-        """Stores the settings of Adam. `init` and `minimum` are τ. `rooted`: divides the step by the square root of the
-        second moment (Adam); False: by the second moment itself, as in the published code."""
-        self.init, self.minimum, self.lr, self.betas, self.eps, self.rooted = init, minimum, lr, betas, eps, rooted
+    def __init__(self, init: float, minimum: float, lr: float, betas: Sequence[float], eps: float) -> None:
+        """Stores the settings of Adam. `init` and `minimum` are τ."""
+        self.init, self.minimum, self.lr, self.betas, self.eps = init, minimum, lr, betas, eps
 
     def tau(self, state_b6: Tensor) -> Tensor:
         """Returns τ, [b, 2]."""
@@ -113,7 +110,7 @@ class SampleTemperature:
         beta1, beta2 = self.betas if epoch > 0 else (0.0, 0.0)
         first_b2 = beta1 * first_b2 + (1 - beta1) * grad_b2
         second_b2 = beta2 * second_b2 + (1 - beta2) * grad_b2**2
-        scale_b2 = second_b2 / (1 - beta2 ** (epoch + 1))
-        step_b2 = first_b2 / (1 - beta1 ** (epoch + 1)) / ((scale_b2.sqrt() if self.rooted else scale_b2) + self.eps)
+        root_b2 = (second_b2 / (1 - beta2 ** (epoch + 1))).sqrt()
+        step_b2 = first_b2 / (1 - beta1 ** (epoch + 1)) / (root_b2 + self.eps)
         tau_b2 = (self.tau(state_b6) - self.lr * step_b2).clamp(self.minimum, 1.0)
         return torch.cat([tau_b2, first_b2, second_b2], 1)

@@ -128,15 +128,16 @@ def test_gamma_must_be_finite(value: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("schedule=cosine", "minimum=null"), "objective.gamma.minimum has no value: .* needs one"),
-        (("schedule=cosine", "decay=null"), "objective.gamma.decay has no value: cosine needs one"),
         (("schedule=cosine", "decay=0ep"), "objective.gamma.decay=0ep must be above zero"),
         (("schedule=cosine", "decay=soon"), "objective.gamma.decay=soon is not a duration"),
         (("schedule=cosine", "decay=-1ep"), "objective.gamma.decay=-1ep is not a duration"),
-        (("schedule=constant",), "objective.gamma.decay=50% has no effect with schedule=constant"),
-        (("schedule=constant", "decay=null", "by_step=true"), "objective.gamma.by_step=true has no effect"),
-        (("schedule=fitted", "decay=null"), "objective.gamma.minimum=0.2 has no effect with schedule=fitted"),
-        (("schedule=fitted", "minimum=null"), "objective.gamma.decay=50% has no effect with schedule=fitted"),
+        (("schedule=constant", "decay=18ep"), "objective.gamma.decay=18ep has no effect with schedule=constant"),
+        (("schedule=constant", "by_step=true"), "objective.gamma.by_step=true has no effect"),
+        (("schedule=fitted", "minimum=0.2"), "objective.gamma.minimum=0.2 has no effect with schedule=fitted"),
+        (
+            ("schedule=fitted", "decay=50%"),
+            "objective.gamma.decay=50% has no effect with schedule=fitted: remove it, or write objective.gamma.decay=null",
+        ),
         (
             ("schedule=linear",),
             r"objective.gamma.schedule=linear: Invalid value 'linear', expected one of \[constant, cosine, fitted\]",
@@ -167,6 +168,7 @@ OUT_OF_RANGE = [
     *((name, "temperature_betas=[0.9]", "must be two numbers") for name in EACH),
     *((name, "temperature_betas=[0.9,1.0]", "must be two numbers") for name in EACH),
     *((name, "temperature_eps=0", "must be above 0") for name in EACH),
+    *((name, f"rho={rho}", "must be above 0") for name in (*EACH, "fastclip_v3") for rho in ("0", "-1")),
 ]
 
 
@@ -177,7 +179,7 @@ def test_an_option_out_of_range_raises_an_error(name: str, override: str, messag
         spec(name, f"objective.{override}")
 
 
-@pytest.mark.parametrize(("name", "key"), [("fastclip_v3", "tau"), ("isogclr", "tau"), ("fastclip_v2", "feature")])
+@pytest.mark.parametrize(("name", "key"), [("fastclip_v3", "tau"), ("fastclip_v0", "tau"), ("fastclip_v2", "feature")])
 def test_a_gradient_must_be_exact_or_official(name: str, key: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"objective.{key}_gradient=mine: Invalid value 'mine', expected one of \[exact, official\]"
@@ -190,6 +192,7 @@ def test_a_gradient_must_be_exact_or_official(name: str, key: str) -> None:
     [
         ("infonce", "rho=1"), ("dcl", "eps=0.1"), ("siglip", "gamma.minimum=1"), ("fastclip_v1", "init_temperature=0.1"),
         ("fastclip_v1", "temperature_lr=0.1"), ("fastclip_v0", "rho=1"), ("sogclr", "tau_gradient=exact"),
+        ("fastclip_v3", "multiply_tau=false"), ("fastclip_v2", "multiply_tau=false"),
         ("fastclip_v3", "temperature_betas=[0,0]"), ("fastclip_v3", "max_scale=50"),
     ],
 )  # fmt: skip
