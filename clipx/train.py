@@ -1,16 +1,27 @@
-"""`python -m clipx.train`: composes, checks and trains a run."""
+"""`python -m clipx.train`: composes, checks and trains a run.
+
+Signals are handled before the other packages are imported, which takes seconds, on a busy file system minutes.
+"""
 
 from __future__ import annotations
 
-from clipx.cli import cli
-from clipx.errors import NotSynced, Stopped
-from clipx.trainer.spec import RunSpec
+from typing import TYPE_CHECKING
+
+from clipx.run.launcher_watch import watch_launcher
+from clipx.run.start_signals import StartSignals
+
+if TYPE_CHECKING:
+    from clipx.trainer.spec import RunSpec
 
 
 def train(spec: RunSpec) -> float | None:
     """Trains a run. Returns its first headline metric for a sweeper to maximize; None if there is none."""
-    from clipx.report.console import is_headline
-    from clipx.trainer.trainer import Trainer  # loads torch, after the configuration is checked
+    from clipx.cli import imports
+    from clipx.errors import NotSynced, Stopped
+
+    with imports():
+        from clipx.report.console import is_headline
+        from clipx.trainer.trainer import Trainer  # loads torch, after the configuration is checked
 
     trainer = Trainer(spec)
     try:
@@ -22,7 +33,17 @@ def train(spec: RunSpec) -> float | None:
     return next((value for name, value in final.items() if is_headline(name)), None)
 
 
-main = cli(train, "train")
+def main() -> None:
+    """Entry point of the command."""
+    StartSignals().run(_main)
+
+
+def _main() -> None:
+    watch_launcher()
+    from clipx.cli import cli
+
+    cli(train, "train")()
+
 
 if __name__ == "__main__":
     main()

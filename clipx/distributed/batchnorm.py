@@ -23,8 +23,8 @@ from clipx.model.batchnorm import BATCH_NORM
 def synchronize(model: nn.Module, comm: Comm) -> None:
     """Converts the model's BatchNorm modules in place; their names and state do not change.
 
-    Raises ConfigError for a model without trainable BatchNorm, or with a BatchNorm type that the device does not
-    support.
+    Raises ConfigError for one rank, for a model without trainable BatchNorm, or with a BatchNorm type that the device
+    does not support.
     """
     norms = [module for module in model.modules() if isinstance(module, BATCH_NORM) and module.training]
     require(
@@ -32,8 +32,10 @@ def synchronize(model: nn.Module, comm: Comm) -> None:
         "distributed.sync_batchnorm=true has no effect on a model without BatchNorm, or with all of it locked: drop "
         "it, or choose a ResNet",
     )
-    if comm.world == 1:
-        return
+    require(
+        comm.world > 1,
+        "distributed.sync_batchnorm=true has no effect on one rank: drop it, or start several ranks with torchrun",
+    )
     if comm.device.type == "cuda":
         for tower in model.children():  # the conversion replaces modules below its argument, never the argument itself
             convert_sync_batchnorm(tower)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.distributed.comm import Comm
@@ -39,7 +39,7 @@ class DdpSpec(DistributedSpec):
 
     static_graph: bool = False
     """Lets DDP assume that each step uses the same parameters in the same order and skip the search for unused
-    parameters. Requires data.micro_batches=1."""
+    parameters. Requires data.micro_batches=1 and several ranks."""
 
     bucket_mb: float = 25.0
     """Size of a gradient bucket in MiB, above 0. The gradients of a bucket are averaged in one collective while others
@@ -51,6 +51,12 @@ class DdpSpec(DistributedSpec):
     compression: Compression = Compression.none
     """Compression of the exchanged gradients. none: their dtype; bf16: half the bytes, with gradients rounded to 8 bits
     of mantissa."""
+
+    need_ranks: ClassVar[tuple[str, ...]] = (
+        *DistributedSpec.need_ranks,
+        *("static_graph", "bucket_mb", "gradient_as_bucket_view", "compression"),
+    )
+    """Options without effect on one rank, where other values than the defaults are errors."""
 
     def __post_init__(self) -> None:
         DistributedSpec.__post_init__(self)

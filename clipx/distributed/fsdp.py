@@ -69,6 +69,12 @@ class FsdpSpec(DistributedSpec):
     shards_parameters: ClassVar[bool] = True
     """A rank holds only a shard of each parameter and of the optimizer's state."""
 
+    need_ranks: ClassVar[tuple[str, ...]] = (
+        *DistributedSpec.need_ranks,
+        *("reshard_after_forward", "cpu_offload", "param_dtype", "reduce_dtype"),
+    )
+    """Options without effect on one rank, where other values than the defaults are errors."""
+
     def __post_init__(self) -> None:
         DistributedSpec.__post_init__(self)
         require(

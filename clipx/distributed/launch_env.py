@@ -8,6 +8,7 @@ uses on SLURM. Nothing is written to the environment.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import re
 import socket
@@ -19,7 +20,11 @@ from clipx.errors import ConfigError, require
 _PORTS = range(15_000, 30_000)  # below the ephemeral ports of operating systems
 _DEFAULT_PORT = 29_500  # torch's default, for processes of one host without a job number
 _FIRST_RESERVED_STEP = 0xFFFF_FFF0  # SLURM step numbers from here on: batch script, shell of an allocation
+_MOST_PER_CORE = 16  # processes or threads; for reads from slow storage a few for each core are useful
 _LOCALHOST = "127.0.0.1"
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,18 @@ def cores() -> int:
 def usable_cores() -> list[int]:
     """Returns the numbers of the cores that this process may use. A launcher may have bound it to a subset."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def check_cores(key: str, number: int, warn: bool) -> None:
+    """Checks a number of processes or threads of this process against the cores that it may use.
+
+    Logs a warning for more than one for each core, if `warn` is set. Raises ConfigError for more than 16.
+    """
+    have = cores()
+    there = f"{key}={number} is more than the {have} cores that this process may use"
+    require(number <= _MOST_PER_CORE * have, f"{there}: give {have}, and at most {_MOST_PER_CORE * have}")
+    if warn and number > max(have, 2):  # 2 loader processes are the default
+        log.warning("%s: they wait for each other, give %d", there, have)
 
 
 def expand_nodelist(nodelist: str) -> Iterator[str]:

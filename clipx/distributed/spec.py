@@ -6,17 +6,19 @@ the distributed group.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config import limits
 from clipx.config.lazy_torch import dist, torch
 from clipx.config.registry import MISSING
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import code_version
-from clipx.distributed.launch_env import LaunchEnv, cores, node_name, read_launch_env
+from clipx.distributed.launch_env import LaunchEnv, check_cores, cores, node_name, read_launch_env
 from clipx.errors import ConfigError, PeerLost, require
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class DistributedSpec:
 
     backend: str = "auto"
     """Backend of torch.distributed: a name such as nccl, or one name per device type, such as cpu:gloo,cuda:nccl. auto:
-    torch's default for the device (nccl on cuda, gloo on cpu)."""
+    torch's default for the device (nccl on cuda, gloo on cpu). An error on one rank."""
 
     rendezvous_s: float = 300.0
     """Seconds that ranks wait for each other at the start, above 0 and at most 86400 (a day). The run then fails and
@@ -53,19 +55,24 @@ class DistributedSpec:
 
     watchdog_s: float = 1800.0
     """Seconds without a step, or progress of an evaluation or a checkpoint, after which the process dumps its stack
-    traces and exits with code 70. At least 0; 0 disables it. The default exceeds timeout_s, so that ranks waiting for
-    another rank can name it first."""
+    traces and exits with code 70. At most 604800 (a week); 0 disables it. The default exceeds timeout_s, so that ranks
+    waiting for another rank can name it first."""
 
     threads: int | None = None
-    """Number of torch's CPU threads in each rank, at least 1. null: OMP_NUM_THREADS if it is set (torchrun sets it to
+    """Number of torch's CPU threads in each rank, at least 1 and at most 16 for each core that the rank may use; more
+    than one for each core is a warning. null: OMP_NUM_THREADS if it is set (torchrun sets it to
     1), else ranks that may use the same cores divide them among themselves."""
 
     sync_batchnorm: bool = False
     """Normalizes in BatchNorm by the statistics of all ranks' micro-batches together instead of each rank's
-    micro-batch. An error for a model without trainable BatchNorm."""
+    micro-batch. The micro-batches of a rank stay separate. An error for a model without trainable BatchNorm, and on
+    one rank."""
 
     shards_parameters: ClassVar[bool] = False
     """Declares that a rank holds only a shard of each parameter and of the optimizer's state."""
+
+    need_ranks: ClassVar[tuple[str, ...]] = ("backend",)
+    """Options without effect on one rank, where other values than the defaults are errors."""
 
     def __post_init__(self) -> None:
         require(
@@ -83,11 +90,13 @@ class DistributedSpec:
                 0 < seconds <= _DAY_S,
                 f"distributed.{name}={seconds} must be above 0 s and at most a day: the default is {default}",
             )
+        limits.check_limit("distributed.watchdog_s", self.watchdog_s, limits.WEEK_S, "s, a week")
         require(self.watchdog_s >= 0, f"distributed.watchdog_s={self.watchdog_s} must be 0 s or more: 0 disables it")
         require(
             self.threads is None or self.threads >= 1,
             f"distributed.threads={self.threads} must be at least 1: null shares the cores among the ranks of a host",
         )
+        limits.check_limit("distributed.threads", self.threads or 0, limits.WORKERS)
 
     def check_micro_batches(self, micro_batches: int) -> None:
         """Raises ConfigError if this option does not support that number of micro-batches."""
@@ -116,14 +125,29 @@ class DistributedSpec:
         device = self._device(launch.local_rank)
         if device.type != "cpu":
             torch.accelerator.set_device_index(device)
+        if launch.world == 1:
+            self._check_one_rank(device)
         sharing = 1
         if launch.world > 1 and not dist.is_initialized():
             sharing = self._join(launch, device)
         if self.threads is not None:
+            check_cores("distributed.threads", self.threads, launch.rank == 0)
             torch.set_num_threads(self.threads)
         elif sharing > 1 and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, cores() // sharing))
         return Comm(launch.rank, launch.world, launch.local_rank, device)
+
+    def _check_one_rank(self, device: torch.device) -> None:
+        """Raises ConfigError for options that have an effect only between ranks, and for unknown backends."""
+        self._backend(device)
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        for name in self.need_ranks:
+            value = getattr(self, name)
+            require(
+                value == defaults[name],
+                f"distributed.{name}={str(value).lower()} has no effect on one rank: remove it, or start several ranks "
+                "with torchrun or srun",
+            )
 
     def _device(self, local_rank: int) -> torch.device:
         """Returns the device of a local rank. A process may see all devices of its host, or only one."""

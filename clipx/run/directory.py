@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -13,10 +12,10 @@ from typing import Any, Protocol
 
 from clipx.checkpoint.resume import CHECKPOINTS, Resume
 from clipx.config.safe_yaml import read_saved
-from clipx.config.saved import from_dict, save, to_dict
+from clipx.config.saved import from_dict, removed_values, save, to_dict
 from clipx.data.source import BadRecord
 from clipx.errors import CheckpointError, ConfigError
-from clipx.logger import read_rows
+from clipx.escape import json_text
 
 # Rules for keys that a resumed run changes. The first tuple with the key or a prefix of it applies; else it is logged.
 _SILENT = (  # changed without a log line: paths, logging, speed
@@ -30,6 +29,8 @@ _LOGGED = (
 )  # patch dropout: a run may be resumed for a phase without it
 # Changes that would train a different model.
 _REFUSED = ("seed", "model", "data", "objective", "optimizer.kind", "teacher.temperature")
+
+_NAMED = 3  # changes that an error names
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,9 @@ class RunDir:
         `resume` requires one.
         """
         resume = Resume.parse(spec.resume)
-        # A run that ended before its first line of metrics has nothing to lose or to resume.
-        exists = self.config.is_file() and (self.checkpoints.is_dir() or bool(read_rows(self.metrics)))
+        # A run that ended before it wrote metrics has nothing to lose or to resume.
+        written = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        exists = self.config.is_file() and (self.checkpoints.is_dir() or written)
         if resume.required and not exists:
             raise CheckpointError(f"resume={spec.resume}: {self.path} holds no run: check the name, or use resume=none")
         if exists and not resume.enabled:
@@ -90,25 +92,30 @@ class RunDir:
         save(spec, self.config)
 
     def _differences(self, spec: ResumableSpec) -> list[str]:
-        saved = dict(flatten(to_dict(self._saved(type(spec)))))
-        now = dict(flatten(to_dict(spec)))
-        changed = [key for key in sorted(saved | now) if saved.get(key) != now.get(key)]
+        saved, now = self._saved(type(spec)), dict(flatten(to_dict(spec)))
+        changed = [key for key in sorted(saved | now) if _unset_as_none(saved.get(key)) != _unset_as_none(now.get(key))]
         # If a group's option changed, ignore the keys that only the earlier option had.
         replaced = tuple(key.removesuffix("kind") for key in changed if key.endswith(".kind"))
         changed = [key for key in changed if key in now or not key.startswith(replaced)]
         lines = {key: f"{key}: {saved.get(key)} -> {now.get(key)}" for key in changed}
         refused = [line for key, line in lines.items() if _rule(key) is _REFUSED]
         if refused:
+            more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+            named = "; ".join(line if len(line) <= 80 else f"{line[:79]}…" for line in refused[:_NAMED])
             raise CheckpointError(
-                f"{self.path} belongs to another run ({'; '.join(refused)}): "
+                f"{self.path} belongs to another run ({named}{more}): "
                 "resume it with the saved values, or give this run another name="
             )
         return [line for key, line in lines.items() if _rule(key) is not _SILENT]
 
-    def _saved(self, cls: type[ResumableSpec]) -> ResumableSpec:
-        """Reads the configuration of the run. Options that clipx added since then get their defaults."""
+    def _saved(self, cls: type[ResumableSpec]) -> dict[str, Any]:
+        """Returns the values of the run's configuration by key. Options that clipx added since get their defaults.
+
+        Removed keys are included where the run now would behave differently.
+        """
         try:
-            return from_dict(cls, read_saved(self.config))
+            values = read_saved(self.config)
+            return {**dict(flatten(to_dict(from_dict(cls, values)))), **removed_values(values)}
         except ConfigError as error:
             raise CheckpointError(
                 f"{self.config} is not a configuration of this version ({error}): resume with the version of clipx "
@@ -129,9 +136,14 @@ class RunDir:
     def _append(self, name: str, value: dict[str, Any]) -> None:
         try:
             with (self.path / name).open("a", encoding="utf-8") as file:  # a single write: ranks may share the file
-                file.write(json.dumps(value, ensure_ascii=False) + "\n")
+                file.write(json_text(value) + "\n")
         except OSError as error:  # a full disk must not end the run
             log.warning("%s cannot be written (%s): %s", name, error, value)
+
+
+def _unset_as_none(value: Any) -> Any:
+    """Returns None for an empty group, which flattens to a leaf: it means the same as null and as a missing key."""
+    return None if value in ({}, []) else value
 
 
 def _rule(key: str) -> tuple[str, ...]:

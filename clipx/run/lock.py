@@ -14,12 +14,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock, Timeout
+from pydantic import Field, StringConstraints
 
 from clipx.distributed.comm import Comm
 from clipx.errors import Locked
+from clipx.run.process import process_stat
 from clipx.storage.local import ensure_folder
+from clipx.storage.safe_json import read_as, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +32,7 @@ _GUARD = "run.lock.guard"
 _HEARTBEAT_S = 30.0
 _STALE_S = 600.0  # a lock of another machine without a heartbeat for this time is stale
 _GUARD_S = 10.0  # longest wait for the guard, which a job normally holds for milliseconds
+_Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*\z", max_length=256)]
 _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from Lustre without -o flock, NFS without lockd, others
 
 
@@ -35,13 +40,13 @@ _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from Lustre withou
 class Holder:
     """Contents of run.lock: process, machine and job that hold the lock."""
 
-    id: str  # unique to this lock
-    host: str
-    pid: int
-    born: str  # start time of the process in kernel ticks, because pids are reused
-    machine: str  # boot id and pid namespace
-    job: str  # SLURM's job number and restart count, or empty
-    started: str
+    id: _Line  # unique to this lock
+    host: _Line
+    pid: Annotated[int, Field(gt=0, lt=2**31)]  # 0 and negative numbers would name groups of processes
+    born: _Line  # start time of the process in kernel ticks, because pids are reused
+    machine: _Line  # boot id and pid namespace
+    job: _Line  # SLURM's job number and restart count, or empty
+    started: _Line
 
     @classmethod
     def current(cls) -> Holder:
@@ -50,7 +55,7 @@ class Holder:
             id=uuid.uuid4().hex,
             host=socket.gethostname(),
             pid=os.getpid(),
-            born=_process_stat(os.getpid())[1],
+            born=process_stat(os.getpid())[1],
             machine=_machine_id(),
             job=f"{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else "",
             started=time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -72,8 +77,8 @@ class Holder:
 def read_holder(run_dir: Path) -> Holder | None:
     """Returns the holder of a run directory's lock, alive or dead, or None without a readable lock."""
     try:
-        return Holder(**json.loads((run_dir / LOCK).read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+        return read_as(Holder, read_regular(run_dir / LOCK))
+    except (OSError, ValueError):
         return None
 
 
@@ -127,6 +132,10 @@ class RunLock:
     def _acquire(self) -> None:
         ensure_folder(self.path.parent, f"run_dir={self.path.parent}", "give")
         with self._guard():
+            if os.path.lexists(self.path) and not (self.path.is_file() and not self.path.is_symlink()):
+                raise Locked(
+                    f"{self.path} is not a file of clipx: remove it, unless another job uses the run directory"
+                )
             new = self.path.with_name(f"run.lock.{self._holder.id}")
             try:  # replaced atomically, and its time is the file system's
                 new.write_text(json.dumps(asdict(self._holder)) + "\n", encoding="utf-8")
@@ -203,18 +212,8 @@ def _is_running(holder: Holder) -> bool:
         return False
     except PermissionError:
         return True  # a process of another user
-    state, born = _process_stat(holder.pid)
+    state, born = process_stat(holder.pid)
     return state != "Z" and born in (holder.born, "")
-
-
-def _process_stat(pid: int) -> tuple[str, str]:
-    """Returns a process's state and start time from /proc, or ("", "") if they are not there."""
-    try:
-        # The command name, in parentheses before these fields, may contain any character.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "", ""
-    return fields[0], fields[19]
 
 
 def _machine_id() -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from clipx.errors import Exit
-
-_WRITE_S = 10.0  # time limit for writing the stacks and the event: the file system may hang
+from clipx.run.abort import WRITE_S, abort
 
 
 class Watchdog:
@@ -49,7 +47,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stop.wait(min(1.0, self._timeout_s / 4)):
-            faulthandler.dump_traceback_later(self._timeout_s + _WRITE_S, exit=True, file=2)
+            faulthandler.dump_traceback_later(self._timeout_s + WRITE_S, exit=True, file=2)
             stalled_s = time.monotonic() - self._last_beat
             if stalled_s > self._timeout_s:
                 self._kill(stalled_s)
@@ -59,16 +57,12 @@ class Watchdog:
             f"rank {self._rank} made no progress for {stalled_s:.0f} s after step {self._step}, more than "
             f"distributed.watchdog_s={self._timeout_s:g}: see the stack traces in {self._stacks}"
         )
-        with contextlib.suppress(OSError):
-            os.write(2, f"error: {line}\n".encode())
-            faulthandler.dump_traceback(2)
-        writer = threading.Thread(target=self._write, args=(line, stalled_s), daemon=True)
-        writer.start()
-        writer.join(_WRITE_S)
-        os._exit(Exit.WATCHDOG)
+        abort(line, Exit.WATCHDOG, lambda: self._write(line, stalled_s))
 
     def _write(self, line: str, stalled_s: float) -> None:
-        with self._stacks.open("a", encoding="utf-8") as file:
+        with contextlib.suppress(OSError):
+            faulthandler.dump_traceback(2)
+        with self._stacks.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
             file.flush()
             faulthandler.dump_traceback(file)

@@ -2,7 +2,8 @@
 
 The objective receives all embeddings of the step at once, so its loss, gradients and collectives are those of one large
 batch. Only the graph of the last micro-batch is stored; the other micro-batches run forward a second time, with the
-same random numbers, once the gradients of their embeddings are known.
+same random numbers, once the gradients of their embeddings are known. BatchNorm normalizes each micro-batch by its
+samples alone: the result is exact for embeddings computed so, not equal to that of one pass over the batch.
 """
 
 from __future__ import annotations

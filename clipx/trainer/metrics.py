@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -35,9 +35,30 @@ class Meter:
         self._utilization = comm.device.type == "cuda" and importlib.util.find_spec("pynvml") is not None
         self._restart()
 
+    def state(self) -> dict[str, tuple[float, int]]:
+        """Returns (sum, number of steps) of each metric since the last read, for a checkpoint. Waits for the device."""
+        return {name: (total, self._counts[name]) for name, total in self._totals().items()}
+
+    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Continues an interval from `state()`. Throughput and times are those of this process."""
+        for name, (total, steps) in state.items():
+            self._sums[name] = torch.tensor(total, dtype=torch.float64, device=self.comm.device)
+            self._counts[name] = int(steps)
+
+    def _totals(self) -> dict[str, float]:
+        """Returns the sums, in one transfer."""
+        names = list(self._sums)
+        return dict(
+            zip(names, torch.stack([self._sums[name] for name in names]).tolist() if names else (), strict=True)
+        )
+
     def _restart(self) -> None:
-        for counted in (self._sums, self._counts, self._seconds):
-            counted.clear()
+        self._sums.clear()
+        self._counts.clear()
+        self._start_clock()
+
+    def _start_clock(self) -> None:
+        self._seconds.clear()
         self._samples = self._tokens = 0
         self._paused = 0.0
         self._start = time.perf_counter()
@@ -45,7 +66,8 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(self.comm.device)
 
     def waiting(self, items: Iterable[Item]) -> Iterable[Item]:
-        """Yields the items, and adds the time spent waiting for each to the phase `data_wait`."""
+        """Starts the clock, yields the items, and adds the time spent waiting for each to the phase `data_wait`."""
+        self._start_clock()
         iterator = iter(items)
         while True:
             with self.phase("data_wait"):
@@ -86,12 +108,11 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Returns the means of the metrics and the throughput since the last read. The only method that waits for the
         device."""
-        names = list(self._sums)
-        sums = torch.stack([self._sums[name] for name in names]).tolist() if names else []
+        totals = self._totals()
         seconds = max(1e-9, time.perf_counter() - self._start - self._paused)
         rate = self._samples / seconds
         out = {
-            **{name: total / self._counts[name] for name, total in zip(names, sums, strict=True)},
+            **{name: total / self._counts[name] for name, total in totals.items()},
             "samples_per_second": rate,
             "samples_per_second_per_device": rate / self.comm.world,
             "tokens_per_second": self._tokens / seconds,  # on this rank

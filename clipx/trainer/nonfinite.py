@@ -59,7 +59,9 @@ class NonFiniteSteps:
         self.total += 1
         self.consecutive += 1
         message = f"{reason} at step {step}"
-        self._report("non_finite", step=step, policy=str(self._policy), message=message)
+        # An error that ends the run, or the report of a rollback, repeats the message.
+        logged = self._policy is NonFinite.skip and self.consecutive <= self._limit
+        self._report("non_finite", step=step, policy=str(self._policy), message=message, logged=logged)
         if self._policy is NonFinite.stop:
             raise ClipxError(f"{message}: {_ADVICE}; {_SKIPPED}")
         if self.consecutive > self._limit:
@@ -73,5 +75,5 @@ class NonFiniteSteps:
         restored = self._roll_back()
         if restored is None:
             raise ClipxError(f"{message}, and there is no checkpoint to roll back to: {_ADVICE}")
-        message = f"restored the weights of step {restored}; the data continues after this batch"
-        self._report("rolled_back", step=step, message=message)
+        restored_to = f"restored the weights of step {restored}; the data continues after this batch"
+        self._report("rolled_back", step=step, message=f"{message}: {restored_to}")

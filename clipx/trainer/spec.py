@@ -12,13 +12,15 @@ import clipx.optimizer.spec
 import clipx.precision.spec  # noqa: F401  # registers its options
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.config.compose import checked, compose_config, quote_pattern
+from clipx.config.compose import checked, compose_config, hydra_override
 from clipx.config.duration import Duration, Length
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
+from clipx.config.names import check_metric_part, check_name
 from clipx.config.registry import MISSING, option
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
+from clipx.escape import escaped
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.logger import LoggerSpec
 from clipx.model.spec import ModelSpec
@@ -41,11 +43,11 @@ class RunSpec:
     """Type of the configuration; always run."""
 
     name: str = MISSING
-    """Name of the run in reports and loggers, and the last part of the default run_dir. Not empty. By default
-    MODEL-DATA-DATE-TIME."""
+    """Name of the run in reports and loggers, and the last part of the default run_dir: at most 200 bytes, not empty,
+    without / and control characters. By default MODEL-DATA-DATE-TIME."""
 
     run_dir: str = MISSING
-    """Run directory, into which the run writes everything. Not empty. By default outputs/NAME. resume=DIRECTORY
+    """Run directory, a path into which the run writes everything. Not empty. By default outputs/NAME. resume=DIRECTORY
     replaces it: a run resumes in its run directory."""
 
     seed: int = 0
@@ -128,8 +130,13 @@ class RunSpec:
 
     def _check_own_keys(self) -> None:
         """Checks the options of the run itself, and their rules with groups. Raises ConfigError."""
-        for key, text in (("name", self.name), ("resume", self.resume), ("run_dir", self.run_dir)):
+        check_name("name", self.name)
+        for key, text in (("resume", self.resume), ("run_dir", self.run_dir)):
             require(bool(text), f"{key}= is empty: give a value, or remove it")
+            require(escaped(text) == text, f"{key}={escaped(text)} contains an unprintable character: remove it")
+        for group, options in (("evaluator", self.evaluator), ("logger", self.logger)):
+            for name in options:
+                check_metric_part(f"{group}.{name}", name)
         require(0 <= self.seed < 2**63, f"seed={self.seed} must be in [0, 2^63): give 0 or more")
         require(
             Resume.parse(self.resume).open_clip is None or self.model.weights is None,
@@ -204,7 +211,7 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
     `overrides`: overrides as on the command line (`"model=vit_b32"`, `"data.batch_size=512"`). `config_dir`: a folder
     with further groups, as for --config-dir. Raises ConfigError, one line with value, rule and fix.
     """
-    overrides = tuple(map(quote_pattern, overrides))
+    overrides = tuple(map(hydra_override, overrides))
     folders = [Path(config_dir).absolute()] if config_dir else []
     try:
         return typing.cast("RunSpec", checked(compose_config(config_name, overrides, folders)))

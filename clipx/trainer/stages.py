@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from clipx.config import limits
 from clipx.config.duration import Duration, Length
 from clipx.data.spec import DataSpec, nearest_multiples
 from clipx.errors import CheckpointError, require
@@ -32,8 +33,8 @@ class StageSpec:
     stage, which ends with the run; required in all others."""
 
     image_size: int | None = None
-    """Width and height of the training images in pixels, at least 8. null: model.image.size. The last stage must train
-    at model.image.size, at which the run is evaluated."""
+    """Width and height of the training images in pixels, in [8, 8192]. null: model.image.size. The last stage must
+    train at model.image.size, at which the run is evaluated."""
 
     batch_size: int | None = None
     """Samples per optimizer step over all ranks, like data.batch_size: at least 2, divisible by ranks ×
@@ -81,6 +82,8 @@ def _check(key: str, spec: StageSpec, micro_batches: int) -> None:
     """Checks the values of one stage. Raises ConfigError."""
     size, batch = spec.image_size, spec.batch_size
     require(size is None or size >= 8, f"{key}.image_size={size} is too small: give at least 8 pixels")
+    limits.check_limit(f"{key}.image_size", size or 0, limits.PIXELS, "pixels")
+    limits.check_limit(f"{key}.batch_size", batch or 0, limits.BATCH, "samples")
     require(batch is None or batch >= 2, f"{key}.batch_size={batch} must be at least 2: one sample has no negatives")
     if batch is not None:
         require(
@@ -247,7 +250,8 @@ class StagePlan:
 
 
 def check_ranks(specs: Sequence[StageSpec], data: DataSpec, ranks: int) -> None:
-    """Raises ConfigError if so many ranks cannot share a stage's batch evenly."""
+    """Raises ConfigError if so many ranks cannot share the batch of the run, or of a stage, evenly."""
+    data.check_ranks(ranks)
     parts = ranks * data.micro_batches
     split = f"{ranks} ranks" + (f" x {data.micro_batches} micro-batches" if data.micro_batches > 1 else "")
     for i, spec in enumerate(specs):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from clipx.checkpoint.format import Checkpoint, RankRows
+from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import Tensors, add_prefix, load_module, load_optimizer, optimizer_tensors, select_prefix
+from clipx.checkpoint.tensors import RankRows
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
@@ -89,7 +90,13 @@ class TrainState:
         if world == self.comm.world:
             mine = rng_state(self.comm.device)[None]
             found.read_rows("rng", RankRows(mine, self.comm.rank))
-            set_rng_state(mine[0], self.comm.device)
+            try:
+                set_rng_state(mine[0], self.comm.device)
+            except (RuntimeError, ValueError, TypeError) as error:
+                reason = " ".join(str(error).split())
+                raise CheckpointError(
+                    f"{found.folder} holds no valid state of the random numbers ({reason}): restore it"
+                ) from None
             return []
         seed_all(seed + self.comm.rank)
         return [f"{world} ranks wrote the checkpoint, {self.comm.world} resume it: reseeded the random numbers"]

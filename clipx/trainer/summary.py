@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from clipx.data.bad_samples import BadCount
 from clipx.logger import Row, read_rows
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
 from clipx.model.freeze import frozen_count
 from clipx.precision.spec import describe
+from clipx.report.attempt import attempt
 from clipx.report.console import Screen
 from clipx.report.run_report import write_report
 
 if TYPE_CHECKING:
+    from clipx.model.clip import CLIP
+    from clipx.trainer.spec import RunSpec
     from clipx.trainer.trainer import Trainer
 
 
@@ -40,7 +45,10 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {len(dataset.train.bad):,} unusable",
         "batch": f"global batch {batch:,} = {parts}",
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",
+        "schedule": spec.schedule.describe(trainer.length),
     }
+    if norm := batchnorm_line(trainer.learner.model, spec, comm.world):
+        lines["norm"] = norm
     if locked := frozen_count(trainer.learner.model):
         of = parameter_count(trainer.learner.model)
         lines["locked"] = f"{locked:,} of {of:,} parameters are frozen: {spec.model.lock_options}"
@@ -62,6 +70,20 @@ def facts(trainer: Trainer) -> dict[str, str]:
     if trainer.notes:
         lines["changed"] = "; ".join(trainer.notes)
     return lines
+
+
+def batchnorm_line(model: CLIP, spec: RunSpec, ranks: int) -> str | None:
+    """Returns the consequence for a model with BatchNorm that does not see the whole batch at once, else None."""
+    batch, micro, synced = spec.data.batch_size, spec.data.micro_batches, spec.distributed.sync_batchnorm
+    parts = {"micro-batches": micro, "ranks": 1 if synced else ranks}
+    split = [name for name, number in parts.items() if number > 1]
+    if not split or not model.batch_norms:
+        return None
+    line = (
+        f"BatchNorm normalizes {batch // math.prod(parts.values()):,} samples at a time, not the batch of {batch:,}: "
+        f"loss and gradients depend on the number of {' and '.join(split)}"
+    )
+    return f"{line} (distributed.sync_batchnorm=true normalizes over all ranks)" if "ranks" in split else line
 
 
 def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Row:
@@ -99,22 +121,34 @@ def _utilisation(trainer: Trainer, samples: float, tokens: float, before: int) -
     return {"mfu": trainer.utilisation.of(seen * samples, tokens, trainer.comm.world)}
 
 
-def write_summary(trainer: Trainer, numbers: dict[str, float], bad: Counter[str], screen: Screen) -> dict[str, float]:
+def write_summary(
+    trainer: Trainer, numbers: dict[str, float], bad: Sequence[BadCount], screen: Screen
+) -> dict[str, float]:
     """Writes the report of a finished run and prints its table. Returns the final metrics. Call it on rank 0 only."""
     spec, rundir = trainer.spec, trainer.rundir
     rows = read_rows(rundir.metrics)
     last = next((row for row in reversed(rows) if "train/loss" in row), {})
     numbers = {**{k: v for k, v in last.items() if k in ("step", "samples", "epoch", "train/loss")}, **numbers}
-    if spec.report:
-        write_report(rundir.path, spec.name, rows, numbers, rundir.config.read_text(encoding="utf-8"))
-    for reason, count in bad.most_common():
-        rundir.event("bad_samples", reason=reason, count=count)
-        screen.print(f"bad      {count:,} x {reason}")
+    written = spec.report and attempt("the report", lambda: _report(trainer, rows, numbers), _warner(trainer))
+    for count in bad:
+        rundir.event("bad_samples", reason=count.reason, samples=count.samples, draws=count.draws)
+        screen.print(f"bad      {count}")
     rundir.event("end", step=trainer.steps_done)
-    screen.table(spec.name, numbers)
-    files = [*(["report.html", "report.png"] if spec.report else []), "metrics.jsonl", "checkpoints/"]
+    attempt("the table of results", lambda: screen.table(spec.name, numbers), _warner(trainer))
+    files = [*(["report.html", "report.png"] if written else []), "metrics.jsonl", "checkpoints/"]
     screen.print(f"run directory {rundir.path}: {', '.join(files)}")
     return numbers
+
+
+def _report(trainer: Trainer, rows: Sequence[Row], numbers: Mapping[str, float]) -> bool:
+    rundir = trainer.rundir
+    write_report(rundir.path, trainer.spec.name, rows, numbers, rundir.config.read_text(encoding="utf-8"))
+    return True
+
+
+def _warner(trainer: Trainer) -> Callable[[str], None]:
+    """Returns a function that logs a warning and records it in events.jsonl."""
+    return lambda message: trainer._warn("report_failed", message)
 
 
 def report_profile(trainer: Trainer, screen: Screen) -> None:

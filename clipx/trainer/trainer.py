@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clipx.checkpoint.manager import CheckpointManager
+from clipx.checkpoint.manager import CheckpointManager, check_storage
 from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Duration, Length
 from clipx.config.saved import to_dict
-from clipx.data.bad_samples import BadSampleCounter, check_bad_share
-from clipx.data.loader import Batch, ImageView, train_loader, worker_deaths_as_errors
+from clipx.data.bad_samples import BadSampleCounter, check_opened
+from clipx.data.loader import Batch, ImageView, check_workers, train_loader, worker_deaths_as_errors
 from clipx.data.order import SampleOrder
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
@@ -87,6 +86,7 @@ class Trainer:
         """Builds all parts, and resumes as `spec.resume` specifies. Raises ClipxError before any training."""
         self.spec = spec
         self.comm = spec.distributed.build()
+        check_storage(spec.checkpoint, spec.run_dir, spec.resume, self.comm)
         self._build_data()
         self._build_model()
         self._open_run()
@@ -94,15 +94,15 @@ class Trainer:
     def _build_data(self) -> None:
         spec, comm = self.spec, self.comm
         batch = spec.data.batch_size
-        spec.data.check_ranks(comm.world)
         check_ranks(spec.stages, spec.data, comm.world)
+        check_workers(spec.data.workers, comm)
         self.dataset = open_on_all_ranks(spec.data, comm)
         train = self.dataset.train
         # Name and directory may contain the time and differ between ranks; those of rank 0 are used.
         same = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}
         comm.require_equal(config=dict(flatten(same)), data=train.fingerprint)
         n = sum(train.sizes)
-        check_bad_share(len(train.bad), n + len(train.bad), spec.data.max_bad_share, train.bad[:1])
+        check_opened(train.bad, n, spec.data.max_bad_share)
         require(
             batch <= n,
             f"data.batch_size={batch} is larger than the data set of {n:,} samples: use at most {n} or more data",
@@ -110,7 +110,7 @@ class Trainer:
         active = {name: e for name, e in spec.evaluator.items() if e.every != "none"}
         suite = Suite.open(active, spec.data, self.dataset, comm)
         self.order = spec.data.order(train, spec.seed)
-        self.bad_samples = BadSampleCounter(spec.data.max_bad_share, self.order.samples // comm.world)
+        self.bad_samples = BadSampleCounter(spec.data.max_bad_share, self.order.samples // comm.world, comm.world)
         total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
         require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
         self.plan = StagePlan.build(spec.stages, spec.model, spec.data, spec.duration, Length(n, batch, total))
@@ -140,6 +140,7 @@ class Trainer:
         if resume.run_dir is not None and spec.checkpoint.remote is None:
             comm.run_on_main(self.rundir.must_exist)
         self.monitors = Monitors(self.learner.objective, self._warn)
+        self.meter = Meter(comm)
         self._open = contextlib.ExitStack()
         self.sinks = Sinks([], self.rundir.event)
         try:
@@ -171,10 +172,10 @@ class Trainer:
         self.samples_seen, begun = resume_from_open_clip(training, self.learner, self.plan, self.order.samples)
         return begun
 
-    def _warn(self, kind: str, message: str, **facts: Any) -> None:
-        """Logs a warning on rank 0 and records it in events.jsonl. Call it on all ranks."""
+    def _warn(self, kind: str, message: str, *, logged: bool = True, **facts: Any) -> None:
+        """Records a warning in events.jsonl on rank 0, and logs it unless an error repeats it. Call it on all ranks."""
         if self.comm.is_main:
-            log.warning(message)
+            log.log(logging.WARNING if logged else logging.DEBUG, message)
             self.rundir.event(kind, message=message, **facts)
 
     def step(self, batch: Batch) -> Metrics:
@@ -214,21 +215,18 @@ class Trainer:
         if comm.is_main:
             config, step = to_dict(spec), self.steps_done
             built = [logger.build(self.rundir.path, spec.name, config, step) for logger in spec.logger.values()]
-            self.sinks = Sinks([Jsonl(self.rundir.metrics, step), *built], self.rundir.event)
+            self.sinks = Sinks([Jsonl(self.rundir.metrics, step, self._warn), *built], self.rundir.event)
+            self.rundir.event("start", step=step, world=comm.world)
         screen = Screen(comm.is_main)
         for name, text in facts(self).items():
             screen.print(f"{name:8} {text}")
-        if comm.is_main:
-            self.rundir.event("start", step=self.steps_done, world=comm.world)
         try:
             with (
                 screen,
                 name_lost_peers(comm, lambda: self.steps_done),
                 worker_deaths_as_errors(),
                 StopSignals(verbose=comm.is_main) as self.stop,
-                Watchdog(
-                    self.spec.distributed.watchdog_s, self.rundir.path, self.comm.rank, self.rundir.event
-                ) as self.watchdog,
+                Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
             ):
                 self._loop(screen)
                 final = self._finish(screen)
@@ -252,7 +250,7 @@ class Trainer:
         first, started = self.steps_done, self.samples_seen
         if self.evaluation.overdue:
             screen.evaluation(first, self._evaluate())
-        self.meter = meter = Meter(self.comm)
+        meter = self.meter
         self.profiler.before(first + 1)
         for batch in meter.waiting(self._batches()):
             before = self.samples_seen
@@ -342,7 +340,7 @@ class Trainer:
     def _finish(self, screen: Screen) -> dict[str, float]:
         self.evaluation.add_at_end()
         numbers = self._evaluate()
-        bad = sum(self.comm.gather_objects(self.bad_samples.bad), Counter[str]())
+        bad = BadSampleCounter.sum(self.comm.gather_objects(self.bad_samples))
         if self.checkpoints.at_end:
             self._save(numbers)
             self.checkpoints.wait()
@@ -368,6 +366,7 @@ class Trainer:
             "non_finite": [self.learner.non_finite.total, self.learner.non_finite.consecutive],
             "loss_scale": self.learner.loss_scale.state(),
             "overdue": self.evaluation.overdue,
+            "interval": self.meter.state(),
             "world": self.comm.world,
             "data": self.dataset.train.fingerprint,
             "config": to_dict(self.spec),
@@ -396,5 +395,6 @@ class Trainer:
         self.learner.non_finite.total, self.learner.non_finite.consecutive = found.state["non_finite"]
         self.learner.loss_scale.restore(found.state.get("loss_scale", {}))
         self.evaluation.overdue = [name for name in found.state["overdue"] if name in spec.evaluator]
+        self.meter.restore(found.state.get("interval", {}))
         self.notes += self.learner.state.restore(found, spec.seed + 1 + self.samples_seen)
         return True

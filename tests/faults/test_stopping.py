@@ -23,6 +23,7 @@ from helpers.forks import Fork
 from helpers.runs import SMALL, start
 from submitit.helpers import DelayedSubmission
 
+from clipx.config.typed import last_of_each
 from clipx.distributed.comm import Comm
 from clipx.errors import Exit
 from clipx.run.signals import StopSignals
@@ -57,7 +58,7 @@ class Job:
             pids = all((self.folder / f"pid.{rank}").is_file() for rank in range(ranks))
             return pids and path.is_file() and int(path.read_text()) >= steps
 
-        wait_until(done, 60, self)
+        wait_until(done, 600, self)
 
 
 def wait_until(condition: Any, seconds: float, job: Job | None = None) -> None:
@@ -85,7 +86,7 @@ def job(folder: Path, fault: str, ranks: int, *options: str, launcher: Sequence[
             continue
         with err.open("w") as file:
             command = [sys.executable, *launcher, *words]
-            processes.append(subprocess.Popen(command, env=env, stdout=file, stderr=file, text=True))
+            processes.append(subprocess.Popen(last_of_each(command), env=env, stdout=file, stderr=file, text=True))
     started = Job(run, processes)
     try:
         yield started
@@ -246,6 +247,17 @@ def test_the_other_ranks_report_the_loss_of_rank_0_and_its_store(tmp_path: Path)
         os.kill(two.pid(0), signal.SIGKILL)
         assert two.exit_code(1) == Exit.FAILED
         assert "\nerror (rank 1): rank 0, or its launcher on 127.0.0.1, was lost at step " in two.stderr(1)
+
+
+def test_the_ranks_of_a_killed_torchrun_end_within_seconds(tmp_path: Path) -> None:
+    with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
+        two.wait_for_steps(2)
+        agent = two.processes[0].pid
+        two.processes[0].send_signal(signal.SIGKILL)
+        wait_until(lambda: not any(is_running(str(two.pid(rank))) for rank in (0, 1)), 10, two)
+        line = f"error: the launcher of this process, pid {agent}, has ended: the process ends without saving; "
+        assert line in two.stderr(), "both ranks ended because they lost the store"
+        assert not list(two.folder.glob("saved.*"))
 
 
 def test_a_frozen_rank_is_ended_by_the_watchdog(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_mpirun_on_one_host_needs_no_further_variables(start: Start, port: int, 
 def test_submitits_local_runner_starts_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(SCRIPT).parents[2]))
     executor = submitit.LocalExecutor(folder=tmp_path)
-    executor.update_parameters(timeout_min=2, tasks_per_node=2)
+    executor.update_parameters(timeout_min=30, tasks_per_node=2)
     assert is_complete(executor.submit(meeting).results(), 2, [0, 1])
 
 
@@ -280,7 +280,7 @@ def test_a_rank_with_a_different_configuration_is_named_with_the_key(by_hand: St
 
 def srun(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["srun", *command], env={**os.environ, **env}, capture_output=True, text=True, timeout=120, check=False
+        ["srun", *command], env={**os.environ, **env}, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -311,11 +311,11 @@ def test_a_missing_node_is_named() -> None:
 def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(SCRIPT).parents[2]))
     executor = submitit.SlurmExecutor(folder=tmp_path, max_num_timeout=0)
-    executor.update_parameters(time=2, nodes=2, ntasks_per_node=1)
+    executor.update_parameters(time=30, nodes=2, ntasks_per_node=1)
     job = executor.submit(meeting)
     results = [job.paths.folder / f"{job.job_id}_{rank}_result.pkl" for rank in (0, 1)]
     try:
-        deadline = time.monotonic() + 180  # includes the wait in the queue while other tests' jobs use both nodes
+        deadline = time.monotonic() + 600  # includes the wait in the queue while other tests' jobs use both nodes
         while not all(path.is_file() for path in results):  # without sacct submitit would poll for ever
             queue = subprocess.run(["squeue"], capture_output=True, text=True, check=False).stdout
             assert time.monotonic() < deadline, f"{queue}\n{job.stderr()}"
@@ -333,6 +333,6 @@ def test_a_command_in_a_shell_of_an_allocation_is_a_single_process(shell: tuple[
     """The other tasks of `srun --pty` have no terminal: their shells read nothing, and end."""
     script = f"test ${{SLURM_PROCID:-0}} = 0 || exit 0; {sys.executable} {SCRIPT}"
     terminal = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])", *shell, "bash", "-c", script]
-    done = subprocess.run(terminal, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(terminal, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
     (found,) = parse_output(done.stdout)
     assert (found["rank"], found["world"]) == (0, 1)

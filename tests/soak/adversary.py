@@ -6,7 +6,6 @@ import random
 import resource
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,12 +143,8 @@ def kill_loader(scene: Scene, attempt: Attempt) -> None:
 
 
 def kill_launcher(scene: Scene, attempt: Attempt) -> None:
-    """Kills torchrun. Its ranks continue until they get a signal."""
+    """Kills torchrun. Its ranks end by themselves."""
     _kill(scene, attempt.process.pid, "torchrun killed")
-    time.sleep(scene.rng.uniform(0, 1))
-    scene.say("SIGTERM to its ranks")
-    for pid in attempt.rank_pids():
-        send(pid, signal.SIGTERM)
 
 
 def freeze(scene: Scene, attempt: Attempt) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from helpers.runs import SMALL, VIT
 
+from clipx.config.typed import last_of_each
+
 SCRIPT = Path(__file__).with_name("observed.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--shutdown-timeout=5")
 HANDED_ON = "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # without it the last two end torchrun alone
@@ -86,7 +88,7 @@ class Attempt:
         command = (sys.executable, *launcher, str(SCRIPT), *TRAINING, *overrides, f"run_dir={run_dir}", "name=soak")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command,
+                last_of_each(command),
                 env={**os.environ, **own, "CLIPX_SOAK_MARK": self._mark.partition("=")[2]},
                 stdout=log,
                 stderr=log,

@@ -21,6 +21,7 @@ from clipx.cli import cli
 from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import DataError, Stopped
 from clipx.run.directory import RunDir
+from clipx.run.launcher_watch import watch_launcher
 from clipx.run.lock import RunLock
 from clipx.run.signals import StopSignals
 from clipx.run.watchdog import Watchdog
@@ -85,4 +86,5 @@ class Loop:
 
 
 if __name__ == "__main__":
+    watch_launcher()
     cli(lambda spec: Loop(spec).run(), "train")()

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from helpers.runs import compose
 
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec
@@ -75,6 +76,35 @@ def test_a_missing_or_unsuitable_backend_is_rejected(backend: str, message: str)
         pytest.skip("this torch has no nccl")
     with pytest.raises(ConfigError, match=message):
         DistributedSpec(backend=backend)._backend(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("distributed.backend=horovod", "torch .* has no backend horovod: choose from .*gloo.*, or auto"),
+        ("distributed.backend=hccl", "torch .* has no backend hccl: choose from"),
+        ("distributed.backend=gloo", "has no effect on one rank: remove it, or start several ranks with torchrun"),
+        ("distributed.static_graph=true", "has no effect on one rank"),
+        ("distributed.bucket_mb=50", "has no effect on one rank"),
+        ("distributed.gradient_as_bucket_view=true", "has no effect on one rank"),
+        ("distributed.compression=bf16", "has no effect on one rank"),
+        ("distributed=fsdp distributed.reshard_after_forward=false", "has no effect on one rank"),
+        ("distributed=fsdp distributed.cpu_offload=true", "has no effect on one rank"),
+        ("distributed=fsdp distributed.param_dtype=bfloat16", "has no effect on one rank"),
+        ("distributed=fsdp distributed.reduce_dtype=float32", "has no effect on one rank"),
+    ],
+)
+def test_options_between_ranks_are_errors_on_one_rank(overrides: str, message: str) -> None:
+    key = overrides.split()[-1].partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^{key}=[^ ]*:? ?{message}"):
+        compose(*overrides.split(), "distributed.device=cpu").distributed.build()
+
+
+def test_sync_batchnorm_is_an_error_on_one_rank() -> None:
+    spec = compose("distributed.sync_batchnorm=true")
+    model = spec.model.build(torch.device("cpu"), torch.float32)
+    with pytest.raises(ConfigError, match=r"^distributed.sync_batchnorm=true has no effect on one rank: drop it"):
+        spec.distributed.prepare(model, Comm(0, 1, 0, torch.device("cpu")))
 
 
 @pytest.mark.parametrize(

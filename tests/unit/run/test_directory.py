@@ -22,10 +22,10 @@ def claim_and_save(rundir: RunDir, *overrides: str) -> list[str]:
     return changed
 
 
-def create_run(path: Path) -> RunDir:
+def create_run(path: Path, *overrides: str) -> RunDir:
     """Returns a directory whose run has logged a line."""
     rundir = RunDir(path)
-    assert claim_and_save(rundir, "resume=none") == []
+    assert claim_and_save(rundir, "resume=none", *overrides) == []
     rundir.metrics.write_text('{"step": 1}\n')
     return rundir
 
@@ -40,6 +40,28 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     rundir = create_run(tmp_path)
     with pytest.raises(CheckpointError, match="already holds a run"):
         rundir.claim(small(tmp_path))
+
+
+@pytest.mark.parametrize("value", ["{}", "null", None])
+def test_an_empty_group_is_no_change_however_it_is_written(tmp_path: Path, value: str | None) -> None:
+    rundir = create_run(tmp_path)
+    saved = yaml.safe_load(rundir.config.read_text())
+    for group in ("evaluator", "logger"):
+        assert saved.pop(group) == {}
+    rundir.config.write_text(
+        yaml.safe_dump(saved) + "".join(f"{g}: {value}\n" for g in ("evaluator", "logger") if value)
+    )
+    assert rundir.claim(small(tmp_path, "resume=auto")) == []
+
+
+def test_an_evaluator_that_is_added_or_removed_is_listed_without_its_empty_group(tmp_path: Path) -> None:
+    rundir = create_run(tmp_path)
+    added = rundir.claim(small(tmp_path, "resume=auto", "evaluator=[retrieval]"))
+    assert "evaluator.retrieval.kind: None -> retrieval" in added
+    assert not [line for line in added if line.startswith("evaluator:")]
+    rundir.save_config(small(tmp_path, "evaluator=[retrieval]"))
+    removed = rundir.claim(small(tmp_path, "resume=auto"))
+    assert not [line for line in removed if line.startswith("evaluator:") or "{}" in line]
 
 
 def test_a_run_that_failed_before_its_first_row_can_be_restarted(tmp_path: Path) -> None:
@@ -98,6 +120,15 @@ def test_resuming_as_another_run_is_rejected(tmp_path: Path, override: str, line
     assert rundir.config.read_text() == before
 
 
+def test_many_changes_are_named_in_one_short_line(tmp_path: Path) -> None:
+    rundir = create_run(tmp_path / "run")
+    with pytest.raises(CheckpointError) as error:
+        claim_and_save(rundir, "model=vit_b32", "data.batch_size=64", "seed=3", "resume=auto")
+    message = str(error.value).replace(str(tmp_path), "")
+    assert " more): resume it with the saved values" in message and message.count(" -> ") == 3
+    assert len(message) < 420 and "\n" not in message
+
+
 def test_a_missing_option_in_a_saved_run_has_its_default(tmp_path: Path) -> None:
     """An option added to clipx does not change older runs."""
     rundir = create_run(tmp_path)
@@ -105,6 +136,18 @@ def test_a_missing_option_in_a_saved_run_has_its_default(tmp_path: Path) -> None
     del saved["optimizer"]["ema_decay"], saved["data"]["prefetch"]
     rundir.config.write_text(yaml.safe_dump(saved))
     assert claim_and_save(rundir, "resume=auto") == []
+
+
+def test_a_removed_option_of_a_saved_run_is_rejected_where_it_had_an_effect(tmp_path: Path) -> None:
+    rundir = create_run(tmp_path, "objective=isogclr")
+    saved = yaml.safe_load(rundir.config.read_text())
+    saved["objective"]["tau_gradient"] = "exact"
+    rundir.config.write_text(yaml.safe_dump(saved))
+    assert rundir.claim(small(tmp_path, "resume=auto", "objective=isogclr")) == []
+    saved["objective"]["tau_gradient"] = "official"
+    rundir.config.write_text(yaml.safe_dump(saved))
+    with pytest.raises(CheckpointError, match=r"another run \(objective.tau_gradient: official -> None\)"):
+        rundir.claim(small(tmp_path, "resume=auto", "objective=isogclr"))
 
 
 def test_a_configuration_of_another_version_is_rejected_by_key(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from clipx.run.watchdog import Watchdog
 SCRIPT = """
 import ctypes, sys, time
 from pathlib import Path
-import clipx.run.watchdog
+from clipx.run import abort, watchdog
 from clipx.run.watchdog import Watchdog
 
-clipx.run.watchdog._WRITE_S = 1.0
+abort.WRITE_S = watchdog.WRITE_S = 1.0
 
 def waits_for_a_file():
     time.sleep(60)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import rows, small
+from helpers.runs import VIT, rows, small, untimed_rows
 
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
@@ -31,6 +34,40 @@ def test_an_interval_returns_means_and_resets() -> None:
     assert first["samples_per_second_per_device"] == pytest.approx(first["samples_per_second"] / 2)
     meter.add({"loss": torch.tensor(7.0)}, samples=10)
     assert meter.read()["loss"] == 7.0
+
+
+def test_an_interval_continues_from_its_saved_state() -> None:
+    whole, first, second = (Meter(Comm(0, 1, 0, torch.device("cpu"))) for _ in range(3))
+    values = torch.rand(5, generator=torch.Generator().manual_seed(0)).tolist()
+    for k, value in enumerate(values):
+        for meter in (whole, first if k < 2 else second):
+            if k == 2 and meter is second:
+                second.restore(json.loads(json.dumps(first.state())))
+            meter.add({"loss": torch.tensor(value), **({"rare": torch.tensor(value)} if k % 2 else {})}, samples=10)
+    expected, found = whole.read(), second.read()
+    assert {name: found[name] for name in ("loss", "rare")} == {name: expected[name] for name in ("loss", "rare")}
+    assert whole.state() == second.state() == {}
+
+
+def test_rows_after_a_resume_inside_a_log_interval_equal_the_uninterrupted_ones(tmp_path: Path) -> None:
+    options = (*VIT, "duration=6st", "log_every=3st", "checkpoint.every=2st", "checkpoint.keep_last=9")
+    Trainer(small(tmp_path / "straight", *options)).fit()
+    expected = untimed_rows(tmp_path / "straight")
+    assert [row["step"] for row in expected] == [3, 6]
+    for step in (2, 4):
+        shutil.copytree(tmp_path / "straight", tmp_path / f"from-{step}")
+        Trainer(small(tmp_path / f"from-{step}", *options, f"resume=step:{step}")).fit()
+        assert untimed_rows(tmp_path / f"from-{step}") == expected
+    state = tmp_path / "straight/checkpoints/step-00000004/state.json"
+    saved = json.loads(state.read_text())
+    assert saved["state"]["interval"]["loss"][1] == 1
+    del saved["state"]["interval"]  # a checkpoint of an earlier version
+    state.write_text(json.dumps(saved))
+    manifest = state.with_name("MANIFEST.json")
+    digest = hashlib.sha256(state.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "state.json": digest}))
+    Trainer(small(tmp_path / "straight", *options, "resume=step:4")).fit()
+    assert [row["step"] for row in untimed_rows(tmp_path / "straight")] == [3, 6]
 
 
 def test_waiting_is_counted_and_pauses_are_not() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import SCRIPTS
-from helpers.runs import events, rows, small, torchrun
+from helpers.runs import VIT, events, rows, small, torchrun
 
 from clipx.errors import ClipxError, ConfigError
 from clipx.trainer.trainer import Trainer
@@ -59,6 +60,30 @@ def test_skip_drops_the_batch_without_changing_state(tmp_path: Path) -> None:
     told = [event for event in events(tmp_path / "run") if event["event"] == "non_finite"]
     assert [(event["step"], event["policy"]) for event in told] == [(1, "skip")]
     assert rows(tmp_path / "run")[-1]["train/left_out_steps"] == 1
+
+
+POLICIES = {
+    "stop": ("optimizer.non_finite=stop",),
+    "the limit": ("optimizer.non_finite=skip", "optimizer.non_finite_limit=1"),
+    "no checkpoint": ("optimizer.non_finite=rollback", "checkpoint.every=end"),
+    "rollback": ("optimizer.non_finite=rollback", "checkpoint.every=1st"),
+    "skip": ("optimizer.non_finite=skip",),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_nonfinite_step_is_printed_once(tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture) -> None:
+    steps = [1, 2] if policy == "the limit" else [1]
+    trainer = poisoned(Trainer(small(tmp_path / "run", *VIT, *POLICIES[policy])), *steps)
+    error = ""
+    try:
+        trainer.fit()
+    except ClipxError as raised:  # the command prints it
+        error = str(raised)
+    shown = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    assert ["\n".join([*shown, error]).count(f"not finite at step {step}") for step in steps] == [1] * len(steps)
+    assert bool(error) == (policy not in ("rollback", "skip"))
+    assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "non_finite"] == steps
 
 
 def test_too_many_nonfinite_steps_in_a_row_end_the_run(tmp_path: Path) -> None:

@@ -67,6 +67,35 @@ OUT_OF_RANGE = [
     ((), "evaluator.zeroshot.every=0ep", "less than one sample"),
     ((), "evaluator.retrieval.batch_size=0", "at least 1"),
     ((WANDB,), "logger.wandb.mode=silent", "online or offline"),
+    # above the limits, where a machine would hang, run out of memory, or fail without a message
+    (("data.micro_batches=2",), "data.batch_size=99999999998", "is above the limit of 16,777,216 samples"),
+    ((), "stages=[{until:50%,batch_size:99999999999},{}]", "is above the limit of 16,777,216 samples"),
+    ((), "data.workers=5000", "is above the limit of 1,024 processes"),
+    ((), "data.prefetch=100000", "is above the limit of 1,024 batches"),
+    ((), "data.samples=99999999999", "is above the limit of 10,000,000 drawn images"),
+    (("data=webdataset",), "data.cache_gb=1e30", "is above the limit of 1,000,000,000 GB"),
+    (("data=webdataset",), "data.retry_s=1e30", "is above the limit of 604,800 s, a week"),
+    ((), "model.image.size=100000", "is above the limit of 8,192 pixels"),
+    ((), "+model.image.options.depth=10000000", "is above the limit of 1,000"),
+    ((), "+model.image.options.depths=[3,3,10000000]", "is above the limit of 1,000"),
+    ((), "+model.image.options.mlp_ratio=1e30", "is above the limit of 65,536"),
+    ((), "+model.image.options={depth:900,embed_dim:32768}", "with 900 layers has 1.2e+13 parameters, above"),
+    ((), "model.text.layers=10000000", "is above the limit of 1,000"),
+    ((), "model.text.width=1000000", "is above the limit of 65,536"),
+    ((), "model.text.context_length=1000000", "is above the limit of 65,536 tokens"),
+    ((), "model.text.mlp_ratio=1e30", "is above the limit of 256"),
+    (("model.text.layers=1000",), "model.text.width=32768", "with 1000 layers has 1.3e+13 parameters, above"),
+    ((), "model.embed_dim=1000000", "is above the limit of 65,536"),
+    (("model=coca_tiny",), "model.decoder.layers=10000000", "is above the limit of 1,000"),
+    ((), "optimizer.lr=1e300", "is above the largest number of float32"),
+    ((), "optimizer.betas=[0.9,1e300]", "is above the largest number of float32"),
+    ((), "distributed.threads=100000", "is above the limit of 1,024"),
+    ((), "distributed.watchdog_s=1e30", "is above the limit of 604,800 s, a week"),
+    ((), "checkpoint.sync_timeout_s=1e30", "is above the limit of 604,800 s, a week"),
+    ((), f"checkpoint.every={'9' * 400}min", "is too long: give at most 525600min"),
+    ((), "duration=1e400st", "is too long"),
+    ((), "log_every=1e400st", "is too long"),
+    ((), "evaluator.zeroshot.batch_size=1000000", "is above the limit of 65,536"),
 ]
 
 
@@ -80,7 +109,7 @@ def test_a_value_out_of_range_is_rejected_with_its_rule(chosen: tuple[str, ...],
     message = str(caught.value)
     assert "\n" not in message
     plain = re.sub(r" \(or none, or end[^)]*\)", "", message)  # without the list of other valid values
-    assert plain.startswith((f"{key}={value}", f"{key}='{value}'"))
+    assert plain.replace(",", "").startswith((f"{key}={value}".replace(",", ""), f"{key}='{value}'", key.lstrip("+")))
     assert rule in message.removeprefix(f"{key}={value}")
 
 

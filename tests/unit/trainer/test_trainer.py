@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import SMALL, compose, events, rows, run, small, start, tensors
+from helpers.runs import SMALL, VIT, compose, events, rows, run, small, start, tensors
 
 from clipx.checkpoint.format import sha256
 from clipx.checkpoint.resume import step_of
@@ -71,7 +71,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, uninterrupted: Path) -
     run_dir = tmp_path / "killed"
     command = ("-m", "clipx.train", *SMALL, *TWENTY, "checkpoint.every=2st", f"run_dir={run_dir}", "resume=auto")
     process = start(tmp_path / "out", *command)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not list(run_dir.glob("checkpoints/step-0000000[4-9]")) and time.monotonic() < deadline:
         assert process.poll() is None, process.err.read_text()
         time.sleep(0.02)
@@ -262,3 +262,15 @@ def test_clipping_bounds_the_gradient_and_logs_the_norm_before_clipping(tmp_path
     metrics = trainer.step(next(iter(trainer._batches())))
     assert metrics["grad_norm"].item() > 0.1
     assert seen == pytest.approx([0.01], rel=1e-3)
+
+
+def test_a_failed_report_is_a_warning_of_a_finished_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_dir = tmp_path / "run"
+    trainer = Trainer(small(run_dir, *VIT, "report=true", "duration=1st", "schedule.warmup=0st", r"name='$\frac{$'"))
+    (run_dir / "report.png").mkdir()
+    final = trainer.fit()
+    assert final["step"] == 1 and (run_dir / "checkpoints" / "step-00000001").is_dir()
+    (failed,) = (event for event in events(run_dir) if event["event"] == "report_failed")
+    assert failed["message"].startswith("the report failed (IsADirectoryError: ")
+    assert [m for m in caplog.messages if "report" in m] == [failed["message"]]
+    assert events(run_dir)[-1]["event"] == "end"

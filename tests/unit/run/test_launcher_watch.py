@@ -1,0 +1,90 @@
+"""A rank ends with its launcher; a process that was started by hand does not end with its shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clipx.run.launcher_watch import LAUNCHER_PID, find_launcher
+
+RANK = """
+import os, sys, threading, time
+from pathlib import Path
+from clipx.run import abort, launcher_watch
+
+folder = Path(sys.argv[1])
+launcher_watch._POLL_S = 0.05
+abort.add_reporter(lambda reason, code: (folder / "end").write_text(f"{code} {reason}"))
+launcher_watch.watch_launcher()
+(folder / "pid.partial").write_text(f"{os.getpid()} {launcher_watch.find_launcher()} {threading.active_count()}")
+(folder / "pid.partial").rename(folder / "pid")
+time.sleep(60)
+"""
+# Starts its arguments as a rank, directly or in a wrapper, and waits.
+LAUNCHER = """
+import os, subprocess, sys
+variables = {"LAUNCHER_PID": str(os.getpid())} if sys.argv[1] == "clipx_local" else {"TORCHELASTIC_RUN_ID": "none"}
+variables = {name.replace("LAUNCHER_PID", "CLIPX_LAUNCHER_PID"): value for name, value in variables.items()}
+wrapper = ["bash", "-c", '"$@"; true', "bash"] if sys.argv[1] == "wrapper" else []
+subprocess.run([*wrapper, *sys.argv[2:]], env={**os.environ, **variables}, start_new_session=True)
+"""
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("kind", ["torchrun", "wrapper", "clipx_local"])
+def test_a_rank_ends_with_the_code_of_a_lost_peer_when_its_launcher_is_killed(tmp_path: Path, kind: str) -> None:
+    command = [sys.executable, "-c", LAUNCHER, kind, sys.executable, "-c", RANK, str(tmp_path)]
+    with (tmp_path / "err").open("w") as err, subprocess.Popen(command, stderr=err) as launcher:
+        try:
+            wait_until((tmp_path / "pid").exists)
+            pid, watched, threads = map(int, (tmp_path / "pid").read_text().split())
+            assert (watched, threads) == (launcher.pid, 2)
+        finally:
+            launcher.kill()
+    wait_until(lambda: not is_running(pid))
+    reason = (
+        f"the launcher of this process, pid {launcher.pid}, has ended: the process ends without saving; check the "
+        "launcher's output, and continue with resume=auto"
+    )
+    assert (tmp_path / "end").read_text() == f"1 {reason}"
+    assert (tmp_path / "err").read_text() == f"error: {reason}\n"
+
+
+@pytest.mark.parametrize("variables", [{}, {LAUNCHER_PID: "1234567"}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_a_process_started_by_hand_has_no_launcher(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name in (LAUNCHER_PID, "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert find_launcher() is None
+
+
+def test_a_process_started_with_nohup_continues_after_its_shell(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in (LAUNCHER_PID, "TORCHELASTIC_RUN_ID")}
+    command = ["bash", "-c", 'nohup "$@" > /dev/null 2>&1 & read', "bash", sys.executable, "-c", RANK, str(tmp_path)]
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE) as shell:
+        wait_until((tmp_path / "pid").exists)
+        shell.kill()
+    pid, *found = (tmp_path / "pid").read_text().split()
+    assert is_running(int(pid))
+    os.kill(int(pid), 9)
+    assert found == ["None", "1"], "a thread watches a process that did not start it"

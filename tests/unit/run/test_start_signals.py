@@ -1,0 +1,144 @@
+"""Signals before training begins, of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers.runs import SMALL
+from helpers.sweeps import make_sweep
+
+from clipx.errors import Exit
+from clipx.run.start_signals import SIGNALS
+
+SCRIPT = """
+import ctypes, os, signal, sys, threading, time
+from clipx.run import start_signals
+
+def block():
+    # A mutex that its thread locks twice: signals do not interrupt it, as in a collective.
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(128)
+    libc.pthread_mutex_lock(mutex)
+    print("ready", flush=True)
+    libc.pthread_mutex_lock(mutex)
+
+def work():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except Exception:
+        print("swallowed")
+    finally:
+        print("unwound", flush=True)
+
+def fork():
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, b"1")
+        time.sleep(60)
+        os._exit(0)
+    os.read(reader, 1)
+    os.kill(pid, signal.SIGTERM)
+    print("child", os.waitpid(pid, 0)[1], flush=True)
+    time.sleep(0.5)
+
+start_signals._UNWIND_S = 0.2
+start_signals.StartSignals().run({"block": block, "work": work, "fork": fork}[sys.argv[1]])
+"""
+
+
+@contextmanager
+def process(*command: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_unwinds_the_process_and_ends_it_with_the_requeue_code(number: signal.Signals) -> None:
+    with process("-c", SCRIPT, "work") as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "ready\n"
+        started.send_signal(number)
+        out, err = started.communicate(timeout=30)
+    assert started.returncode == Exit.REQUEUE
+    assert out == "unwound\n"
+    assert err == f"stopped: {number.name} before training began: nothing to save, start it again\n"
+
+
+def test_a_blocked_process_ends_too(tmp_path: Path) -> None:
+    with process("-c", SCRIPT, "block", RANK="1") as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "ready\n"
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(30) == Exit.REQUEUE
+        assert started.stderr is not None
+        assert started.stderr.read() == "", "only rank 0 reports the stop"
+
+
+def test_a_forked_process_is_ended_by_its_signal_and_the_process_is_not() -> None:
+    with process("-c", SCRIPT, "fork") as started:
+        out, err = started.communicate(timeout=30)
+    assert (out, err, started.returncode) == ("child 15\n", "", 0)
+
+
+@pytest.mark.parametrize("module", ["clipx.train", "clipx_launch.worker"])
+def test_signals_are_handled_before_heavy_imports(module: str) -> None:
+    code = f"import sys, {module}; print({{'torch', 'hydra', 'omegaconf', 'yaml', 'numpy'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "set()\n"
+
+
+def stopped_while_starting(command: Sequence[str]) -> tuple[int, str]:
+    """Sends SIGTERM to a command as soon as it handles the signal. Returns its exit code and stderr."""
+    with process(*command) as started:
+        status = Path(f"/proc/{started.pid}/status")
+        end = time.monotonic() + 60
+        while not _handles(status.read_text(), signal.SIGTERM):
+            assert time.monotonic() < end and started.poll() is None
+            time.sleep(0.001)
+        started.send_signal(signal.SIGTERM)
+        _, err = started.communicate(timeout=60)
+    return started.returncode, err
+
+
+def _handles(status: str, number: int) -> bool:
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) & 1 << (number - 1))
+
+
+def test_a_starting_run_ends_with_the_requeue_code(tmp_path: Path) -> None:
+    command = ("-m", "clipx.train", *SMALL, f"run_dir={tmp_path}/run")
+    assert stopped_while_starting(command) == (
+        Exit.REQUEUE,
+        "stopped: SIGTERM before training began: nothing to save, start it again\n",
+    )
+
+
+@pytest.mark.parametrize("in_slurm", [True, False])
+def test_a_starting_point_requests_a_requeue_or_is_stopped(tmp_path: Path, in_slurm: bool) -> None:
+    point = make_sweep(tmp_path, ["seed=0"]).planned[0].point
+    options = ["--requeue"] if in_slurm else []
+    code, _ = stopped_while_starting(["-m", "clipx_launch.worker", *options, str(point.folder)])
+    reason = "SIGTERM before training began: nothing to save, start it again"
+    if in_slurm:
+        assert code == Exit.FINISHED, "srun would end the other ranks"
+        assert (point.launch_dir / "requeue").read_text() == reason
+        assert point.result is None
+    else:
+        assert code == Exit.REQUEUE
+        expected = {"state": "stopped", "exit_code": 75, "value": None, "error": reason}
+        assert json.loads((point.launch_dir / "result.json").read_text()) == expected

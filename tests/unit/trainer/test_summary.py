@@ -1,0 +1,58 @@
+"""Lines that a run prints at its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import VIT, compose, small
+
+from clipx.model.freeze import freeze
+from clipx.trainer.summary import batchnorm_line, facts
+from clipx.trainer.trainer import Trainer
+
+META = torch.device("meta")
+MICRO = "data.micro_batches=4"
+SYNCED = "distributed.sync_batchnorm=true"
+
+
+def line(*overrides: str, ranks: int = 1) -> str | None:
+    spec = compose("data.batch_size=32", *overrides)
+    model = spec.model.build(META, torch.float32)
+    freeze(model, spec.model)
+    return batchnorm_line(model, spec, ranks)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "size", "split"),
+    [
+        ((MICRO,), 1, 8, "micro-batches"),
+        ((), 2, 16, "ranks"),
+        ((MICRO,), 2, 4, "micro-batches and ranks"),
+        ((MICRO, SYNCED), 2, 8, "micro-batches"),
+    ],
+)
+def test_batchnorm_over_part_of_the_batch_is_reported(
+    overrides: tuple[str, ...], ranks: int, size: int, split: str
+) -> None:
+    fix = " (distributed.sync_batchnorm=true normalizes over all ranks)" if "ranks" in split else ""
+    assert line(*overrides, ranks=ranks) == (
+        f"BatchNorm normalizes {size} samples at a time, not the batch of 32: loss and gradients depend on the number "
+        f"of {split}{fix}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks"),
+    [((), 1), ((SYNCED,), 2), ((MICRO, *VIT), 2), ((MICRO, "model.image.lock=all", "model.weights=unread"), 2)],
+    ids=["whole batch", "synchronized", "no BatchNorm", "locked"],
+)
+def test_batchnorm_is_not_reported_where_the_split_has_no_effect(overrides: tuple[str, ...], ranks: int) -> None:
+    assert line(*overrides, ranks=ranks) is None
+
+
+def test_the_start_of_a_run_reports_batchnorm(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path, MICRO))
+    assert facts(trainer)["norm"].startswith("BatchNorm normalizes 8 samples at a time")
+    trainer.close()
