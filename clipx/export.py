@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipx.checkpoint.format import CheckpointDir
-from clipx.cli import cli
+from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
 from clipx.errors import CheckpointError, require
 from clipx.run.directory import RunDir
@@ -60,9 +60,10 @@ def export(spec: ExportSpec) -> None:
     out = Path(spec.out)
     if out.exists() and (spec.format.suffix or not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"out={out} exists already: give another name, or remove it")
-    from clipx.report.console import Screen
-    from clipx.weights.export import write_export
-    from clipx.weights.load import weights_part
+    with imports():
+        from clipx.report.console import Screen
+        from clipx.weights.export import write_export
+        from clipx.weights.load import weights_part
 
     checkpoint = CheckpointDir(RunDir(Path(spec.run)).checkpoints, print).load(spec.step)
     if checkpoint is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipx.cli import cli
+from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
@@ -92,8 +92,15 @@ def wise_ft(spec: WiseFtSpec) -> None:
     out = None if spec.out is None else Path(spec.out)
     if out is not None and out.exists():
         raise CheckpointError(f"out={out} exists already: give another name, or remove it")
-    from clipx.weights.interpolation import check_mixable, choose_mixture, interpolate, score_mixtures, write_mixture
-    from clipx.weights.load import load_with_spec
+    with imports():
+        from clipx.weights.interpolation import (
+            check_mixable,
+            choose_mixture,
+            interpolate,
+            score_mixtures,
+            write_mixture,
+        )
+        from clipx.weights.load import load_with_spec
 
     comm = spec.distributed.build()
     try:

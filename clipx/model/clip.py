@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipx.model.batchnorm import to_dtype
+from clipx.model.batchnorm import BATCH_NORM, to_dtype
 from clipx.model.spec import FIXED, ClipSpec, Varying
 from clipx.model.text import TextTower
 from clipx.model.vision import ImageTower
@@ -56,6 +56,12 @@ class CLIP(nn.Module):
         """Makes these BatchNorm modules normalize by their running averages from now on, in training too."""
         self._frozen_batchnorms += batch_norms
         self.train(self.training)
+
+    @property
+    def batch_norms(self) -> list[str]:
+        """Names of the BatchNorm modules that normalize by the samples of a forward pass in training."""
+        norms = (name for name, module in self.named_modules() if isinstance(module, BATCH_NORM))
+        return [name for name in norms if name not in self._frozen_batchnorms]
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

@@ -5,26 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clipx.config.lazy_torch import torch
+from clipx.model.devices import DEVICES, peak
 from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
 
-# Dense TFLOP/s from the vendor's data sheets. The first name that is part of a device's name applies.
-_PEAKS = {
-    "B200": {"half": 2250.0, "tf32": 1125.0, "fp32": 75.0, "fp64": 37.0},
-    "H200": {"half": 989.0, "tf32": 494.0, "fp32": 67.0, "fp64": 67.0},
-    "H100 PCIe": {"half": 756.0, "tf32": 378.0, "fp32": 51.0, "fp64": 51.0},
-    "H100": {"half": 989.0, "tf32": 494.0, "fp32": 67.0, "fp64": 67.0},
-    "A100": {"half": 312.0, "tf32": 156.0, "fp32": 19.5, "fp64": 19.5},
-    "L40S": {"half": 362.0, "tf32": 183.0, "fp32": 91.6, "fp64": 1.4},
-    "A10": {"half": 125.0, "tf32": 62.5, "fp32": 31.2, "fp64": 0.5},
-}
-DEVICES = tuple(_PEAKS)
 
-
-def peak_tflops(device: str, precision: PrecisionSpec) -> float | None:
+def peak_tflops(name: str, precision: PrecisionSpec) -> float | None:
     """Returns the peak TFLOP/s of a device by name, in matrix products of this precision. None if unknown."""
     column = precision.product_format
-    return next((peaks[column] for name, peaks in _PEAKS.items() if column and name in device), None)
+    found = next((device for known, device in DEVICES.items() if known in name), None)
+    return None if found is None or column is None else peak(found, column)
 
 
 @dataclass(frozen=True, slots=True)

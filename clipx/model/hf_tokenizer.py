@@ -50,9 +50,12 @@ class FileTokenizer(Tokenizer):
                 f"model.text.tokenizer={place} defines no padding token: put its {_CONFIG} in the same folder"
             )
         self.pad_id = pad_id
-        self._rust.enable_truncation(context_length, direction=config.get("truncation_side", "right"))
         side = config.get("padding_side") or padding.get("direction", "right")
-        self._rust.enable_padding(direction=side, pad_id=pad_id, pad_token=token, length=context_length)
+        try:
+            self._rust.enable_truncation(context_length, direction=config.get("truncation_side", "right"))
+            self._rust.enable_padding(direction=side, pad_id=pad_id, pad_token=token, length=context_length)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{_CONFIG} of model.text.tokenizer={place} is invalid ({error}): restore it") from None
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Encodes B texts as int64 [B, context_length]: tokens, special tokens that the file adds, and padding."""

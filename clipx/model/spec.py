@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config import limits
 from clipx.config.duration import Duration, Length
+from clipx.config.names import check_name
 from clipx.config.registry import MISSING, option
 from clipx.errors import require
 from clipx.model.tower_spec import DecoderSpec, Gelu, ImageTowerSpec, Pool, Projection, TextTowerSpec
@@ -55,7 +57,8 @@ class ModelSpec:
     """Kind of model: `clip` (image and text tower) or `coca` (also a decoder that generates captions)."""
 
     name: str = MISSING
-    """Name of the model, shown in run names and reports. It has no effect on training."""
+    """Name of the model, shown in run names and reports: at most 200 bytes, without / and control characters. It has no
+    effect on training."""
 
     image: ImageTowerSpec = MISSING
     """Image tower: a timm architecture and its projection to the embedding."""
@@ -89,6 +92,7 @@ class ModelSpec:
     """True for a model with a decoder, which returns the loss of each caption in addition to the embeddings."""
 
     def __post_init__(self) -> None:
+        check_name("model.name", self.name)
         start, end = self.patch_dropout, self.patch_dropout_end
         for key, share in (("patch_dropout", start), ("patch_dropout_end", end)):
             require(0 <= share < 1, f"model.{key}={share} must be in [0, 1): 0.5 drops half of the patches")
@@ -196,7 +200,7 @@ class ClipSpec(ModelSpec):
     """Kind of model: CLIP."""
 
     embed_dim: int = 512
-    """Dimension of the image and text embeddings. At least 1."""
+    """Dimension of the image and text embeddings, in [1, 65536]."""
 
     quick_gelu: bool = False
     """Replaces GELU by QuickGELU, x·sigmoid(1.702x), in the text tower and in ViT image towers. OpenAI's weights were
@@ -205,6 +209,7 @@ class ClipSpec(ModelSpec):
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require(self.embed_dim >= 1, f"model.embed_dim={self.embed_dim} must be at least 1")
+        limits.check_limit("model.embed_dim", self.embed_dim, limits.WIDTH)
         require(
             not self.quick_gelu or self.text.gelu is Gelu.exact,
             f"model.text.gelu={self.text.gelu} has no effect with model.quick_gelu=true: remove one of them",
@@ -233,8 +238,8 @@ class CoCaSpec(ClipSpec):
     """Kind of model: CoCa."""
 
     queries: int = 256
-    """Number of learned queries that pool the tokens of an image. At least 2: the first query gives the embedding, the
-    decoder reads the others."""
+    """Number of learned queries that pool the tokens of an image, in [2, 65536]: the first query gives the embedding,
+    the decoder reads the others."""
 
     pool_heads: int = 8
     """Attention heads of the pool over image tokens. Must divide embed_dim."""
@@ -247,6 +252,7 @@ class CoCaSpec(ClipSpec):
     def __post_init__(self) -> None:
         ClipSpec.__post_init__(self)
         require(self.queries >= 2, f"model.queries={self.queries} must be at least 2: the decoder reads all but one")
+        limits.check_limit("model.queries", self.queries, limits.TOKENS)
         width = self.text.width
         require(
             self.embed_dim == width,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from clipx.config import limits
 from clipx.config.registry import MISSING
 from clipx.errors import require
 from clipx.storage.url import check_url
@@ -78,7 +79,7 @@ class ImageTowerSpec:
     """Name of a timm architecture, from timm.list_models()."""
 
     size: int = 224
-    """Side of the square input images in pixels. At least 8. A ViT needs a multiple of its patch size."""
+    """Side of the square input images in pixels, in [8, 8192]. A ViT needs a multiple of its patch size."""
 
     stretch: bool = False
     """Evaluation resizes both sides of an image to `size` and changes its aspect ratio. false: it resizes the shorter
@@ -90,8 +91,10 @@ class ImageTowerSpec:
     CLIP's ResNets, whose attention pool projects."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of timm.create_model, such as drop_path_rate. Options that read files are not allowed:
-    pretrained, checkpoint_path, pretrained_cfg, pretrained_cfg_overlay, cache_dir."""
+    """Further keyword arguments of timm.create_model, as model.image.options.drop_path_rate=0.1 or
+    'model.image.options={embed_dim: 128, depth: 4, num_heads: 4}', which sets these and keeps others. At most 1000
+    blocks. Options that read files are not allowed: pretrained, checkpoint_path, pretrained_cfg,
+    pretrained_cfg_overlay, cache_dir."""
 
     mean: list[float] = field(default_factory=lambda: [0.48145466, 0.4578275, 0.40821073])
     """Mean of the R, G and B channels, for pixel values in [0, 1]. It is subtracted from the image. The default is
@@ -123,6 +126,8 @@ class ImageTowerSpec:
         _check_checkpointing("image", self.checkpointing)
         _check_freezing("image", self.lock, self.lock_norms, self.checkpointing)
         require(self.size >= 8, f"model.image.size={self.size} is too small: give at least 8 pixels")
+        limits.check_limit("model.image.size", self.size, limits.PIXELS, "pixels")
+        limits.check_tower_options("model.image.options", self.options)
         for name, values in (("mean", self.mean), ("std", self.std)):
             require(len(values) == 3, f"model.image.{name}={values} must have 3 values: one each for R, G and B")
         require(
@@ -139,19 +144,19 @@ class TextTowerSpec:
     (arXiv:2103.00020)."""
 
     context_length: int = 77
-    """Number of tokens per text, start and end tokens included. At least 3. Longer texts are truncated."""
+    """Number of tokens per text, start and end tokens included, in [3, 65536]. Longer texts are truncated."""
 
     width: int = 512
-    """Dimension of the token features. At least 1, and a multiple of `heads`."""
+    """Dimension of the token features, in [1, 65536] and a multiple of `heads`."""
 
     heads: int = 8
     """Attention heads of each block. At least 1; must divide `width`."""
 
     layers: int = 12
-    """Number of transformer blocks. At least 1."""
+    """Number of transformer blocks, in [1, 1000]."""
 
     mlp_ratio: float = 4.0
-    """Hidden width of each block's MLP as a multiple of `width`. Above 0."""
+    """Hidden width of each block's MLP as a multiple of `width`, above 0 and at most 256."""
 
     causal: bool = True
     """Causal attention: a token attends to itself and to earlier tokens. false: it attends to all positions, padding
@@ -165,15 +170,15 @@ class TextTowerSpec:
     """Adds a bias to the linear projection to the embedding, as SigLIP does."""
 
     norm_eps: float = 1e-5
-    """Epsilon of the LayerNorms. Above 0."""
+    """Epsilon of the LayerNorms, above 0 and at most 1."""
 
     gelu: Gelu = Gelu.exact
     """GELU of the MLPs: exact, or tanh (its approximation by a hyperbolic tangent). Must be exact with
     model.quick_gelu=true, which replaces it."""
 
     vocabulary: int = CLIP_VOCABULARY
-    """Number of rows of the token embedding. At least 2, and at least the number of tokens of the tokenizer. Must be
-    49408 with tokenizer=clip."""
+    """Number of rows of the token embedding, in [2, 16777216] and at least the number of tokens of the tokenizer. Must
+    be 49408 with tokenizer=clip."""
 
     tokenizer: str = "clip"
     """Tokenizer: clip (CLIP's byte-pair encoding), the path of a Hugging Face tokenizer.json or of its folder, or
@@ -216,6 +221,7 @@ class TextTowerSpec:
         for name, value in (("width", self.width), ("heads", self.heads), ("layers", self.layers)):
             require(value >= 1, f"model.text.{name}={value} must be at least 1")
         require(self.mlp_ratio > 0, f"model.text.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
+        self._check_limits()
         require(
             self.width % self.heads == 0,
             f"model.text.width={self.width} is not divisible by model.text.heads={self.heads}: "
@@ -228,6 +234,20 @@ class TextTowerSpec:
             f"{str(self.causal).lower()} and model.text.pool={self.pool}: give model.text.packed=false",
         )
         self._check_tokenizer()
+
+    def _check_limits(self) -> None:
+        for name, value, limit, unit in (
+            ("context_length", self.context_length, limits.TOKENS, "tokens"),
+            ("width", self.width, limits.WIDTH, ""),
+            ("layers", self.layers, limits.LAYERS, ""),
+            ("mlp_ratio", self.mlp_ratio, limits.MLP_RATIO, ""),
+            ("norm_eps", self.norm_eps, 1.0, ""),
+            ("vocabulary", self.vocabulary, limits.VOCABULARY, "tokens"),
+        ):
+            limits.check_limit(f"model.text.{name}", value, limit, unit)
+        limits.check_parameters(
+            "model.text.width", self.layers, self.width, self.mlp_ratio, further=self.vocabulary * self.width
+        )
 
     def _check_tokenizer(self) -> None:
         check_url("model.text.tokenizer", self.tokenizer)
@@ -263,10 +283,10 @@ class DecoderSpec:
     """Attention heads of each block. At least 1; must divide the width of the text tower."""
 
     layers: int = 12
-    """Number of layers, each a self-attention block and a cross-attention block. At least 1."""
+    """Number of layers, each a self-attention block and a cross-attention block, in [1, 1000]."""
 
     mlp_ratio: float = 4.0
-    """Hidden width of each block's MLP as a multiple of the width. Above 0."""
+    """Hidden width of each block's MLP as a multiple of the width, above 0 and at most 256."""
 
     checkpointing: str = "none"
     """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
@@ -277,6 +297,8 @@ class DecoderSpec:
         _check_checkpointing("decoder", self.checkpointing)
         for name, value in (("heads", self.heads), ("layers", self.layers)):
             require(value >= 1, f"model.decoder.{name}={value} must be at least 1")
+        limits.check_limit("model.decoder.layers", self.layers, limits.LAYERS)
+        limits.check_limit("model.decoder.mlp_ratio", self.mlp_ratio, limits.MLP_RATIO)
         require(self.mlp_ratio > 0, f"model.decoder.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
 
 

@@ -16,18 +16,21 @@ when they are complete.
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clipx.errors import DataError
+from clipx.escape import json_text
 from clipx.storage.local import ensure_folder, write_atomically
 from clipx.storage.remote import StorageFolder, errors_as, is_local, local_path, retry
+from clipx.storage.safe_json import parse_json, read_as
 
 PLAN, MANIFEST, VERSION = "embed.json", "manifest.json", 1
 _FIX = "make room, or give another folder with out=…"
+_ACCESS_FIX = "check the URL and the permissions to read and write it"
 
 Record = dict[str, Any]
 """Record of a complete shard: samples, captions, files {name: [bytes, SHA-256]}, bad [[key, reason], …]."""
@@ -47,6 +50,13 @@ def record_file(number: int) -> str:
 def caption_hash(caption: str) -> int:
     """Returns a 64-bit hash that identifies a caption among those of its sample."""
     return int.from_bytes(hashlib.blake2b(caption.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Files in the record of a shard: [bytes, SHA-256] by name."""
+
+    files: dict[str, tuple[int, str]]
 
 
 class EmbeddingStore:
@@ -99,12 +109,12 @@ class EmbeddingStore:
         )
 
     def _retry(self, call: Callable[[], Any]) -> Any:
-        with errors_as(lambda reason: DataError(f"out={self.out}: {reason}"), FileNotFoundError):
+        with errors_as(DataError, f"out={self.out} cannot be used", _ACCESS_FIX, FileNotFoundError):
             return retry(self.out, self._retry_s, call)
 
     def put_json(self, name: str, value: Any) -> None:
         """Writes a value as a JSON file."""
-        text = json.dumps(value, indent=1, sort_keys=True) + "\n"
+        text = json_text(value, indent=1, sort_keys=True) + "\n"
         self.put(name, lambda path: Path(path).write_text(text, encoding="utf-8"))
 
     def finished(self, numbers: Sequence[int]) -> dict[int, Record]:
@@ -113,9 +123,13 @@ class EmbeddingStore:
         for number in numbers:
             if record_file(number) not in sizes:
                 continue
-            record = json.loads(self.read_text(record_file(number)) or "{}")
-            if record.get("files") and self.is_intact(record["files"], sizes):
-                records[number] = record
+            text = self.read_text(record_file(number)) or "{}"
+            try:
+                files = read_as(_Files, text).files
+            except ValueError:  # the shard is written again
+                continue
+            if files and self.is_intact(files, sizes):
+                records[number] = parse_json(text)
         return records
 
 

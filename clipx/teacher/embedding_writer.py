@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clipx.config.saved import to_dict
-from clipx.data.loader import EvalBatch, ImageView, eval_batch_loader
+from clipx.data.loader import EvalBatch, ImageView, check_workers, eval_batch_loader
 from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Dataset, DataSpec, open_on_all_ranks
 from clipx.distributed.comm import Comm
@@ -26,6 +25,7 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.report.console import stdout_console
 from clipx.storage.local import acquire_lock
+from clipx.storage.safe_json import read_as
 from clipx.teacher.embedding_store import (
     MANIFEST,
     PLAN,
@@ -53,6 +53,8 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
 
     Raises ConfigError if `spec.out` holds embeddings with another plan, and DataError if too many samples are bad.
     """
+    if spec.data is not None:  # else those of the machine on which the run was trained
+        check_workers(spec.data.workers, comm)
     precision = spec.precision.build(comm.device)
     weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
     source = _source(open_on_all_ranks(data, comm), spec.split, data)
@@ -127,7 +129,12 @@ def _check_plan(store: EmbeddingStore, plan: dict[str, Any]) -> None:
     if text is None:
         store.put_json(PLAN, plan)
         return
-    before = json.loads(text)
+    try:
+        before = read_as(dict[str, Any], text)
+    except ValueError as error:
+        raise DataError(
+            f"out={store.out}: {PLAN} cannot be read ({error}): give another folder, or delete this one"
+        ) from None
     changed = [key for key in {**before, **plan} if before.get(key) != plan.get(key)]
     differences = ", ".join(f"{key} was {before.get(key)}, is {plan.get(key)}" for key in changed)
     require(
@@ -149,7 +156,7 @@ def _write_missing(writer: EmbeddingWriter, data: DataSpec, comm: Comm) -> list[
     for number, record in writer.write(assigned, data.workers, data.prefetch):
         written[number] = record
         if comm.is_main:
-            console.print(f"{len(written):,} of {len(assigned):,} shards written by this rank", highlight=False)
+            console.print(f"{len(written):,} of {len(assigned):,} shards written by this rank")
     for part in comm.gather_objects(written):
         found |= part
     return [found[number] for number in range(total)]
@@ -173,7 +180,7 @@ def _finish(store: EmbeddingStore, plan: dict[str, Any], records: list[Record], 
         highlight=False,
     )
     if plan["format"] == "npy" and plan["split"] == "train" and store.folder is not None:
-        console.print(f"distill from them: objective=distillation teacher.embeddings={store.out}", markup=False)
+        console.print(f"distill from them: objective=distillation teacher.embeddings={store.out}")
 
 
 @dataclass(slots=True)

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from clipx.data.source import BadSample, Sample, Source
 from clipx.errors import ConfigError, DataError
+from clipx.storage.safe_json import read_as, read_regular
 from clipx.teacher.embedding_store import MANIFEST, PLAN, VERSION, caption_hash, npy_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_Count = Annotated[int, Field(ge=0)]
 _MAPPED = 64  # mapped shards per process; samples that are shuffled together come from few shards
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """Record of a shard in the manifest."""
+
+    files: dict[str, tuple[_Count, str]]  # bytes and SHA-256 by name
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """Values of manifest.json that training reads."""
+
+    format: str
+    data: str  # fingerprint
+    weights: str  # digest
+    dtype: str
+    samples: _Count
+    samples_per_shard: Annotated[int, Field(gt=0)]
+    width: Annotated[int, Field(gt=0)]
+    scale: FiniteFloat | None
+    shards: list[_Record]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +82,24 @@ class StoredEmbeddings:
         named = f"teacher.embeddings={folder}"
         place = Path(folder).expanduser()
         manifest = _manifest(place, named)
-        if manifest["format"] != "npy":
+        if manifest.format != "npy":
             raise DataError(
-                f"{named} is stored as {manifest['format']}, which has no random access: write it with format=npy"
+                f"{named} is stored as {manifest.format}, which has no random access: write it with format=npy"
             )
-        if (manifest["data"], manifest["samples"]) != (train.fingerprint, sum(train.sizes)):
+        if (manifest.data, manifest.samples) != (train.fingerprint, sum(train.sizes)):
             raise DataError(
-                f"{named} is of other data (fingerprint {manifest['data']}, {manifest['samples']:,} samples) than this "
+                f"{named} is of other data (fingerprint {manifest.data}, {manifest.samples:,} samples) than this "
                 f"run's training data ({train.fingerprint}, {sum(train.sizes):,}): write it with this run's data=…"
             )
-        _check_files(place, manifest["shards"], named)
-        scale = manifest["scale"] if temperature is None else 1 / temperature
+        _check_files(place, manifest.shards, named)
+        scale = manifest.scale if temperature is None else 1 / temperature
         if scale is None:
             raise ConfigError(
                 f"{named} has no temperature (the model was trained without a single one, or saved without it): give "
                 "teacher.temperature, e.g. 0.01"
             )
-        description = f"{folder}, {manifest['samples']:,} samples, {manifest['dtype']}, width {manifest['width']}"
-        stored = cls(
-            str(place), manifest["samples_per_shard"], manifest["width"], scale, str(manifest["weights"]), description
-        )
+        description = f"{folder}, {manifest.samples:,} samples, {manifest.dtype}, width {manifest.width}"
+        stored = cls(str(place), manifest.samples_per_shard, manifest.width, scale, manifest.weights, description)
         _shard(stored.folder, 0, stored.width)
         return stored
 
@@ -119,26 +146,27 @@ def _tensor(row_T: NDArray[Any]) -> Tensor:
     return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
-def _manifest(place: Path, named: str) -> dict[str, Any]:
+def _manifest(place: Path, named: str) -> _Manifest:
     try:
-        manifest: dict[str, Any] = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        content = read_regular(place / MANIFEST)
+        version = read_as(_Version, content).version
+        if version != VERSION:
+            raise DataError(f"{place / MANIFEST} has another format version than {VERSION}: rewrite the embeddings")
+        return read_as(_Manifest, content)
     except FileNotFoundError:
         if (place / PLAN).is_file():
             raise DataError(f"{named} is incomplete: run its python -m clipx.embed command again") from None
         raise DataError(f"{named} holds no embeddings of python -m clipx.embed: check the path") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{place / MANIFEST} cannot be read ({error}): rewrite the embeddings") from None
-    if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
-        raise DataError(f"{place / MANIFEST} has another format version than {VERSION}: rewrite the embeddings")
-    return manifest
 
 
-def _check_files(place: Path, shards: list[dict[str, Any]], named: str) -> None:
+def _check_files(place: Path, shards: list[_Record], named: str) -> None:
     """Verifies the sizes of all files, which takes a single scan of the folder. Raises DataError."""
     sizes = {entry.name: entry.stat().st_size for entry in os.scandir(place) if entry.is_file()}
     for number, shard in enumerate(shards):
         for name in npy_files(number):
-            size, _ = shard["files"][name]
+            size, _ = shard.files.get(name, (-1, ""))
             if sizes.get(name) != size:
                 found = "is missing" if name not in sizes else f"has {sizes[name]:,} bytes, not {size:,}"
                 raise DataError(f"{named}: {name} {found}: run its python -m clipx.embed command again")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,11 +11,13 @@ from typing import TYPE_CHECKING
 from clipx.checkpoint.format import Checkpoint, CheckpointDir
 from clipx.checkpoint.resume import step_of
 from clipx.checkpoint.state import load_module, select_prefix
+from clipx.config.names import name_of
 from clipx.config.saved import option_from_dict, to_dict
 from clipx.data.source import BadRecord
 from clipx.data.spec import open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.errors import require
+from clipx.escape import print_stderr
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import Evaluated
@@ -86,7 +86,7 @@ def evaluate_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[tuple[Suite, Ev
         suite = suite or Suite.open(spec.evaluator, spec.data, None, comm)
         fill = partial(load_into, weights=weights)
         embedder = Embedder.of_weights(model, fill, precision, suite.tasks[0].data, comm, _print_bad)
-        yield suite, Evaluated(model_name(location), None, suite.evaluate(list(suite.evaluators), embedder))
+        yield suite, Evaluated(name_of(location), None, suite.evaluate(list(suite.evaluators), embedder))
 
 
 def _locations(location: str) -> list[str]:
@@ -97,13 +97,9 @@ def _locations(location: str) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES] or [location]
 
 
-def model_name(location: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", location.rstrip("/").rpartition("/")[2])
-
-
 def _print_bad(bad: Sequence[BadRecord]) -> None:
     """Prints bad samples to stderr. Weights without a run directory have no quarantine.jsonl."""
     for item in bad[:_MAX_NAMED]:
-        print(f"skipped bad sample {item.key}: {item.reason}", file=sys.stderr)
+        print_stderr(f"skipped bad sample {item.key}: {item.reason}")
     if len(bad) > _MAX_NAMED:
-        print(f"and {len(bad) - _MAX_NAMED:,} more", file=sys.stderr)
+        print_stderr(f"and {len(bad) - _MAX_NAMED:,} more")

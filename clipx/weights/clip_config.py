@@ -15,6 +15,7 @@ from torch import nn
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec
 from clipx.model.tower_spec import CLIP_VOCABULARY, Clean, Gelu, ImageTowerSpec, Pool, Projection, TextTowerSpec
+from clipx.storage.safe_json import shown
 from clipx.weights.clip_layout import RESNET, VIT, is_custom, layout_of
 
 TRAINING = {"drop_path_rate", "drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate"}
@@ -323,7 +324,7 @@ class _ConfigSection:
 
     def __init__(self, values: Any, path: str) -> None:
         if not isinstance(values, Mapping):
-            raise CheckpointError(f"{path or 'the configuration'} is {values!r}, not a mapping: restore it")
+            raise CheckpointError(f"{path or 'the configuration'} is {shown(values)}, not a mapping: restore it")
         self._unread, self._path = dict(values), path
 
     def peek(self, key: str, default: Any) -> Any:
@@ -351,7 +352,11 @@ class _ConfigSection:
 
     def require(self, ok: bool, key: str, value: Any) -> None:
         if not ok:
-            raise CheckpointError(f"{self._full_key(key)}={value} in the configuration has no counterpart in clipx")
+            text = shown(value).strip("'")
+            raise CheckpointError(
+                f"{self._full_key(key)}={text} in the configuration has no counterpart in clipx: remove it if it has "
+                "no effect on these weights, or give the weights of another model"
+            )
 
     def check_all_read(self) -> None:
         for key, value in self._unread.items():

@@ -73,9 +73,7 @@ def files_at(url: str) -> set[str]:
         return {entry.rstrip("/").rpartition("/")[2] for entry in fs.ls(place, detail=False)}
 
     try:
-        with errors_as(
-            lambda reason: CheckpointError(f"{url} cannot be listed ({reason}): check the URL"), FileNotFoundError
-        ):
+        with errors_as(CheckpointError, f"model.weights={url} cannot be listed", "check the URL", FileNotFoundError):
             return retry(url, RETRY_S, call)
     except FileNotFoundError:
         return set()
@@ -114,4 +112,4 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _read_errors(url: str) -> AbstractContextManager[None]:
     fix = "check the URL, and that the credentials allow reading"
-    return errors_as(lambda reason: CheckpointError(f"model.weights={url} cannot be read ({reason}): {fix}"))
+    return errors_as(CheckpointError, f"model.weights={url} cannot be read", fix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from clipx.errors import CheckpointError
-from clipx.storage.remote import error_text
+from clipx.storage.failure import error_text
+from clipx.storage.safe_json import parse_json, read_regular, shown
 
 METADATA = "clipx"  # metadata key of clipx's description of the model in a safetensors file
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
@@ -39,10 +39,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not a state_dict: save the model's state_dict")
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
+            named = name if isinstance(name, str) and name.isprintable() else shown(name)
             raise CheckpointError(
-                f"{path} is not a state_dict, because {name} is a {type(value).__name__}, not a tensor: save the "
+                f"{path} is not a state_dict, because {named} is a {type(value).__name__}, not a tensor: save the "
                 "model's state_dict"
             )
+        _check_plain(path, name, value)
     return _bare(dict(state)), None
 
 
@@ -59,9 +61,7 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
 
 def unpickled(path: Path) -> Any:
     """Reads a file of torch.save with weights_only=True: tensors and plain values, without calling any code in it."""
-    zipped = zipfile.is_zipfile(path)
-    if zipped and _is_script(path):
-        raise CheckpointError(f"{path} is a TorchScript archive, which is a program: {_CONVERT}")
+    zipped = _check_archive(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:  # content that torch rejects; damaged files raise exceptions of any type
@@ -75,12 +75,39 @@ def unpickled(path: Path) -> Any:
         ) from None
 
 
-def _is_script(path: Path) -> bool:
+def _check_archive(path: Path) -> bool:
+    """Returns whether a file is a zip archive of torch.save. Raises CheckpointError for another kind of archive.
+
+    torch.save compresses nothing. A compressed member could expand to a thousand times the size of the file.
+    """
     try:
+        with path.open("rb") as file:
+            if file.read(4) != b"PK\x03\x04":  # as torch decides
+                return False
         with zipfile.ZipFile(path) as archive:
-            return any(name.endswith("/constants.pkl") for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return False
+            members = archive.infolist()
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise CheckpointError(f"{path} is not a valid file of torch.save ({error_text(error)}): get it again") from None
+    names = {member.filename for member in members}
+    if any(name.endswith("/constants.pkl") for name in names):
+        raise CheckpointError(f"{path} is a TorchScript archive, which is a program: {_CONVERT}")
+    packed = any(member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1 for member in members)
+    if packed or len(names) < len(members) or sum(member.file_size for member in members) > path.stat().st_size:
+        raise CheckpointError(
+            f"{path} has compressed, encrypted, repeated or overlapping members, which torch.save does not write: save "
+            "it again with torch.save"
+        )
+    return True
+
+
+def _check_plain(path: Path, name: str, tensor: Tensor) -> None:
+    """Raises CheckpointError for a tensor without values in memory, sparse, quantized or larger than its storage."""
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    if not plain or tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise CheckpointError(
+            f"{path}: {shown(name)} is a sparse, quantized, repeated or empty tensor ({tensor.layout}, {tensor.device}"
+            "): save a state_dict of contiguous tensors"
+        )
 
 
 def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -93,8 +120,8 @@ def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON object. Raises CheckpointError for any other file."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        values = parse_json(read_regular(path))
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error_text(error)}): restore it") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} is not a JSON object: restore it")

@@ -18,6 +18,7 @@ from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
 from clipx.model.spec import ModelSpec
+from clipx.report.attempt import attempt
 from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_png
 from clipx.weights.compare import check_same
 from clipx.weights.export import atomic_output
@@ -137,8 +138,10 @@ def write_mixture(
         folder.mkdir()
         save_weights(folder / "model.safetensors", weights, None)
         (folder / "wise_ft.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-        plot = plot_mixtures(spec.metric, spec.data.name, spec.reference.name, mixtures, chosen)
-        (folder / "wise_ft.png").write_bytes(plot)
+        names = spec.data.name, spec.reference.name
+        plot = attempt("the plot", lambda: plot_mixtures(spec.metric, *names, mixtures, chosen))
+        if plot is not None:
+            (folder / "wise_ft.png").write_bytes(plot)
 
 
 def _short(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -17,19 +17,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import FiniteFloat
 from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 from clipx.checkpoint.format import Checkpoint, CheckpointDir
+from clipx.checkpoint.records import STATE
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.checkpoint.state import load_module, select_prefix
+from clipx.config.names import name_of
 from clipx.config.saved import option_from_dict, to_dict
 from clipx.errors import CheckpointError, ClipxError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
+from clipx.model.uninitialized import SkipDraws
 from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.remote import is_local, local_path
+from clipx.storage.safe_json import read_as
 from clipx.storage.url import check_url
 from clipx.weights.compare import check_same
 from clipx.weights.download import fetched, fetched_checkpoint, fetched_folder, files_at
@@ -59,6 +64,15 @@ class LoadedWeights:
     spec: ModelSpec | None  # the configuration stored with the weights
     log_scale: float | None = None  # log of the inverse temperature α at the end of training
     bias: float | None = None  # bias of a sigmoid loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """Description of a model in the metadata of a safetensors file of clipx."""
+
+    model: dict[str, Any]
+    log_scale: FiniteFloat | None
+    bias: FiniteFloat | None
 
 
 def save_weights(path: Path, weights: LoadedWeights, step: int | None) -> None:
@@ -124,7 +138,10 @@ def _of_run(location: str, folder: CheckpointDir, step: int | None) -> LoadedWei
     checkpoint = folder.load(step)
     if checkpoint is None:
         raise CheckpointError(f"model.weights={location} holds no checkpoint: check the path")
-    spec: ModelSpec = option_from_dict("model", checkpoint.state["config"]["model"])
+    config = checkpoint.state.get("config", {}).get("model")
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{checkpoint.folder}/{STATE} does not describe its model: restore it")
+    spec: ModelSpec = option_from_dict("model", config)
     tensors = select_prefix(weights_part(checkpoint, WeightsChoice.auto, location), checkpoint.tensors)
     return LoadedWeights(location, tensors, spec, *learned_temperature(checkpoint))
 
@@ -149,13 +166,13 @@ def _of_file(location: str, path: Path) -> LoadedWeights:
     if description is None:
         return LoadedWeights(location, tensors, None, *temperature_of(tensors))
     try:
-        values: dict[str, Any] = json.loads(description)
-        spec: ModelSpec = option_from_dict("model", values["model"])
-        return LoadedWeights(location, tensors, spec, values["log_scale"], values["bias"])
-    except (ValueError, KeyError, TypeError) as error:
+        found = read_as(_Description, description)
+    except ValueError as error:
         raise CheckpointError(
             f"{location} has an invalid description of its model ({error}): export it again"
         ) from None
+    spec: ModelSpec = option_from_dict("model", found.model)
+    return LoadedWeights(location, tensors, spec, found.log_scale, found.bias)
 
 
 def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights:
@@ -165,7 +182,7 @@ def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None
             f"model.weights={location} has no {CONFIG if CONFIG not in paths else 'file of weights'}: give a model in "
             f"open_clip's form, with {CONFIG} and one of {', '.join(_IN_FOLDER)}"
         )
-    spec = spec_of(read_json(paths[CONFIG]), location.rstrip("/").rpartition("/")[2])
+    spec = spec_of(read_json(paths[CONFIG]), name_of(location))
     tokenizer = paths.get(_TOKENIZER[0])
     if tokenizer is not None and tokenizer.is_file() and spec.text.tokenizer != "clip":
         spec.text = replace(spec.text, tokenizer=str(tokenizer))
@@ -181,7 +198,8 @@ def load_model(
 ) -> tuple[LoadedWeights, ModelSpec, CLIP]:
     """Builds a trained model in evaluation mode, without gradients. Raises ClipxError as `load_with_spec` does."""
     weights, spec = load_with_spec(location, key)
-    model = spec.build(device, dtype)
+    with SkipDraws():
+        model = spec.build(device, dtype)
     load_into(model, weights)
     model.eval().requires_grad_(False)
     return weights, spec, model

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipx.errors import CheckpointError
+from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model.spec import ClipSpec, CoCaSpec, ModelSpec
 from clipx.weights import clip_config, clip_layout, coca
 from clipx.weights.key_mapping import Rule, Tie, tied
@@ -78,9 +78,22 @@ def from_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor], what: str = "
 def temperature_of(
     tensors: Mapping[str, Tensor], scale: str = "logit_scale", bias: str = "logit_bias"
 ) -> tuple[float | None, float | None]:
-    """Returns (log α, β) by their names among tensors. None for a missing one."""
-    log_scale, beta = tensors.get(scale), tensors.get(bias)
-    return None if log_scale is None else log_scale.item(), None if beta is None else beta.item()
+    """Returns (log α, β) by their names among tensors. None for a missing one. Raises CheckpointError for others than
+    one number each."""
+    log_scale, beta = (_number(tensors, name) for name in (scale, bias))
+    return log_scale, beta
+
+
+def _number(tensors: Mapping[str, Tensor], name: str) -> float | None:
+    tensor = tensors.get(name)
+    if tensor is None:
+        return None
+    if tensor.numel() != 1 or not tensor.is_floating_point() or not tensor.isfinite().all():
+        raise CheckpointError(
+            f"{name} of the weights has shape {list(tensor.shape)} and type {tensor.dtype}, not one finite number in "
+            "floating point: give weights with a single temperature, or remove it from the file"
+        )
+    return tensor.item()
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:
@@ -100,9 +113,14 @@ def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
     try:
         spec_class = CoCaSpec if "multimodal_cfg" in config.get("model_cfg", config) else ClipSpec
         return LAYOUTS[spec_class].spec_of(config, name)
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:  # values of wrong types
+    except ConfigError as error:  # values out of range
+        raise CheckpointError(f"the configuration of {name} describes no model of clipx: {error}") from None
+    except ClipxError:
+        raise
+    except Exception as error:  # values of wrong types, of which timm makes errors of many types
+        reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"the configuration of {name} is not a configuration of open_clip ({error}): restore it"
+            f"the configuration of {name} is not a configuration of open_clip ({reason}): restore it"
         ) from None
 
 

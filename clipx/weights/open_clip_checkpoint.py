@@ -6,6 +6,7 @@ number, in each group in the order of the model's named_parameters(). (According
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from clipx.weights.download import fetched
 from clipx.weights.files import unpickled
 from clipx.weights.key_mapping import Tie
 from clipx.weights.load import LoadedWeights
-from clipx.weights.open_clip import from_open_clip, ties, to_open_clip
+from clipx.weights.open_clip import from_open_clip, temperature_of, ties, to_open_clip
 
 LEARNED = (Tie("temperature.log_scale", "logit_scale"), Tie("bias", "logit_bias"))
 """Parameters of the objective in clipx and of the model in open_clip."""
@@ -194,6 +195,7 @@ def read(place: str, spec: ModelSpec, learned: Collection[str]) -> Training:
     saved = _loaded(place)
     named = {name.removeprefix("module."): tensor for name, tensor in saved["state_dict"].items()}
     model = from_open_clip(spec, named, place)
+    temperature_of(named)  # raises for others than one number each
     states, options = _states_by_name(place, saved["optimizer"], spec, named)
     of_objective = {tie.ours: tie for tie in LEARNED if tie.theirs in named}
     if different := sorted(of_objective.keys() ^ set(learned)):
@@ -229,6 +231,7 @@ def _states_by_name(
     try:
         states, (_, decaying) = optimizer["state"], optimizer["param_groups"]
         numbers = [number for group in optimizer["param_groups"] for number in group["params"]]
+        given = set(numbers)
         kinds = {frozenset(state) for state in states.values()}
         options = {"betas": tuple(decaying["betas"]), "eps": decaying["eps"], "weight_decay": decaying["weight_decay"]}
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -237,12 +240,30 @@ def _states_by_name(
         raise CheckpointError(
             f"{place} has the state of another optimizer than open_clip's AdamW: start with model.weights={place}"
         )
-    if len(numbers) != len(order) or states.keys() != set(numbers):
+    if len(numbers) != len(order) or states.keys() != given:
         raise CheckpointError(
             f"{place} has optimizer state for {len(states)} parameters, but model {spec.name} with its temperature has "
             f"{len(order)}, so it is of another model or a locked tower: start with model.weights={place}"
         )
-    return {name: states[number] for name, number in zip(order, numbers, strict=True)}, options
+    found = {name: states[number] for name, number in zip(order, numbers, strict=True)}
+    for name, state in found.items():
+        if not _fits(state, parameters[name]):
+            raise CheckpointError(
+                f"{place} has a state of AdamW for {name} that does not have its shape, or a step count that is not "
+                f"one number: start with model.weights={place}"
+            )
+        state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).reshape(())
+    return found, options
+
+
+def _fits(state: Mapping[str, Any], parameter: Tensor) -> bool:
+    """Returns whether AdamW's state is that of a parameter."""
+    step = torch.as_tensor(state["step"]) if isinstance(state["step"], int | float | Tensor) else parameter.new_empty(2)
+    counts = step.numel() == 1 and not step.is_complex() and 0 <= step.item() < math.inf
+    moments = [state[key] for key in _MOMENTS]
+    return counts and all(
+        torch.is_tensor(moment) and moment.shape == parameter.shape and moment.is_floating_point() for moment in moments
+    )
 
 
 def _loaded(place: str) -> dict[str, Any]:
@@ -253,13 +274,23 @@ def _loaded(place: str) -> dict[str, Any]:
     saved = unpickled(path)
     wanted = {"epoch": int, "state_dict": dict, "optimizer": dict}
     right = isinstance(saved, dict) and all(isinstance(saved.get(key), kind) for key, kind in wanted.items())
-    if not right or saved["epoch"] < 0 or not all(torch.is_tensor(value) for value in saved["state_dict"].values()):
+    if (
+        not right
+        or saved["epoch"] is True
+        or saved["epoch"] < 0
+        or not all(map(_is_named_tensor, saved["state_dict"].items()))
+    ):
         raise CheckpointError(
             f"resume={place} is not a checkpoint of open_clip's trainer with epoch, state_dict and optimizer: for "
             f"weights only, give model.weights={place}"
         )
     found: dict[str, Any] = saved
     return found
+
+
+def _is_named_tensor(item: tuple[Any, Any]) -> bool:
+    name, value = item
+    return isinstance(name, str) and torch.is_tensor(value)
 
 
 def _float32(tensor: Tensor) -> Tensor:

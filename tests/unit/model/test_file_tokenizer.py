@@ -180,3 +180,12 @@ def test_a_siglip_model_trains_and_evaluates_with_its_file_tokenizer(folder: Pat
     assert found.bias is not None
     assert found.spec is not None
     assert found.spec.text.build_tokenizer()(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()
+
+
+@pytest.mark.parametrize("change", [{"padding_side": 7}, {"padding_side": "up"}, {"truncation_side": []}])
+def test_a_configuration_of_other_types_is_one_error(folder: Path, change: dict[str, Any]) -> None:
+    write(folder, {"pad_token": "</s>", **change})
+    with pytest.raises(
+        ConfigError, match="^tokenizer_config.json of model.text.tokenizer=.* is invalid .*: restore it$"
+    ):
+        tokenizer(folder)

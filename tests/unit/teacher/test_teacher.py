@@ -299,6 +299,13 @@ def damaged_copy(stored: Path, folder: Path, how: str) -> Path:
         ("width", "00000.image.npy has shape [80, 64], but the manifest has width 128: rewrite it"),
         ('{"format": "parquet"}', "is stored as parquet, which has no random access: write it with format=npy"),
         ('{"data": "0123"}', "is of other data (fingerprint 0123, 96 samples) than this run's training data ("),
+        ('{"shards": 7}', "manifest.json cannot be read (shards is 7: Input should be a valid array)"),
+        ('{"shards": [{"files": {"x": 7}}]}', "manifest.json cannot be read (shards.0.files.x is 7: "),
+        ('{"shards": [{"files": {}}]}', "00000.image.npy has "),
+        ('{"samples_per_shard": 0}', "manifest.json cannot be read (samples_per_shard is 0: Input should be greater"),
+        ('{"width": 1e400}', "manifest.json cannot be read (width is inf: "),
+        ('{"scale": NaN}', "manifest.json cannot be read (scale is nan: Input should be a finite number)"),
+        ('{"version": []}', "manifest.json cannot be read (version is []: "),
         ('{"version": 0}', "manifest.json has another format version than 1: rewrite the embeddings"),
         (
             '{"scale": null}',

@@ -1,0 +1,291 @@
+"""Crafted and odd files of weights: an error in one line, and never another result."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.runs import VIT, small
+from safetensors.torch import save_file
+
+from clipx.checkpoint.state import load_module, load_optimizer, optimizer_tensors
+from clipx.config.saved import to_dict
+from clipx.errors import CheckpointError, ClipxError
+from clipx.weights.files import METADATA, read_json, read_tensors
+from clipx.weights.load import load_weights
+from clipx.weights.open_clip import config_of, spec_of, temperature_of
+from clipx.weights.open_clip_checkpoint import _fits, _loaded, read
+
+# ------------------------------------------------------------------------------------------------ archives and tensors
+
+
+def archive(path: Path, members: list[tuple[str, bytes, int]]) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content, compression in members:
+            file.writestr(zipfile.ZipInfo(name), content, compression)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_compressed_or_ambiguous_archive_is_rejected_before_it_is_unpacked(tmp_path: Path) -> None:
+    large = pickle.dumps({"a": b"\0" * (64 << 20)}, 2)
+    small = pickle.dumps({}, 2)
+    stored, deflated = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+    for members in (
+        [("x/data.pkl", large, deflated), ("x/version", b"3", stored)],
+        [("x/data.pkl", small, stored), ("x/data.pkl", small, stored), ("x/version", b"3", stored)],
+    ):
+        path = archive(tmp_path / "weights.pt", members)
+        assert path.stat().st_size < 1 << 20
+        with pytest.raises(
+            CheckpointError, match="compressed, encrypted, repeated or overlapping members, which torch"
+        ):
+            read_tensors(path)
+
+
+def test_an_archive_with_paths_outside_is_never_extracted(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "weights.pt")
+    with zipfile.ZipFile(tmp_path / "weights.pt", "a") as file:
+        file.writestr("weights/../../outside", "x")
+        file.writestr("weights/data/../../../outside", "x")
+    tensors, _ = read_tensors(tmp_path / "weights.pt")
+    assert tensors["a"].tolist() == [1, 1]
+    assert {p.name for p in tmp_path.iterdir()} == {"weights.pt"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(1).expand(1 << 40),
+        lambda: torch.ones(2, 2).to_sparse(),
+        lambda: torch.ones(2, device="meta"),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    ],
+    ids=["expanded", "sparse", "meta", "quantized"],
+)
+def test_tensors_without_plain_values_are_rejected_by_name(make: Callable[[], torch.Tensor], tmp_path: Path) -> None:
+    torch.save({"weight": make()}, tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match="weights.pt: 'weight' is a sparse, quantized, repeated or empty tensor"):
+        read_tensors(tmp_path / "weights.pt")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int64, torch.complex64])
+def test_numbers_of_another_kind_are_not_converted(dtype: torch.dtype) -> None:
+    module = torch.nn.BatchNorm1d(2)
+    good = dict(module.state_dict())
+    with pytest.raises(CheckpointError, match="different kind of numbers weight .* against floating point$"):
+        load_module(module, {**good, "weight": torch.ones(2).to(dtype)}, "model")
+    with pytest.raises(CheckpointError, match="num_batches_tracked floating point against integer"):
+        load_module(module, {**good, "num_batches_tracked": torch.tensor(1.0)}, "model")
+    load_module(module, {**good, "weight": torch.ones(2, dtype=torch.float64)}, "model")
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), torch.tensor(1), torch.tensor(float("nan")), torch.ones(0)])
+def test_a_temperature_is_one_finite_number(value: torch.Tensor) -> None:
+    assert temperature_of({"logit_scale": torch.ones(1), "logit_bias": torch.tensor(-2.0)}) == (1.0, -2.0)
+    for name in ("logit_scale", "logit_bias"):
+        with pytest.raises(CheckpointError, match=rf"{name} of the weights has shape .*, not one finite number"):
+            temperature_of({name: value})
+
+
+# --------------------------------------------------------------------------------------------------- optimizer state
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"weight/step": torch.ones(3)},
+            r"weight/step with floating point values of shape \[3\], not one finite number",
+        ),
+        ({"weight/step": torch.tensor(True)}, "weight/step with boolean values"),
+        ({"weight/step": torch.tensor(-1.0)}, "not one finite number of at least 0"),
+        ({"weight/step": torch.tensor(float("nan"))}, "not one finite number of at least 0"),
+        ({"weight/step=": torch.ones(3)}, "weight/step= with"),
+        (
+            {"weight/exp_avg": torch.ones(3, 3, dtype=torch.int8)},
+            "weight/exp_avg in integer values, not floating point",
+        ),
+        ({"bias/exp_avg": torch.ones(2)}, "exp_avg in 1-d"),
+        ({"weight/exp_avg": torch.ones(())}, "exp_avg a number"),
+    ],
+)
+def test_optimizer_state_of_another_form_is_rejected_by_name(change: dict[str, Any], message: str) -> None:
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(s)) for name, s in SHAPES.items()})
+    optimizer = torch.optim.AdamW([{"params": list(model.named_parameters())}])
+    sum(p.sum() for p in model.values()).backward()
+    optimizer.step()
+    state = optimizer_tensors(optimizer)
+    load_optimizer(optimizer, state)
+    with pytest.raises(CheckpointError, match=message):
+        load_optimizer(optimizer, {**state, **change})
+
+
+SHAPES = {"weight": (3, 3), "other": (3, 3), "bias": (3,), "gain": (3,), "scale": ()}
+
+
+def test_a_missing_moment_of_one_parameter_is_rejected_by_name() -> None:
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(s)) for name, s in SHAPES.items()})
+    optimizer = torch.optim.AdamW([{"params": list(model.named_parameters())}])
+    sum(p.sum() for p in model.values()).backward()
+    optimizer.step()
+    state = {name: t for name, t in optimizer_tensors(optimizer).items() if name != "other/exp_avg_sq"}
+    with pytest.raises(
+        CheckpointError,
+        match="for weight step a number, exp_avg of its shape.* but for other step a number, exp_avg of its shape: restore",
+    ):
+        load_optimizer(optimizer, state)
+
+
+# ------------------------------------------------------------------------------------------------------- configurations
+
+TINY = (*VIT, "model.text.width=8", "model.text.heads=1")
+MUTANTS: list[Any] = [None, -1, 1e400, float("nan"), "x", [], {}, True, 10**30, [None], {"a": {"b": []}}]
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from leaves(value[key], (*path, key))
+
+
+def mutated(value: Any, path: tuple[Any, ...], mutant: Any) -> Any:
+    value = copy.deepcopy({"root": value})
+    parent: Any = value
+    for key in ("root", *path)[:-1]:
+        parent = parent[key]
+    parent[("root", *path)[-1]] = copy.deepcopy(mutant)
+    return value["root"]
+
+
+def one_line_error_or_result(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except ClipxError as error:
+        if "\n" in str(error) or len(str(error)) > 600:
+            raise
+
+
+def test_every_changed_value_of_open_clips_configuration_is_a_model_or_one_error(tmp_path: Path) -> None:
+    model = small(tmp_path, *TINY).model
+    config = {"model_cfg": config_of(model), "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "size": [8, 8]}}
+    assert spec_of(config, "vit").image.mean == [0.5] * 3
+    for path in leaves(config):
+        for mutant in MUTANTS:
+            one_line_error_or_result(lambda path=path, mutant=mutant: spec_of(mutated(config, path, mutant), "vit"))  # type: ignore[misc]
+
+
+def test_every_changed_value_of_a_description_is_a_model_or_one_error(tmp_path: Path) -> None:
+    described = {"model": {**to_dict(small(tmp_path, *TINY).model), "weights": None}, "log_scale": 1.0, "bias": None}
+    path = tmp_path / "weights.safetensors"
+
+    def load(text: str) -> Any:
+        save_file({"a": torch.ones(1)}, path, {METADATA: text})
+        return load_weights(str(path))
+
+    assert load(json.dumps(described)).log_scale == 1.0
+    for number, place in enumerate(leaves(described)):
+        for mutant in (MUTANTS[number % len(MUTANTS)],):
+            one_line_error_or_result(
+                lambda place=place, mutant=mutant: load(json.dumps(mutated(described, place, mutant)))  # type: ignore[misc]
+            )
+    for text in ("[" * 100_000, "", "7", '{"model": {}, "model": {}}', json.dumps({**described, "log_scale": "x"})):
+        with pytest.raises(CheckpointError, match="has an invalid description of its model"):
+            load(text)
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"7", b'{"a": 1, "a": 2}', b"9" * 5000, b""])
+def test_a_json_file_is_one_object_with_unique_keys(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(CheckpointError, match="config.json (cannot be read|is not a JSON object)"):
+        read_json(tmp_path / "config.json")
+
+
+def test_a_key_without_counterpart_names_the_fix(tmp_path: Path) -> None:
+    config = {**config_of(small(tmp_path, *TINY).model), "new_key": 1}
+    with pytest.raises(
+        CheckpointError,
+        match="^new_key=1 in the configuration has no counterpart in clipx: remove it if .*, or give the",
+    ):
+        spec_of(config, "vit")
+
+
+# -------------------------------------------------------------------------------------- checkpoints of open_clip's trainer
+
+
+def of_open_clip(tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+    """Returns a model's spec, and a training checkpoint of open_clip's trainer for it."""
+    from clipx.weights.open_clip import to_open_clip
+    from clipx.weights.open_clip_checkpoint import _parameter_ties, is_gain_or_bias
+
+    spec = small(tmp_path, *TINY).model
+    tensors = to_open_clip(spec, spec.build(torch.device("cpu"), torch.float32).state_dict())
+    tensors["logit_scale"] = torch.tensor(1.0)
+    names = [name for name in tensors if name in {"logit_scale"} | {tie.theirs for tie in _parameter_ties(spec)}]
+    order = sorted(names, key=lambda name: not is_gain_or_bias(name, tensors[name]))
+    count = sum(is_gain_or_bias(name, tensors[name]) for name in names)
+    state = {
+        i: {"step": torch.tensor(3.0), "exp_avg": tensors[n] * 0, "exp_avg_sq": tensors[n] * 0}
+        for i, n in enumerate(order)
+    }
+    group = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.2}
+    groups = [{**group, "params": list(range(count))}, {**group, "params": list(range(count, len(order)))}]
+    return spec, {"epoch": 1, "state_dict": OrderedDict(tensors), "optimizer": {"state": state, "param_groups": groups}}
+
+
+@pytest.mark.slow
+def test_changed_training_checkpoints_of_open_clip_are_one_error(tmp_path: Path) -> None:
+    spec, saved = of_open_clip(tmp_path)
+    path = tmp_path / "epoch_1.pt"
+
+    def load(**changes: Any) -> Any:
+        torch.save({**saved, **changes}, path)
+        return read(str(path), spec, ["temperature.log_scale"])
+
+    assert load().steps == 3
+    optimizer, state = saved["optimizer"], saved["optimizer"]["state"]
+    for change in (
+        {"state_dict": {**saved["state_dict"], "logit_scale": torch.ones(3)}},
+        {
+            "optimizer": {
+                **optimizer,
+                "param_groups": [{**group, "params": [[1]]} for group in optimizer["param_groups"]],
+            }
+        },
+        {"optimizer": {**optimizer, "state": {**state, 0: {**state[0], "step": torch.ones(3)}}}},
+    ):
+        with pytest.raises(CheckpointError) as error:
+            load(**change)
+        assert "\n" not in str(error.value), change
+    for change in (
+        {"epoch": True},
+        {"epoch": -1},
+        {"epoch": "1"},
+        {"optimizer": []},
+        {"state_dict": {7: torch.ones(1)}},
+    ):
+        torch.save({**saved, **change}, path)
+        with pytest.raises(CheckpointError, match="is not a checkpoint of open_clip's trainer"):
+            _loaded(str(path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"step": torch.ones(3)}, {"step": "x"}, {"step": torch.tensor(float("nan"))}, {"step": None}, {"step": -1}),
+        *({"exp_avg": 7}, {"exp_avg": torch.ones(1, 2)}, {"exp_avg_sq": torch.zeros(3, dtype=torch.int8)}),
+    ],
+)
+def test_states_of_adamw_have_the_form_of_their_parameter(change: dict[str, Any]) -> None:
+    state = {"step": torch.tensor([3.0]), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}
+    assert _fits(state, torch.zeros(3)) and _fits({**state, "step": 3}, torch.zeros(3))
+    assert not _fits({**state, **change}, torch.zeros(3))
