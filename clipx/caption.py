@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
-from clipx.cli import cli
+from clipx.cli import cli, imports
+from clipx.config import limits
 from clipx.config.registry import MISSING, option
+from clipx.data.spec import MAX_PIXELS
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import DataError, require
+from clipx.escape import json_text, print_stderr
 from clipx.precision.spec import PrecisionSpec
 
 if TYPE_CHECKING:
@@ -93,14 +95,14 @@ class CaptionSpec:
     context has room for, its length - 2."""
 
     batch_size: int = 32
-    """Number of images that a rank captions at a time. At least 1. Captions do not depend on it."""
+    """Number of images that a rank captions at a time, in [1, 65536]. Captions do not depend on it."""
 
     max_bad_share: float = 0.1
     """Largest share of bad images, in [0, 1]. The command fails if more than this share, or all, cannot be used."""
 
     max_pixels: int = 89_000_000
-    """Largest width x height of an image, in pixels. At least 1. Larger images are bad images and are not decoded: a
-    few bytes can decompress to gigabytes."""
+    """Largest width x height of an image, in pixels, in [1, 715827882] (2 GiB as RGB). Larger images are bad images and
+    are not decoded: a few bytes can decompress to gigabytes."""
 
     precision: PrecisionSpec = MISSING
     """Number format of the model."""
@@ -119,12 +121,15 @@ class CaptionSpec:
                 )
         for key, number, least in (
             *(("beams", self.beams, 1), ("top_k", self.top_k, 1), ("length_penalty", self.length_penalty, 0)),
-            *(("seed", self.seed, 0), ("batch_size", self.batch_size, 1), ("max_pixels", self.max_pixels, 1)),
+            *(("seed", self.seed, 0), ("batch_size", self.batch_size, 1)),
         ):
             require(number is None or number >= least, f"{key}={number} must be at least {least}")
+        for key, number, most in (("beams", self.beams, 1024), ("batch_size", self.batch_size, limits.EMBEDDED)):
+            limits.check_limit(key, number or 0, most)
         require(self.temperature is None or self.temperature > 0, f"temperature={self.temperature} must be above 0")
         require(self.top_p is None or 0 < self.top_p <= 1, f"top_p={self.top_p} must be in (0, 1]: 0.9 is usual")
         require(0 <= self.max_bad_share <= 1, f"max_bad_share={self.max_bad_share} must be in [0, 1]")
+        require(1 <= self.max_pixels <= MAX_PIXELS, f"max_pixels={self.max_pixels} must be in [1, {MAX_PIXELS}]")
         require(self.min_length >= 0, f"min_length={self.min_length} must be at least 0")
         require(
             self.max_length is None or self.max_length >= self.min_length,
@@ -177,8 +182,9 @@ def caption(spec: CaptionSpec) -> None:
     files = spec.files()  # before torch is loaded, so that a mistyped path fails immediately
     out = spec.out
     require(out is None or not Path(out).exists(), f"out={out} exists already: give another file, or remove it")
-    from clipx.evaluator.captioner import Captioner
-    from clipx.weights.load import load_model
+    with imports():
+        from clipx.evaluator.captioner import Captioner
+        from clipx.weights.load import load_model
 
     comm = spec.distributed.build()
     try:
@@ -208,9 +214,10 @@ def caption(spec: CaptionSpec) -> None:
             bad = _write(captioner.lines(files), to)
         if comm.is_main:
             written = "" if out is None else f", written to {out}"
-            print(f"{len(files) - bad} of {len(files)} images captioned{written}", file=sys.stderr)
+            print_stderr(f"{len(files) - bad} of {len(files)} images captioned{written}")
         if bad > spec.max_bad_share * len(files) or bad == len(files):
-            raise DataError(f"{bad} of {len(files)} images are bad, more than max_bad_share={spec.max_bad_share:g}")
+            share = f", more than max_bad_share={spec.max_bad_share:g}" if bad < len(files) else ""
+            raise DataError(f"{bad} of {len(files)} images are bad{share}: the lines above name the reasons")
     finally:
         comm.close()
 
@@ -222,10 +229,10 @@ def _write(lines: Iterator[Line], to: Sequence[TextIO]) -> int:
         if "bad" in line:
             bad += 1
             if to:
-                print(f"bad: {line['image']}: {line['bad']}", file=sys.stderr)
+                print_stderr(f"bad: {line['image']}: {line['bad']}")
             continue
         for file in to:
-            print(json.dumps(line, ensure_ascii=False), file=file, flush=True)
+            print(json_text(line), file=file, flush=True)
     return bad
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from clipx.cli import cli
+from clipx.cli import cli, imports
+from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import DataSpec
@@ -86,7 +87,7 @@ class EmbedSpec:
     """Number of samples per output shard, at least 1. A shard is held in memory until it is written."""
 
     batch_size: int = 256
-    """Number of images or captions embedded at a time. At least 1."""
+    """Number of images or captions embedded at a time, in [1, 65536]."""
 
     retry_s: float = RETRY_S
     """Seconds for which a failed request to the URL `out` is retried before the run ends. 0: a single attempt."""
@@ -109,6 +110,8 @@ class EmbedSpec:
             check_folder_url("out", self.out)
         for key, number in (("samples_per_shard", self.samples_per_shard), ("batch_size", self.batch_size)):
             require(number >= 1, f"{key}={number} must be at least 1")
+        limits.check_limit("batch_size", self.batch_size, limits.EMBEDDED)
+        limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
         require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
 
 
@@ -125,7 +128,8 @@ def embed(spec: EmbedSpec) -> None:
             f"run={spec.run} is not a run directory and has no data: give data=…",
         )
         data = load_run(run_dir).data
-    from clipx.teacher.embedding_writer import write_embeddings
+    with imports():
+        from clipx.teacher.embedding_writer import write_embeddings
 
     comm = spec.distributed.build()
     try:

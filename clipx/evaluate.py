@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
-from clipx.cli import cli
+from clipx.cli import cli, imports
+from clipx.config.names import name_of
 from clipx.config.registry import MISSING, option
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
@@ -73,13 +74,17 @@ class EvaluateSpec:
 def evaluate(spec: EvaluateSpec) -> None:
     """Evaluates models, prints tables, and writes JSON and, for several results, a plot. Collective."""
     runs, steps = find_runs(spec)  # before torch is loaded, so that a mistyped path fails immediately
-    from clipx.evaluator.results import report_results
-    from clipx.report.console import Screen
-    from clipx.weights.candidates import evaluate_runs, evaluate_weights, model_name
+    with imports():
+        from clipx.data.loader import check_workers
+        from clipx.evaluator.results import report_results
+        from clipx.report.console import Screen
+        from clipx.weights.candidates import evaluate_runs, evaluate_weights
 
     comm = spec.distributed.build()
     screen = Screen(comm.is_main)
     try:
+        if spec.data is not None:
+            check_workers(spec.data.workers, comm)
         found = []
         for suite, one in evaluate_runs(spec, runs, steps, comm) if runs else evaluate_weights(spec, comm):
             found.append((suite, one))
@@ -89,7 +94,7 @@ def evaluate(spec: EvaluateSpec) -> None:
         if comm.is_main:
             folder = next(iter(runs)) if len(runs) == 1 else Path(spec.run)
             if not runs:
-                folder = Path("outputs/evaluations") / model_name(spec.run)
+                folder = Path("outputs/evaluations") / name_of(spec.run)
             several = len(found) > 1 or steps == ALL_STEPS
             suite, models = found[0][0], [one for _, one in found]
             report_results(Path(spec.out) if spec.out else folder, models, suite, several, screen)

@@ -22,6 +22,7 @@ from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
+from clipx.model.uninitialized import SkipDraws
 from clipx.precision.spec import Precision, PrecisionSpec
 
 Metrics = dict[str, float]
@@ -105,7 +106,8 @@ class Embedder:
     ) -> Embedder:
         """Builds a model, loads its weights by `fill(model)`, and builds an embedder for it."""
         compute = precision.build(comm.device)
-        model = spec.build(comm.device, compute.dtype)
+        with SkipDraws():
+            model = spec.build(comm.device, compute.dtype)
         precision.convert(named_blocks(model))
         fill(model)
         return cls.build(model, spec, data, comm, compute, report_bad)
@@ -174,10 +176,8 @@ class Embedder:
     ) -> Embedded:
         bad_total = sum(self.comm.gather_objects(bad))
         if bad_total > self.max_bad_share * total or bad_total == total:
-            raise DataError(
-                f"{bad_total} of {total} held-out samples are bad, more than data.max_bad_share={self.max_bad_share}: "
-                "quarantine.jsonl lists them"
-            )
+            share = f", more than data.max_bad_share={self.max_bad_share}" if bad_total < total else ""
+            raise DataError(f"{bad_total} of {total} held-out samples are bad{share}: quarantine.jsonl lists them")
         usable = sorted((item for part in self.comm.gather_objects(mine) for item in part), key=lambda item: item[0])
         rows = self.comm.sum(rows)  # each row is nonzero on one rank only
         order = torch.tensor([index for index, _, _ in usable], device=rows.device)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clipx.escape import json_text
 from clipx.evaluator.plots import plot_models, plot_sets, plot_steps
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import Evaluated, comparison, robustness, robustness_table
+from clipx.report.attempt import attempt
 from clipx.report.console import Screen
+
+Plot = Callable[[], bytes | None]
+"""Function that returns a plot as PNG; None if there is nothing to compare."""
 
 
 def report_results(folder: Path, found: Sequence[Evaluated], suite: Suite, compare: bool, screen: Screen) -> None:
@@ -24,33 +28,33 @@ def report_results(folder: Path, found: Sequence[Evaluated], suite: Suite, compa
     folder.mkdir(parents=True, exist_ok=True)
     step = "" if compare or found[0].step is None else f"-step-{found[0].step}"
     path = folder / f"evaluation-{data}{step}.json"
-    values, plot = _several(found, suite, data, screen) if compare else _single(found[0], suite, data, screen)
-    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    values, draw = _several(found, suite, data, screen) if compare else _single(found[0], suite, data, screen)
+    path.write_text(json_text(values, indent=1) + "\n", encoding="utf-8")
     path.with_suffix(".png").unlink(missing_ok=True)  # plot of an earlier evaluation
+    plot = attempt("the plot", draw)
     if plot is not None:
         path.with_suffix(".png").write_bytes(plot)
     screen.print(f"written to {path}" + ("" if plot is None else f" and {path.with_suffix('.png').name}"))
 
 
-def _single(one: Evaluated, suite: Suite, data: str, screen: Screen) -> tuple[dict[str, Any], bytes | None]:
-    """Prints the metrics of one model. Returns them as JSON values, and a plot if there are several sets."""
+def _single(one: Evaluated, suite: Suite, data: str, screen: Screen) -> tuple[dict[str, Any], Plot]:
+    """Prints the metrics of one model. Returns them as JSON values, and a function that plots several sets."""
     screen.table(f"{one.label}, on {data}", one.numbers)
     values = _values(one, suite, data=data)
     tables = values.get("robustness", {})
     for name, rows in tables.items():
         screen.console.print(robustness_table(f"{name}: {one.label}, by set", rows))
-    return values, plot_sets(one.label, tables) if tables else None
+    return values, lambda: plot_sets(one.label, tables) if tables else None
 
 
-def _several(found: Sequence[Evaluated], suite: Suite, data: str, screen: Screen) -> tuple[dict[str, Any], bytes]:
-    """Prints a comparison of several models or steps. Returns the metrics as JSON values, and a plot."""
+def _several(found: Sequence[Evaluated], suite: Suite, data: str, screen: Screen) -> tuple[dict[str, Any], Plot]:
+    """Prints a comparison of several models or steps. Returns the metrics as JSON values, and a function that plots."""
     screen.console.print(comparison(f"on {data}", found))
     models = {one.model for one in found}
+    values = {"data": data, "models": [_values(one, suite) for one in found]}
     if len(models) < len(found):
-        plot = plot_steps(f"{' and '.join(sorted(models))}, on {data}", found)
-    else:
-        plot = plot_models(f"{len(found)} models, on {data}", found, suite)
-    return {"data": data, "models": [_values(one, suite) for one in found]}, plot
+        return values, lambda: plot_steps(f"{' and '.join(sorted(models))}, on {data}", found)
+    return values, lambda: plot_models(f"{len(found)} models, on {data}", found, suite)
 
 
 def _values(one: Evaluated, suite: Suite, **more: str) -> dict[str, Any]:

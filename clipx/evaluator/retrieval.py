@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from clipx.evaluator.base import Embedder, Metrics
 
 _BLOCK = 1024  # queries per matrix product
+_CUTOFFS = (1, 5, 10)  # k of recall@k
 _WAYS = ("image_to_text", "text_to_image")
 
 
 class DuplicateCaptions(StrEnum):
-    """Treatment of identical captions of several images."""
+    """Treatment of identical captions."""
 
     merged = "merged"
     """One caption, which is a correct answer for every image that has it."""
 
     apart = "apart"
-    """One caption per image, which is a wrong answer for the other images, as in clip_benchmark."""
+    """One caption per occurrence, which is a correct answer for its image alone, as in clip_benchmark."""
 
 
 @option("evaluator")
@@ -37,7 +38,7 @@ class RetrievalSpec(EvaluatorSpec):
     """Recall@1/5/10 and median rank of image-to-text and text-to-image retrieval.
 
     Recall@k is the share of queries with at least one correct answer among the first k. A tie counts against the
-    correct answer, so equal scores count as wrong.
+    correct answer, so equal scores count as wrong, except with duplicate_captions=apart.
     """
 
     parts: ClassVar[tuple[str, ...]] = _WAYS
@@ -47,8 +48,8 @@ class RetrievalSpec(EvaluatorSpec):
     """Kind of evaluator: retrieval."""
 
     duplicate_captions: DuplicateCaptions = DuplicateCaptions.merged
-    """Treatment of identical captions of several images. merged: one caption, which is correct for every image that has
-    it. apart: one caption per image, which is wrong for the other images, as in clip_benchmark."""
+    """Treatment of identical captions. merged: one caption, which is correct for every image that has it. apart: one
+    caption per occurrence, which is correct for its image alone; topk orders ties, as in clip_benchmark."""
 
     def check(self, data: Dataset) -> None:
         """Raises ConfigError if the held-out data has samples without captions."""
@@ -68,47 +69,87 @@ class RetrievalSpec(EvaluatorSpec):
         texts = list(dict.fromkeys(text for texts in images.captions for text in texts))
         text_MD = embedder.texts(texts, self.batch_size)
         pairs_P2 = torch.tensor(_pairs(images.captions, texts))
-        if self.duplicate_captions is DuplicateCaptions.apart:
-            text_MD = text_MD[pairs_P2[:, 1].to(text_MD.device)]
-            pairs_P2[:, 1] = torch.arange(len(pairs_P2))
-        to_text, to_image = _WAYS
-        return {
-            **recalls(to_text, ranks(images.image, text_MD, pairs_P2, embedder.comm)),
-            **recalls(to_image, ranks(text_MD, images.image, pairs_P2.flip(1), embedder.comm)),
-        }
+        if self.duplicate_captions is DuplicateCaptions.merged:
+            pairs_P2 = pairs_P2.unique(dim=0)
+            searches = Search(images.image, text_MD, pairs_P2), Search(text_MD, images.image, pairs_P2.flip(1))
+        else:
+            copies_P = pairs_P2[:, 1].to(text_MD.device)
+            pairs_P2 = torch.stack([pairs_P2[:, 0], torch.arange(len(pairs_P2))], 1)
+            to_text = Search(images.image, text_MD, pairs_P2, copies_P)
+            searches = to_text, Search(text_MD[copies_P], images.image, pairs_P2.flip(1))
+        found: Metrics = {}
+        for way, search in zip(_WAYS, searches, strict=True):
+            rank_Q = search.ranks(embedder.comm)
+            apart = self.duplicate_captions is DuplicateCaptions.apart
+            found |= recalls(way, rank_Q, search.topk_hits(embedder.comm) if apart else None)
+        return found
 
 
 def _pairs(captions: Sequence[Sequence[str]], texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Returns (index of the image, index of the text) of each distinct caption of each image."""
+    """Returns (index of the image, index of the text) of each caption of each image."""
     number = {text: i for i, text in enumerate(texts)}
-    return [(image, number[text]) for image, its_texts in enumerate(captions) for text in dict.fromkeys(its_texts)]
+    return [(image, number[text]) for image, its_texts in enumerate(captions) for text in its_texts]
 
 
-def ranks(query_QD: torch.Tensor, key_KD: torch.Tensor, pairs_P2: torch.Tensor, comm: Comm) -> torch.Tensor:
-    """Returns the rank [Q] of each query's best correct key: the number of wrong keys with at least its score.
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A search of K keys for each of Q queries. The ranks of a job share the queries; each gets the whole result."""
 
-    Collective. The queries are distributed over the ranks; every rank gets the whole result.
+    query_QD: torch.Tensor
+    """Embeddings of the queries."""
 
-    Args:
-        query_QD: embeddings of the queries.
-        key_KD: embeddings of the keys.
-        pairs_P2: (query, key) of each correct answer.
+    key_UD: torch.Tensor
+    """Embeddings of the distinct keys."""
+
+    pairs_P2: torch.Tensor
+    """(query, key) of each correct answer."""
+
+    copies_K: torch.Tensor | None = None
+    """Row of `key_UD` of each key, which gives equal keys exactly equal scores. None: each row is a key."""
+
+    def ranks(self, comm: Comm) -> torch.Tensor:
+        """Returns the rank [Q] of each query's best correct key: the number of wrong keys with at least its score.
+        Collective."""
+        rank_Q = torch.zeros(len(self.query_QD), dtype=torch.int64, device=self.key_UD.device)
+        for block, scores_qK, right_qK in self._scores(comm):
+            best_q1 = scores_qK.masked_fill(~right_qK, -torch.inf).amax(1, keepdim=True)
+            rank_Q[block] = ((scores_qK >= best_q1) & ~right_qK).sum(1)
+        return comm.sum(rank_Q).cpu()
+
+    def topk_hits(self, comm: Comm) -> torch.Tensor:
+        """Returns whether a correct key is among the first 1, 5 and 10 of each query, [Q, 3]. Collective.
+
+        `topk` chooses among ties, as in clip_benchmark: its choice depends on k and on the order of the scores, not on
+        their values.
+        """
+        hits_Q3 = torch.zeros(len(self.query_QD), len(_CUTOFFS), dtype=torch.int64, device=self.key_UD.device)
+        for block, scores_qK, right_qK in self._scores(comm):
+            for i, k in enumerate(_CUTOFFS):
+                first_qk = scores_qK.topk(min(k, scores_qK.shape[1]), dim=1).indices
+                hits_Q3[block, i] = right_qK.gather(1, first_qk).any(1).long()
+        return comm.sum(hits_Q3).cpu() > 0
+
+    def _scores(self, comm: Comm) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+        """Yields this rank's blocks of queries, their scores with all keys, and whether each key is correct."""
+        from clipx.evaluator.base import rank_blocks
+
+        pairs_P2 = self.pairs_P2.to(self.key_UD.device)
+        for block in rank_blocks(len(self.query_QD), _BLOCK, comm):
+            scores_qK = self.query_QD[block] @ self.key_UD.T
+            if self.copies_K is not None:  # after the product, which may round the scores of equal keys differently
+                scores_qK = scores_qK[:, self.copies_K]
+            right_qK = torch.zeros_like(scores_qK, dtype=torch.bool)
+            here = pairs_P2[(pairs_P2[:, 0] >= block.start) & (pairs_P2[:, 0] < block.stop)]
+            right_qK[here[:, 0] - block.start, here[:, 1]] = True
+            yield block, scores_qK, right_qK
+
+
+def recalls(direction: str, rank_Q: torch.Tensor, hits_Q3: torch.Tensor | None = None) -> Metrics:
+    """Returns recall@1/5/10 and the median rank, which counts from 1. `direction`: prefix of the metric names.
+
+    `hits_Q3`: see `Search.topk_hits`. None: a query hits if its rank is below k.
     """
-    from clipx.evaluator.base import rank_blocks
-
-    pairs_P2 = pairs_P2.to(key_KD.device)
-    rank_Q = torch.zeros(len(query_QD), dtype=torch.int64, device=key_KD.device)
-    for block in rank_blocks(len(query_QD), _BLOCK, comm):
-        scores_qK = query_QD[block] @ key_KD.T
-        right_qK = torch.zeros_like(scores_qK, dtype=torch.bool)
-        here = pairs_P2[(pairs_P2[:, 0] >= block.start) & (pairs_P2[:, 0] < block.stop)]
-        right_qK[here[:, 0] - block.start, here[:, 1]] = True
-        best_q1 = scores_qK.masked_fill(~right_qK, -torch.inf).amax(1, keepdim=True)
-        rank_Q[block] = ((scores_qK >= best_q1) & ~right_qK).sum(1)
-    return comm.sum(rank_Q).cpu()
-
-
-def recalls(direction: str, rank_Q: torch.Tensor) -> Metrics:
-    """Returns recall@1/5/10 and the median rank, which counts from 1. `direction`: prefix of the metric names."""
-    found = {f"{direction}/recall@{k}": (rank_Q < k).double().mean().item() for k in (1, 5, 10)}
+    hits_Q3 = rank_Q[:, None] < torch.tensor(_CUTOFFS) if hits_Q3 is None else hits_Q3
+    shares = hits_Q3.double().mean(0).tolist()
+    found = {f"{direction}/recall@{k}": share for k, share in zip(_CUTOFFS, shares, strict=True)}
     return {**found, f"{direction}/median_rank": 1 + rank_Q.double().median().item()}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config import limits
 from clipx.config.duration import check_cadence
+from clipx.config.names import check_metric_part
 from clipx.config.registry import MISSING
 from clipx.data.spec import Dataset, DataSpec, non_default_values
 from clipx.errors import ConfigError, require
@@ -55,7 +56,7 @@ class EvaluatorSpec:
     the end of training; end: at the end only; none: never."""
 
     batch_size: int = 256
-    """Number of images or texts embedded in one forward pass on each rank, at least 1."""
+    """Number of images or texts embedded in one forward pass on each rank, in [1, 65536]."""
 
     held_out: bool = True
     """Whether to evaluate the held-out samples of the run's data. false needs at least one set in sets."""
@@ -68,15 +69,13 @@ class EvaluatorSpec:
         key = f"evaluator.{self.kind}"
         check_cadence(self.every, f"{key}.every")
         require(self.batch_size >= 1, f"{key}.batch_size={self.batch_size} must be at least 1")
+        limits.check_limit(f"{key}.batch_size", self.batch_size, limits.EMBEDDED)
         require(
             self.held_out or bool(self.sets),
             f"{key}.held_out=false leaves nothing to evaluate: add a set with +data@{key}.sets.NAME=OPTION",
         )
         for name, data in self.sets.items():
-            require(
-                re.fullmatch(r"\w[\w.-]*", name) is not None,
-                f"{key}.sets.{name} becomes a part of metric names: use letters, digits, - and _",
-            )
+            check_metric_part(f"{key}.sets.{name}", name)
             check_set(f"{key}.sets.{name}", data, self.learns)
 
     def check(self, data: Dataset) -> None:

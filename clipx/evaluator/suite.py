@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clipx.config.saved import to_dict
-from clipx.data.bad_samples import check_bad_share
+from clipx.data.bad_samples import check_opened
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, DataSpec, open_on_all_ranks
 from clipx.distributed.comm import Comm
@@ -158,8 +158,7 @@ def _open(
         held_out = opened[key].held_out
         if held_out is None:
             raise DataError("no held-out samples: raise data.held_out_share, or give held-out data")
-        bad = held_out.bad
-        check_bad_share(len(bad), sum(held_out.sizes) + len(bad), data.max_bad_share, bad[:1])
+        check_opened(held_out.bad, sum(held_out.sizes), data.max_bad_share)
     except ClipxError as error:
         raise _at(error, evaluator, name, data) from None
     return opened[key]

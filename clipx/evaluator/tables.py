@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from clipx.evaluator.suite import Suite
-from clipx.report.console import format_value, is_headline
+from clipx.report.console import format_value, is_headline, text_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 DROP = "drop"
 AVERAGE, OTHERS = "average", "average of the others"
@@ -56,25 +58,20 @@ def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def robustness_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> Table:
     """Returns a table of an evaluator's `robustness`, with a row per set."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("set")
     metrics = list(next(iter(rows.values())))
-    last = [label for label in rows if label not in (AVERAGE, OTHERS)][-1]
-    for metric in metrics:
-        table.add_column(f"{DROP} in {metrics[0]}" if metric == DROP else metric, justify="right")
-    for label, row in rows.items():
-        shown = (f"{100 * row[m]:.2f} points" if m == DROP else format_value(m, row[m]) for m in metrics)
-        table.add_row(label, *shown, end_section=label == last)
+    columns = [f"{DROP} in {metrics[0]}" if metric == DROP else metric for metric in metrics]
+    shown = [
+        (label, *(f"{100 * row[m]:.2f} points" if m == DROP else format_value(m, row[m]) for m in metrics))
+        for label, row in rows.items()
+    ]
+    table = text_table(("set", *columns), shown, title, right=columns)
+    table.rows[sum(label not in (AVERAGE, OTHERS) for label in rows) - 1].end_section = True
     return table
 
 
 def comparison(title: str, found: Sequence[Evaluated]) -> Table:
     """Returns a table with a row per step or model and a column per headline metric."""
     names = list(dict.fromkeys(name for one in found for name in one.numbers if is_headline(name)))
-    table = Table(title=title, title_justify="left")
-    table.add_column("model")
-    for name in names:
-        table.add_column(name.removeprefix("eval/"), justify="right")
-    for one in found:
-        table.add_row(one.label, *(format_value(n, one.numbers[n]) if n in one.numbers else "" for n in names))
-    return table
+    columns = [name.removeprefix("eval/") for name in names]
+    rows = [(one.label, *(format_value(n, one.numbers[n]) if n in one.numbers else "" for n in names)) for one in found]
+    return text_table(("model", *columns), rows, title, right=columns)

@@ -160,7 +160,7 @@ def test_too_many_bad_images_fail_after_the_good_ones_are_captioned(trained: Pat
     assert "1 of 7 images are bad, more than max_bad_share=0.1" in done.stderr
     done = caption(trained, pictures / "bad.jpg", "max_bad_share=1", check=False)
     assert done.returncode == 1
-    assert "1 of 1 images are bad" in done.stderr
+    assert "1 of 1 images are bad: the lines above name the reasons" in done.stderr
 
 
 def test_invalid_inputs_raise_a_one_line_error(tmp_path: Path, trained: Path, pictures: Path) -> None:
@@ -200,6 +200,7 @@ def test_invalid_inputs_raise_a_one_line_error(tmp_path: Path, trained: Path, pi
         (("min_length=5", "max_length=4"), "max_length=4 is less than min_length=5"),
         (("batch_size=0",), "batch_size=0 must be at least 1"),
         (("max_bad_share=2",), "max_bad_share=2.0 must be in [0, 1]"),
+        (("max_pixels=715827883",), "max_pixels=715827883 must be in [1, 715827882]"),
         (("method=best",), "method=best: Invalid value 'best', expected one of [beam, greedy, sample]"),
     ],
 )

@@ -1,10 +1,11 @@
 """Metrics against clip_benchmark's functions, on the same set with the same model.
 
-Ties are avoided: clip_benchmark leaves their order to topk, clipx counts them against the right answer.
+Ties are avoided where clip_benchmark leaves their order to topk and clipx counts them against the right answer.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from clipx.data.benchmark import BenchmarkSpec
-from clipx.data.shards.write import write_members
+from clipx.data.shards.write import write_samples
 from clipx.data.transform import eval_transform
 from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
@@ -122,11 +123,11 @@ def test_zero_shot_with_a_repeated_class_name_equals_clip_benchmark(
 
 
 def write_captioned_set(folder: Path, captions: Sequence[str]) -> Path:
-    members = []
-    for i, text in enumerate(captions):
-        members += [(f"s{i:03d}.jpg", jpeg(i, 40, 36)), (f"s{i:03d}.txt", text.encode())]
+    samples = [
+        {"__key__": f"s{i:03d}", "jpg": jpeg(i, 40, 36), "txt": text.encode()} for i, text in enumerate(captions)
+    ]
     (folder / "test").mkdir()
-    write_members(str(folder / "test" / "0.tar"), members)
+    write_samples(str(folder / "test" / "0.tar"), samples)
     (folder / "test" / "nshards.txt").write_text("1")
     (folder / "dataset_type.txt").write_text("retrieval")
     return folder
@@ -147,16 +148,56 @@ def test_retrieval_with_several_captions_per_image_equals_clip_benchmark(tmp_pat
     assert 0 < expected["image_retrieval_recall@10"] < 1
 
 
-def test_duplicate_captions_apart_equal_clip_benchmark_and_merge_by_default(
-    tmp_path: Path,
-) -> None:
-    write_captioned_set(tmp_path, [f"an {NAMES[i % 7]}\nthe {NAMES[i % 7]} {i}" for i in range(28)])
-    theirs = Theirs()
+def exact_unit(key: Sequence[int]) -> Tensor:
+    """Returns a unit vector drawn by `key` whose products with others like it are exact in float32.
+
+    Its entries are ±1/2, ±1/4, … ±2^-12, three of each, and another 2^-12. All sums of products are multiples of 2^-24.
+    """
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(list(key)).encode()))
+    sizes = torch.tensor([2.0**-level for level in range(1, 13) for _ in range(3)] + [2.0**-12])
+    signs = torch.randint(0, 2, sizes.shape, generator=generator) * 2 - 1
+    return (signs * sizes)[torch.randperm(len(sizes), generator=generator)]
+
+
+class Exact(Theirs):
+    """Gives each image and each text a vector, so that scores tie if and only if the images and texts are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.encode_image = self.encode_image  # type: ignore[method-assign]
+        self.model.encode_text = self.encode_text  # type: ignore[method-assign]
+
+    def encode_image(self, images: Tensor) -> Tensor:
+        return torch.stack([exact_unit(image.flatten()[::7].tolist()) for image in images])
+
+    def encode_text(self, tokens: Tensor) -> Tensor:
+        return torch.stack([exact_unit(row.tolist()) for row in tokens])
+
+
+REPEATED = [f"an {NAMES[i % 3]}\nan {NAMES[i % 3 + i % 2]}\nthe {NAMES[i % 7]} {i}" for i in range(56)]
+
+
+def test_duplicate_captions_apart_equal_clip_benchmark(tmp_path: Path) -> None:
+    """Captions occur twice on one image and on several images; with exact scores, only identical captions tie.
+
+    Each k of topk has another order of ties: the counts are equal because it is topk that chooses.
+    """
+    write_captioned_set(tmp_path, REPEATED)
+    theirs = Exact()
+    captions = [text for texts in REPEATED for text in texts.splitlines()]
+    images = theirs.encode_image(torch.cat([batch for batch, _ in Loader(tmp_path)]))
+    scores = images @ theirs.encode_text(theirs.tokenizer(captions)).T
+    assert all(len(row.unique()) == len(set(captions)) < len(captions) for row in scores)
+    assert any(len(set(texts.splitlines())) < 3 for texts in REPEATED)
+
     expected = zeroshot_retrieval.evaluate(
         theirs, Loader(tmp_path), theirs.tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10]
     )
     apart = ours(tmp_path, RetrievalSpec(kind="retrieval", duplicate_captions=DuplicateCaptions.apart), theirs)
     merged = ours(tmp_path, RetrievalSpec(kind="retrieval"), theirs)
-    for k in (1, 5, 10):  # text_to_image only: in image_to_text, identical captions tie
-        assert apart[f"text_to_image/recall@{k}"] == pytest.approx(expected[f"image_retrieval_recall@{k}"])
+    for k in (1, 5, 10):
+        for ours_, theirs_ in (("text_to_image", "image_retrieval"), ("image_to_text", "text_retrieval")):
+            found = apart[f"{ours_}/recall@{k}"]
+            assert found == pytest.approx(expected[f"{theirs_}_recall@{k}"], abs=1e-7)
+    assert 0 < apart["image_to_text/recall@5"] < apart["image_to_text/recall@10"] < 1
     assert merged["text_to_image/recall@5"] != apart["text_to_image/recall@5"]

@@ -9,7 +9,7 @@ from helpers.color_model import Told, dataset, embedder
 
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError
-from clipx.evaluator.retrieval import DuplicateCaptions, RetrievalSpec, ranks, recalls
+from clipx.evaluator.retrieval import DuplicateCaptions, RetrievalSpec, Search, recalls
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 
@@ -32,13 +32,13 @@ def test_ranks_with_several_captions_per_image_match_the_definition(seed: int) -
     pairs = [(0, 0), (0, 1), (1, 2), (2, 3), (2, 4), (2, 5), (3, 6), (3, 3), (4, 7), (5, 8), (6, 9), (6, 10)]
     text = F.normalize(torch.randn(11, 5, generator=generator, dtype=torch.float64), dim=-1)
     back = [(t, i) for i, t in pairs]
-    assert ranks(image, text, torch.tensor(pairs), COMM).tolist() == by_hand(image, text, pairs)
-    assert ranks(text, image, torch.tensor(back), COMM).tolist() == by_hand(text, image, back)
+    assert Search(image, text, torch.tensor(pairs)).ranks(COMM).tolist() == by_hand(image, text, pairs)
+    assert Search(text, image, torch.tensor(back)).ranks(COMM).tolist() == by_hand(text, image, back)
 
 
 def test_constant_embeddings_have_zero_recall() -> None:
     same, pairs = torch.ones(20, 3), torch.arange(20)[:, None].expand(20, 2)
-    assert recalls("x", ranks(same, same, pairs, COMM))["x/recall@10"] == 0
+    assert recalls("x", Search(same, same, pairs).ranks(COMM))["x/recall@10"] == 0
 
 
 def test_a_shared_caption_is_correct_for_both_images() -> None:
@@ -49,11 +49,28 @@ def test_a_shared_caption_is_correct_for_both_images() -> None:
 
 
 def test_duplicate_captions_can_be_counted_apart() -> None:
-    """Counts like clip_benchmark: each of the two red captions is correct for one image and ties with the other."""
-    data = dataset(["red", "red", "blue"], captions=[["red"], ["red"], ["blue"]])
-    found = RetrievalSpec(kind="retrieval", duplicate_captions=DuplicateCaptions.apart).evaluate(embedder(), data)
-    assert found["image_to_text/recall@1"] == pytest.approx(1 / 3)
-    assert found["text_to_image/recall@5"] == 1
+    """The example of docs/evaluation.md: images A and B are red, C is blue; A has its caption twice."""
+    data = dataset(["red", "red", "blue"], captions=[["red", "red"], ["red"], ["blue"]])
+    merged = RetrievalSpec(kind="retrieval").evaluate(embedder(), data)
+    assert merged["image_to_text/recall@1"] == merged["text_to_image/recall@1"] == 1
+    apart = RetrievalSpec(kind="retrieval", duplicate_captions=DuplicateCaptions.apart).evaluate(embedder(), data)
+    assert apart["image_to_text/recall@1"] == pytest.approx(2 / 3), "A or B, whose first caption topk takes"
+    assert apart["text_to_image/recall@1"] in (pytest.approx(2 / 4), pytest.approx(3 / 4)), (
+        "as many as topk's image has"
+    )
+    assert apart["text_to_image/recall@5"] == 1
+
+
+def test_topk_chooses_among_ties_and_hits_of_equal_keys_do_not_depend_on_rounding() -> None:
+    """Keys 0 to 19 are equal, so their scores are, and a query hits if topk returns its own copy."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = (F.normalize(torch.randn(n, 37, generator=generator), dim=-1) for n in (20, 3))
+    copies = torch.tensor([0] * 20 + [1, 2])
+    pairs = torch.arange(20)[:, None].expand(20, 2)
+    for i, k in enumerate((1, 5, 10)):
+        first = (query @ key.T)[:, copies].topk(k, dim=1).indices
+        expected = (first == torch.arange(20)[:, None]).any(1)
+        assert torch.equal(Search(query, key, pairs, copies).topk_hits(COMM)[:, i], expected)
 
 
 def test_samples_without_captions_raise_an_error_before_training() -> None:
