@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 
-from clipx.cli import cli
+from clipx.cli import cli, imports
 from clipx.plan.spec import PlanSpec
 
 
 def show(spec: PlanSpec) -> None:
     """Computes the plan and prints it as tables or JSON."""
-    from clipx.plan import published
-    from clipx.plan.estimate import plan
-    from clipx.plan.show import as_dict, tables
-    from clipx.report.console import stdout_console
+    with imports():
+        from clipx.plan import published
+        from clipx.plan.estimate import plan
+        from clipx.plan.show import as_dict, tables
+        from clipx.report.console import stdout_console
 
     console = stdout_console(quiet=spec.json)
 
     def log(text: str) -> None:
-        console.print(text, markup=False)
+        console.print(text)
 
     if spec.published:
         found = published.plans(spec, log)

@@ -1,13 +1,17 @@
 """Dry run of the towers: forward and backward on tensors without memory, whose sizes and operations are counted.
 
+A tower of equal blocks is run with three of them (clipx.plan.repeat).
+
 The tensors are torch's fake tensors with device=cpu: attention is then the fused kernel, which stores no matrix of
 scores, and autocast casts as it does on a GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,6 +27,7 @@ from clipx.model.freeze import freeze
 from clipx.model.spec import ModelSpec, Varying
 from clipx.model.text import Packing
 from clipx.optimizer.spec import Group
+from clipx.plan.repeat import Observer, observe, shorten
 from clipx.precision.spec import Precision
 
 _COUNTED = 8  # samples whose FLOPs are counted; FLOPs are proportional to the number
@@ -33,8 +38,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
+        self.now = self.peak = 0  # with the bytes of repeated sections
         self._seen: set[int] = set()
+        self._start = self._top = 0  # of the section that is repeated
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -45,13 +51,46 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(x, Tensor) and (made := _storage(x)) not in self._seen | taken:
                 self._seen.add(made)
                 self.now += (size := x.untyped_storage().nbytes())
-                self.peak = max(self.peak, self.now)
+                self.peak, self._top = max(self.peak, self.now), max(self._top, self.now)
                 weakref.finalize(x.untyped_storage(), self._freed, made, size)
         return out
 
     def _freed(self, storage: int, size: int) -> None:
         self._seen.discard(storage)
         self.now -= size
+
+    def enter(self) -> None:
+        self._start = self._top = self.now
+
+    def leave(self, copies: int) -> None:
+        added = self.now - self._start
+        self.peak = max(self.peak, self._top + max(added, copies * added))  # of the first copy, or of the last
+        self.now += copies * added
+
+
+class CountedFlops:
+    """Context that counts FLOPs."""
+
+    def __init__(self) -> None:
+        self._counter = FlopCounterMode(display=False)
+        self._start = self._repeated = 0
+
+    def __enter__(self) -> CountedFlops:
+        self._counter.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._counter.__exit__(*raised)
+
+    @property
+    def total(self) -> int:
+        return self._counter.get_total_flops() + self._repeated
+
+    def enter(self) -> None:
+        self._start = self.total
+
+    def leave(self, copies: int) -> None:
+        self._repeated += copies * (self.total - self._start)
 
 
 def _storage(x: Tensor) -> int:
@@ -80,19 +119,26 @@ class Flops:
 class DryRun:
     """Model whose weights use no memory."""
 
-    def __init__(self, spec: ModelSpec, precision: Precision, patch_dropout: float = 0.0) -> None:
-        """`precision` must be built for the CPU. `patch_dropout` is the share of patches that are dropped."""
+    def __init__(
+        self, spec: ModelSpec, precision: Precision, patch_dropout: float = 0.0, every_block: bool = False
+    ) -> None:
+        """`precision` must be built for the CPU. `patch_dropout` is the share of patches that are dropped.
+        `every_block` runs all blocks of the towers, which gives the same counts."""
         self.spec, self.precision = spec, precision
-        on_meta = spec.build(torch.device("meta"), precision.dtype, Varying(patch_dropout=patch_dropout > 0))
-        freeze(on_meta, spec)
-        on_meta.image.set_patch_dropout(patch_dropout)
+        self.model = spec.build(torch.device("meta"), precision.dtype, Varying(patch_dropout=patch_dropout > 0))
+        freeze(self.model, spec)
+        self.model.image.set_patch_dropout(patch_dropout)
+        self._observer: Observer | None = None
+        short = copy.deepcopy(self.model)
+        for repeated in [] if every_block else shorten(short, spec):
+            observe(repeated, lambda: self._observer)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         with self._mode:
-            self.model = on_meta.to_empty(device="cpu")
+            self._run = short.to_empty(device="cpu")
 
     def memory(self, samples: int, tokens: float) -> TowerMemory:
         """Counts the memory of a micro-batch. `tokens` is the mean length of a text; the longest fills the context."""
-        with self._mode, LiveBytes() as live:
+        with self._mode, LiveBytes() as live, self._observed_by(live):
             image, packing = self._batch(samples, tokens)
             batch = live.now
             embedded = self._embed(image), self._embed(packing)
@@ -102,21 +148,30 @@ class DryRun:
             peak, live.peak = live.peak - batch, live.now
             _backward(self._embed(image), self._embed(packing))
             again = live.peak - batch
-            self.model.zero_grad(set_to_none=True)
+            self._run.zero_grad(set_to_none=True)
         return TowerMemory(samples, activations, peak, again)
 
     def flops(self, tokens: float) -> Flops:
-        """Counts FLOPs in a run separate from `memory`, for torch's FlopCounterMode keeps tensors alive."""
+        """Counts FLOPs in a run separate from `memory`, for torch's FlopCounterMode keeps tensors alive. `tokens` is
+        the mean length of a text."""
         with self._mode:
             image, packing = self._batch(_COUNTED, tokens)
-            with FlopCounterMode(display=False) as of_image:
+            with CountedFlops() as of_image, self._observed_by(of_image):
                 image_BD = self._embed(image)
-            with FlopCounterMode(display=False) as of_text:
+            with CountedFlops() as of_text, self._observed_by(of_text):
                 text_BD = self._embed(packing)
-            with FlopCounterMode(display=False) as of_backward:
+            with CountedFlops() as of_backward, self._observed_by(of_backward):
                 _backward(image_BD, text_BD)
-            self.model.zero_grad(set_to_none=True)
-        return Flops(*(counter.get_total_flops() / _COUNTED for counter in (of_image, of_text, of_backward)))
+            self._run.zero_grad(set_to_none=True)
+        return Flops(*(counter.total / _COUNTED for counter in (of_image, of_text, of_backward)))
+
+    @contextlib.contextmanager
+    def _observed_by(self, observer: Observer) -> Iterator[None]:
+        self._observer = observer
+        try:
+            yield
+        finally:
+            self._observer = None
 
     def _batch(self, samples: int, tokens: float) -> tuple[Tensor, Packing]:
         side = self.spec.image.size
@@ -125,11 +180,23 @@ class DryRun:
 
     def _embed(self, batch: Tensor | Packing) -> Tensor:
         """Embeds a batch as the model does. Texts are packed already, for fake tensors have no values to measure."""
-        with self.precision.autocast():
+        with _without_cache(), self.precision.autocast():
             if isinstance(batch, Tensor):
-                return self.model.encode_image(batch)
-            text_BD: Tensor = self.model.text(batch)
+                return self._run.encode_image(batch)
+            text_BD: Tensor = self._run.text(batch)
             return F.normalize(text_BD.to(torch.promote_types(text_BD.dtype, torch.float32)), dim=-1)
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """Frees the casts of weights after use. Autocast keeps those of biases too until the end of the forward, where
+    blocks that were not run would have to be counted."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _backward(image_BD: Tensor, text_BD: Tensor) -> None:

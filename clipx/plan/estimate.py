@@ -10,13 +10,34 @@ from clipx.distributed.ddp import Compression, DdpSpec
 from clipx.errors import ConfigError, require
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP, parameter_count
-from clipx.model.flops import ForwardFlops
 from clipx.plan.alpha_beta import Link
 from clipx.plan.dry import Flops
 from clipx.plan.memory import Memory, MemoryModel
 from clipx.plan.spec import PlanSpec
 from clipx.plan.step_time import Machine, Model, Step, step
 from clipx.plan.traffic import StepShape, Traffic, ddp_traffic, fsdp_traffic, objective_traffic
+from clipx.plan.utilisation import Speed, loss_speed, tower_speed
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Predicted time of a run at one speed of the towers."""
+
+    step: Step
+    steps: int | None  # number of steps of the run; None if its length is unknown
+    price: float | None  # of a GPU-hour
+
+    @property
+    def hours(self) -> float | None:
+        return None if self.steps is None else self.steps * self.step.seconds / 3600
+
+    @property
+    def gpu_hours(self) -> float | None:
+        return None if self.hours is None else self.hours * self.step.gpus
+
+    @property
+    def cost(self) -> float | None:
+        return None if self.price is None or self.gpu_hours is None else self.price * self.gpu_hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +47,20 @@ class Plan:
     spec: PlanSpec
     ranks: int
     parameters: dict[str, int]  # number of parameters of image, text, objective
-    forward: ForwardFlops  # forward of a sample whose text fills the context
+    forward: Flops  # of a sample whose text fills the context
     sample_flops: float  # forward of a sample whose text has the mean length
     flops: float  # one step, with the forwards that micro-batches compute twice
     memory: Memory
     largest: int | None  # largest micro-batch that fits on the device
     traffic: Traffic
-    step: Step
-    steps: int | None  # number of steps of the run; None if its length is unknown
+    speed: Speed
+    slow: Prediction
+    fast: Prediction  # equal to `slow` if the speed is not a range
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """Predictions that differ, the slow one first."""
+        return [self.slow] if self.slow == self.fast else [self.slow, self.fast]
 
     @property
     def micro_batch(self) -> int:
@@ -47,20 +74,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.needed <= 1e9 * self.spec.device_memory_gb
-
-    @property
-    def hours(self) -> float | None:
-        return None if self.steps is None else self.steps * self.step.seconds / 3600
-
-    @property
-    def gpu_hours(self) -> float | None:
-        return None if self.hours is None else self.hours * self.ranks
-
-    @property
-    def cost(self) -> float | None:
-        price = self.spec.price_per_gpu_hour
-        return None if price is None or self.gpu_hours is None else price * self.gpu_hours
+        return self.needed <= 1e9 * self.spec.memory_gb
 
 
 def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Plan:
@@ -70,15 +84,21 @@ def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Pl
     )
     log("dry runs of the model")
     model_memory = MemoryModel(spec)
-    limit = 1e9 * (spec.device_memory_gb - spec.reserve_gb)
+    limit = 1e9 * (spec.memory_gb - spec.reserve_gb)
     ranks = spec.ranks or _min_ranks(spec, model_memory, limit)
     _check_ranks(spec, ranks)
     b = spec.data.batch_size // ranks // spec.data.micro_batches
     towers = model_memory.towers(b)
     model, memory = model_memory.dry.model, model_memory.memory(ranks, towers)
-    counted = model_memory.dry.flops(spec.tokens)
-    flops = _flops(counted, b, spec.data.micro_batches)
-    shape = _step_shape(spec, model, ranks)
+    counted, whole = model_memory.dry.flops(spec.tokens), model_memory.dry.flops(spec.model.text.context_length)
+    flops, flops_of_whole = (_flops(one, b, spec.data.micro_batches) for one in (counted, whole))
+    shape, speed = _step_shape(spec, model, ranks), tower_speed(spec)
+    slow, fast = (
+        Prediction(
+            _step(spec, shape, flops if speed.packed else flops_of_whole, rate), _steps(spec), spec.price_per_gpu_hour
+        )
+        for rate in speed.flops
+    )
     objective = parameter_count(model_memory.objective(ranks, spec.data.batch_size))
     return Plan(
         spec=spec,
@@ -88,14 +108,15 @@ def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Pl
             "text": parameter_count(model.text),
             "objective": objective,
         },
-        forward=ForwardFlops.of(spec.model),
+        forward=whole,
         sample_flops=counted.image + counted.text,
         flops=flops,
         memory=memory,
         largest=model_memory.largest(ranks, limit) if largest else None,
         traffic=_traffic(spec, shape),
-        step=_step(spec, shape, flops),
-        steps=_steps(spec),
+        speed=speed,
+        slow=slow,
+        fast=fast,
     )
 
 
@@ -107,7 +128,7 @@ def _min_ranks(spec: PlanSpec, model_memory: MemoryModel, limit: float) -> int:
             return ranks
         ranks *= 2
     raise ConfigError(
-        f"ranks=null: no power of two of devices with device_memory_gb={spec.device_memory_gb:g} holds "
+        f"ranks=null: no power of two of devices with device_memory_gb={spec.memory_gb:g} holds "
         f"data.batch_size={batch} in data.micro_batches={micro}: raise data.micro_batches, or give ranks"
     )
 
@@ -148,15 +169,14 @@ def _traffic(spec: PlanSpec, shape: StepShape) -> Traffic:
     return (fsdp_traffic if spec.distributed.shards_parameters else ddp_traffic)(shape)
 
 
-def _step(spec: PlanSpec, shape: StepShape, flops: float) -> Step:
-    """Predicts a step as in docs/scaling.md. With micro-batches only the last backward hides the gradients."""
-    machine = Machine(
-        spec.gpus_per_node,
-        Link(1e-6 * spec.within_us, 1e9 * spec.within_gbs),
-        Link(1e-6 * spec.between_us, 1e9 * spec.between_gbs),
-        1e12 * spec.mfu * spec.peak_tflops,
-        1e12 * spec.loss_tflops,
-    )
+def _step(spec: PlanSpec, shape: StepShape, flops: float, rate: float) -> Step:
+    """Predicts a step as in docs/scaling.md. With micro-batches only the last backward hides the gradients.
+
+    `rate`: FLOP/s of the towers.
+    """
+    within = Link(1e-6 * spec.within_us, 1e9 * spec.within[0])
+    between = Link(1e-6 * spec.between_us, 1e9 * spec.between[0]) if shape.ranks > spec.gpus_per_node else within
+    machine = Machine(spec.gpus_per_node, within, between, rate, loss_speed(spec)[0])
     model = Model(shape.parameters, flops / 3 / shape.b, shape.dim, shape.buffers)
     found = step(model, machine, shape.objective, shape.ranks, shape.b, spec.distributed.shards_parameters)
     hidden = found.towers * 2 / 3 / spec.data.micro_batches
@@ -165,6 +185,6 @@ def _step(spec: PlanSpec, shape: StepShape, flops: float) -> Step:
 
 def _steps(spec: PlanSpec) -> int | None:
     duration = Duration.parse(spec.duration, "duration")
-    if spec.data_samples is None and duration.unit == "ep":
+    if spec.samples is None and duration.unit == "ep":
         return None
-    return duration.samples(Length(spec.data_samples or 0, spec.data.batch_size)) // spec.data.batch_size
+    return duration.samples(Length(spec.samples or 0, spec.data.batch_size)) // spec.data.batch_size

@@ -63,7 +63,7 @@ class MemoryModel:
 
     def objective(self, ranks: int, batch: int) -> Objective:
         """Builds the objective of one of `ranks` devices without memory."""
-        samples = self.spec.data_samples or batch
+        samples = self.spec.samples or batch
         with torch.device("meta"):
             return self.spec.objective.build(_comm(ranks, "meta"), Length(samples, batch, samples))
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from clipx.plan import show as shown
 from clipx.plan.estimate import Plan, plan
 from clipx.plan.spec import PlanSpec
+from clipx.report.console import text_table
 from clipx.trainer.spec import RunSpec, compose
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,10 @@ def _spec(setting: Setting, spec: PlanSpec) -> PlanSpec:
 
 def table(found: list[tuple[Setting, Plan]]) -> Table:
     spec = found[0][1].spec
-    title = f"published settings on {spec.gpu}, {spec.device_memory_gb:g} GB each"
+    title = f"published settings on {spec.gpu}, {spec.memory_gb:g} GB each"
     columns = ("setting", "GPUs", "batch", "per GPU", "Mparams", "GFLOPs", "GB", "fits", "step, ms", "samples/s",
                "GB/s", "hours", "published", "GPU-hours")  # fmt: skip
-    return shown.rich_table(title, columns, [_row(setting, one) for setting, one in found])
+    return text_table(columns, [_row(setting, one) for setting, one in found], title, right=columns[1:])
 
 
 def _row(setting: Setting, one: Plan) -> list[str]:
@@ -81,12 +83,12 @@ def _row(setting: Setting, one: Plan) -> list[str]:
         f"{one.sample_flops / 1e9:,.1f}",
         f"{one.needed / 1e9:,.1f}",
         "yes" if one.fits else "no",
-        f"{1e3 * one.step.seconds:,.0f}",
-        f"{one.step.rate:,.0f}",
-        f"{one.step.rate * one.spec.bytes_per_sample / 1e9:,.2f}",
-        "" if one.hours is None else f"{one.hours:,.0f}",
+        shown.span([f"{1e3 * x.step.seconds:,.0f}" for x in one.predictions]),
+        shown.span([f"{x.step.rate:,.0f}" for x in one.predictions]),
+        shown.span([f"{x.step.rate * one.spec.bytes_per_sample / 1e9:,.2f}" for x in one.predictions]),
+        shown.span(["" if x.hours is None else f"{x.hours:,.0f}" for x in one.predictions]),
         "" if setting.hours is None else f"{setting.hours:,.0f}",
-        "" if one.gpu_hours is None else f"{one.gpu_hours:,.0f}",
+        shown.span(["" if x.gpu_hours is None else f"{x.gpu_hours:,.0f}" for x in one.predictions]),
     ]
 
 

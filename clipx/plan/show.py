@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from clipx.plan.estimate import Plan, Prediction
+from clipx.plan.utilisation import loss_speed
+from clipx.report.console import format_clock, text_table
 
-from clipx.plan.estimate import Plan
-from clipx.report.console import format_clock
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _SHOWN = 1e6  # parts of fewer bytes have no row
+
+_SPEEDS = ("slow", "fast")
 
 Rows = Sequence[tuple[str, str]]
 
 
 def tables(plan: Plan) -> list[Table]:
-    """Returns tables of the model, the memory, the communication and the time."""
+    """Returns tables of the model, the memory, the communication, the assumptions and the time."""
     spec = plan.spec
     title = (
         f"{spec.model.name} on {spec.data.name}: {spec.data.batch_size:,} samples per step = {plan.micro_batch:,} x "
         f"{spec.data.micro_batches} micro-batches x {plan.ranks} {spec.gpu}"
     )
+    speeds = _SPEEDS[: len(plan.predictions)]
     return [
         _table(f"{title}\nmodel", _model(plan)),
         _table("memory per device, GB", _memory(plan)),
         _table("communication per step, MB on each rank", _traffic(plan)),
-        _table("predicted time", _time(plan)),
+        text_table(("", "value", "from"), assumptions(plan), "assumptions of the time", ("value",), header=False),
+        text_table(("", *speeds), _time(plan), "predicted time", speeds, header=len(speeds) > 1),
     ]
 
 
-def rich_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], header: bool = True) -> Table:
-    """Returns a table of text cells. All columns but the first are right-aligned."""
-    table = Table(title=title, title_justify="left", show_header=header)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def _table(title: str, rows: Rows) -> Table:
-    return rich_table(title, ("", ""), rows, header=False)
+    return text_table(("", "value"), rows, title, right=("value",), header=False)
 
 
 def _model(plan: Plan) -> Rows:
@@ -60,7 +56,7 @@ def _model(plan: Plan) -> Rows:
 
 def _memory(plan: Plan) -> Rows:
     spec, parts = plan.spec, asdict(plan.memory)
-    limit = spec.device_memory_gb
+    limit = spec.memory_gb
     names = {
         "weights": "weights",
         "optimizer": f"optimizer state ({spec.optimizer.kind})",
@@ -93,34 +89,60 @@ def _traffic(plan: Plan) -> Rows:
     return rows or [("one device", "none")]
 
 
-def _time(plan: Plan) -> Rows:
-    spec, step = plan.spec, plan.step
-    rate = step.rate
-    rows = [
-        (f"towers, ms, {spec.mfu:.0%} of {spec.peak_tflops:g} TFLOP/s", _number(1e3 * step.towers)),
-        (f"loss, ms, at {spec.loss_tflops:g} TFLOP/s", _number(1e3 * step.loss)),
-        ("gathers, ms", _number(1e3 * (step.gathers + step.rest))),
-        ("gradients, ms, not overlapped", _number(1e3 * step.exposed)),
-        ("step, ms", _number(1e3 * step.seconds)),
-        ("samples/s; per device", f"{rate:,.0f}; {rate / plan.ranks:,.0f}"),
-        (
-            f"GB/s from storage, {spec.bytes_per_sample:,.0f} bytes per sample",
-            _number(rate * spec.bytes_per_sample / 1e9),
+def assumptions(plan: Plan) -> list[tuple[str, str, str]]:
+    """Returns name, value and source of each number that the time depends on and that is not counted."""
+    spec = plan.spec
+    towers = span([_number(flops / 1e12) for flops in plan.speed.flops])
+    loss, loss_reason = loss_speed(spec)
+    found = [
+        ("TFLOP/s of the towers", towers, plan.speed.reason),
+        ("TFLOP/s of the loss", _number(loss / 1e12), loss_reason),
+    ]
+    if plan.ranks > 1:
+        gbs, reason = spec.within
+        found.append(("within a node", f"{spec.within_us:g} us, {gbs:g} GB/s", reason))
+    if plan.ranks > spec.gpus_per_node:
+        gbs, reason = spec.between
+        found.append(("between nodes", f"{spec.between_us:g} us, {gbs:g} GB/s", reason))
+    if plan.speed.packed:
+        found.append(("tokens of a text", f"{spec.tokens:g}", "text_tokens" if spec.text_tokens else "assumed"))
+    else:
+        found.append(("tokens of a text", f"{spec.model.text.context_length}", "as in published runs, which pad"))
+    return found
+
+
+def span(texts: Sequence[str]) -> str:
+    """Returns the texts from the first to the last, or one if they are equal."""
+    return "-".join(dict.fromkeys((texts[0], texts[-1])))
+
+
+def _time(plan: Plan) -> list[tuple[str, ...]]:
+    """Returns the rows of the predicted time, with a column for each speed."""
+    spec = plan.spec
+    parts: dict[str, Callable[[Prediction], str]] = {
+        "towers, ms": lambda one: _number(1e3 * one.step.towers),
+        "loss, ms": lambda one: _number(1e3 * one.step.loss),
+        "gathers, ms": lambda one: _number(1e3 * (one.step.gathers + one.step.rest)),
+        "gradients, ms, not overlapped": lambda one: _number(1e3 * one.step.exposed),
+        "step, ms": lambda one: _number(1e3 * one.step.seconds),
+        "samples/s": lambda one: f"{one.step.rate:,.0f}",
+        "samples/s per device": lambda one: f"{one.step.rate / plan.ranks:,.0f}",
+        f"GB/s from storage, {spec.bytes_per_sample:,.0f} bytes per sample": lambda one: _number(
+            one.step.rate * spec.bytes_per_sample / 1e9
         ),
-    ]
-    if plan.steps is None or plan.hours is None or plan.gpu_hours is None:
-        return [*rows, (f"length of {spec.duration}", "unknown: give samples=N")]
-    rows += [
-        ("steps", f"{plan.steps:,}"),
-        ("duration", format_clock(3600 * plan.hours)),
-        ("GPU-hours", _number(plan.gpu_hours)),
-    ]
-    return rows if plan.cost is None else [*rows, ("cost", f"{plan.cost:,.0f}")]
+        "samples of the data": lambda one: "unknown: give samples=N" if spec.samples is None else f"{spec.samples:,}",
+        f"steps in {spec.duration}": lambda one: "unknown" if one.steps is None else f"{one.steps:,}",
+        "duration": lambda one: "" if one.hours is None else format_clock(3600 * one.hours),
+        "GPU-hours": lambda one: "" if one.gpu_hours is None else _number(one.gpu_hours),
+        "cost": lambda one: "" if one.cost is None else f"{one.cost:,.0f}",
+    }
+    rows = [(label, *map(text, plan.predictions)) for label, text in parts.items()]
+    return [row for row in rows if row[1]]
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
     """Returns the plan as JSON values."""
-    spec, step = plan.spec, plan.step
+    spec = plan.spec
     return {
         "model": spec.model.name,
         "data": spec.data.name,
@@ -131,8 +153,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "micro_batch": plan.micro_batch,
         "parameters": plan.parameters,
         "forward_flops": {
-            "image": plan.forward.image,
-            "text_context": plan.forward.text,
+            "image": round(plan.forward.image),
+            "text_context": round(plan.forward.text),
             "sample": round(plan.sample_flops),
         },
         "step_flops": round(plan.flops * plan.ranks),
@@ -140,6 +162,16 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "largest_micro_batch": plan.largest,
         "traffic_bytes": {kind: size for kind, (_, size) in plan.traffic.total().items()},
+        "assumptions": [dict(zip(("name", "value", "source"), row, strict=True)) for row in assumptions(plan)],
+        "samples": spec.samples,
+        "steps": plan.slow.steps,
+        "predictions": [_predicted(one, spec.bytes_per_sample) for one in plan.predictions],
+    }
+
+
+def _predicted(one: Prediction, bytes_per_sample: float) -> dict[str, Any]:
+    step = one.step
+    return {
         "seconds": {
             "towers": step.towers,
             "loss": step.loss,
@@ -148,11 +180,10 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "step": step.seconds,
         },
         "samples_per_second": step.rate,
-        "storage_bytes_per_second": step.rate * spec.bytes_per_sample,
-        "steps": plan.steps,
-        "hours": plan.hours,
-        "gpu_hours": plan.gpu_hours,
-        "cost": plan.cost,
+        "storage_bytes_per_second": step.rate * bytes_per_sample,
+        "hours": one.hours,
+        "gpu_hours": one.gpu_hours,
+        "cost": one.cost,
     }
 
 

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from clipx.config.registry import option
 from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
-from clipx.errors import require
-from clipx.model.flops import DEVICES, peak_tflops
+from clipx.errors import ClipxError, require
+from clipx.model.devices import DEVICES, Device
+from clipx.model.flops import peak_tflops
 from clipx.plan.traffic import objective_traffic
 from clipx.trainer.spec import RunSpec
+
+_FROM_DATA_SHEET = ("device_memory_gb", "mfu", "loss_tflops", "within_gbs", "between_gbs")
+_WITHIN, _BETWEEN = 2 / 3, 4 / 5  # shares of the data sheet's bandwidths that collectives reach: an assumption
 
 
 @option("")
@@ -34,25 +38,27 @@ class PlanSpec(RunSpec):
     memory is sufficient."""
 
     samples: int | None = None
-    """Number of samples in the data set, at least `data.batch_size`. null: the published number of the data set, if it
-    has one. Required by objectives with state for each sample if there is no published number."""
+    """Number of samples in the data set, at least `data.batch_size`. null: the number of the data, if it is published,
+    set, or counted in a table or folder. Required by objectives with state for each sample if there is none."""
 
     gpu: str = "H100"
-    """Device whose peak FLOP/s of the data sheet are used: B200, H200, "H100 PCIe", H100, A100, L40S or A10."""
+    """Device whose data sheet is used: B200, H200, "H100 PCIe", H100, A100, L40S or A10. Another name needs
+    device_peak_tflops and all keys below whose null refers to the data sheet."""
 
-    device_memory_gb: float = 80.0
-    """Memory of a device in GB of 1e9 bytes. Above 0."""
+    device_memory_gb: float | None = None
+    """Memory of a device in GB of 1e9 bytes. Above 0. null: that of the data sheet, 80 for an A100."""
 
     reserve_gb: float = 4.0
-    """Part of `device_memory_gb` for the CUDA context, NCCL, workspaces of cuDNN and cuBLAS, and fragmentation, in GB
-    of 1e9 bytes. In [0, device_memory_gb)."""
+    """Part of the memory for the CUDA context, NCCL, workspaces of cuDNN and cuBLAS, and fragmentation, in GB of 1e9
+    bytes. In [0, device_memory_gb)."""
 
-    mfu: float = 0.4
-    """Model FLOPs utilisation of the towers, a share of the peak in (0, 1]. 0.4 is what large models reach at best;
-    published LAION-400M runs reached about 0.12."""
+    mfu: float | None = None
+    """Share of the peak that the towers reach in the FLOPs that they compute, in (0, 1]; train/mfu of a run without
+    recomputation and micro-batches. null: the range of published runs with this model on this device, or with others
+    if there is none. 0.4 is what large models reach at best."""
 
-    loss_tflops: float = 30.0
-    """TFLOP/s that the loss reaches in float32. Above 0."""
+    loss_tflops: float | None = None
+    """TFLOP/s that the loss reaches in float32. Above 0. null: 45 % of the device's peak in float32."""
 
     gpus_per_node: int = 8
     """Number of GPUs in each node. At least 1."""
@@ -60,14 +66,15 @@ class PlanSpec(RunSpec):
     within_us: float = 3.0
     """Latency from GPU to GPU within a node, in microseconds. Above 0."""
 
-    within_gbs: float = 300.0
-    """Bandwidth of a GPU within a node, in GB/s in one direction. Above 0."""
+    within_gbs: float | None = None
+    """Bandwidth of a GPU within a node, in GB/s in one direction. Above 0. null: two thirds of the data sheet's."""
 
     between_us: float = 10.0
     """Latency between nodes, in microseconds. Above 0."""
 
-    between_gbs: float = 40.0
-    """Bandwidth of a GPU's network adapter between nodes, in GB/s in one direction. Above 0."""
+    between_gbs: float | None = None
+    """Bandwidth of a GPU's network adapter between nodes, in GB/s in one direction. Above 0. null: four fifths of that
+    of a DGX with this device."""
 
     text_tokens: float | None = None
     """Mean number of tokens of a caption, start and end tokens included. In [2, model.text.context_length]; needs
@@ -86,20 +93,11 @@ class PlanSpec(RunSpec):
             f"model={self.model.name} has a decoder, which a plan does not count: plan a CLIP model with the same "
             "towers, such as model=vit_b32",
         )
-        require(self.gpu in DEVICES, f"gpu={self.gpu} is not known: choose from {', '.join(DEVICES)}")
+        self._check_device()
         require(
             self.ranks is None or self.ranks >= 1, f"ranks={self.ranks} must be at least 1, or null to find the number"
         )
-        known = self.data.published
-        require(
-            self.samples is None or self.samples >= self.data.batch_size,
-            f"samples={self.samples} must be at least data.batch_size={self.data.batch_size}: give the data set's size",
-        )
-        require(
-            self.samples is not None or known is not None or not self.objective.indexed,
-            f"objective={self.objective.kind} stores state for each sample, and data={self.data.name} has no published "
-            "number of samples: give samples=N",
-        )
+        self._check_samples()
         require(
             not self.objective.taught,
             f"objective={self.objective.kind} needs a teacher, whose time and memory a plan does not count: plan with "
@@ -111,7 +109,10 @@ class PlanSpec(RunSpec):
             f"distributed={self.distributed.kind} has no model of traffic and memory here: plan with ddp or fsdp",
         )
         self._check_positive()
-        require(0 < self.mfu <= 1, f"mfu={self.mfu} must be in (0, 1]: 0.4 is usual for large models")
+        require(
+            self.mfu is None or 0 < self.mfu <= 1,
+            f"mfu={self.mfu} must be in (0, 1]: 0.4 is usual for large models, null uses published runs",
+        )
         length = self.model.text.context_length
         require(
             self.text_tokens is None or (self.model.text.packed and 2 <= self.text_tokens <= length),
@@ -119,21 +120,79 @@ class PlanSpec(RunSpec):
             "model.text.packed=false: correct or remove it",
         )
 
+    def _check_device(self) -> None:
+        if self.gpu in DEVICES:
+            return
+        missing = [key for key in ("device_peak_tflops", *_FROM_DATA_SHEET) if getattr(self, key) is None]
+        require(
+            not missing,
+            f"gpu={self.gpu} is not known: choose from {', '.join(DEVICES)}, or also give {', '.join(missing)}",
+        )
+
+    def _check_samples(self) -> None:
+        """Counts the samples of the data if the number is not given. Raises ConfigError or DataError."""
+        batch = self.data.batch_size
+        require(
+            self.samples is None or self.samples >= batch,
+            f"samples={self.samples} must be at least data.batch_size={batch}: give the data set's size",
+        )
+        if self.samples is None:
+            try:
+                self.samples = self.data.count()
+            except ClipxError as error:
+                raise type(error)(f"{error}; or give samples=N") from error
+        require(
+            self.samples is None or self.samples >= batch,
+            f"data.batch_size={batch} is larger than the data set of {self.samples} samples: use at most "
+            f"{self.samples}, or give samples=N of the whole data set",
+        )
+        require(
+            self.samples is not None or not self.objective.indexed,
+            f"objective={self.objective.kind} stores state for each sample, and the number of samples of "
+            f"data={self.data.name} is unknown: give samples=N",
+        )
+
     def _check_positive(self) -> None:
         for key in ("device_memory_gb", "loss_tflops", "gpus_per_node", "within_us", "within_gbs", "between_us",
-                    "between_gbs", "bytes_per_sample"):  # fmt: skip
-            require(getattr(self, key) > 0, f"{key}={getattr(self, key)} must be above 0")
+                    "between_gbs", "bytes_per_sample", "price_per_gpu_hour"):  # fmt: skip
+            value = getattr(self, key)
+            require(value is None or value > 0, f"{key}={value} must be above 0")
         require(
-            0 <= self.reserve_gb < self.device_memory_gb,
-            f"reserve_gb={self.reserve_gb} must be in [0, device_memory_gb={self.device_memory_gb}): 4 is usual",
+            0 <= self.reserve_gb < self.memory_gb,
+            f"reserve_gb={self.reserve_gb} must be in [0, device_memory_gb={self.memory_gb}): 4 is usual",
         )
-        price = self.price_per_gpu_hour
-        require(price is None or price > 0, f"price_per_gpu_hour={price} must be above 0, or null for no cost")
 
     @property
-    def data_samples(self) -> int | None:
-        """Number of samples in the data set. None if unknown."""
-        return self.data.published if self.samples is None else self.samples
+    def device(self) -> Device:
+        """Data sheet of the device. Raises ConfigError if it is unknown."""
+        require(self.gpu in DEVICES, f"gpu={self.gpu} is not known: choose from {', '.join(DEVICES)}")
+        return DEVICES[self.gpu]
+
+    @property
+    def memory_gb(self) -> float:
+        """Memory of a device in GB."""
+        return self.device.memory if self.device_memory_gb is None else self.device_memory_gb
+
+    @property
+    def within(self) -> tuple[float, str]:
+        """Bandwidth within a node in GB/s, and its source."""
+        if self.within_gbs is not None:
+            return self.within_gbs, "within_gbs"
+        sheet = self.device.within
+        return _WITHIN * sheet, f"two thirds of the data sheet's {sheet:g}, assumed"
+
+    @property
+    def between(self) -> tuple[float, str]:
+        """Bandwidth between nodes in GB/s, and its source. Raises ConfigError if there is no reference system."""
+        if self.between_gbs is not None:
+            return self.between_gbs, "between_gbs"
+        sheet = self.device.between
+        require(
+            sheet is not None,
+            f"gpu={self.gpu} has no reference network between nodes: give between_gbs, 80 % of the adapter's bandwidth",
+        )
+        assert sheet is not None
+        return _BETWEEN * sheet, f"four fifths of the {sheet:g} of a DGX, assumed"
 
     @property
     def tokens(self) -> float:

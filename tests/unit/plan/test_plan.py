@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 import clipx.plan.__main__  # noqa: F401  # registers its options
 from clipx.errors import ConfigError
 from clipx.model.clip import parameter_count
+from clipx.model.devices import DEVICES
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.infonce import InfoNCESpec
 from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
@@ -23,14 +25,16 @@ from clipx.plan import published
 from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan
 from clipx.plan.memory import MemoryModel
+from clipx.plan.show import assumptions
 from clipx.plan.spec import PlanSpec
+from clipx.plan.utilisation import loss_speed, tower_speed
 from clipx.trainer.spec import RunSpec
 
 LAION = ("data=laion400m", "data.shards=unread.tar", "precision=amp_bf16")
 # Half a gigabyte of activations in 32 samples, so that other memory of the process is small in comparison.
 MEDIUM = (
     "model.image.timm=vit_xsmall_patch16_clip_224",
-    "+model.image.options={embed_dim:192,depth:6,num_heads:3}",
+    "model.image.options={embed_dim:192,depth:6,num_heads:3}",
     "model.image.size=224",
     "model.text.width=192",
     "model.text.heads=3",
@@ -77,6 +81,34 @@ def test_flops_match_the_formula(vit_b32: Plan) -> None:
     packed = vit_b32.forward.image + transformer(77, 512, 12) * 20 / 77
     assert vit_b32.sample_flops == pytest.approx(packed, rel=0.05), "attention is computed on texts of equal length"
     assert vit_b32.flops == pytest.approx(3 * 256 * vit_b32.sample_flops, rel=0.01), "a backward costs two forwards"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("precision=amp_bf16", "model.image.checkpointing=1", "model.text.checkpointing=selective"),
+        ("model.image.checkpointing=tower", "model.patch_dropout=0.5", "model.image.options.drop_path_rate=0.1"),
+        ("model.weights=unread.pt", "model.image.lock=all", "model.text.lock=norms"),
+    ],
+)
+def test_counts_of_three_blocks_equal_those_of_all_blocks(overrides: tuple[str, ...]) -> None:
+    spec = planned(*MEDIUM, "model.text.layers=5", *overrides)
+    precision = spec.precision.build(torch.device("cpu"))
+    short, full = (
+        DryRun(spec.model, precision, spec.model.patch_dropout, every_block=every) for every in (False, True)
+    )
+    assert sum(1 for _ in short._run.parameters()) < sum(1 for _ in full._run.parameters())
+    assert parameter_count(short.model) == parameter_count(full.model)
+    for samples in (2, 64):  # gradients, and activations, determine the peak
+        assert short.memory(samples, 20) == full.memory(samples, 20)
+    assert short.flops(20) == full.flops(20)
+
+
+def test_a_large_model_is_traced_with_three_blocks_of_each_tower() -> None:
+    spec = planned("model=vit_h14", *LAION)
+    run = DryRun(spec.model, spec.precision.build(torch.device("cpu")))
+    assert (len(run.model.image.trunk.blocks), len(run.model.text.blocks)) == (32, 24)
+    assert (len(run._run.image.trunk.blocks), len(run._run.text.blocks)) == (3, 3)
 
 
 def test_all_micro_batches_but_the_last_have_two_forwards() -> None:
@@ -140,7 +172,94 @@ def test_predicted_memory_matches_a_real_step(overrides: tuple[str, ...]) -> Non
     assert found.peak == pytest.approx(measured, rel=0.15), found
 
 
+# ------------------------------------------------------------------------------------------------------- the machine
+
+
+def test_vit_b32_on_a100_is_as_fast_as_published_runs(vit_b32: Plan) -> None:
+    """36 hours on 128 A100 and 634 to 850 samples/s of one are published."""
+    spec = replace(vit_b32.spec, gpu="A100")
+    found = plan(spec, lambda text: None, largest=False)
+    slow, fast = (one.step.rate / 128 for one in found.predictions)
+    assert 600 < slow < fast < 850
+    assert found.slow.hours is not None and found.fast.hours is not None
+    assert found.fast.hours < 36 * 32 * 414.08e6 / 12.8e9 < found.slow.hours
+    shown = {name: (value, source) for name, value, source in assumptions(found)}
+    assert "published for vit_b32 on A100" in shown["TFLOP/s of the towers"][1]
+    assert "arXiv:2212.07143" in shown["TFLOP/s of the towers"][1]
+    assert shown["TFLOP/s of the loss"] == ("8.78", "45% of 19.5 in fp32, assumed")
+    assert shown["within a node"][0] == "3 us, 200 GB/s"
+    assert shown["between nodes"][0] == "10 us, 20 GB/s"
+
+
+def test_a_typed_mfu_replaces_the_published_range(vit_b32: Plan) -> None:
+    (one,) = plan(replace(vit_b32.spec, mfu=0.4), lambda text: None, largest=False).predictions
+    assert one.step.towers == pytest.approx(vit_b32.flops / (0.4 * 989e12))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "low", "high"),
+    [
+        ("vit_b32", "A100", 0.090, 0.121),
+        ("vit_g14", "A100", 0.231, 0.391),
+        ("vit_b32", "H100", 0.090, 0.206),  # of the model on A100, and of the device with another model
+        ("rn50", "L40S", 0.090, 0.391),
+    ],
+)
+def test_the_speed_is_the_range_of_published_runs(model: str, gpu: str, low: float, high: float) -> None:
+    spec = planned(f"model={model}", f"gpu={gpu}", "precision=amp_bf16", "data=csv")
+    assert tower_speed(spec).flops == pytest.approx(
+        [1e12 * share * DEVICES[gpu].half for share in (low, high)], rel=0.005
+    )
+
+
+def test_float32_is_limited_by_its_own_peak() -> None:
+    spec = planned("model=vit_b32", "gpu=A100", "data=csv")
+    assert tower_speed(spec).flops == pytest.approx([0.7 * 19.5e12] * 2)
+    assert loss_speed(spec)[0] < 19.5e12
+    assert loss_speed(planned("gpu=L40S", "precision=fp64"))[0] < 1.4e12
+
+
+def test_an_unknown_device_needs_its_numbers() -> None:
+    typed = ("gpu=MI300X", "device_peak_tflops=1307", "device_memory_gb=192", "mfu=0.3", "loss_tflops=40")
+    with pytest.raises(ConfigError, match="gpu=MI300X is not known: .*, or also give within_gbs, between_gbs$"):
+        planned(*typed)
+    spec = planned(*typed, "within_gbs=200", "between_gbs=40", "ranks=16")
+    assert plan(spec, lambda text: None, largest=False).slow.step.towers > 0
+
+
+def test_a_device_without_reference_network_needs_one_between_nodes() -> None:
+    with pytest.raises(ConfigError, match="gpu=A10 has no reference network between nodes: give between_gbs"):
+        plan(planned("gpu=A10", "ranks=16"), lambda text: None, largest=False)
+
+
 # ------------------------------------------------------------------------------------------------------- conclusions
+
+
+def test_rows_of_a_table_are_counted(tmp_path: Path) -> None:
+    table = tmp_path / "train.csv"
+    table.write_text("filepath,caption\n" + "".join(f"{i // 2}.jpg,text {i}\n" for i in range(240)))
+    spec = planned("data=csv", f"data.path={table}", "data.batch_size=12", "duration=10ep")
+    assert spec.samples == 114, "120 images, of which every 20th is held out"
+    assert plan(spec, lambda text: None, largest=False).slow.steps == 95
+    assert replace(spec, samples=5000).samples == 5000
+    with pytest.raises(ConfigError, match="data.batch_size=200 is larger than the data set of 114 samples"):
+        replace(spec, samples=None, data=replace(spec.data, batch_size=200))
+    with pytest.raises(
+        ConfigError, match=r"path=no\.csv cannot be read .*: give the path of a table; or give samples="
+    ):
+        planned("data=csv", "data.path=no.csv")
+
+
+def test_samples_of_a_mixture_are_the_sum_of_its_sources(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    for i in range(3):
+        (tmp_path / "class" / f"{i}.jpg").touch()
+    mixture = ("data=mixture", "+data@data.sources.a=shapes", "+data@data.sources.b=folder")
+    assert planned(*mixture).samples is None
+    spec = planned(*mixture, f"data.sources.b.path={tmp_path}")
+    assert spec.samples == 12_003
+    with pytest.raises(ConfigError, match=r"^data\.sources\.b\.path=no/where "):
+        planned(*mixture, "data.sources.b.path=no/where")
 
 
 def test_the_largest_micro_batch_fits_and_a_larger_size_does_not(vit_b32: Plan) -> None:
@@ -152,10 +271,11 @@ def test_the_largest_micro_batch_fits_and_a_larger_size_does_not(vit_b32: Plan) 
 
 def test_steps_hours_and_cost_follow_from_the_samples(vit_b32: Plan) -> None:
     steps = 32 * 414_080_000 // 32_768
-    assert vit_b32.steps == pytest.approx(steps, abs=1)
-    hours = steps * 32_768 / vit_b32.step.rate / 3600
-    assert vit_b32.hours == pytest.approx(hours, rel=1e-3)
-    assert vit_b32.cost == pytest.approx(2 * 128 * hours, rel=1e-3)
+    assert vit_b32.slow.steps == pytest.approx(steps, abs=1)
+    for one in (vit_b32.slow, vit_b32.fast):
+        hours = steps * 32_768 / one.step.rate / 3600
+        assert one.hours == pytest.approx(hours, rel=1e-3)
+        assert one.cost == pytest.approx(2 * 128 * hours, rel=1e-3)
     gradients = vit_b32.traffic.gradients["all_reduce"][1]
     assert gradients == 4 * (87_849_216 + 63_428_096)
 
@@ -219,15 +339,23 @@ def test_a_plugin_objective_is_planned_by_its_declared_traffic() -> None:
 
 
 def test_the_command_prints_tables_or_json() -> None:
-    words = ("-m", "clipx.plan", "data.batch_size=64", "ranks=2", "samples=12000")
+    words = ("-m", "clipx.plan", "precision=amp_bf16", "data.batch_size=64", "ranks=2", "samples=12000")
     shown = run(sys.executable, *words).stdout
-    for heading in ("model", "memory per device, GB", "communication per step", "predicted time"):
+    for heading in (
+        "model",
+        "memory per device, GB",
+        "communication per step",
+        "assumptions of the time",
+        "predicted time",
+    ):
         assert heading in shown
     (line,) = run(sys.executable, *words, "json=true").stdout.splitlines()
     found = json.loads(line)
     assert found["parameters"]["image"] == 384_976
     assert found["ranks"] * found["micro_batch"] == 64
     assert found["steps"] == 9 * 12000 // 64
+    assert len(found["predictions"]) == 2
+    assert [row["name"] for row in found["assumptions"]][:2] == ["TFLOP/s of the towers", "TFLOP/s of the loss"]
     model = planned().model.build(torch.device("meta"), torch.float32)
     assert found["memory_bytes"]["weights"] >= 4 * parameter_count(model)
 
@@ -236,10 +364,10 @@ def test_the_command_prints_tables_or_json() -> None:
     ("overrides", "message"),
     [
         (("mfu=40",), r"mfu=40.0 must be in \(0, 1\]"),
-        (("gpu=H1000",), "gpu=H1000 is not known: choose from B200, H200"),
+        (("gpu=H1000",), "gpu=H1000 is not known: choose from B200, H200, .*, or also give device_peak_tflops"),
         (("text_tokens=300",), "text_tokens=300.0 must be in \\[2, 20\\]"),
         (("model.text.packed=false", "text_tokens=10"), "has no effect with model.text.packed=false"),
-        (("objective=fastclip_v3",), "data=shapes has no published number of samples: give samples=N"),
+        (("objective=fastclip_v3", "data=csv"), "the number of samples of data=csv is unknown: give samples=N"),
         (("reserve_gb=90",), r"reserve_gb=90.0 must be in \[0, device_memory_gb=80.0\)"),
         (("rank=8",), "rank is not a key here"),
         (
