@@ -5,6 +5,7 @@
     snapshot.py               copies the code that the points run
     cluster.py                reads the limits of the cluster and the states of jobs from SLURM
     sbatch_script.py          text of a job's script
+    job_end.sh                its end: requeues the job, retries it, or ends it with a result
     slurm.py                  submits job arrays through submitit
     local.py                  runs points as processes of this machine, each with separate devices
     torchrun.py               prints the torchrun script of a run on several hosts without SLURM

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from clipx.cli import print_error
+from clipx.cli import ends_with_its_reader, print_error
 from clipx.errors import ClipxError, ConfigError, Exit, require
 from clipx_launch import print_script
 from clipx_launch.commands import logs, results, status
@@ -28,14 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["script"]:  # its arguments are Hydra overrides, which argparse would refuse
         return print_script.main(words[1:])
     try:
-        _run(_parser().parse_args(words))
+        with ends_with_its_reader():
+            _run(_parser().parse_args(words))
     except ClipxError as error:
         print_error(error, full=False)
         return error.exit_code
     except KeyboardInterrupt:
         return Exit.ABORTED
-    except BrokenPipeError:  # the reader of the pipe has ended, as in `| head`
-        sys.stderr.close()
     return Exit.FINISHED
 
 
@@ -58,7 +58,10 @@ def _parser() -> _Parser:
     )
     command = _sweep_command(commands, "cancel", "stops points that wait or run; running points save a checkpoint")
     command.add_argument("points", nargs="*", metavar="POINT", help="number or folder of a point (default: all)")
-    _sweep_command(commands, "resume", "launches again the points that failed or were cancelled, stopped or lost")
+    command.add_argument(
+        "--wait", type=float, default=120, metavar="S", help="longest time in seconds for running jobs to save (120)"
+    )
+    _sweep_command(commands, "resume", "launches again the points that ended without finishing")
     best = _sweep_command(commands, "best", "prints the best point by a metric")
     table = _sweep_command(commands, "results", "writes one row per point: results.csv, .parquet and .png")
     for command in (best, table):
@@ -85,7 +88,8 @@ def _run(arguments: argparse.Namespace) -> None:
             require(arguments.lines >= 0, f"--lines={arguments.lines} must be 0 (all) or more")
             logs.show(arguments.sweep, arguments.points, arguments.rank, arguments.lines, arguments.follow)
         case "cancel":
-            cancel(arguments.sweep, arguments.points)
+            require(0 <= arguments.wait < math.inf, f"--wait={arguments.wait} must be 0 s or more: the default is 120")
+            cancel(arguments.sweep, arguments.points, arguments.wait)
         case "resume":
             resume(arguments.sweep)
         case "best":

@@ -21,6 +21,7 @@ from hydra.types import HydraContext
 
 from clipx.config.compose import checked
 from clipx.errors import ConfigError, Exit, Stopped
+from clipx.run.launcher_watch import LAUNCHER_PID
 from clipx.storage.local import ensure_folder
 from clipx_launch import snapshot
 from clipx_launch.options import LocalSpec
@@ -56,9 +57,7 @@ def start(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
     files = launch_dir(sweep.folder)
     ensure_folder(files, f"the sweep's folder {files}", "set hydra.sweep.dir to")
     code = snapshot.environment(files / "code" if spec.snapshot else None)
-    for planned in sweep.pending:
-        planned.point.submitted = time.time()
-        planned.point.create(planned.spec)
+    sweep.create_points(submitted=time.time())
     sweep.save(spec)
     _Runner(sweep, spec, code, devices if wanted else []).run()
     return sweep.job_returns()
@@ -106,7 +105,7 @@ class _Runner:
         env = {name: value for name, value in os.environ.items() if name not in job_variables(os.environ)}
         path = [self._code["PYTHONPATH"], env.get("PYTHONPATH", "")]
         env |= {**self._code, **self._spec.variables, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-        env |= {"PYTHONUNBUFFERED": "1"}
+        env |= {"PYTHONUNBUFFERED": "1", LAUNCHER_PID: str(os.getpid())}
         if devices:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         port = _free_port() if tasks > 1 else 0
@@ -139,6 +138,7 @@ class _Runner:
                 for process in running.processes:
                     process.kill()
             return
+        point.adopt_lost_peer()
         if point.result is None:
             code = next((code for code in codes if code), 1)
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -151,16 +151,21 @@ class _Runner:
 
     @contextmanager
     def _forward_signals(self) -> Iterator[None]:
-        """Forwards SIGINT and SIGTERM to the points, which save a checkpoint. No further point is started."""
+        """Forwards SIGINT and SIGTERM to the points, which save a checkpoint. No further point is started.
+
+        SIGHUP, from a terminal that is closed, is forwarded as SIGTERM, unless nohup made this process ignore it.
+        """
 
         def handle(number: int, frame: FrameType | None) -> None:
             self._signal = signal.Signals(number)
             for running in self._running:
                 for process in running.processes:
                     with suppress(ProcessLookupError):
-                        process.send_signal(number)
+                        process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
-        previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        caught = [signal.SIGINT, signal.SIGTERM]
+        caught += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
+        previous = {number: signal.signal(number, handle) for number in caught}
         try:
             yield
         finally:

@@ -145,7 +145,12 @@ class SlurmSpec(LaunchSpec):
     `time`. 0 sends no signal. Raise it if saving takes longer."""
 
     max_requeue: int = 20
-    """Largest number of times that a job is requeued. 0 or more."""
+    """Largest number of times that a job is requeued. 0 or more. A job that was requeued three times without a newer
+    checkpoint fails."""
+
+    max_retry: int = 0
+    """Largest number of times that a job is requeued after a rank was killed or lost, or ended by the watchdog. 0 or
+    more. The node of a killed or lost rank is excluded."""
 
     wait: bool = False
     """Waits until all points have ended. Sweepers that need results, that is all except Hydra's BasicSweeper, require
@@ -163,7 +168,7 @@ class SlurmSpec(LaunchSpec):
         for key in ("nodes", "tasks_per_node", "cpus_per_task", "parallelism"):
             value = getattr(self, key)
             require(value is None or value >= 1, f"hydra.launcher.{key}={value} must be at least 1")
-        for key in ("max_requeue", "signal_before_s"):
+        for key in ("max_requeue", "max_retry", "signal_before_s"):
             require(getattr(self, key) >= 0, f"hydra.launcher.{key}={getattr(self, key)} must be 0 or more")
         require(
             self.gpus_per_node in (0, self.tasks_per_node),

@@ -4,7 +4,12 @@ point.json    number of the point, its overrides, hash of its configuration, its
 config.yaml   composed configuration that runs
 script.sh     script of the job that runs it
 result.json   how the point ended: {"value", "state": finished, failed or stopped, "exit_code", "error"}
-requeue       exists while a stopped run waits to be requeued
+requeue       written by a run that a signal stopped: `saved`, or the reason why it stopped before training began
+lost.json     result of a rank that lost another: the job's script makes it the result if no rank reports the cause
+srun.log      messages of srun, which name the tasks that were killed
+requeues      newest checkpoint at each requeue of the job, a line each; `none` without one
+retries       reason of each retry of the job, a line each
+cancel        exists if `clipx-sweep cancel` has signalled the job, which then is not requeued
 logs/         output of each rank, or of each node's torchrun: <job>_<task>.<rank>.log
 """
 
@@ -69,7 +74,7 @@ class Point:
         """Writes the files of the point, before it is started. Raises ClipxError."""
         ensure_folder(self.logs, f"the folder of logs {self.logs}", "set hydra.sweep.dir to")
         write_atomically(self.launch_dir / "config.yaml", lambda path: save(spec, Path(path)), _FIX)
-        for name in ("result.json", "requeue"):
+        for name in ("result.json", "requeue", "lost.json", "cancel"):
             (self.launch_dir / name).unlink(missing_ok=True)
         self.write()
 
@@ -99,10 +104,23 @@ class Point:
 
     def write_result(self, result: Result) -> None:
         """Writes the outcome, unless another rank has written it: the first rank to fail has the cause."""
-        partial = self.launch_dir / f".result.{os.getpid()}"
+        self._write_once("result.json", result)
+
+    def write_lost_peer(self, result: Result) -> None:
+        """Writes the outcome of a rank that lost another. `adopt_lost_peer` makes it the result of the point."""
+        self._write_once("lost.json", result)
+
+    def adopt_lost_peer(self) -> None:
+        """Makes the error of a rank that lost another the result, if no rank has reported the cause."""
+        values = read_json(self.launch_dir / "lost.json")
+        if values is not None:
+            self.write_result(Result(**values))
+
+    def _write_once(self, name: str, result: Result) -> None:
+        partial = self.launch_dir / f".{name}.{os.uname().nodename}.{os.getpid()}"
         partial.write_text(json.dumps(dataclasses.asdict(result)) + "\n", encoding="utf-8")
         try:
-            os.link(partial, self.launch_dir / "result.json")
+            os.link(partial, self.launch_dir / name)
         except FileExistsError:
             pass
         finally:

@@ -13,6 +13,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from clipx.cli import ends_with_its_reader
+from clipx.config.compose import hydra_override
 from clipx.errors import ConfigError, require
 
 _LAUNCHERS = {"sbatch": "clipx_slurm", "torchrun": "clipx_torchrun"}
@@ -22,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the script. Returns the exit code: 0, or 2 if the run is not valid."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        print(__doc__)
+        with ends_with_its_reader():
+            print(__doc__)
         return 0
     try:
         command = hydra_arguments(words)
@@ -59,4 +65,17 @@ def hydra_arguments(words: Sequence[str]) -> list[str]:
         else:
             keys.append(f"+hydra.launcher.{word[1:]}" if word.startswith("+") else f"hydra.launcher.{word}")
     printing = ["hydra.launcher.submit=false"] if kind == "sbatch" else []
-    return ["-m", *overrides, f"hydra/launcher={launcher}", *keys, *printing]
+    return ["-m", *overrides, *_folder(overrides), f"hydra/launcher={launcher}", *keys, *printing]
+
+
+def _folder(overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides that put the files of a sweep of one point, a run, into its run directory."""
+    typed = [hydra_override(word) for word in overrides if "=" in word and not word.startswith("-")]
+    if any(word.lstrip("+~").startswith("hydra.sweep") for word in typed):
+        return []
+    try:
+        if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(typed)):
+            return []
+    except HydraException:  # reported when the run is composed
+        return []
+    return ["hydra.sweep.dir=${run_dir}", "hydra.sweep.subdir=."]

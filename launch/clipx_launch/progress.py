@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 
 from rich.live import Live
-from rich.table import Table
 
-from clipx.report.console import stdout_console
+from clipx.report.console import stdout_console, text_table
 from clipx_launch.cluster import SlurmError
 from clipx_launch.point import Point, Result
 from clipx_launch.sweep import Sweep
@@ -45,12 +44,11 @@ class ProgressDisplay:
             return
         self._states[index] = state
         if self._live is None:
-            self._console.print("  ".join(filter(None, (f"point {index}", self._typed[index], state))), markup=False)
+            line = "  ".join(filter(None, (f"point {index}", self._typed[index], state)))
+            self._console.print(line)
             return
-        table = Table("point", "overrides", "state")
-        for number in sorted(self._states):
-            table.add_row(str(number), self._typed[number], self._states[number])
-        self._live.update(table)
+        rows = [(str(number), self._typed[number], self._states[number]) for number in sorted(self._states)]
+        self._live.update(text_table(("point", "overrides", "state"), rows))
 
 
 def summary(result: Result) -> str:

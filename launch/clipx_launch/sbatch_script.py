@@ -25,29 +25,30 @@ job="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY
 {environment}
 export PYTHONPATH={code}"${{PYTHONPATH:+:$PYTHONPATH}}"
 export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-}}" # from SLURM 22.05 on srun does not inherit it
-rm -f "$files/requeue" "$files/result.json"
+max_requeue={max_requeue} max_retry={max_retry} max_stalled={max_stalled} stopped={stopped}
+restart="${{SLURM_RESTART_COUNT:-0}}"
+rm -f "$files"/{{requeue,result.json,lost.json,srun.log}}
+(( restart )) || rm -f "$files"/{{requeues,retries,cancel}}
+code=0 ended=0 started="$(date +%Y-%m-%d_%H:%M:%S)"
+trap 'ended=1' TERM # SLURM ends the job: this script continues until the run has saved
 
-{command}
+if [[ ! -e "$files/cancel" ]]; then
+(
+trap : TERM
+{command} 2>&1 | (trap '' TERM; exec tee "$files/srun.log" >&2)
+exit "${{PIPESTATUS[0]}}"
+) &
+run=$!
+wait "$run"
 code=$?
+while (( ended )) && [[ ! -e "$files/requeue" && ! -e "$files/result.json" ]] && kill -0 "$run" 2> /dev/null; do
+  sleep 0.2
+done
+fi
 
-# A run that saved after a signal writes the file `requeue`. An exit code cannot report it: srun ends the other tasks
-# when the first one fails. After scancel, and if SLURM itself requeues the job, this script has been ended by now.
-if [[ -e "$files/requeue" ]] || (( code == 138 )); then # 138: SIGUSR1, before Python could listen
-  if (( ${{SLURM_RESTART_COUNT:-0}} < {max_requeue} )); then
-    scontrol requeue "$SLURM_JOB_ID" && sleep 3600 # until SLURM ends this script
-  fi
-  echo "stopped and saved, but not requeued (hydra.launcher.max_requeue={max_requeue})" >&2
-  code={stopped}
-fi
-if [[ ! -e "$files/result.json" ]]; then # a killed process cannot write it
-  (( code )) || code=1
-  printf '{{"state": "failed", "exit_code": %d, "error": "no rank reported an error: see the logs"}}\\n' "$code" \\
-    > "$files/result.json"
-fi
-# srun may return the code of a rank that was ended after another one failed. The job returns the code of the first.
-(( code )) && [[ "$(< "$files/result.json")" =~ '"exit_code": '([1-9][0-9]*) ]] && code="${{BASH_REMATCH[1]}}"
-exit "$code"
 """
+_JOB_END = Path(__file__).with_name("job_end.sh")
+_MAX_STALLED = 3  # requeues in a row without a newer checkpoint
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 _TORCHRUN = """\
@@ -85,15 +86,18 @@ def _body(spec: SlurmSpec, points: Sequence[Path], code: Mapping[str, str]) -> s
         tasks=spec.tasks_per_node,
         signals=SIGNALS,
     )
-    return _SCRIPT.format(
+    script = _SCRIPT.format(
         points="\n".join(shlex.quote(str(folder)) for folder in points),
         setup="\n".join(spec.setup),
         environment=exports({"PYTHONUNBUFFERED": "1", **variables, **spec.variables}),
         code=shlex.quote(code["PYTHONPATH"]),
         command=command,
         max_requeue=spec.max_requeue,
+        max_retry=spec.max_retry,
+        max_stalled=_MAX_STALLED,
         stopped=int(Exit.REQUEUE),
     )
+    return script + _JOB_END.read_text(encoding="utf-8")
 
 
 def _directives(spec: SlurmSpec, sweep: Path, points: int, after: str | None) -> dict[str, Any]:

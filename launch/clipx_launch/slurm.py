@@ -74,8 +74,7 @@ def _create_folders(sweep: Sweep, spec: SlurmSpec) -> dict[str, str]:
     files = launch_dir(sweep.folder)
     ensure_folder(files / "logs", f"the sweep's folder {files}", "set hydra.sweep.dir to")
     code = snapshot.environment(files / "code" if spec.snapshot else None)
-    for planned in sweep.pending:
-        planned.point.create(planned.spec)
+    sweep.create_points()
     return code
 
 
@@ -181,7 +180,7 @@ def _print_summary(sweep: Sweep) -> None:
     for job in jobs:
         print(f"  job     {job}")
     for verb in ("status", "logs", *(["cancel"] if jobs else [])):
-        print(f"  {verb:7} python -m clipx_launch {verb} {shlex.quote(str(sweep.folder))}", flush=True)
+        print(f"  {verb:7} clipx-sweep {verb} {shlex.quote(str(sweep.folder))}", flush=True)
 
 
 def _job_states(ids: Collection[str]) -> dict[str, str]:

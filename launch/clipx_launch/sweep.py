@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 
 from clipx.config import plugins
-from clipx.config.compose import compose_point
+from clipx.config.composer import PointComposer
 from clipx.config.saved import to_dict
 from clipx.errors import ClipxError, ConfigError, require
+from clipx.report.console import track
 from clipx.run.directory import RunDir
 from clipx.run.lock import Holder
 from clipx.trainer.spec import RunSpec
@@ -26,12 +27,13 @@ from clipx_launch.point import Point, Result, config_hash, launch_dir, read_json
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+Item = TypeVar("Item")
 Overrides = Sequence[Sequence[str]]  # Hydra overrides of each point
 
 _SAFE_PATH = re.compile(r"[^%\\'\"\n\r`$!]+")  # characters that sbatch, srun and bash all take literally
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # compared by identity: lists of a thousand are searched
 class Planned:
     """A point and its spec. `previous` is the point of an earlier submission with the same configuration."""
 
@@ -51,6 +53,10 @@ class Sweep:
     errors: dict[int, ClipxError] = field(default_factory=dict)
     queued: list[Planned] = field(default_factory=list)  # waiting or running since an earlier submission
     pending: list[Planned] = field(default_factory=list)  # neither finished nor queued
+    common: set[str] = field(init=False)  # overrides of all points
+
+    def __post_init__(self) -> None:
+        self.common = set.intersection(*map(set, self.overrides.values()))
 
     @classmethod
     def compose(cls, context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> Sweep:
@@ -59,9 +65,10 @@ class Sweep:
         sweep = cls(Path(config.hydra.sweep.dir).absolute(), numbered)
         _check_path(sweep.folder, "hydra.sweep.dir")
         folders: dict[Path, int] = {}
-        for index, typed in numbered.items():
+        composer = PointComposer(context.config_loader, config)
+        for index, typed in _with_progress(numbered.items(), "checking", len(numbered)):
             try:
-                planned = _plan(compose_point(context, config, typed, index), typed, index)
+                planned = _plan(composer.compose(typed, index), typed, index)
                 other = folders.setdefault(planned.point.folder, index)
                 require(
                     other == index,
@@ -89,8 +96,9 @@ class Sweep:
         `queued` returns the ids of pending and running jobs: their points are neither checked nor launched again.
         """
         waiting = queued() if any(p.previous and p.previous.job_id for p in self.planned) else ()
-        self.queued = [p for p in self.planned if p.previous and p.previous.job_id in waiting and not p.finished]
-        self.pending = [p for p in self.planned if not p.finished and p not in self.queued]
+        started = [p for p in self.planned if not p.finished]
+        self.queued = [p for p in started if p.previous and p.previous.job_id in waiting]
+        self.pending = [p for p in started if not (p.previous and p.previous.job_id in waiting)]
         for planned in self.pending:
             try:
                 spec.check(planned.spec.distributed)
@@ -99,14 +107,13 @@ class Sweep:
             except ClipxError as error:
                 self.errors[planned.point.index] = error
         if self.errors:
-            raise ConfigError(self._table())
+            raise ConfigError(*self._table())
 
     def varied(self, index: int) -> str:
         """Returns the overrides of point `index` that not all points of this launch have, as text."""
-        common = set.intersection(*map(set, self.overrides.values()))
-        return " ".join(text for text in self.overrides[index] if text not in common)
+        return " ".join(text for text in self.overrides[index] if text not in self.common)
 
-    def _table(self) -> str:
+    def _table(self) -> list[str]:
         """Formats the points that cannot run, one per line: number, overrides and error."""
         rows = [(f"point {index}", self.varied(index), str(error)) for index, error in sorted(self.errors.items())]
         name_width, typed_width = (min(60, max(len(row[column]) for row in rows)) for column in (0, 1))
@@ -115,7 +122,13 @@ class Sweep:
             for name, typed, error in rows
         ]
         number = "1 point" if len(self.overrides) == 1 else f"{len(self.overrides)} points"
-        return "\n".join([f"{len(rows)} of {number} cannot run, nothing was started:", *lines])
+        return [f"{len(rows)} of {number} cannot run, nothing was started:", *lines]
+
+    def create_points(self, submitted: float | None = None) -> None:
+        """Writes the folder of each pending point. `submitted`: time at which they are launched, if it is now."""
+        for planned in _with_progress(self.pending, "writing", len(self.pending)):
+            planned.point.submitted = submitted
+            planned.point.create(planned.spec)
 
     def save(self, spec: LaunchSpec) -> None:
         """Writes `sweep.json`: points of this and of earlier launches, their jobs, and the settings for `resume`."""
@@ -164,6 +177,11 @@ class PointFailed(ClipxError):
         how = "ended without a result" if result is None else f"{result.state}: {result.error}"
         name = f"point {point.index}" + (f" ({typed})" if typed else "")
         return cls(f"{name} {how}; its logs are in {point.logs}")
+
+
+def _with_progress(items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
+    """Shows the progress of a large sweep on stderr. A few points take less than a second."""
+    return track(items, what, total, "points") if total >= 20 else items
 
 
 def _plan(spec: RunSpec, overrides: list[str], index: int) -> Planned:

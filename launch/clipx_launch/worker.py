@@ -1,48 +1,77 @@
 """`python -m clipx_launch.worker [--requeue] POINT`: runs one process of a point from the point's folder.
 
-With --requeue, which SLURM jobs use, rank 0 writes the file `requeue` after a signal stopped the run and it has saved.
+With --requeue, which SLURM jobs use, rank 0 writes the file `requeue` after a signal stopped the run: the job's script
+decides whether to requeue the job. Other packages are imported only after signals are handled, as by `clipx.train`.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import json
 import os
 import signal
 import sys
 import traceback
 from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING
 
-from clipx.checkpoint.resume import CHECKPOINTS
-from clipx.cli import print_error
-from clipx.config import plugins
-from clipx.config.registry import discover
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
-from clipx.trainer.spec import RunSpec
-from clipx_launch.point import Point, Result
+from clipx.run.abort import add_reporter
+from clipx.run.launcher_watch import watch_launcher
+from clipx.run.start_signals import SIGNALS, StartSignals, StoppedAtStart
 
-# Signals from SLURM's --signal, and from preemption with a GraceTime, in which the script has to requeue the job.
-# SIGTERM is also sent at the end of a job, by scancel or SLURM's own requeueing: the script has been ended by then and
-# does nothing.
-_STOPPING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+if TYPE_CHECKING:
+    from clipx.trainer.spec import RunSpec
+    from clipx_launch.point import Point, Result
+
+SAVED = "saved"  # content of the file `requeue` if the run has saved; else the reason why it stopped
 
 
 def main() -> None:
     """Runs the process, writes its result, and exits with its code."""
-    point = Point.read(Path(sys.argv[-1]))
-    if point is None:
-        sys.exit(f"error: {sys.argv[-1]} contains no point: give a folder that a launcher wrote")
+    files = Path(sys.argv[-1]) / ".launch"
     rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))
-    if "--requeue" in sys.argv:
-        _request_requeue_when_stopped(point, rank)
-    point.requeues = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    by_hand = point.job is None and "--requeue" in sys.argv  # a printed script: the job number is known only in the job
-    if by_hand:
-        point.job = os.environ.get("SLURM_ARRAY_JOB_ID", os.environ.get("SLURM_JOB_ID"))
-        task = os.environ.get("SLURM_ARRAY_TASK_ID")
-        point.task = None if task is None else int(task)
-    if rank == 0 and (by_hand or point.requeues):
-        point.write()
+    requeue = "--requeue" in sys.argv
+    StartSignals(
+        end=lambda name: _stopped_at_start(files, StoppedAtStart(name), rank, requeue),
+        saved=lambda: _request_requeue(files) if requeue else None,
+    ).run(lambda: _work(files.parent, rank, requeue))
+
+
+def _stopped_at_start(files: Path, stop: StoppedAtStart, rank: int, requeue: bool) -> int:
+    """Records a stop before training began. Returns the exit code.
+
+    srun may have sent the signal because another rank failed: the job's script examines the results first.
+    """
+    if rank == 0 and requeue:
+        (files / "requeue").write_text(str(stop), encoding="utf-8")
+    elif rank == 0:
+        values = {"state": "stopped", "exit_code": Exit.REQUEUE, "value": None, "error": str(stop)}
+        with contextlib.suppress(FileExistsError), (files / "result.json").open("x", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+    # After another code the launcher would end ranks that have not ended yet.
+    return Exit.FINISHED if requeue or rank > 0 else Exit.REQUEUE
+
+
+def _request_requeue(files: Path) -> None:
+    """Requests a requeue on rank 0 after the run has saved."""
+    from clipx_launch.point import Point
+
+    point = Point.read(files.parent)
+    # Without checkpoints a requeued run would start from the beginning each time and never finish.
+    if point is not None and point.spec().checkpoint.every != "none":
+        (files / "requeue").write_text(SAVED, encoding="utf-8")
+
+
+def _work(folder: Path, rank: int, requeue: bool) -> None:
+    watch_launcher()
+    from clipx_launch.point import Point, Result
+
+    point = Point.read(folder)
+    if point is None:
+        sys.exit(f"error: {folder} contains no point: give a folder that a launcher wrote")
+    add_reporter(lambda reason, code: _report(point, Result("failed", code, error=reason)))
+    _record_start(point, rank, requeue)
     result = _run(point)
     code = result.exit_code
     if result.state == "stopped" and ((point.launch_dir / "requeue").exists() or rank > 0):
@@ -51,13 +80,32 @@ def main() -> None:
         point.write_result(result)
     sys.stdout.flush()
     sys.stderr.flush()
-    if result.state == "failed":
-        os._exit(code)  # sys.exit waits for the threads of a process group that may be broken
+    if result.state != "finished":  # sys.exit waits 5 s for loader processes, and for threads of a broken process group
+        os._exit(code)
     sys.exit(code)
 
 
+def _report(point: Point, result: Result) -> None:
+    """Writes the result of a process that is aborted. The job's script knows why a launcher has ended."""
+    (point.write_result if result.exit_code == Exit.WATCHDOG else point.write_lost_peer)(result)
+
+
+def _record_start(point: Point, rank: int, requeue: bool) -> None:
+    """Writes the number of requeues, and the job of a printed script: its number is known only in the job."""
+    point.requeues = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    by_hand = point.job is None and requeue
+    if by_hand:
+        point.job = os.environ.get("SLURM_ARRAY_JOB_ID", os.environ.get("SLURM_JOB_ID"))
+        task = os.environ.get("SLURM_ARRAY_TASK_ID")
+        point.task = None if task is None else int(task)
+    if rank == 0 and (by_hand or point.requeues):
+        point.write()
+
+
 def _run(point: Point) -> Result:
+    from clipx.cli import print_error
     from clipx.train import train
+    from clipx_launch.point import Result
 
     try:
         value = train(_spec(point))
@@ -66,51 +114,37 @@ def _run(point: Point) -> Result:
         return Result("stopped", error.exit_code, error=str(error))
     except ClipxError as error:
         print_error(error, full=True)
-        if isinstance(error, PeerLost):  # the lost rank writes the result with the cause, else the job's script does
+        result = Result("failed", error.exit_code, error=str(error))
+        if isinstance(error, PeerLost):
+            point.write_lost_peer(result)
             sys.stderr.flush()
             os._exit(error.exit_code)
-        return Result("failed", error.exit_code, error=str(error))
+        return result
     except KeyboardInterrupt:
         return Result("stopped", Exit.ABORTED, error="SIGINT before training began")
+    except StoppedAtStart:
+        raise
     except BaseException as error:
         traceback.print_exc()
         return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")
-    for number in _STOPPING:
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # everything has been saved
     return Result("finished", value=value)
 
 
 def _spec(point: Point) -> RunSpec:
     """Reads the point's spec. A requeued point resumes from its checkpoint."""
+    import dataclasses
+
+    from clipx.checkpoint.resume import CHECKPOINTS
+    from clipx.config import plugins
+    from clipx.config.registry import discover
+
     for folder in reversed(list(plugins.__path__)):
         discover(Path(folder), plugin=True)
     spec = point.spec()
     fresh = spec.resume == "none" or (Path(spec.run_dir) / CHECKPOINTS).is_dir()
     return dataclasses.replace(spec, resume="auto") if point.requeues and fresh else spec
-
-
-def _request_requeue_when_stopped(point: Point, rank: int) -> None:
-    """Installs signal handlers that write the requeue file.
-
-    `clipx.run.signals.StopSignals` calls the handler that it replaced, with frame=None, after the run has saved. Before
-    training begins, and in a forked process, the signal calls the handler directly.
-    """
-    pid = os.getpid()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        training = frame is None
-        if number == signal.SIGTERM and not training:  # srun may have sent it because another rank failed
-            os._exit(128 + number)
-        if os.getpid() != pid:
-            return
-        # Without checkpoints a requeued run would start from the beginning each time and never finish.
-        if rank == 0 and not (training and point.spec().checkpoint.every == "none"):
-            (point.launch_dir / "requeue").touch()
-        if not training:
-            os._exit(Exit.FINISHED)
-
-    for number in _STOPPING:
-        signal.signal(number, handle)
 
 
 if __name__ == "__main__":

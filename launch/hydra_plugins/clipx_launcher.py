@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,10 @@ class _ClipxLauncher(Launcher):
         from clipx.storage.local import ensure_folder
 
         folder = Path(config.hydra.sweep.dir)
+        self._folder, self._new = folder, [path for path in (folder, *folder.parents) if not path.exists()]
         # Hydra creates this folder too, but does not explain a failure.
         ensure_folder(folder, f"the sweep's folder {folder}", "set hydra.sweep.dir to")
+        self._remove_unused()
         self._context, self._config = copy(hydra_context), config
         # clipx_launch composes each point and lists all that fail. The sweeper would stop at the first.
         loader = copy(hydra_context.config_loader)
@@ -41,8 +44,21 @@ class _ClipxLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         module = importlib.import_module(f"clipx_launch.{self._module}")
-        returned: Sequence[JobReturn] = module.launch(self._context, self._config, job_overrides, initial_job_idx)
+        try:
+            returned: Sequence[JobReturn] = module.launch(self._context, self._config, job_overrides, initial_job_idx)
+        finally:
+            self._remove_unused()
         return returned
+
+    def _remove_unused(self) -> None:
+        """Removes the new folder of a sweep, with Hydra's file, if no point was prepared: after an error, dry_run or a
+        printed torchrun script."""
+        if self._folder not in self._new or (self._folder / ".launch").exists():
+            return
+        (self._folder / "multirun.yaml").unlink(missing_ok=True)
+        with suppress(OSError):  # it holds other files
+            for path in self._new:
+                path.rmdir()
 
 
 class SlurmLauncher(_ClipxLauncher):

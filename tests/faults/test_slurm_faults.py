@@ -5,8 +5,10 @@ Some tests need clusters of other kinds than CLIPX_TEST_SLURM's, and start and s
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -123,6 +125,38 @@ def test_a_preempted_run_saves_at_sigterm_and_resumes_when_resources_are_free(
     check_preemption(uninterrupted, tmp_path, "SIGTERM")
 
 
+def test_a_run_preempted_with_preemptmode_cancel_is_requeued_by_its_script(
+    slurm: Path, tmp_path: Path, uninterrupted: Path
+) -> None:
+    """SLURM has cancelled the job when the script requeues it, because there is no GraceTime."""
+    low = ("scontrol", "update", "partitionname=low")
+    output_of(*low, "PreemptMode=CANCEL", "GraceTime=0")
+    try:
+        check_preemption(uninterrupted, tmp_path, "SIGTERM")
+    finally:
+        output_of(*low, "PreemptMode=REQUEUE", "GraceTime=20")
+
+
+def test_a_killed_rank_is_named_in_the_result_and_retried_on_another_node(slurm: Path, tmp_path: Path) -> None:
+    point = tmp_path / "0"
+    two = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.max_retry=1", "checkpoint.every=5st")
+    job = submitted(tmp_path, *two, "hydra.launcher.gpus_per_node=0")
+    nodes = []
+    for steps in (6, 12):
+        wait_for_steps(point, steps)
+        nodes.append(slurm_tasks(job)[0]["NodeList"])
+        os.kill(int(json.loads((point / "run.lock").read_text())["pid"]), signal.SIGKILL)
+        if steps == 6:
+            wait_until(lambda: slurm_tasks(job)[0]["Restarts"] == "1", 600, "the job is not retried")
+    assert wait_for_job(job) == ["FAILED"]
+    assert len(set(nodes)) == 2
+    assert states(tmp_path)["0"] == ("failed", f"{nodes[1]}: task 0: Killed")
+    assert launch_json(point, "result")["exit_code"] == 137
+    retried = [json.loads(line) for line in (point / "events.jsonl").read_text().splitlines() if "retried" in line]
+    message = f"retry 1 of at most 1, without {nodes[0]}: {nodes[0]}: task 0: Killed"
+    assert [event["message"] for event in retried] == [message]
+
+
 @pytest.mark.usefixtures("accounted")
 def test_a_preempted_run_saves_at_the_signal_option_when_it_arrives_first(tmp_path: Path, uninterrupted: Path) -> None:
     check_preemption(uninterrupted, tmp_path, "SIGUSR1")
@@ -151,7 +185,7 @@ def test_a_requeued_run_resumes_and_fails_after_max_requeue_with_a_log_line(slur
     point, job = tmp_path / "0", submitted(tmp_path, "hydra.launcher.max_requeue=1")
     wait_for_steps(point)
     output_of("scontrol", "requeue", job)
-    resumed = wait_until(lambda: re.search(r"resumed  at step (\d+),", logs(point)), 60, "the run does not resume")
+    resumed = wait_until(lambda: re.search(r"resumed  at step (\d+),", logs(point)), 600, "the run does not resume")
     assert f"SIGTERM: stopped after step {resumed[1]} of" in logs(point)
     wait_for_steps(point, int(resumed[1]) + 2)
     output_of("scancel", "--signal=USR1", job)
@@ -189,13 +223,13 @@ def test_the_state_of_an_old_job_is_read_from_accounting(tmp_path: Path) -> None
     launcher.start(make_sweep(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
     (job,) = launch_json(tmp_path, "sweep")["jobs"]
     output_of("scontrol", "release", f"{job}_0")
-    wait_until(lambda: f"{job}_0" not in cluster.queued_jobs(), 30, "point 0 does not end")
+    wait_until(lambda: f"{job}_0" not in cluster.queued_jobs(), 600, "point 0 does not end")
     output_of("scancel", job)
     expected = {"0": ("failed", f"job {job}_0 is failed"), "1": ("cancelled", f"job {job}_1 is cancelled")}
     assert states(tmp_path) == expected
     known = ("scontrol", "show", "job", job)
     wait_until(
-        lambda: subprocess.run(known, capture_output=True, check=False).returncode, 90, f"job {job} is not forgotten"
+        lambda: subprocess.run(known, capture_output=True, check=False).returncode, 600, f"job {job} is not forgotten"
     )
     assert states(tmp_path) == expected
     assert cluster.final_states({"999999"}) == {}

@@ -24,13 +24,13 @@ QUICK = (*SMALL, "checkpoint=none")
 def launch(*arguments: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `python -m clipx.train` with these arguments. Points run on one thread each."""
     own = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    done = forks.run([{}], [*TRAIN[1:], *arguments], own, timeout=200)
+    done = forks.run([{}], [*TRAIN[1:], *arguments], own, timeout=600)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
 
 def output_of(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout.strip()
 
 
 def job_of(output: str) -> str:
@@ -44,7 +44,7 @@ def slurm_tasks(job: str) -> list[dict[str, str]]:
     return [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
 
 
-def wait_for_job(job: str, seconds: float = 120) -> list[str]:
+def wait_for_job(job: str, seconds: float = 600) -> list[str]:
     """Waits for a job. Returns the final states of its tasks."""
 
     def states() -> list[str] | None:
@@ -64,7 +64,7 @@ def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
 
 def wait_for_steps(point: Path, steps: int = 2) -> None:
     """Waits until a point has logged this number of steps."""
-    wait_until(lambda: len(rows(point)) >= steps, 60, f"{point} does not train: {logs(point)}")
+    wait_until(lambda: len(rows(point)) >= steps, 600, f"{point} does not train: {logs(point)}")
 
 
 def rows(point: Path) -> list[dict[str, float]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from clipx.report.console import is_headline
 from clipx.run import lock
+from clipx.run.process import process_stat
 from clipx.trainer.trainer import Trainer
 from clipx_launch.commands.run import Run
 from clipx_launch.commands.runs import sweep_runs
@@ -62,7 +63,7 @@ def run_named(folder: Path, name: str) -> Run:
 def idle_process() -> Iterator[tuple[subprocess.Popen[bytes], lock.Holder]]:
     """Yields a process that is idle until it is ended, and its identity as a lock stores it."""
     with subprocess.Popen(["sleep", "600"]) as child:
-        born = lock._process_stat(child.pid)[1]
+        born = process_stat(child.pid)[1]
         try:
             yield child, dataclasses.replace(lock.Holder.current(), id="x", pid=child.pid, born=born)
         finally:

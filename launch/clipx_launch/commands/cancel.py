@@ -1,5 +1,5 @@
-"""Cancels points that wait or run: scancel for SLURM jobs, SIGTERM for processes of this machine. Running points save
-a checkpoint."""
+"""Cancels points that wait or run. Running points get SIGTERM and save a checkpoint. scancel ends the jobs that have
+not ended after some time: it would kill the run after SLURM's KillWait, by default 30 s."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from clipx.errors import ClipxError, Exit
 from clipx.run.lock import read_holder
-from clipx_launch.cluster import run_slurm
+from clipx_launch.cluster import SlurmError, queued_jobs, run_slurm
 from clipx_launch.commands.run import ENDED, Run, State
 from clipx_launch.commands.runs import select_runs, sweep_runs
 from clipx_launch.commands.state import is_running, launcher_of
 from clipx_launch.point import Result
 
+_POLL_S = 1.0
 
-def cancel(folder: Path, names: Sequence[str]) -> None:
-    """Cancels the named points, by default all, and prints their names. Raises ClipxError for those that it cannot."""
+
+def cancel(folder: Path, names: Sequence[str], wait_s: float) -> None:
+    """Cancels the named points, by default all, and prints their names. Raises ClipxError for those that it cannot.
+
+    Waits up to `wait_s` seconds until running jobs have saved.
+    """
     runs = sweep_runs(folder)
     active = [run for run in select_runs(runs, names) if run.state not in ENDED]
     if not active:
         print(f"nothing to cancel: {count_states(select_runs(runs, names))}")
         return
-    _cancel_jobs([run for run in active if run.job])
+    _cancel_jobs([run for run in active if run.job], wait_s)
     _cancel_processes([run for run in active if not run.job], all_of_them=not names)
 
 
@@ -35,16 +41,51 @@ def count_states(runs: Sequence[Run]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
 
-def _cancel_jobs(runs: Sequence[Run]) -> None:
-    if not runs:
-        return
-    run_slurm("scancel", *(str(run.job) for run in runs))
-    for run in runs:
+def _cancel_jobs(runs: Sequence[Run], wait_s: float) -> None:
+    waiting = [run for run in runs if run.state in (State.waiting, State.requeued)]
+    _end_jobs(waiting)
+    for run in waiting:  # no process writes a result, and SLURM drops the job soon
+        assert run.point is not None
+        (run.point.launch_dir / "result.json").unlink(missing_ok=True)
+        run.point.write_result(Result("stopped", Exit.ABORTED, error="cancelled in the queue"))
         print(f"cancelled point {run.name}, job {run.job}, which was {run.state}")
-        if run.state in (State.waiting, State.requeued):  # no process writes a result, and SLURM drops the job soon
-            assert run.point is not None
-            (run.point.launch_dir / "result.json").unlink(missing_ok=True)
-            run.point.write_result(Result("stopped", Exit.ABORTED, error="cancelled in the queue"))
+    running = [run for run in runs if run not in waiting]
+    if not running:
+        return
+    if wait_s:
+        _wait_for_saves(running, wait_s)
+    _end_jobs(running)
+    for run in running:
+        assert run.point is not None
+        result = run.point.result
+        newest = f"its newest checkpoint is {run.checkpoints[0].name}" if run.checkpoints else "it has no checkpoint"
+        how = str(result.error or result.state) if result else f"it did not save within {wait_s:g} s, {newest}"
+        print(f"cancelled point {run.name}, job {run.job}, which was {run.state}: {how}")
+
+
+def _end_jobs(runs: Sequence[Run]) -> None:
+    queued = queued_jobs() if runs else {}
+    if jobs := [str(run.job) for run in runs if run.job in queued]:
+        run_slurm("scancel", "--quiet", *jobs)  # --quiet: no error for a job that has just ended
+
+
+def _wait_for_saves(runs: Sequence[Run], wait_s: float) -> None:
+    """Sends SIGTERM to the processes of the jobs, and returns when they have saved. Their scripts do not requeue."""
+    for run in runs:
+        assert run.point is not None
+        (run.point.launch_dir / "cancel").touch()
+    print(
+        f"SIGTERM to {count_states(runs)}: waiting up to {wait_s:g} s (--wait) for them to save; after that scancel "
+        "ends their jobs",
+        flush=True,
+    )
+    with suppress(SlurmError):  # a job that has just ended
+        run_slurm("scancel", "--quiet", "--signal=TERM", *(str(run.job) for run in runs))
+    remaining, end = list(runs), time.monotonic() + wait_s
+    while remaining and time.monotonic() < end:
+        time.sleep(_POLL_S)
+        queued = queued_jobs()
+        remaining = [run for run in remaining if run.job in queued and run.point and run.point.result is None]
 
 
 def _cancel_processes(runs: Sequence[Run], all_of_them: bool) -> None:

@@ -202,7 +202,8 @@ def _draw_lines(
     colours = ScalarMappable(Normalize(min(known, default=0), max(known, default=1)))
     colours.set_cmap("viridis" if lowest else "viridis_r")  # the best are dark
     sign = -1 if lowest else 1
-    order = sorted(range(len(found)), key=lambda i: -math.inf if (n := found[i]) is None else sign * n)  # the best last
+    # The best last, of equal ones the first: it is the one that `clipx-sweep best` prints.
+    order = sorted(range(len(found)), key=lambda i: (-math.inf if (n := found[i]) is None else sign * n, -i))
     fanned = [_fan_out(axis.positions, order) for axis in axes_of]
     for i in order:
         at = [(x, positions[i]) for x, positions in enumerate(fanned) if positions[i] is not None]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from clipx.report.console import format_clock, format_value, is_headline, stdout_console
+from clipx.report.console import format_clock, format_value, is_headline, stdout_console, text_table
 from clipx.storage.local import write_atomically
 from clipx_launch.commands import parallel_coordinates
 from clipx_launch.commands.run import Run, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Cell = str | int | float | None
 _FIX = "make room, or copy the sweep to a folder you can write"
@@ -85,17 +87,18 @@ def _parquet(path: str, rows: Sequence[dict[str, Cell]]) -> None:
 
 def _summary_table(runs: Sequence[Run], metric: str) -> Table:
     keys = list({key: None for run in runs for key in run.varied})
-    table = Table("run", *keys, "state")
-    for name in (metric.removeprefix("eval/"), "at step", "samples/s", "time"):
-        table.add_column(name, justify="right")
+    right = (metric.removeprefix("eval/"), "at step", "samples/s", "time")
+    rows = []
     for run in runs:
         number, rate = value_of(run, metric), run.samples_per_second
-        table.add_row(
-            run.name,
-            *(run.varied.get(key, "") for key in keys),
-            run.state,
-            *(("", "") if number is None else (format_value(metric, number.value), f"{number.step:,}")),
-            "" if rate is None else f"{rate:,.0f}",
-            format_clock(run.seconds),
+        rows.append(
+            (
+                run.name,
+                *(run.varied.get(key, "") for key in keys),
+                run.state,
+                *(("", "") if number is None else (format_value(metric, number.value), f"{number.step:,}")),
+                "" if rate is None else f"{rate:,.0f}",
+                format_clock(run.seconds),
+            )
         )
-    return table
+    return text_table(("run", *keys, "state", *right), rows, right=right)

@@ -20,7 +20,7 @@ from clipx_launch.sweep import Sweep
 
 
 def resume(folder: Path) -> None:
-    """Resumes points that failed or were cancelled, stopped or lost from their checkpoints. Raises ClipxError.
+    """Resumes points that ended without finishing from their checkpoints. Raises ClipxError.
 
     They run the current code, with the settings and in the working directory of their last launch.
     """

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clipx.checkpoint.format import MANIFEST
+from clipx.checkpoint.records import MANIFEST
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.config.duration import Duration, Length
 from clipx.config.messages import did_you_mean
@@ -33,11 +33,12 @@ class State(StrEnum):
     finished = "finished"
     failed = "failed"
     cancelled = "cancelled"  # by scancel, SIGTERM or SIGINT; a running point has saved
+    preempted = "preempted"  # ended by SLURM for another job, and not requeued
     stopped = "stopped"  # saved before its time limit, and not requeued
     lost = "lost"  # its job or process is gone and left no result
 
 
-ENDED = frozenset({State.finished, State.failed, State.cancelled, State.stopped, State.lost})
+ENDED = frozenset({State.finished, State.failed, State.cancelled, State.preempted, State.stopped, State.lost})
 RESUMABLE = ENDED - {State.finished}  # states that `resume` launches again
 
 
@@ -50,7 +51,7 @@ class MetricValue(NamedTuple):
 
 @dataclass
 class Run:
-    """Files and state of one run. `name` is its folder, relative to the folder that was searched."""
+    """Files and state of one run. `name` is its folder, relative to the folder that was searched if it is one."""
 
     folder: Path
     name: str
@@ -129,7 +130,10 @@ def _steps(config: Path, row: Row) -> int | None:
         return None
     if duration.unit == "ep" and not row.get("epoch"):
         return None
-    epoch = round(row["samples"] / row["epoch"]) if duration.unit == "ep" else 0
+    try:
+        epoch = round(row["samples"] / row["epoch"]) if duration.unit == "ep" else 0
+    except OverflowError:  # a damaged row
+        return None
     return duration.samples(Length(epoch, batch)) // batch
 
 

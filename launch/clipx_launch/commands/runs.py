@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.config.messages import did_you_mean
 from clipx.errors import ClipxError, ConfigError
 from clipx.logger import read_rows
+from clipx.storage.jsonl import read_objects
 from clipx_launch.commands.run import Run
 from clipx_launch.commands.state import jobs_of, state_of
 from clipx_launch.point import Point, launch_dir, read_json
@@ -31,7 +31,9 @@ def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[Run]:
     for folder in folders:
         for path, launch in _run_dirs(folder.resolve(), points_only):
             name = os.path.relpath(path, folder.resolve())
-            found.setdefault(path, _read(path, str(folder) if name == "." else name, launch))
+            # Of several folders, each has a run 0.
+            name = str(folder) if name == "." else name if len(folders) == 1 else str(folder / name)
+            found.setdefault(path, _read(path, name, launch))
     if not found:
         raise ConfigError(f"{', '.join(map(str, folders))} contains no run: give a folder of runs")
     runs = sorted(found.values(), key=lambda run: (run.point is None, run.point.index if run.point else 0, run.name))
@@ -133,7 +135,6 @@ def _read(folder: Path, name: str, launch: dict[str, Any] | None) -> Run:
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    """Reads an events.jsonl. Skips incomplete lines."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    """Reads an events.jsonl. Skips incomplete and damaged lines."""
+    events, _ = read_objects(path)
+    return [e for e in events if isinstance(e.get("event"), str) and isinstance(e.get("time"), int | float)]

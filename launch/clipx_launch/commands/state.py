@@ -47,7 +47,9 @@ def state_of(run: Run, jobs: dict[str, Job] | None, now: float) -> tuple[State, 
         if _stopped(_first_line(result.error)) is State.stopped:  # its script is about to requeue it
             return State.requeued, ""
     if result is not None:
-        return _stopped(_first_line(result.error)), _first_line(result.error)
+        preempted = job is not None and job.state == "PREEMPTED"
+        state = State.preempted if preempted else _stopped(_first_line(result.error))
+        return state, _first_line(result.error)
     if run.point is None:
         return _without_point(run, now)
     if run.job is None:
@@ -61,8 +63,8 @@ def _without_result(name: str, job: Job | None) -> tuple[State, str]:
     """Returns the state of a point whose job has ended without a result."""
     if job is None or job.state == "COMPLETED":
         return State.lost, f"job {name} is gone and left no result"
-    state = State.cancelled if job.state.startswith("CANCELLED") else State.failed
-    return state, f"job {name} is {job.state.lower()}"
+    states = {"CANCELLED": State.cancelled, "PREEMPTED": State.preempted}
+    return states.get(job.state.partition(" ")[0], State.failed), f"job {name} is {job.state.lower()}"
 
 
 def _stopped(by: str) -> State:

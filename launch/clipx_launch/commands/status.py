@@ -6,15 +6,17 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
-from rich.table import Table
 
 from clipx.checkpoint.resume import step_of
-from clipx.report.console import format_clock, format_value, stdout_console
+from clipx.report.console import format_clock, format_value, stdout_console, text_table
 from clipx_launch.commands.run import ENDED, Run, metric_of, value_of
 from clipx_launch.commands.runs import runs_in
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _POLL_S = 3.0  # limits the queries to SLURM
 
@@ -67,13 +69,8 @@ def table(runs: Sequence[Run]) -> Table:
     """Returns the table with a row for each run, without empty columns."""
     now, metric = time.time(), metric_of(runs, None)
     rows = [_row(run, metric, now) for run in runs]
-    found = Table()
-    for name in rows[0]:
-        if any(row[name] for row in rows) or name == "state":
-            found.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
-    for row in rows:
-        found.add_row(*(row[str(column.header)] for column in found.columns))
-    return found
+    columns = [name for name in rows[0] if name == "state" or any(row[name] for row in rows)]
+    return text_table(columns, [[row[name] for name in columns] for row in rows], right=_NUMBERS)
 
 
 _NUMBERS = ("step", "loss", "samples/s")

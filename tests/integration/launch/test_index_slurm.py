@@ -45,7 +45,7 @@ def array(folder: Path, *parts: int) -> dict[int, str]:
     options = ["--exclusive", f"--chdir={folder}", "--output=%a.out"]
     options += [f"--array={','.join(map(str, parts))}"] * bool(parts)
     job = _stdout("sbatch", "--parsable", *options, f"{folder}/index.sh")
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while time.monotonic() < end:  # `sbatch --wait` would poll after 2 s, then 4 s and 6 s later
         found = re.findall(
             r"ArrayTaskId=(\d+) .*?JobState=(\w+)", _stdout("scontrol", "--oneliner", "show", "job", job)
@@ -58,7 +58,7 @@ def array(folder: Path, *parts: int) -> dict[int, str]:
 
 
 def _stdout(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout.strip()
 
 
 def output(folder: Path) -> dict[int, str]:

@@ -12,6 +12,8 @@ from helpers import PLUGINS
 from helpers.runs import SMALL, VIT, run
 from helpers.slurm_jobs import LOCAL, QUICK, SLURM, TRAIN, launch, launch_json, logs, losses, rows, wait_for_steps
 
+from clipx.config.typed import last_of_each
+
 PLUGIN = PLUGINS / "faults"
 # Each step sleeps, so that an interrupt arrives before the last one.
 LONG = (*LOCAL, *SMALL, *VIT, "objective=slow", "duration=20st", "checkpoint.every=end")
@@ -44,10 +46,12 @@ def test_parallel_points_get_separate_devices_and_fail_independently(tmp_path: P
 
 def test_an_interrupted_sweep_saves_starts_no_points_and_resumes(tmp_path: Path) -> None:
     command = ("--config-dir", str(PLUGIN), *LONG, "seed=0,1", f"hydra.sweep.dir={tmp_path}")
-    with subprocess.Popen([*TRAIN, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as sweep:
+    with subprocess.Popen(
+        last_of_each([*TRAIN, *command]), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as sweep:
         wait_for_steps(tmp_path / "0")
         sweep.send_signal(signal.SIGINT)
-        _, errors = sweep.communicate(timeout=60)
+        _, errors = sweep.communicate(timeout=600)
     assert sweep.returncode == 75
     assert errors == (
         "stopped: SIGINT: 0 of 2 points are finished; run the same command "

@@ -26,9 +26,12 @@ from helpers.slurm_jobs import (
     wait_for_steps,
     wait_until,
 )
+from helpers.sweeps import states
 
+from clipx.config.typed import last_of_each
 from clipx.trainer.trainer import Trainer
 from clipx_launch import cluster, slurm
+from clipx_launch.__main__ import main
 from clipx_launch.options import LocalSpec, SlurmSpec
 from clipx_launch.point import Point, config_hash
 from clipx_launch.sweep import Planned, Sweep
@@ -107,10 +110,12 @@ def test_a_signalled_run_is_requeued_and_matches_an_uninterrupted_run_bit_for_bi
     assert losses(tmp_path / "0") == losses(tmp_path / "straight")
 
 
-def test_a_stopped_run_saves_and_resumes_by_the_same_command(tmp_path: Path) -> None:
-    """Stops a run by the signal that precedes a time limit, with no requeue left, and by scancel.
+def test_a_stopped_run_saves_and_resumes_by_the_same_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stops a run by the signal that precedes a time limit, with no requeue left, and by `clipx-sweep cancel`.
 
-    SLURM does not requeue after scancel; its SIGTERM reaches the loader process as well.
+    The job is not requeued after it; its SIGTERM reaches the loader process as well.
     """
     point = tmp_path / "0"
     slow = ("objective=slow", "objective.step_s=0.5")  # the run takes longer than a launch on a busy machine
@@ -129,10 +134,16 @@ def test_a_stopped_run_saves_and_resumes_by_the_same_command(tmp_path: Path) -> 
 
     job = job_of(launch(*options).stdout)
     wait_for_steps(point, done + 2)
-    output_of("scancel", job)
+    assert main(["cancel", str(tmp_path)]) == 0
+    saved = len(rows(point))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("SIGTERM to 1 running: waiting up to 120 s (--wait) for them to save")
+    how = f"cancelled point 0, job {job}, which was running: SIGTERM: stopped after step {saved} of 40, saved; "
+    assert lines[1].startswith(how)
+    assert (point / f"checkpoints/step-{saved:08d}").is_dir()
     assert wait_for_job(job) == ["CANCELLED"]
     assert slurm_tasks(job)[0]["Restarts"] == "0"
-    assert launch_json(point, "result")["state"] == "stopped"
+    assert states(tmp_path)["0"][0] == "cancelled"
 
     launch(*options, "hydra.launcher.wait=true")
     assert launch_json(point, "result")["state"] == "finished"
@@ -164,15 +175,15 @@ def test_a_failed_rank_fails_its_job_which_runs_the_code_of_the_submission(tmp_p
 def test_a_job_cancelled_before_its_start_fails_the_waiting_launcher(tmp_path: Path) -> None:
     sweep = (f"hydra.sweep.dir={tmp_path}", "hydra.launcher.wait=true", "+hydra.launcher.sbatch={hold: true}")
     with subprocess.Popen(
-        [*TRAIN, *SLURM, *sweep, *QUICK], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        last_of_each([*TRAIN, *SLURM, *sweep, *QUICK]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as waiting:
         job = wait_until(
             lambda: (tmp_path / "0/.launch/point.json").is_file() and launch_json(tmp_path / "0", "point")["job"],
-            60,
+            600,
             "no job",
         )
         output_of("scancel", job)
-        output, _ = waiting.communicate(timeout=60)
+        output, _ = waiting.communicate(timeout=600)
     assert waiting.returncode == 1
     assert f"failed: job {job} is cancelled" in output
 

@@ -162,7 +162,7 @@ def test_queued_points_are_cancelled_and_resumed_individually(
     printed = capsys.readouterr().out
     assert f"{submitted}: 2 of 2 points submitted" in printed
     for verb in ("status", "logs", "cancel"):
-        assert f"  {verb:7} python -m clipx_launch {verb} {submitted}\n" in printed
+        assert f"  {verb:7} clipx-sweep {verb} {submitted}\n" in printed
     first, again = launch_json(submitted, "sweep")["jobs"]
     assert [point["job"] for point in launch_json(submitted, "sweep")["points"]] == [first, again, again]
     assert [states(submitted)[name][0] for name in "012"] == ["waiting"] * 3

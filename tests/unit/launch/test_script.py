@@ -22,6 +22,7 @@ from clipx_launch.options import LaunchStyle, LocalSpec, SlurmSpec, TorchrunSpec
 from clipx_launch.print_script import hydra_arguments, main
 from clipx_launch.sbatch_script import sbatch_script
 
+IN_RUN_DIR = ("hydra.sweep.dir=${run_dir}", "hydra.sweep.subdir=.")
 TWO = ("nodes=2", "network.interface=lo")
 RUN = (*SMALL, *VIT, "checkpoint=none", "distributed=cpu")
 
@@ -130,10 +131,12 @@ def test_the_printed_script_equals_the_submitted_script(
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        (["nodes=2", "--", "seed=1"], ["seed=1", "hydra/launcher=clipx_slurm", "hydra.launcher.nodes=2", "hydra.launcher.submit=false"]),
-        (["sbatch", "+sbatch={a: 1}"], ["hydra/launcher=clipx_slurm", "+hydra.launcher.sbatch={a: 1}", "hydra.launcher.submit=false"]),
-        (["torchrun", "host=a", "--"], ["hydra/launcher=clipx_torchrun", "hydra.launcher.host=a"]),
-        (["launcher=site", "--", "--config-dir", "m"], ["--config-dir", "m", "hydra/launcher=site", "hydra.launcher.submit=false"]),
+        (["nodes=2", "--", "seed=1"], ["seed=1", *IN_RUN_DIR, "hydra/launcher=clipx_slurm", "hydra.launcher.nodes=2", "hydra.launcher.submit=false"]),
+        (["--", "seed=1,2"], ["seed=1,2", "hydra/launcher=clipx_slurm", "hydra.launcher.submit=false"]),
+        (["--", "hydra.sweep.dir=a", "s={"], ["hydra.sweep.dir=a", "s={", "hydra/launcher=clipx_slurm", "hydra.launcher.submit=false"]),
+        (["sbatch", "+sbatch={a: 1}"], [*IN_RUN_DIR, "hydra/launcher=clipx_slurm", "+hydra.launcher.sbatch={a: 1}", "hydra.launcher.submit=false"]),
+        (["torchrun", "host=a", "--"], [*IN_RUN_DIR, "hydra/launcher=clipx_torchrun", "hydra.launcher.host=a"]),
+        (["launcher=site", "--", "--config-dir", "m"], ["--config-dir", "m", *IN_RUN_DIR, "hydra/launcher=site", "hydra.launcher.submit=false"]),
     ],
 )  # fmt: skip
 def test_words_of_the_command_become_launcher_options(words: list[str], command: list[str]) -> None:
@@ -161,7 +164,21 @@ def test_invalid_words_print_an_error_and_no_script(
     assert main([*words, *place]) == 2
     out, err = capfd.readouterr()
     assert (out, message in err.splitlines()[-1]) == ("", True), err
-    assert not list(tmp_path.rglob("point.json"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["sbatch", "torchrun"])
+def test_the_script_of_one_run_uses_its_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([kind, *(["gpus_per_node=0"] if kind == "sbatch" else []), "--", *RUN, "name=mine"]) == 0
+    assert f"{tmp_path}/outputs/mine" in capfd.readouterr().out
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
+    assert found == (["outputs/mine"] if kind == "sbatch" else []), "the torchrun script writes no files"
+    if kind == "sbatch":
+        assert (tmp_path / "outputs/mine/.launch/point.json").is_file()
+        assert (tmp_path / "outputs/mine/.launch/sweep.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -217,6 +234,6 @@ def test_the_printed_torchrun_script_on_two_hosts_matches_a_single_process(
     script = tmp_path / "run.sh"
     script.write_text(text)
     hosts = [subprocess.Popen(["bash", script, f"{number}"], stderr=subprocess.PIPE, text=True) for number in (1, 0)]
-    errors = [host.communicate(timeout=120)[1] for host in hosts]
+    errors = [host.communicate(timeout=600)[1] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], errors
     assert losses(tmp_path / "run") == pytest.approx(single_losses, rel=1e-5)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
-from helpers.slurm_jobs import launch
+from helpers.slurm_jobs import launch, wait_until
 
 from clipx.config.registry import CONF_DIR
 from clipx.trainer.spec import compose
@@ -28,7 +31,9 @@ def test_the_options_of_a_site_generate_a_script(tmp_path: Path, name: str) -> N
         assert f"#SBATCH {line}\n" in text
     assert "export HF_HOME=/scratch/huggingface\n" in text
     assert ("apptainer exec --nv" in text) == name.endswith("_apptainer")
-    assert ("module load" in text) != name.endswith("_apptainer")
+    assert ("  python -u -m clipx_launch.worker" in text) == name.endswith("_pyxis")
+    assert ("--container-image=" in text) == name.endswith("_pyxis")
+    assert ("module load" in text) == (name == "my_cluster")
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
@@ -52,7 +57,10 @@ def test_the_kubernetes_job_composes_and_requests_its_nodes_and_gpus() -> None:
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    words = shlex.split(container["args"][0])
+    run_dir = next(variable["value"] for variable in container["env"] if variable["name"] == "RUN_DIR")
+    words = shlex.split(
+        container["args"][0].replace("$RUN_DIR", run_dir).replace("\\\n", "").partition(" &\n")[0], comments=True
+    )
     options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--"))
     nodes, gpus = int(options["nnodes"]), int(options["nproc-per-node"])
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == nodes
@@ -63,6 +71,84 @@ def test_the_kubernetes_job_composes_and_requests_its_nodes_and_gpus() -> None:
     spec.data.check_ranks(nodes * gpus)
     assert spec.resume == "auto"
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+STAND_INS = {
+    "clipx-sweep": 'cat "$RUN"',  # prints the script of the run
+    "torchrun": 'exec bash "$RUN"',
+    "pbsdsh": 'shift 3; exec "$@"',
+    "blaunch": 'shift 2; exec "$@"',
+    "qsub": "touch resubmitted",
+}
+
+
+def shell_of(site: str) -> str:
+    """Returns the shell script of a site's file."""
+    text = (SITES / site).read_text()
+    if site == "kubernetes.yaml":
+        text = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    return str(text)
+
+
+def site_folder(folder: Path, run: str) -> dict[str, str]:
+    """Creates the files of a site in a folder. Returns the environment of a job whose ranks run the script `run`."""
+    (folder / "bin").mkdir()
+    for name, body in STAND_INS.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / "bin" / name).chmod(0o755)
+    (folder / "outputs/vit_b32").mkdir(parents=True)
+    (folder / "venv/bin").mkdir(parents=True)
+    (folder / "venv/bin/activate").touch()
+    (folder / "hosts").write_text("a\nb\n")
+    (folder / "run").write_text(run)
+    return {
+        "PATH": f"{folder}/bin:{os.environ['PATH']}", "HOME": str(folder), "RUN": str(folder / "run"),
+        "PBS_O_WORKDIR": str(folder), "PBS_NODEFILE": "hosts", "PBS_JOBID": "7", "JOB_COMPLETION_INDEX": "0",
+        "LSB_DJOB_HOSTFILE": "hosts", "LSB_JOBID": "7", "RUN_DIR": "outputs/vit_b32",
+    }  # fmt: skip
+
+
+def logging(event: str) -> str:
+    line = json.dumps({"time": 1, "event": event})
+    return f"echo '{line}' >> outputs/vit_b32/events.jsonl"
+
+
+@pytest.mark.parametrize("site", ["pbs.sh", "lsf.sh", "kubernetes.yaml"])
+@pytest.mark.parametrize(("event", "ended", "code"), [("stopped", 1, 75), ("start", 1, 1), ("end", 0, 0)])
+def test_a_run_that_saved_exits_with_75_although_torchrun_exits_with_1(
+    tmp_path: Path, site: str, event: str, ended: int, code: int
+) -> None:
+    env = site_folder(tmp_path, f"{logging(event)}\nexit {ended}\n")
+    done = subprocess.run(
+        ["bash", "-c", shell_of(site)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    starts = (tmp_path / "outputs/vit_b32/events.jsonl").read_text().count(event)
+    assert starts == (1 if site == "kubernetes.yaml" else 2), "once on each host"
+    assert (tmp_path / "resubmitted").exists() == (site == "pbs.sh" and event == "stopped")
+
+
+def test_the_container_forwards_sigterm_and_waits_for_the_run_to_save(tmp_path: Path) -> None:
+    run = f"saved() {{ sleep 0.3; {logging('stopped')}; exit 1; }}\ntrap saved TERM\ntouch ready\nwhile :; do sleep 0.05; done\n"
+    env = site_folder(tmp_path, run)
+    with subprocess.Popen(["bash", "-c", shell_of("kubernetes.yaml")], env=env, cwd=tmp_path) as pod:
+        wait_until((tmp_path / "ready").exists, 60, "the run does not start")
+        pod.send_signal(signal.SIGTERM)
+        assert pod.wait(timeout=60) == 75
+
+
+def test_the_job_replaces_pods_that_exit_with_75_without_counting_them() -> None:
+    job = list(yaml.safe_load_all((SITES / "kubernetes.yaml").read_text()))[1]["spec"]
+    (rule,) = (rule for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule)
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("Ignore", [75])
+    assert rule["onExitCodes"]["containerName"] == job["template"]["spec"]["containers"][0]["name"]
+
+
+@pytest.mark.parametrize("site", ["pbs.sh", "lsf.sh"])
+def test_the_job_scripts_of_other_schedulers_start_a_valid_run(site: str) -> None:
+    (words,) = re.findall(r"^run=\((.*)\)$", (SITES / site).read_text(), re.M)
+    compose(*shlex.split(words)).data.check_ranks(16)
 
 
 def test_the_readme_names_each_file() -> None:

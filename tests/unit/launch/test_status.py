@@ -17,8 +17,10 @@ from helpers.sweeps import idle_process, make_sweep, set_launcher, states, write
 from clipx.run.lock import LOCK, Holder
 from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
+from clipx_launch.cluster import Job
 from clipx_launch.commands import status
 from clipx_launch.commands.runs import runs_in, sweep_runs
+from clipx_launch.commands.state import state_of
 from clipx_launch.point import Result
 
 
@@ -28,6 +30,20 @@ def run_with(folder: Path, age: float, *events: dict[str, object]) -> None:
     (folder / "config.yaml").touch()
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "cut')
+
+
+def test_damaged_metrics_and_events_lose_only_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "runs" / "one"
+    run.parent.mkdir()
+    run_with(run, 0, {"event": "start", "time": time.time() - 9}, {"event": "end", "time": time.time()})
+    for name in ("metrics.jsonl", "events.jsonl"):
+        path = run / name
+        path.write_bytes(b'{"step": 1\xff}\n[7]\n{"event": 1}\n{"step": "1", "event": []}\n' + path.read_bytes())
+    (found,) = runs_in([tmp_path])
+    assert ([row["step"] for row in found.rows], [e["event"] for e in found.events]) == ([3], ["start", "end"])
+    assert 8 < found.seconds < 60
+    assert main(["status", str(tmp_path)]) == 0
+    assert "runs/one │ finished │    3" in capsys.readouterr().out
 
 
 def test_a_finished_run_is_shown_with_its_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,6 +97,14 @@ def test_the_state_of_a_run_without_a_sweep_follows_from_its_events(
     assert run.state == state
 
 
+def test_events_on_damaged_lines_are_read(tmp_path: Path) -> None:
+    run_with(tmp_path, 5000, START)
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"time": 0, "event": "requeued"}\n[1]\n\xff\n{"time": 0, "event": "end"}\n')
+    (run,) = runs_in([tmp_path])
+    assert ([event["event"] for event in run.events], run.state) == (["start", "requeued", "end"], "finished")
+
+
 def test_a_run_without_its_process_is_lost_locally_and_silent_remotely(tmp_path: Path) -> None:
     run_with(tmp_path, 5000, START)
     with idle_process() as (child, holder):
@@ -120,6 +144,26 @@ def test_states_of_local_points_follow_their_files_and_processes(tmp_path: Path)
         assert states(tmp_path)["0"][0] == "lost"
 
 
+@pytest.mark.parametrize(
+    ("job", "error", "expected"),
+    [
+        ("PREEMPTED", "SIGTERM: stopped after step 3", ("preempted", "SIGTERM: stopped after step 3")),
+        ("CANCELLED", "SIGTERM: stopped after step 3", ("cancelled", "SIGTERM: stopped after step 3")),
+        ("PREEMPTED", None, ("preempted", "job 7 is preempted")),
+        ("NODE_FAIL", None, ("failed", "job 7 is node_fail")),
+    ],
+)
+def test_a_preempted_job_that_is_not_requeued_is_preempted(
+    tmp_path: Path, job: str, error: str | None, expected: tuple[str, str]
+) -> None:
+    point = make_sweep(tmp_path, ["seed=0"]).planned[0].point
+    point.record_job("7", None)
+    if error is not None:
+        point.write_result(Result("stopped", 75, error=error))
+    (run,) = sweep_runs(tmp_path)
+    assert state_of(run, {"7": Job(job)}, time.time()) == expected
+
+
 def test_only_overrides_that_differ_between_points_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +172,34 @@ def test_only_overrides_that_differ_between_points_are_shown(
     main(["status", str(tmp_path)])
     assert "seed=1" in (shown := capsys.readouterr().out)
     assert "lr" not in shown
+
+
+@pytest.mark.parametrize("command", [["status"], ["results", "--metric", "train/loss"]])
+def test_overrides_and_reasons_are_not_read_as_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    sweep = make_sweep(tmp_path, ["evaluator=[]"], ["evaluator=[zeroshot]"])
+    point = sweep.planned[0].point
+    point.overrides.append("+note=[/x]")
+    point.write()
+    run_with(tmp_path / "0", 5, START)
+    point.write_result(Result("failed", 1, error="an odd [/y] \x1b[2J"))
+    assert main([command[0], str(tmp_path), *command[1:]]) == 0
+    shown = capsys.readouterr().out
+    assert "[/x]" in shown
+    assert "[zeroshot]" in shown
+    if command == ["status"]:
+        assert r"an odd [/y] \x1b[2J" in shown
+
+
+def test_runs_of_several_folders_are_named_with_their_folder(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_sweep(tmp_path / name, ["seed=0"])
+    run_with(tmp_path / "c", 5, START)
+    folders = [tmp_path / name for name in "abc"]
+    assert [run.name for run in runs_in(folders)] == [f"{tmp_path}/a/0", f"{tmp_path}/b/0", f"{tmp_path}/c"]
+    assert [run.name for run in runs_in([tmp_path])] == ["a/0", "b/0", "c"]
+    assert [run.name for run in runs_in(folders[:1])] == ["0"]
 
 
 def test_a_moved_sweep_is_found_at_its_new_path(tmp_path: Path) -> None:
@@ -177,6 +249,7 @@ def truncated_sweep(folder: Path) -> list[str]:
         (lambda folder: ["status", "--watch", "--json"], 2, "argument --json: not allowed with argument --watch: clipx-sweep status --help lists the commands and options"),
         (lambda folder: ["stats"], 2, "argument COMMAND: invalid choice: 'stats' (choose from 'status', 'logs', 'cancel', 'resume', 'best', 'results', 'script'): clipx-sweep --help lists the commands and options"),
         (lambda folder: ["logs", str(folder), "--lines", "-1"], 2, "--lines=-1 must be 0 (all) or more"),
+        (lambda folder: ["cancel", str(folder), "--wait=nan"], 2, "--wait=nan must be 0 s or more: the default is 120"),
     ],
 )  # fmt: skip
 def test_invalid_commands_and_folders_print_a_one_line_error(
@@ -193,7 +266,7 @@ def test_invalid_commands_and_folders_print_a_one_line_error(
 def test_the_command_imports_no_torch(tmp_path: Path) -> None:
     run_with(tmp_path, 5, START)
     code = f"import sys; from clipx_launch.__main__ import main; main(['status', {str(tmp_path)!r}]); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout.endswith("False\n")
     assert "running" in done.stdout
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from helpers.sweeps import idle_process, make_sweep, train, write_lock
+from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from clipx_launch.__main__ import main
@@ -235,6 +236,30 @@ def test_pictures_of_few_or_unusual_values_can_be_drawn() -> None:
     for lines in (one, alike):
         for lowest in (True, False):
             assert draw("title", METRIC, lines, lowest).startswith(b"\x89PNG")
+
+
+def test_of_equal_points_best_and_the_picture_show_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for planned in make_sweep(tmp_path, *([f"seed={seed}"] for seed in range(4))).planned:
+        value = {0: 2.0, 3: 2.0}.get(planned.point.index, 1.0)
+        row = {"step": 1, "samples": 32, "epoch": 0.1, "seconds": 0, "train/loss": value, "eval/a/top1": value}
+        (planned.point.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    drawn: list[list[Any]] = []
+    plot = Axes.plot
+    monkeypatch.setattr(
+        Axes,
+        "plot",
+        lambda self, *a, **k: (drawn.append([k["lw"], a]) if k.get("lw") == 3.2 else None, plot(self, *a, **k))[1],
+    )
+    for metric, best in (("eval/a/top1", 0), ("train/loss", 1)):
+        main(["best", str(tmp_path), "--metric", metric, "--json"])
+        assert json.loads(capsys.readouterr().out)["point"] == best
+        drawn.clear()
+        main(["results", str(tmp_path), "--metric", metric])
+        capsys.readouterr()
+        ((_, (_, heights)),) = drawn
+        assert heights[0] == pytest.approx(best / 3), "its seed, from 0 to 3, on the first axis"
 
 
 def test_overrides_common_to_all_points_are_omitted() -> None:

@@ -1,0 +1,139 @@
+# End of a job's script: requeues the job, retries it, or ends it with a result. An exit code cannot report that a run
+# has saved, because srun ends the other tasks when the first one fails: rank 0 writes the file `requeue`. This part
+# needs no Python, which may exist only in the job's container.
+
+plain() { # TEXT: as a JSON string needs it
+  printf '%s' "$1" | LC_ALL=C tr -d '"\\\000-\037\177-\377' | head -c 500
+}
+result() { # STATE CODE ERROR
+  printf '{"state": "%s", "exit_code": %d, "error": "%s"}\n' "$1" "$2" "$(plain "$3")" > "$files/result.json"
+}
+has_result() { # STATE: whether a rank has written one of this state
+  [[ -e "$files/result.json" && "$(< "$files/result.json")" == '{"state": "'"$1"* ]]
+}
+note() { # EVENT MESSAGE: in the log of the job, of rank 0 or its node, and in events.jsonl
+  printf '%s\n' "$2" | tee -a "$files/logs/$job.0.log"
+  printf '{"time": %s, "event": "%s", "job": "%s", "message": "%s"}\n' "$(date +%s)" "$1" "$job" "$(plain "$2")" \
+    >> "$point/events.jsonl"
+}
+lines() { # FILE
+  if [[ -e "$1" ]]; then wc -l < "$1"; else echo 0; fi
+}
+is_preempted() {
+  [[ "$(scontrol --oneliner show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]]
+}
+wait_for_end() { # until SLURM ends this script, which must not end as completed before
+  sleep 3600 &
+  wait "$!" # a signal interrupts it
+  exit "$code"
+}
+requeue() { # EVENT MESSAGE NODES: does not return, unless SLURM refuses. The nodes are excluded.
+  note "$1" "$2"
+  if ! scontrol requeue "$SLURM_JOB_ID"; then
+    note requeue_refused "SLURM refused to requeue the job: resume the sweep with clipx-sweep resume"
+    return
+  fi
+  if [[ -n "${3:-}" ]]; then # SLURM accepts nodes only for a job that waits
+    local others try
+    others="$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* ExcNodeList=\([^ (]*\).*/\1/p')"
+    for try in 1 2 3 4; do
+      scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=${others:+$others,}$3" && break
+      sleep 0.5
+    done
+  fi
+  wait_for_end
+}
+requeue_stopped() { # REASON: requeues a run that a signal stopped, unless that happens again and again
+  local newest=none manifest line same=0
+  for manifest in "$point"/checkpoints/step-????????/MANIFEST.json; do
+    if [[ -e "$manifest" ]]; then newest="${manifest%/MANIFEST.json}" newest="${newest##*/}"; fi
+  done
+  if [[ -e "$files/requeues" ]]; then
+    while read -r line; do if [[ "$line" == "$newest" ]]; then (( ++same )); else same=0; fi; done < "$files/requeues"
+  fi
+  if (( restart >= max_requeue )); then
+    echo "stopped${saved:+ and saved}, but not requeued (hydra.launcher.max_requeue=$max_requeue)" >&2
+    code=$stopped
+    has_result '' || result stopped "$code" "$1"
+  elif (( same >= max_stalled )); then
+    code=1
+    result failed 1 "requeued $same times without a newer checkpoint (newest: $newest; $1): if starting takes longer than hydra.launcher.time less hydra.launcher.signal_before_s, raise the time"
+    note requeue_stopped "not requeued: $same requeues without a newer checkpoint (newest: $newest)"
+  else
+    has_result '' || result stopped "$stopped" "$1"
+    echo "$newest" >> "$files/requeues"
+    requeue requeued "requeue $((restart + 1)) of at most $max_requeue: $1; newest checkpoint: $newest"
+    code=$stopped
+  fi
+}
+retry() { # REASON NODES: requeues a run that lost a rank, at most max_retry times
+  local number=$(( $(lines "$files/retries") + 1 ))
+  if (( number > max_retry )); then return; fi
+  printf '%s\n' "$1" >> "$files/retries"
+  local message="retry $number of at most $max_retry${2:+, without $2}: $1" failed
+  failed="$(< "$files/result.json")"
+  result stopped "$stopped" "$message"
+  requeue retried "$message" "$2"
+  printf '%s\n' "$failed" > "$files/result.json"
+}
+
+killed_by_torchrun() { # the first rank that torchrun reports as killed since the start of this script
+  cat "$files/logs/$job".*.log 2> /dev/null | awk -v since="$started" '
+    $1 == "time" { time = $3 }
+    $1 == "rank" { rank = $3 }
+    $1 == "traceback" && /: Signal [0-9]+ .* received by PID/ && !/SIGTERM/ && time >= since && (first == "" || time < first) {
+      first = time; sub(/^ *traceback : /, ""); text = "rank " rank ": " $0
+    }
+    END { print text }'
+}
+
+reason="" saved="" killed="" lost=""
+if [[ -e "$files/requeue" ]]; then reason="$(< "$files/requeue")"; fi
+if [[ "$reason" == saved ]]; then saved=1 reason="a signal stopped the run, which has saved"; fi
+if (( ended )) && ! { [[ -n "$reason" ]] && is_preempted; }; then
+  exit "$code" # by scancel, a time limit, or SLURM's own requeue
+fi
+
+if [[ -e "$files/cancel" ]]; then
+  has_result '' || result stopped 130 "cancelled before training began"
+  scancel "$SLURM_JOB_ID" && wait_for_end
+fi
+
+# The first task that srun reports is the cause: srun then ends the others.
+first="$(sed -n 's/^srun: error: \([^ ]*: tasks\{0,1\} [0-9,-]*: .*\)$/\1/p' "$files/srun.log" | head -n 1)"
+case "$first" in
+  *": Exited with exit code "*) killed="$(plain "$(killed_by_torchrun)")" ;;
+  "" | *": Terminated" | *": User defined signal "*) ;;
+  *) killed="$(plain "$first")" ;;
+esac
+if has_result finished; then
+  killed="" reason=""
+elif [[ -z "$saved" ]]; then
+  if has_result failed; then
+    killed="" reason=""
+  elif ! has_result '' && [[ -n "$killed" ]]; then
+    reason=""
+    result failed "$code" "$killed"
+  elif ! has_result '' && [[ -e "$files/lost.json" ]]; then
+    reason="" lost=1
+    mv "$files/lost.json" "$files/result.json"
+  elif [[ -z "$reason" ]] && (( code == 138 || code == 143 )); then # SIGUSR1, SIGTERM
+    reason="a signal stopped the run before Python could handle it"
+  fi
+fi
+
+if [[ -n "$reason" ]]; then
+  requeue_stopped "$reason"
+elif [[ -n "$killed" ]]; then
+  retry "$killed" "${first%%:*}"
+elif [[ -n "$lost" ]] || has_result 'failed", "exit_code": 70,'; then # 70: by the watchdog
+  error="$(sed -n 's/.*"error": "\(.*\)"}$/\1/p' "$files/result.json")"
+  retry "$error" "$(sed -n 's/^rank [0-9]* (host \([^,)" ]*\), pid [0-9]*) sent no heartbeat.*/\1/p' <<< "$error")"
+fi
+if ! has_result ''; then
+  (( code )) || code=1
+  result failed "$code" "no rank reported an error${first:+ ($first)}: see the logs"
+fi
+# srun may return the code of a rank that was ended after another one failed. The job returns the code of the first.
+(( code )) && [[ "$(< "$files/result.json")" =~ '"exit_code": '([1-9][0-9]*) ]] && code="${BASH_REMATCH[1]}"
+exit "$code"

@@ -1,0 +1,267 @@
+"""End of a job's script: requeueing, retries and the reason of a failure. SLURM's commands are shell scripts here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.slurm_jobs import launch_json
+
+from clipx_launch import snapshot
+from clipx_launch.options import SlurmSpec
+from clipx_launch.point import Point, Result
+from clipx_launch.sbatch_script import sbatch_script
+
+KILLED = "srun: error: n2: task 1: Killed"
+EXITED = "srun: error: n1: task 0: Exited with exit code 1"
+END_SCRIPT = "kill -TERM $(awk '{print $4}' /proc/$PPID/stat)"  # as SLURM ends a job
+TORCHRUN = """
+Root Cause (first observed failure):
+[0]:
+  time      : 2999-11-22_15:04:31
+  host      : host.domain
+  rank      : 3 (local_rank: 1)
+  exitcode  : -9 (pid: 4321)  (SIGKILL)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 4321
+"""
+LOST = Result("failed", 1, error="rank 1 (host n2, pid 5) sent no heartbeat for 4 s, since step 3: it was killed")
+# Each command logs its arguments. `scontrol show job` prints $JOB; $REFUSED is the command that SLURM refuses.
+COMMANDS = {
+    "srun": 'eval "$SRUN"',
+    "scontrol": 'echo "scontrol $*" >> "$CALLS"; [[ "$*" == *"show job"* ]] && echo "$JOB"; [[ "$1" != "$REFUSED" ]]',
+    "scancel": 'echo "scancel $*" >> "$CALLS"',
+    "sleep": "",
+}
+
+
+class Job:
+    """A point whose job's script runs in bash. `srun` is shell code that runs instead of the ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "point"
+        self.files = self.folder / ".launch"
+        (self.files / "logs").mkdir(parents=True)
+        self.point = Point(folder=self.folder, index=0, overrides=[], content="x", job="7")
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for name, code in COMMANDS.items():
+            (self.bin / name).write_text(f"#!/bin/bash\n{code}\n")
+            (self.bin / name).chmod(0o755)
+        self.calls_file = folder / "calls"
+
+    def run(
+        self, srun: str, restart: int = 0, preempted: bool = False, refused: str = "", **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        text = sbatch_script(SlurmSpec(**options), self.folder.parent, [self.folder], snapshot.environment(None))
+        self.calls_file.unlink(missing_ok=True)
+        env = {
+            **os.environ,
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7",
+            "SLURM_RESTART_COUNT": f"{restart}",
+            "SRUN": srun,
+            "CALLS": str(self.calls_file),
+            "JOB": f"JobState=RUNNING ExcNodeList=n9 PreemptTime={'2026-01-01T00:00:00' if preempted else 'None'}",
+            "REFUSED": refused,
+            "files": str(self.files),
+        }
+        return subprocess.run(["bash"], input=text, env=env, capture_output=True, text=True, timeout=600, check=False)
+
+    @property
+    def calls(self) -> list[str]:
+        return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+
+    @property
+    def requeued(self) -> bool:
+        return "scontrol requeue 7" in self.calls
+
+    @property
+    def result(self) -> Result | None:
+        return self.point.result
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        path = self.folder / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def save_checkpoint(self, step: int) -> None:
+        folder = self.folder / f"checkpoints/step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "MANIFEST.json").touch()
+
+    def stop(self, how: str = "SIGUSR1 before training began") -> str:
+        """Returns the code of ranks that a signal stops."""
+        return f'echo -n "{how}" > "$files/requeue"'
+
+    def fail(self, name: str, result: Result) -> str:
+        """Returns the code of a rank that writes a result."""
+        values = {"state": result.state, "exit_code": result.exit_code, "value": None, "error": result.error}
+        return f"echo '{json.dumps(values)}' > \"$files/{name}.json\""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_a_stopped_run_is_requeued_with_a_line_in_both_logs_and_an_event(job: Job) -> None:
+    job.save_checkpoint(12)
+    done = job.run(job.stop("saved"), restart=4)
+    line = "requeue 5 of at most 20: a signal stopped the run, which has saved; newest checkpoint: step-00000012"
+    assert done.stdout == f"{line}\n"
+    assert (job.files / "logs/7.0.log").read_text() == f"{line}\n"
+    (event,) = job.events
+    assert (event["event"], event["message"], event["job"]) == ("requeued", line, "7")
+    assert job.requeued
+    assert job.result is not None and job.result.state == "stopped"
+
+
+def test_three_requeues_without_a_newer_checkpoint_fail_the_job(job: Job) -> None:
+    for restart in range(3):
+        job.run(job.stop(), restart)
+        assert job.requeued
+    done = job.run(job.stop(), 3)
+    assert not job.requeued
+    assert done.returncode == 1
+    assert launch_json(job.folder, "result") == {
+        "state": "failed",
+        "exit_code": 1,
+        "error": "requeued 3 times without a newer checkpoint (newest: none; SIGUSR1 before training began): if starting "
+        "takes longer than hydra.launcher.time less hydra.launcher.signal_before_s, raise the time",
+    }
+    assert [event["event"] for event in job.events] == ["requeued"] * 3 + ["requeue_stopped"]
+    assert "not requeued: 3 requeues without a newer checkpoint" in (job.files / "logs/7.0.log").read_text()
+
+
+def test_a_newer_checkpoint_restarts_the_count_of_requeues(job: Job) -> None:
+    for restart in range(7):
+        if restart in (2, 5):
+            job.save_checkpoint(restart)
+        job.run(job.stop("saved"), restart)
+        assert job.requeued, f"not requeued after restart {restart}"
+    job.run(job.stop("saved"), 0)
+    assert (job.files / "requeues").read_text() == "step-00000005\n", "a new submission must count from 0"
+
+
+def test_a_job_is_requeued_at_most_max_requeue_times(job: Job) -> None:
+    done = job.run(job.stop("saved"), 2, max_requeue=2)
+    assert (job.requeued, done.returncode) == (False, 75)
+    assert done.stderr == "stopped and saved, but not requeued (hydra.launcher.max_requeue=2)\n"
+    assert job.result is not None and job.result.state == "stopped"
+
+
+def test_a_refused_requeue_is_reported(job: Job) -> None:
+    done = job.run(job.stop("saved"), refused="requeue")
+    assert done.returncode == 75
+    assert "SLURM refused to requeue the job: resume the sweep with clipx-sweep resume" in done.stdout
+    assert [event["event"] for event in job.events] == ["requeued", "requeue_refused"]
+
+
+@pytest.mark.parametrize("code", [138, 143])
+def test_a_signal_before_python_could_handle_it_requeues_the_job(job: Job, code: int) -> None:
+    job.run(f"exit {code}")
+    assert job.requeued
+    assert "a signal stopped the run before Python could handle it" in job.events[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("srun", "error"),
+    [
+        (lambda job: f"echo '{KILLED}' >&2; exit 137", "n2: task 1: Killed"),
+        (lambda job: f"{job.stop('SIGTERM before training began')}; echo '{KILLED}' >&2; exit 137", "n2: task 1: Killed"),
+        (lambda job: f"{job.fail('lost', LOST)}; echo '{KILLED}' >&2; exit 137", "n2: task 1: Killed"),
+        (lambda job: f"{job.fail('lost', LOST)}; echo '{EXITED}' >&2; exit 1", LOST.error),
+        (lambda job: f"{job.fail('result', Result('failed', 70, error='no progress'))}; echo '{KILLED}' >&2; exit 137", "no progress"),
+        (lambda job: f"{job.fail('result', Result('failed', 1, error='a bug'))}; {job.fail('lost', LOST)}; exit 1", "a bug"),
+        (lambda job: f"echo '{TORCHRUN}' >> $files/logs/7.0.log; echo '{EXITED}' >&2; exit 1", "rank 3: Signal 9 (SIGKILL) received by PID 4321"),
+        (lambda job: f"echo '{TORCHRUN.replace('2999', '1999')}' >> $files/logs/7.0.log; echo '{EXITED}' >&2; exit 1", "no rank reported an error (n1: task 0: Exited with exit code 1): see the logs"),
+        (lambda job: f"echo '{EXITED}' >&2; exit 1", "no rank reported an error (n1: task 0: Exited with exit code 1): see the logs"),
+        (lambda job: "echo 'srun: error: n1: task 0: \"\\x' >&2; exit 1", "n1: task 0: x"),
+        (lambda job: "exit 1", "no rank reported an error: see the logs"),
+    ],
+)  # fmt: skip
+def test_a_failed_job_has_the_reason_in_its_result(job: Job, srun: Callable[[Job], str], error: str) -> None:
+    done = job.run(srun(job))
+    assert job.result is not None
+    assert (job.result.state, job.result.error) == ("failed", error)
+    assert done.returncode == job.result.exit_code != 0
+    assert not job.requeued
+
+
+def test_a_finished_run_is_not_changed_by_a_task_that_is_killed_at_its_end(job: Job) -> None:
+    finished = job.fail("result", Result("finished", 0))
+    assert job.run(f"{finished}; echo '{KILLED}' >&2; exit 137", max_retry=3).returncode == 137
+    assert job.result is not None and job.result.state == "finished"
+    assert not job.requeued
+
+
+@pytest.mark.parametrize(
+    ("srun", "message", "nodes"),
+    [
+        (lambda job: f"echo '{KILLED}' >&2; exit 137", "retry 1 of at most 1, without n2: n2: task 1: Killed", "n9,n2"),
+        (lambda job: f"{job.fail('lost', LOST)}; exit 1", f"retry 1 of at most 1, without n2: {LOST.error}", "n9,n2"),
+        (lambda job: f"{job.fail('result', Result('failed', 70, error='no progress'))}; exit 70", "retry 1 of at most 1: no progress", None),
+    ],
+)  # fmt: skip
+def test_a_lost_rank_is_retried_without_its_node(
+    job: Job, srun: Callable[[Job], str], message: str, nodes: str | None
+) -> None:
+    job.run(srun(job), max_retry=1)
+    assert job.requeued
+    assert [(event["event"], event["message"]) for event in job.events] == [("retried", message)]
+    assert job.result is not None and job.result.state == "stopped"
+    updates = [call for call in job.calls if call.startswith("scontrol update")]
+    assert updates == ([] if nodes is None else [f"scontrol update JobId=7 ExcNodeList={nodes}"])
+    done = job.run(srun(job), restart=1, max_retry=1)
+    assert not job.requeued
+    assert done.returncode != 0
+    assert job.result.state == "failed"
+
+
+def test_other_failures_are_not_retried(job: Job) -> None:
+    job.run(f"{job.fail('result', Result('failed', 1, error='a bug'))}; exit 1", max_retry=3)
+    assert not job.requeued
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_job_that_slurm_ends_is_requeued_only_if_it_was_preempted(job: Job, preempted: bool) -> None:
+    """SLURM sends the same signals for PreemptMode=CANCEL and for scancel."""
+    job.run(f"{job.stop('saved')}; {END_SCRIPT}", preempted=preempted)
+    assert job.requeued == preempted
+
+
+def test_a_job_that_slurm_ends_before_it_has_saved_gets_no_result(job: Job) -> None:
+    """Its state comes from SLURM."""
+    job.run(f"{END_SCRIPT}; exit 137", preempted=True)
+    assert not job.requeued
+    assert job.result is None
+
+
+def test_a_preempted_job_is_requeued_before_its_ranks_have_ended(job: Job) -> None:
+    """SLURM kills the script after KillWait."""
+    seen = 'for _ in {1..1000}; do grep -q "scontrol requeue" "$CALLS" && touch $files/seen && break; /bin/sleep 0.01; done'
+    job.run(f"{job.stop('saved')}; {END_SCRIPT}; {seen}", preempted=True)
+    assert (job.files / "seen").exists()
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_cancelled_job_is_not_requeued_and_cancels_itself(job: Job, saved: bool) -> None:
+    stopped = job.fail("result", Result("stopped", 75, error="SIGTERM: stopped after step 3")) if saved else "true"
+    job.run(f"{stopped}; {job.stop('saved' if saved else 'SIGTERM before training began')}; touch $files/cancel")
+    assert job.calls == ["scancel 7"]
+    assert job.result is not None and job.result.state == "stopped"
+    assert job.result.error == ("SIGTERM: stopped after step 3" if saved else "cancelled before training began")
+    assert job.events == []
+
+
+def test_a_job_cancelled_before_its_ranks_start_does_not_start_them(job: Job) -> None:
+    (job.files / "cancel").touch()
+    job.run("touch $files/started", restart=1)
+    assert not (job.files / "started").exists()
+    assert job.calls == ["scancel 7"]
