@@ -10,7 +10,7 @@ from functools import partial
 
 from clipx.bench.spec import BenchSpec
 from clipx.bench.step import gathered
-from clipx.cli import cli
+from clipx.cli import cli, ends_with_its_reader
 from clipx.config.registry import CONF_DIR
 
 
@@ -23,7 +23,7 @@ def bench(words: Sequence[str], spec: BenchSpec) -> None:
     command += [word for word in words if word not in (spec.kind, _named(spec.kind))]
     check(spec)
     console = stdout_console()
-    publish(spec, spec.run(lambda text: console.print(text, markup=False)), command, console)
+    publish(spec, spec.run(lambda text: console.print(text)), command, console)
 
 
 def names() -> list[str]:
@@ -47,7 +47,8 @@ def main() -> None:
     """Moves the benchmark's name to the end of the command line, and runs Hydra's main."""
     words = sys.argv[1:]
     if words in ([], ["--help"], ["-h"]):
-        print(overview())
+        with ends_with_its_reader():
+            print(overview())
         return
     if "=" in words[0] and not words[0].startswith(_named("")):
         print(f"error: {words[0]} is not a benchmark: name one of {', '.join(names())} first", file=sys.stderr)

@@ -21,6 +21,8 @@ class Panel:
 
 def draw(title: str, panels: Sequence[Panel], columns: int) -> bytes:
     """Returns the plot as PNG. Linear axes begin at 0. The ticks of x are at the measured values."""
+    from matplotlib.ticker import LogFormatter
+
     rows = -(-len(panels) // columns)
     figure = new_figure(title, 4 * columns, 3.2 * rows)
     known: list[str] = []  # labels of the last legend
@@ -39,6 +41,7 @@ def draw(title: str, panels: Sequence[Panel], columns: int) -> bytes:
         if panel.log_y:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(LogFormatter())  # the default one writes TeX
         else:
             axes.set_ylim(bottom=0)
         if panel.curves and known != list(panel.curves):

@@ -25,7 +25,7 @@ from PIL import Image
 from clipx.data.loader import Batch, ImageView, TrainBatches, train_loader
 from clipx.data.order import Order
 from clipx.data.shards.urls import expand
-from clipx.data.shards.write import write_members
+from clipx.data.shards.write import ShardSample, write_samples
 from clipx.data.source import Source
 from clipx.data.spec import open_data
 from clipx.data.transform import random_box
@@ -44,11 +44,11 @@ def write_photographs(comm: Comm, folder: str, side: int, aspect: float, samples
     Path(folder).mkdir(parents=True)
     colours = ("red", "green", "white", "wooden", "stone")
     for shard in range(_SHARDS):
-        members: list[tuple[str, bytes]] = []
+        written: list[ShardSample] = []
         for i in range(shard, samples, _SHARDS):
-            members.append((f"{i:09d}.jpg", _photograph((side, round(side * aspect)), seed + i)))
-            members.append((f"{i:09d}.txt", _CAPTION.format(colours[i % 5], i).encode()))
-        write_members(f"{folder}/{shard:04d}.tar", members)
+            image = _photograph((side, round(side * aspect)), seed + i)
+            written.append({"__key__": f"{i:09d}", "jpg": image, "txt": _CAPTION.format(colours[i % 5], i).encode()})
+        write_samples(f"{folder}/{shard:04d}.tar", written)
 
 
 def _photograph(size: tuple[int, int], seed: int) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import get_context
@@ -34,6 +35,11 @@ class RankConfig:
     threads: int
     folder: str
     stand_in: bool = False
+
+    @property
+    def first_failure(self) -> Path:
+        """The file with the number of the rank that failed first: the errors of the others are its consequences."""
+        return Path(self.folder) / "first_failure"
 
     def join(self) -> Comm:
         """Sets the threads and the device of the process, and initialises its process group. Collective.
@@ -67,6 +73,11 @@ def _run(config: RankConfig, call: Callable[..., T], args: tuple[object, ...]) -
     comm = config.join()
     try:
         return call(comm, *args)
+    except BaseException:
+        # Before the group is closed, for that makes the other ranks fail, maybe sooner than this error is reported.
+        with suppress(FileExistsError), config.first_failure.open("x") as file:
+            file.write(str(config.rank))
+        raise
     finally:
         comm.close()
 
@@ -91,15 +102,15 @@ class Processes:
         ):
             configs = [RankConfig(rank, ranks, self.device, threads, folder, stand_in) for rank in range(number)]
             waiting = [pool.submit(_run, config, call, args) for config in configs]
-            done, _ = wait(waiting, return_when=FIRST_EXCEPTION)  # the other ranks fail after the first one
-            try:
-                for future in done:
-                    future.result()
-                return [future.result() for future in waiting]
-            except BrokenProcessPool as error:
+            errors = [future.exception() for future in waiting]
+            killed = next((error for error in errors if isinstance(error, BrokenProcessPool)), None)
+            if killed is not None:
                 raise BenchError(
                     "a measuring process was killed, probably for lack of memory: give smaller sizes"
-                ) from error
+                ) from killed
+            if configs[0].first_failure.exists():
+                waiting[int(configs[0].first_failure.read_text())].result()  # raises its error
+            return [future.result() for future in waiting]
 
     def in_pairs(self, call: Callable[[Processes, U], T], items: Iterable[U]) -> list[T]:
         """Calls `call` for each item, on the CPU two at a time with half of the threads each. Not for timings."""

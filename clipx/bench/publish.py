@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from clipx.bench.findings import Findings
 from clipx.bench.spec import BenchSpec
 from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import cores
 from clipx.errors import ConfigError, require
-from clipx.plan.show import rich_table
+from clipx.report.console import text_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def check(spec: BenchSpec) -> None:
@@ -54,8 +55,8 @@ def publish(spec: BenchSpec, found: Findings, command: Sequence[str], console: C
     if found.picture is not None:
         (folder / f"{spec.kind}.png").write_bytes(found.picture)
     for table in found.tables:
-        console.print(rich_table(table.title, table.columns, table.rows))
-    console.print(f"written to {folder}", markup=False)
+        console.print(text_table(table.columns, table.rows, table.title, right=table.columns[1:]))
+    console.print(f"written to {folder}")
     print(json.dumps(figures), flush=True)
 
 

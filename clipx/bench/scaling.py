@@ -15,6 +15,7 @@ from typing import Any
 from clipx.bench.findings import Findings, Table, rounded
 from clipx.bench.spec import BenchError, BenchSpec
 from clipx.config.registry import option
+from clipx.config.typed import last_of_each
 from clipx.distributed.launch_env import cores
 from clipx.errors import require
 from clipx.logger import Row, read_rows
@@ -149,7 +150,7 @@ class ScalingSpec(BenchSpec):
         return "nodes" if self.slurm else "tasks"
 
     def words(self, size: int, ranks: int) -> list[str]:
-        """Returns the arguments of `clipx.train` for one size. `train` and `launch` come last, to take precedence."""
+        """Returns the arguments of `clipx.train` for one size. `train` and `launch` take precedence."""
         launcher: dict[str, Any] = {"tasks": size}
         if self.slurm:
             launcher = {"nodes": size, "tasks_per_node": self.tasks_per_node, "wait": "true"}
@@ -158,7 +159,7 @@ class ScalingSpec(BenchSpec):
         most = max(self.ranks().values())
         # The same for all sizes: the largest number of ranks shares the cores of this machine.
         threads = [] if self.slurm else [f"distributed.threads={max(1, (self.threads or cores()) // most)}"]
-        return [
+        words = [
             "-m",
             f"hydra/launcher={self._launcher}",
             *(f"hydra.launcher.{key}={value}" for key, value in launcher.items()),
@@ -173,6 +174,7 @@ class ScalingSpec(BenchSpec):
             *threads,
             *self.train,
         ]
+        return last_of_each(words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from clipx.bench.findings import Findings, Table, medians, ratio
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
-from clipx.config.compose import quote_pattern
+from clipx.config.compose import hydra_override
 from clipx.config.messages import one_line
 from clipx.config.registry import option
 from clipx.errors import ConfigError, require
@@ -111,5 +111,5 @@ def gathered(words: Sequence[str]) -> list[str]:
     if not overrides:
         return list(words)
     rest = [word for word in words if word not in overrides]
-    texts = ["'" + re.sub(r"(\\*)'", r"\1\1\\'", quote_pattern(word)) + "'" for word in overrides]  # Hydra's quoting
+    texts = ["'" + re.sub(r"(\\*)'", r"\1\1\\'", hydra_override(word)) + "'" for word in overrides]  # Hydra's quoting
     return [*rest, f"overrides=[{','.join(texts)}]"]

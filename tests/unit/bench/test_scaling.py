@@ -61,7 +61,9 @@ def test_a_failed_run_is_reported_with_its_error(tmp_path: Path) -> None:
 
 def test_a_single_interval_is_rejected(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text(json.dumps({"step": 2, "samples": 32, "train/samples_per_second": 5.0}) + "\n")
+    metrics.write_text(
+        json.dumps({"step": 2, "samples": 32, "epoch": 0.1, "seconds": 6.4, "train/samples_per_second": 5.0}) + "\n"
+    )
     with pytest.raises(BenchError, match="has 1 intervals, the first of which is the warm-up: raise steps="):
         read(metrics, 1, 1)
 
