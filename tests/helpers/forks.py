@@ -21,6 +21,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from clipx.config.typed import last_of_each
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["helpers.preload"])
 _PATIENCE = 15  # seconds in which ranks must exit by themselves after one has failed
@@ -41,9 +43,9 @@ class Fork:
     """
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], out: Path, err: Path) -> None:
-        self.words, self.out, self.err = words, out, err
+        self.words, self.out, self.err = last_of_each(words), out, err
         start_server()
-        self._process = CONTEXT.Process(target=_become, args=(list(words), dict(env), os.getcwd(), out, err))  # noqa: PTH109
+        self._process = CONTEXT.Process(target=_become, args=(self.words, dict(env), os.getcwd(), out, err))  # noqa: PTH109
         self._process.start()
 
     @property

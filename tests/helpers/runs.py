@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import os
@@ -12,18 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
-
 import clipx
 from clipx.checkpoint.async_writer import AsyncWriter
-from clipx.checkpoint.format import CheckpointDir, RankRows
+from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.config.compose import checked, compose_config, prepare, quote_pattern
+from clipx.checkpoint.tensors import RankRows
+from clipx.config.compose import checked, hydra_override, prepare
+from clipx.config.composer import Composer
 from clipx.config.lazy_torch import torch
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
-from clipx.config.registry import CONF_DIR
+from clipx.config.typed import last_of_each
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.trainer.spec import RunSpec
@@ -46,7 +43,7 @@ SMALL = (
 # A model without BatchNorm, whose statistics are those of a rank's micro-batch. Nearly all weights are word embeddings.
 VIT = (
     "model.image.timm=vit_xsmall_patch16_clip_224",
-    "+model.image.options={patch_size:16,embed_dim:64,depth:2,num_heads:2}",
+    "model.image.options={patch_size:16,embed_dim:64,depth:2,num_heads:2}",
     "model.text.width=16",
     "model.text.heads=2",
 )
@@ -71,25 +68,19 @@ def small(run_dir: Path, *overrides: str) -> RunSpec:
 def compose(*overrides: str, config_name: str = "train", config_dir: str | Path | None = None) -> RunSpec:
     """Does what `clipx.compose` does, 7 times faster, for tests of anything but composition itself.
 
-    The choices of groups are composed once and cached; values are set in a copy, by Hydra's parser and rules.
+    Choices of groups are composed once.
     """
     if config_dir is not None:
         return clipx.compose(*overrides, config_name=config_name, config_dir=config_dir)
-    lines = tuple(map(quote_pattern, overrides))
+    lines = list(map(hydra_override, overrides))
     try:
         prepare(lines, [])
-        parsed = OverridesParser.create().parse_overrides(list(lines))
-        choices = [x for x in parsed if x.package is not None or (CONF_DIR / x.key_or_group).is_dir()]
-        cfg = copy.deepcopy(_chosen(config_name, tuple(str(x.input_line) for x in choices)))
-        ConfigLoaderImpl._apply_overrides_to_config([x for x in parsed if x not in choices], cfg)
-        return cast("RunSpec", checked(cfg))
+        return cast("RunSpec", checked(_composer(config_name).compose(lines)[0]))
     except COMPOSITION_ERRORS as error:
         raise ConfigError(one_line(error)) from error
 
 
-@functools.lru_cache(maxsize=128)
-def _chosen(config_name: str, choices: tuple[str, ...]) -> DictConfig:
-    return compose_config(config_name, choices, [])
+_composer = functools.cache(Composer.of)
 
 
 def step_losses(run_dir: Path, *overrides: str) -> list[float]:
@@ -103,14 +94,16 @@ def step_losses(run_dir: Path, *overrides: str) -> list[float]:
 
 
 def run(
-    *command: str, check: bool = True, timeout: float = 240, fresh: bool = False
+    *command: str, check: bool = True, timeout: float = 600, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Runs a real process on one thread. With `check` a failure shows its output.
 
     Python with a script or a module is a fork of a process that has imported the common modules, unless `fresh`.
     """
     if fresh or command[0] != sys.executable or command[1] == "-c":
-        done = subprocess.run(command, env=_env(), capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            last_of_each(command), env=_env(), capture_output=True, text=True, timeout=timeout, check=False
+        )
     else:
         done = forks.run([{}], command[1:], _env(), timeout)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -128,7 +121,7 @@ def start(folder: Path, *words: str, **env: str) -> forks.Fork:
 
 
 def torchrun(
-    ranks: int, *command: str, check: bool = True, timeout: float = 240, fresh: bool = False
+    ranks: int, *command: str, check: bool = True, timeout: float = 600, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Runs `command` (a script, or -m and a module) on several gloo processes of this machine.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -90,6 +92,13 @@ def test_configuration_errors_are_one_line_with_exit_code_2(arguments: list[str]
     assert not (tmp_path / "run").exists()
 
 
+def test_options_are_accepted_between_overrides(tmp_path: Path) -> None:
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer/mine.yaml").write_text("defaults: [adamw]\nlr: 0.5\n")
+    words = ("seed=3", "--cfg", "job", "optimizer=mine", "--config-dir", str(tmp_path), "name=a", "-p", "optimizer")
+    assert "lr: 0.5\n" in run(*TRAIN, *words, "run_dir=b").stdout
+
+
 def test_a_missing_run_is_a_configuration_error() -> None:
     done = run(*EVALUATE, check=False)
     assert (done.returncode, done.stderr) == (2, "error: run has no value: it is required, add run=…\n")
@@ -122,6 +131,36 @@ def test_an_unknown_flag_prints_the_usage() -> None:
     assert done.returncode == 2
     assert "unrecognized arguments: --cfgg" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# -------------------------------------------------------------------------------------- a reader that ends, as `head`
+
+CODE = """
+from clipx.report.console import Screen
+screen = Screen(True)
+screen.print("x" * 10_000)
+screen.table("results", {"train/loss": 1.0})
+print("more")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("-m", "clipx.train", "--help"), 141),
+        (("-m", "clipx.train", "--cfg", "job"), 141),
+        (("-m", "clipx_launch", "script", "--help"), 141),
+        (("-m", "clipx.bench"), 141),
+        (("-c", CODE), 0),  # the output of a run is discarded, and the run continues
+    ],
+)
+def test_output_without_a_reader_is_no_traceback(arguments: tuple[str, ...], code: int) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    process = subprocess.Popen([sys.executable, *arguments], stdout=write_end, stderr=subprocess.PIPE, text=True)
+    os.close(write_end)
+    _, errors = process.communicate(timeout=600)
+    assert (process.returncode, errors) == (code, "")
 
 
 # -------------------------------------------------------------------------------------------------- tab completion

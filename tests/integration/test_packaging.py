@@ -16,6 +16,7 @@ from helpers.runs import NEEDED, SMALL, VIT, run
 
 import clipx_launch
 from clipx.config.registry import CONF_DIR
+from clipx.config.typed import last_of_each
 from hydra_plugins import clipx_launcher
 
 
@@ -38,7 +39,9 @@ def outside(installed: Path, cwd: Path, *arguments: str) -> str:
     """Runs Python with the installed wheel first on its path, in a folder without files of the checkout."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(installed)}
     command = [sys.executable, "-P", *arguments]
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        last_of_each(command), cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
