@@ -32,6 +32,7 @@ class Watchdog:
     def __enter__(self) -> Watchdog:
         if self._timeout_s:
             self.beat(0)
+            self._start_timer()  # here too: the thread may be stopped before its first turn
             self._thread.start()
         return self
 
@@ -47,10 +48,13 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stop.wait(min(1.0, self._timeout_s / 4)):
-            faulthandler.dump_traceback_later(self._timeout_s + WRITE_S, exit=True, file=2)
+            self._start_timer()
             stalled_s = time.monotonic() - self._last_beat
             if stalled_s > self._timeout_s:
                 self._kill(stalled_s)
+
+    def _start_timer(self) -> None:
+        faulthandler.dump_traceback_later(self._timeout_s + WRITE_S, exit=True, file=2)
 
     def _kill(self, stalled_s: float) -> None:
         line = (
