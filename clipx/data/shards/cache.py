@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from clipx.config import limits
-from clipx.errors import DataError, require
+from clipx.errors import ClipxError, DataError, require
 from clipx.escape import print_stderr
 from clipx.storage.failure import error_text
 from clipx.storage.local import cache_folder, ensure_folder
@@ -129,7 +129,7 @@ def _store_in_background(file: ShardFile) -> None:
     def run() -> None:
         try:
             store(file)
-        except (DataError, OSError) as error:
+        except (ClipxError, OSError) as error:
             background.not_before = time.monotonic() + _PAUSE
             print_stderr(f"{file.url} cannot be cached: {error_text(error)}")
         finally:
