@@ -54,7 +54,7 @@ def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_its_pid(tm
             time.sleep(0.1)
         worker = max(map(int, Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()))
         os.kill(worker, signal.SIGKILL)
-        assert run.wait(100) == 1
+        assert run.wait(600) == 1
     finally:
         run.kill()
         run.wait()

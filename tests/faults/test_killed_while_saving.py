@@ -71,7 +71,7 @@ def killed_before(number: int, call: Callable[[], None]) -> bool:
 
     process = fork.Process(target=child)
     process.start()
-    process.join(60)
+    process.join(600)
     assert process.exitcode in (0, 9)
     return process.exitcode == 9
 
@@ -142,7 +142,7 @@ def test_a_kill_at_a_random_time_loses_no_complete_checkpoint(folder: Path) -> N
         time.sleep(random.uniform(0, 0.03))
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        process.join(60)
+        process.join(600)
         stumps += len(list((folder / "run").glob("tmp.*")))
         found = load_tensors(folder / "run")
         assert found["a/n"] > newest and found["large"].eq(found["a/n"]).all()

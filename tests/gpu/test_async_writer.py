@@ -24,7 +24,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     def held(fd: int, data: memoryview) -> int:
         if threading.current_thread() is not threading.main_thread():
-            assert gate.wait(30)
+            assert gate.wait(600)
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", held)

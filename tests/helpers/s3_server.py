@@ -171,7 +171,7 @@ class FaultyProxy:
         self.port = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._ready.wait(10)
+        self._ready.wait(600)
 
     @property
     def endpoint(self) -> str:

@@ -73,7 +73,7 @@ def run_in_processes(ranks: int, folder: Path, call: Callable[..., Any], *args: 
         except EOFError:
             process.join()
             results.append(process.exitcode)
-        process.join(60)
+        process.join(600)
         assert not process.is_alive()
     (folder / "rendezvous").unlink(missing_ok=True)
     return results

@@ -7,13 +7,12 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from helpers import forks
+from helpers import PLUGINS, forks
 from helpers.runs import SMALL
+from helpers.waiting import wait_until
 
 TRAIN = (sys.executable, "-m", "clipx.train")
 SLURM = ("-m", "hydra/launcher=clipx_slurm", "hydra.launcher.gpus_per_node=0", "hydra.launcher.cpus_per_task=1")
@@ -27,6 +26,22 @@ def launch(*arguments: str, check: bool = True, **env: str) -> subprocess.Comple
     done = forks.run([{}], [*TRAIN[1:], *arguments], own, timeout=600)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def held(sweep: Path) -> tuple[str, ...]:
+    """Returns options with which each process of a run makes 5 steps, and more only after a signal or `release`.
+
+    So a test interrupts the run at a step that it knows, however long its own commands take.
+    """
+    return ("--config-dir", str(PLUGINS / "faults"), "objective=held", f"objective.until={_released(sweep)}")
+
+
+def release(sweep: Path) -> None:
+    _released(sweep).touch()
+
+
+def _released(sweep: Path) -> Path:
+    return sweep.with_name(f"{sweep.name}-released")
 
 
 def output_of(*command: str) -> str:
@@ -44,27 +59,19 @@ def slurm_tasks(job: str) -> list[dict[str, str]]:
     return [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
 
 
-def wait_for_job(job: str, seconds: float = 600) -> list[str]:
+def wait_for_job(job: str) -> list[str]:
     """Waits for a job. Returns the final states of its tasks."""
 
     def states() -> list[str] | None:
         found = [task["JobState"] for task in slurm_tasks(job)]
         return None if {"PENDING", "RUNNING", "SIGNALING", "COMPLETING", "REQUEUED"} & set(found) else found
 
-    return wait_until(states, seconds, f"job {job} does not end")
-
-
-def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, f"{what} in {seconds} s"
-        time.sleep(0.1)
-    return found
+    return wait_until(states, f"job {job} does not end")
 
 
 def wait_for_steps(point: Path, steps: int = 2) -> None:
     """Waits until a point has logged this number of steps."""
-    wait_until(lambda: len(rows(point)) >= steps, 600, f"{point} does not train: {logs(point)}")
+    wait_until(lambda: len(rows(point)) >= steps, lambda: f"{point} does not train: {logs(point)}")
 
 
 def rows(point: Path) -> list[dict[str, float]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from clipx.checkpoint.downloader import remote_checkpoints
 from clipx.checkpoint.format import commit, write_file
 from clipx.checkpoint.records import STATE, TENSORS
 from clipx.checkpoint.uploader import Uploader
+from helpers.waiting import wait_until
 
 
 def save(run_dir: Path, step: int, content: bytes = b"weights", shards: int = 2, keep: bool = False) -> Path:
@@ -48,13 +47,6 @@ class UploadEvents(list[dict[str, Any]]):
 
     def wait_for(self, kind: str) -> None:
         wait_until(lambda: any(event["event"] == kind for event in list(self)))
-
-
-def wait_until(true: Callable[[], bool], limit_s: float = 600) -> None:
-    end = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end, "condition not met in time"
-        time.sleep(0.02)
 
 
 def same_files(one: Path, other: Path) -> bool:

@@ -57,7 +57,7 @@ class Started:
             self._fork.start()
         self.fresh = fresh
 
-    def wait(self, seconds: float = 60) -> int | None:
+    def wait(self, seconds: float = 600) -> int | None:
         """Returns the exit code, or None if the process still runs after `seconds`."""
         if self.fresh:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -10,13 +10,25 @@ from pathlib import Path
 import pytest
 from helpers import PLUGINS
 from helpers.runs import SMALL, VIT, run
-from helpers.slurm_jobs import LOCAL, QUICK, SLURM, TRAIN, launch, launch_json, logs, losses, rows, wait_for_steps
+from helpers.slurm_jobs import (
+    LOCAL,
+    QUICK,
+    SLURM,
+    TRAIN,
+    held,
+    launch,
+    launch_json,
+    logs,
+    losses,
+    release,
+    rows,
+    wait_for_steps,
+)
 
 from clipx.config.typed import last_of_each
 
 PLUGIN = PLUGINS / "faults"
-# Each step sleeps, so that an interrupt arrives before the last one.
-LONG = (*LOCAL, *SMALL, *VIT, "objective=slow", "duration=20st", "checkpoint.every=end")
+LONG = (*LOCAL, *SMALL, *VIT, "duration=20st", "checkpoint.every=end")
 
 
 def test_parallel_points_get_separate_devices_and_fail_independently(tmp_path: Path) -> None:
@@ -45,7 +57,7 @@ def test_parallel_points_get_separate_devices_and_fail_independently(tmp_path: P
 
 
 def test_an_interrupted_sweep_saves_starts_no_points_and_resumes(tmp_path: Path) -> None:
-    command = ("--config-dir", str(PLUGIN), *LONG, "seed=0,1", f"hydra.sweep.dir={tmp_path}")
+    command = (*LONG, *held(tmp_path), "seed=0,1", f"hydra.sweep.dir={tmp_path}")
     with subprocess.Popen(
         last_of_each([*TRAIN, *command]), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as sweep:
@@ -59,7 +71,8 @@ def test_an_interrupted_sweep_saves_starts_no_points_and_resumes(tmp_path: Path)
     )  # fmt: skip
     assert launch_json(tmp_path / "0", "result")["state"] == "stopped"
     assert not (tmp_path / "1/metrics.jsonl").exists()
-    launch("--config-dir", str(PLUGIN), *LONG, "seed=0", f"hydra.sweep.dir={tmp_path}")
+    release(tmp_path)
+    launch(*LONG, *held(tmp_path), "seed=0", f"hydra.sweep.dir={tmp_path}")
     assert [row["step"] for row in rows(tmp_path / "0")] == list(range(1, 21)), "a step was logged twice or not at all"
 
 

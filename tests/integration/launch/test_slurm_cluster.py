@@ -13,7 +13,7 @@ from helpers.slurm_cluster import GPUS, NODES
 def test_tasks_have_nodes_names_and_devices_as_on_a_real_cluster(slurm: Path) -> None:
     script = 'echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES $(getent hosts "$SLURMD_NODENAME")'
     command = ("srun", f"--nodes={len(NODES)}", f"--ntasks-per-node={GPUS}", "--gpus-per-task=1", "bash", "-c", script)
-    out = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    out = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
     tasks = sorted(line.split()[:4] for line in out.splitlines())
     assert tasks == [
         [node, str(GPUS * n + k), str(k), "127.0.0.1"] for n, node in enumerate(NODES) for k in range(GPUS)

@@ -14,19 +14,21 @@ from helpers.slurm_jobs import (
     QUICK,
     SLURM,
     TRAIN,
+    held,
     job_of,
     launch,
     launch_json,
     logs,
     losses,
     output_of,
+    release,
     rows,
     slurm_tasks,
     wait_for_job,
     wait_for_steps,
-    wait_until,
 )
 from helpers.sweeps import states
+from helpers.waiting import wait_until
 
 from clipx.config.typed import last_of_each
 from clipx.trainer.trainer import Trainer
@@ -37,7 +39,6 @@ from clipx_launch.point import Point, config_hash
 from clipx_launch.sweep import Planned, Sweep
 
 pytestmark = pytest.mark.usefixtures("slurm")
-PLUGIN = PLUGINS / "faults"
 LONG = (*SMALL, "data.workers=1", "duration=40st", "checkpoint.every=end")
 FOUR = ("hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=2", "hydra.launcher.gpus_per_node=0")
 
@@ -81,10 +82,11 @@ def test_two_nodes_of_two_tasks_match_a_single_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_on_each_node_matches_a_single_process_and_forwards_signals(tmp_path: Path) -> None:
-    options = (*SLURM, *FOUR, "hydra.launcher.style=torchrun", *LONG, *VIT)
+    options = (*SLURM, *FOUR, "hydra.launcher.style=torchrun", *LONG, *VIT, *held(tmp_path))
     job = job_of(launch(*options, f"run_dir={tmp_path}/four", f"hydra.sweep.dir={tmp_path}/s").stdout)
     wait_for_steps(tmp_path / "four")
     output_of("scancel", "--signal=USR1", job)
+    release(tmp_path)
     Trainer(small(tmp_path / "one", *LONG, *VIT)).fit()
     assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "four")
     assert launch_json(tmp_path / "four", "point")["requeues"] == 1
@@ -94,9 +96,10 @@ def test_torchrun_on_each_node_matches_a_single_process_and_forwards_signals(tmp
 @pytest.mark.slow
 def test_a_signalled_run_is_requeued_and_matches_an_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
     """The signal arrives as SLURM sends it before the time limit: loader processes get it as well."""
-    job = job_of(launch(*SLURM, f"hydra.sweep.dir={tmp_path}", *LONG).stdout)
+    job = job_of(launch(*SLURM, f"hydra.sweep.dir={tmp_path}", *LONG, *held(tmp_path)).stdout)
     wait_for_steps(tmp_path / "0")
     output_of("scancel", "--signal=USR1", job)
+    release(tmp_path)
     Trainer(small(tmp_path / "straight", *LONG)).fit()
     assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "0")
     (task,) = slurm_tasks(job)
@@ -118,9 +121,8 @@ def test_a_stopped_run_saves_and_resumes_by_the_same_command(
     The job is not requeued after it; its SIGTERM reaches the loader process as well.
     """
     point = tmp_path / "0"
-    slow = ("objective=slow", "objective.step_s=0.5")  # the run takes longer than a launch on a busy machine
     own = (f"hydra.sweep.dir={tmp_path}", "hydra.launcher.max_requeue=0")
-    options = ("--config-dir", str(PLUGIN), *SLURM, *LONG, *slow, *own)
+    options = (*SLURM, *LONG, *held(tmp_path), *own)
     job = job_of(launch(*options).stdout)
     wait_for_steps(point)
     assert "0 of 1 points submitted (1 in the queue)" in launch(*options).stdout
@@ -145,6 +147,7 @@ def test_a_stopped_run_saves_and_resumes_by_the_same_command(
     assert slurm_tasks(job)[0]["Restarts"] == "0"
     assert states(tmp_path)["0"][0] == "cancelled"
 
+    release(tmp_path)
     launch(*options, "hydra.launcher.wait=true")
     assert launch_json(point, "result")["state"] == "finished"
     assert [row["step"] for row in rows(point)] == list(range(1, 41)), "a step was logged twice or not at all"
@@ -152,7 +155,7 @@ def test_a_stopped_run_saves_and_resumes_by_the_same_command(
 
 def test_a_failed_rank_fails_its_job_which_runs_the_code_of_the_submission(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
-    shutil.copytree(PLUGIN, mine)
+    shutil.copytree(PLUGINS / "faults", mine)
     faulty = mine / "objective" / "faulty.py"
     options = (*SLURM, *FOUR, "objective=faulty", "objective.rank=2", *QUICK, f"hydra.sweep.dir={tmp_path}/s")
     job = job_of(launch("--config-dir", str(mine), *options, "+hydra.launcher.sbatch={hold: true}").stdout)
@@ -179,7 +182,6 @@ def test_a_job_cancelled_before_its_start_fails_the_waiting_launcher(tmp_path: P
     ) as waiting:
         job = wait_until(
             lambda: (tmp_path / "0/.launch/point.json").is_file() and launch_json(tmp_path / "0", "point")["job"],
-            600,
             "no job",
         )
         output_of("scancel", job)

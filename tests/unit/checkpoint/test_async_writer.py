@@ -32,7 +32,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     def held(fd: int, data: memoryview) -> int:
         if threading.current_thread() is not threading.main_thread():
-            assert gate.wait(30)
+            assert gate.wait(600)
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", held)
@@ -310,7 +310,7 @@ def _one_rank_dies(comm: Comm, path: Path) -> float:
 def test_a_rank_killed_during_a_save_leaves_no_checkpoint_and_blocks_no_rank(tmp_path: Path) -> None:
     took, code = run_in_processes(2, tmp_path, _one_rank_dies, tmp_path / "run")
     assert code == 9
-    assert took < 10
+    assert took < 100, "the time limit of a collective is 600 s"
     assert steps(tmp_path / "run") == []
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.slurm_jobs import launch, wait_until
+from helpers.slurm_jobs import launch
+from helpers.waiting import wait_until
 
 from clipx.config.registry import CONF_DIR
 from clipx.trainer.spec import compose
@@ -121,7 +122,7 @@ def test_a_run_that_saved_exits_with_75_although_torchrun_exits_with_1(
 ) -> None:
     env = site_folder(tmp_path, f"{logging(event)}\nexit {ended}\n")
     done = subprocess.run(
-        ["bash", "-c", shell_of(site)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", shell_of(site)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == code, done.stderr
     starts = (tmp_path / "outputs/vit_b32/events.jsonl").read_text().count(event)
@@ -133,9 +134,9 @@ def test_the_container_forwards_sigterm_and_waits_for_the_run_to_save(tmp_path: 
     run = f"saved() {{ sleep 0.3; {logging('stopped')}; exit 1; }}\ntrap saved TERM\ntouch ready\nwhile :; do sleep 0.05; done\n"
     env = site_folder(tmp_path, run)
     with subprocess.Popen(["bash", "-c", shell_of("kubernetes.yaml")], env=env, cwd=tmp_path) as pod:
-        wait_until((tmp_path / "ready").exists, 60, "the run does not start")
+        wait_until((tmp_path / "ready").exists, "the run does not start")
         pod.send_signal(signal.SIGTERM)
-        assert pod.wait(timeout=60) == 75
+        assert pod.wait(timeout=600) == 75
 
 
 def test_the_job_replaces_pods_that_exit_with_75_without_counting_them() -> None:

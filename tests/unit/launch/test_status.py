@@ -221,7 +221,7 @@ def test_watch_ends_with_the_last_run(
         assert watch.is_alive()
         child.kill()
         child.wait()
-        watch.join(60)
+        watch.join(600)
         assert not watch.is_alive()
     assert "its process has ended" in capsys.readouterr().out
 

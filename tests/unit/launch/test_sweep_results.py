@@ -191,7 +191,7 @@ def test_followed_logs_continue_until_the_point_ends(
             wait_for(text.splitlines()[-1])
         assert follow.is_alive()
         point.write_result(Result("finished"))
-        follow.join(60)
+        follow.join(600)
         assert not follow.is_alive()
     printed += capsys.readouterr().out
     assert printed == (

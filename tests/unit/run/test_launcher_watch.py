@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.waiting import wait_until
 
 from clipx.run.launcher_watch import LAUNCHER_PID, find_launcher
 
@@ -36,13 +35,6 @@ subprocess.run([*wrapper, *sys.argv[2:]], env={**os.environ, **variables}, start
 """
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -55,7 +47,7 @@ def test_a_rank_ends_with_the_code_of_a_lost_peer_when_its_launcher_is_killed(tm
     command = [sys.executable, "-c", LAUNCHER, kind, sys.executable, "-c", RANK, str(tmp_path)]
     with (tmp_path / "err").open("w") as err, subprocess.Popen(command, stderr=err) as launcher:
         try:
-            wait_until((tmp_path / "pid").exists)
+            wait_until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
             pid, watched, threads = map(int, (tmp_path / "pid").read_text().split())
             assert (watched, threads) == (launcher.pid, 2)
         finally:
@@ -82,7 +74,7 @@ def test_a_process_started_with_nohup_continues_after_its_shell(tmp_path: Path) 
     env = {name: value for name, value in os.environ.items() if name not in (LAUNCHER_PID, "TORCHELASTIC_RUN_ID")}
     command = ["bash", "-c", 'nohup "$@" > /dev/null 2>&1 & read', "bash", sys.executable, "-c", RANK, str(tmp_path)]
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE) as shell:
-        wait_until((tmp_path / "pid").exists)
+        wait_until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
         shell.kill()
     pid, *found = (tmp_path / "pid").read_text().split()
     assert is_running(int(pid))

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.waiting import wait_until
 
 from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, Exit, Locked
@@ -301,7 +302,7 @@ def test_a_job_killed_while_taking_the_lock_does_not_block_later_starts(tmp_path
     assert (tmp_path / "run.lock.guard").is_file()
     start = time.monotonic()
     with RunLock(tmp_path, COMM, no_event):
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 60
         assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
 
@@ -350,10 +351,3 @@ def test_a_run_dir_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ClipxError, match=f"run_dir={tmp_path}/file/run cannot be created"):
         RunLock(tmp_path / "file" / "run", COMM, no_event).acquire()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < 10
-        time.sleep(0.01)

@@ -73,7 +73,7 @@ def test_a_signal_unwinds_the_process_and_ends_it_with_the_requeue_code(number: 
         assert started.stdout is not None
         assert started.stdout.readline() == "ready\n"
         started.send_signal(number)
-        out, err = started.communicate(timeout=30)
+        out, err = started.communicate(timeout=6000)
     assert started.returncode == Exit.REQUEUE
     assert out == "unwound\n"
     assert err == f"stopped: {number.name} before training began: nothing to save, start it again\n"
@@ -84,21 +84,21 @@ def test_a_blocked_process_ends_too(tmp_path: Path) -> None:
         assert started.stdout is not None
         assert started.stdout.readline() == "ready\n"
         started.send_signal(signal.SIGTERM)
-        assert started.wait(30) == Exit.REQUEUE
+        assert started.wait(600) == Exit.REQUEUE
         assert started.stderr is not None
         assert started.stderr.read() == "", "only rank 0 reports the stop"
 
 
 def test_a_forked_process_is_ended_by_its_signal_and_the_process_is_not() -> None:
     with process("-c", SCRIPT, "fork") as started:
-        out, err = started.communicate(timeout=30)
+        out, err = started.communicate(timeout=6000)
     assert (out, err, started.returncode) == ("child 15\n", "", 0)
 
 
 @pytest.mark.parametrize("module", ["clipx.train", "clipx_launch.worker"])
 def test_signals_are_handled_before_heavy_imports(module: str) -> None:
     code = f"import sys, {module}; print({{'torch', 'hydra', 'omegaconf', 'yaml', 'numpy'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout == "set()\n"
 
 
@@ -106,12 +106,12 @@ def stopped_while_starting(command: Sequence[str]) -> tuple[int, str]:
     """Sends SIGTERM to a command as soon as it handles the signal. Returns its exit code and stderr."""
     with process(*command) as started:
         status = Path(f"/proc/{started.pid}/status")
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not _handles(status.read_text(), signal.SIGTERM):
             assert time.monotonic() < end and started.poll() is None
             time.sleep(0.001)
         started.send_signal(signal.SIGTERM)
-        _, err = started.communicate(timeout=60)
+        _, err = started.communicate(timeout=600)
     return started.returncode, err
 
 

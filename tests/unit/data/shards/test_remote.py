@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -19,6 +19,7 @@ import pytest
 from helpers.runs import rows, run
 from helpers.s3_server import FaultyProxy, admin, forget_sessions
 from helpers.samples import captions, img2dataset, read_all, write_tar
+from helpers.waiting import wait_until
 
 from clipx.data.loader import Batch, ImageView, train_loader
 from clipx.data.order import Order
@@ -69,13 +70,6 @@ def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -
 
 def open_train(url: str, **options: float) -> Source:
     return WebDatasetSpec(name="far", shards=url, held_out_share=0.0, **{"retry_s": 20.0, **options}).open().train
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 600
-    while not true():
-        assert time.monotonic() < end, "the condition is still false after 600 s"
-        time.sleep(0.02)
 
 
 def run_later(seconds: float, call: functools.partial[None]) -> None:
