@@ -225,7 +225,7 @@ def test_a_killed_rank_is_named_by_the_others_which_exit_soon(tmp_path: Path) ->
     ],
 )
 def test_a_failed_or_blocked_rank_is_named_by_the_others(tmp_path: Path, fault: str, said: str) -> None:
-    with job(tmp_path, fault, 2, "distributed.timeout_s=2") as two:
+    with job(tmp_path, fault, 2, "distributed.timeout_s=10") as two:
         assert two.exit_code(0) == Exit.FAILED
         assert f"error (rank 0): rank 1 (host {socket.gethostname()}, pid {two.pid(1)}) {said}\n" in two.stderr(0)
         assert "Traceback" not in two.stderr(0)
@@ -256,7 +256,7 @@ def test_the_ranks_of_a_killed_torchrun_end(tmp_path: Path) -> None:
 
 def test_a_frozen_rank_is_ended_by_the_watchdog(tmp_path: Path) -> None:
     """The watchdog acts long before the collective times out."""
-    with job(tmp_path, "none", 2, "distributed.watchdog_s=2") as two:
+    with job(tmp_path, "none", 2, "distributed.watchdog_s=6") as two:
         two.wait_for_steps(2)
         start = time.monotonic()
         os.kill(two.pid(1), signal.SIGSTOP)

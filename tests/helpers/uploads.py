@@ -61,7 +61,7 @@ def upload(run_dir: Path, url: str, *folders: Path, **options: Any) -> UploadEve
     with closing(Uploader(run_dir, url, events, **options)) as uploader:
         for folder in folders:
             uploader.submit(folder)
-        assert uploader.finish(120), events
+        assert uploader.finish(600), events
         assert uploader.lag_s == 0
     return events
 

@@ -154,7 +154,7 @@ def test_a_fetch_survives_a_short_outage(run_dir: Path, own_bucket: str, proxy: 
     proxy.set("down")
     later(1.5, functools.partial(proxy.set, "cut", 150_000))
     later(3, functools.partial(proxy.set, "some", 3))
-    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail, retry_s=20)
+    found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail, retry_s=120)
     assert found is not None and same_files(found, folder)
 
 

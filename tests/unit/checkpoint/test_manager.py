@@ -170,7 +170,7 @@ def test_an_outage_at_the_end_sets_the_exit_code_and_a_resume_uploads_the_rest(
     assert steps(Path("run"))[-1] == 6, "checkpoints that are not uploaded must not be deleted"
     assert NotSynced.exit_code == Exit.NOT_SYNCED == 74
     proxy.set("up")
-    Trainer(small(Path("run"), *overrides, "checkpoint.sync_timeout_s=60", "resume=auto")).fit()
+    Trainer(small(Path("run"), *overrides, "checkpoint.sync_timeout_s=600", "resume=auto")).fit()
     other = Trainer(small(tmp_path / "other", *EVERY_STEP, f"resume={own_bucket}/run"))
     other.close()
     assert other.steps_done == 6
