@@ -144,13 +144,17 @@ def test_a_killed_rank_is_named_in_the_result_and_retried_on_another_node(slurm:
     point = tmp_path / "0"
     two = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.max_retry=1", "checkpoint.every=2st")
     job = submitted(tmp_path, *two, "hydra.launcher.gpus_per_node=0")
-    nodes = []
-    for steps in (3, 5):
-        wait_for_steps(point, steps)
-        nodes.append(slurm_tasks(job)[0]["NodeList"])
+
+    def kill() -> str:
+        node = slurm_tasks(job)[0]["NodeList"]
         os.kill(int(json.loads((point / "run.lock").read_text())["pid"]), signal.SIGKILL)
-        if steps == 3:
-            wait_until(lambda: slurm_tasks(job)[0]["Restarts"] == "1", "the job is not retried")
+        return node
+
+    wait_until((point / "checkpoints/step-00000004").is_dir)
+    nodes = [kill()]
+    wait_until(lambda: slurm_tasks(job)[0]["Restarts"] == "1", "the job is not retried")
+    wait_for_steps(point, 6)  # the first attempt is held after step 5, and the second resumes at 4
+    nodes.append(kill())
     assert wait_for_job(job) == ["FAILED"]
     assert len(set(nodes)) == 2
     assert states(tmp_path)["0"] == ("failed", f"{nodes[1]}: task 0: Killed")
@@ -216,6 +220,7 @@ def test_a_run_on_a_failed_node_resumes_on_another_from_its_last_checkpoint(
 ) -> None:
     job = submitted(tmp_path, "checkpoint.every=2st", "checkpoint.keep_last=9")
     wait_for_steps(tmp_path / "0", 5)
+    wait_until((tmp_path / "0/checkpoints/step-00000004").is_dir)
     node = slurm_tasks(job)[0]["NodeList"]
     slurm_cluster.crash(accounted.parent, node)
     output_of(
