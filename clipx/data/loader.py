@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing.connection
 import os
 import random
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import FrameType
 from typing import Protocol, TypeVar
 
 import torch
@@ -28,6 +30,7 @@ from clipx.model.tokenizer import Tokenizer
 T = TypeVar("T")
 
 _POLL_S = 5.0  # interval of a loader process's checks that its trainer is alive, as in torch
+_END_S = 5.0  # time in which the end of a process whose connection broke is seen
 _MAX_SUBSTITUTES = 100  # replacements tried for one sample of a batch before the run fails
 
 
@@ -164,7 +167,7 @@ class _PositionSampler(Sampler[range]):
 
 
 class _BatchLoader(DataLoader[T]):
-    """DataLoader over batches that raises the DataErrors returned by its dataset."""
+    """DataLoader over batches that raises the DataErrors returned by its dataset, and one if a loader process died."""
 
     def __init__(
         self, dataset: Dataset[T | DataError], batches: Iterable[range], workers: int, prefetch: int, pin: bool = False
@@ -183,10 +186,55 @@ class _BatchLoader(DataLoader[T]):
         )
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
-        for batch in super().__iter__():
+        with _replaced_sigchld(None):  # without the handler that torch installs: see _replaced_sigchld
+            batches = super().__iter__()
+        while True:
+            with _replaced_sigchld(lambda *_: _check_alive(batches)):
+                try:
+                    _check_alive(batches)
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                except (RuntimeError, OSError, EOFError) as error:
+                    # A connection to a process that is being killed breaks before its end can be seen.
+                    _check_alive(batches, _END_S, error)
+                    raise
             if isinstance(batch, DataError):
                 raise batch
             yield batch
+
+
+@contextlib.contextmanager
+def _replaced_sigchld(handler: Callable[[int, FrameType | None], None] | None) -> Iterator[None]:
+    """Replaces the handler of SIGCHLD by `handler`, if given, and restores it. No effect outside the main thread.
+
+    Torch's handler raises the death of a loader process in any statement, also in one that writes a file or releases a
+    lock. Here it is raised only while the trainer waits for a batch, where a message that ends half-way would block it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    if handler is not None:
+        signal.signal(signal.SIGCHLD, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _check_alive(batches: object, wait_s: float = 0.0, cause: Exception | None = None) -> None:
+    """Raises DataError if a loader process of the iterator has ended, or ends within `wait_s`."""
+    workers = {worker.sentinel: worker for worker in getattr(batches, "_workers", ())}
+    for ended in multiprocessing.connection.wait(workers, wait_s) if workers else ():
+        worker = workers[ended]
+        worker.join()
+        if worker.exitcode or cause:  # with 0 all end after the last batch
+            how = f"by {signal.Signals(-worker.exitcode).name}" if worker.exitcode < 0 else f"code {worker.exitcode}"
+            raise DataError(
+                f"a loader process of this rank died (pid {worker.pid}, {how}), usually killed for lack of memory: "
+                "lower data.workers or data.prefetch, or give the job more memory"
+            ) from cause
 
 
 def _exit_with_trainer(trainer: int, _worker: int) -> None:
@@ -206,20 +254,6 @@ def _exit_with_trainer(trainer: int, _worker: int) -> None:
         os._exit(0)
 
     threading.Thread(target=wait, name="SIGTERM", daemon=True).start()
-
-
-@contextlib.contextmanager
-def worker_deaths_as_errors() -> Iterator[None]:
-    """Converts torch's RuntimeError about a dead loader process, which may occur in any statement, to a DataError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise DataError(
-            f"a loader process of this rank died ({' '.join(str(error).split())}), usually killed for lack of memory: "
-            "lower data.workers or data.prefetch, or give the job more memory"
-        ) from error
 
 
 def _identity(batch: T) -> T:

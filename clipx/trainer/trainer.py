@@ -14,7 +14,7 @@ from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Duration, Length
 from clipx.config.saved import to_dict
 from clipx.data.bad_samples import BadSampleCounter, check_opened
-from clipx.data.loader import Batch, ImageView, check_workers, train_loader, worker_deaths_as_errors
+from clipx.data.loader import Batch, ImageView, check_workers, train_loader
 from clipx.data.order import SampleOrder
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
@@ -224,7 +224,6 @@ class Trainer:
             with (
                 screen,
                 name_lost_peers(comm, lambda: self.steps_done),
-                worker_deaths_as_errors(),
                 StopSignals(verbose=comm.is_main) as self.stop,
                 Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
             ):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
 import os
 import pickle
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.samples import Numbers, encode, img2dataset, jpeg, picture, write_tar
+from helpers.waiting import wait_until
 from PIL import Image
 
 from clipx.data.csv import CsvSpec
 from clipx.data.loader import Batch, EvalBatch, ImageView, _exit_with_trainer, eval_loader, train_loader
 from clipx.data.order import Order
-from clipx.data.source import Source
+from clipx.data.source import Sample, Source
 from clipx.data.transform import decode, eval_transform
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import DataError
@@ -32,9 +36,13 @@ UNEVEN = Numbers([5, 1, 0, 9])
 
 
 def batches(source: Source, start: int, stop: int, **options: Any) -> list[Batch]:
+    return list(stream(source, start, stop, **options))
+
+
+def stream(source: Source, start: int, stop: int, **options: Any) -> Iterator[Batch]:
     order = Order(source.sizes, seed=3, window=options.pop("window", 30))
     settings = {"seed": 3, "batch": 12, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False, **options}
-    return list(train_loader(source, order, VIEW, TOKENIZER, samples=range(start, stop), **settings))
+    return iter(train_loader(source, order, VIEW, TOKENIZER, samples=range(start, stop), **settings))
 
 
 def assert_same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
@@ -300,6 +308,45 @@ def test_shards_are_loaded_by_several_workers(tmp_path: Path) -> None:
 def test_a_batch_survives_pickling_and_moving_to_a_device(reference_run: list[Batch]) -> None:
     batch = reference_run[0]
     assert_same([pickle.loads(pickle.dumps(batch)), batch.to(torch.device("cpu"))], [batch, batch])
+
+
+@pytest.mark.parametrize("seen", ["before", "afterwards"])
+def test_a_process_that_died_before_its_batch_was_taken_is_named(
+    seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`afterwards`: taking the batch fails before the end of the process can be seen."""
+    third, read = tmp_path / "third", itertools.count()
+
+    class Held(Numbers):
+        def read(self, index: int) -> Sample:
+            if next(read) == 24:  # of the third batch, so that the second is ready
+                third.touch()
+                time.sleep(600)
+            return super().read(index)
+
+    others = set(multiprocessing.active_children())
+    loader = stream(Held([48]), 0, 48, workers=1)
+    next(loader)
+    (worker,) = set(multiprocessing.active_children()) - others
+    wait_until(third.exists)
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    worker.join()
+    if seen == "afterwards":
+        wait = multiprocessing.connection.wait
+        found = lambda those, timeout=None: wait(those, timeout) if timeout else []  # noqa: E731
+        monkeypatch.setattr("clipx.data.loader.multiprocessing.connection.wait", found)
+    died = rf"^a loader process of this rank died \(pid {worker.pid}, by SIGKILL\), .*: lower data.workers"
+    with pytest.raises(DataError, match=died) as raised:
+        next(loader)
+    assert (raised.value.__cause__ is None) == (seen == "before")
+
+
+def test_the_handler_of_sigchld_is_restored_between_batches() -> None:
+    """Torch's handler would raise the death of a process in any statement of the trainer."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    loader = stream(UNEVEN, 0, 24, workers=1)
+    next(loader)
+    assert signal.getsignal(signal.SIGCHLD) == handler
 
 
 def test_a_loader_process_exits_if_its_trainer_died_during_startup() -> None:
