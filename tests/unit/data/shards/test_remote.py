@@ -429,9 +429,13 @@ def cached_shards() -> list[str]:
 
 def test_cached_shards_are_read_without_a_request(bucket: str, proxy: FaultyProxy) -> None:
     source = open_train(f"{bucket}/*.tar", cache_gb=1.0)
+
+    def read_until_cached(index: int, count: int) -> bool:
+        source.read(index)  # a read starts no fetch as long as the fetch before it ends
+        return len(cached_shards()) == count
+
     for count, index in enumerate((0, 6, 15), start=1):
-        source.read(index)
-        wait_until(lambda count=count: len(cached_shards()) == count)  # type: ignore[misc]
+        wait_until(functools.partial(read_until_cached, index, count))
     proxy.set("down")
     source.prefetch(range(sum(SIZES)))  # type: ignore[attr-defined]
     assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
