@@ -213,6 +213,8 @@ def _is_running(holder: Holder) -> bool:
     except PermissionError:
         return True  # a process of another user
     state, born = process_stat(holder.pid)
+    if not state and process_stat(os.getpid())[0]:
+        return False  # it has ended since; without /proc there are no states
     return state != "Z" and born in (holder.born, "")
 
 

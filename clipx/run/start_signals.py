@@ -53,6 +53,7 @@ class StartSignals:
         self._end, self._saved = end, saved
         self._pid = os.getpid()
         self._pipe: tuple[int, int] | None = None
+        self._stopping = threading.Lock()
 
     def run(self, work: Callable[[], None]) -> None:
         """Calls `work`, and restores the handlers after it. Handles no signals outside the main thread."""
@@ -105,6 +106,9 @@ class StartSignals:
         return number in SIGNALS and signal.getsignal(number) == self._handle
 
     def _stop(self, name: str) -> NoReturn:
+        if not self._stopping.acquire(blocking=False):
+            time.sleep(_UNWIND_S)  # another thread ends the process, unless its files do not respond
+            os._exit(Exit.REQUEUE)
         if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
             with contextlib.suppress(OSError):
                 os.write(2, f"stopped: {StoppedAtStart(name)}\n".encode())
