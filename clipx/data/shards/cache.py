@@ -154,7 +154,7 @@ def store(file: ShardFile) -> None:
             target.close()
             return
         if path.exists() or not _make_room(path.parent, part, file.size, file.access.cache_bytes):
-            part.unlink()
+            part.unlink(missing_ok=True)
             target.close()
             return
         target.truncate(0)
@@ -180,9 +180,13 @@ def _make_room(folder: Path, part: Path, size: int, limit: int) -> bool:
     Returns:
         Whether a file of `size` bytes fits within `limit`.
     """
-    files = {p: p.stat() for p in folder.iterdir() if _CACHED_NAME.fullmatch(p.name) and p != part}
+    files = {}
+    for path in folder.iterdir():
+        if _CACHED_NAME.fullmatch(path.name) and path != part:
+            with contextlib.suppress(FileNotFoundError):  # another process has completed it meanwhile
+                files[path] = path.stat()
     for path in [p for p in files if p.suffix == ".part"]:
-        with path.open("rb") as orphan, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), path.open("rb") as orphan:
             fcntl.flock(orphan, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
             del files[path]
