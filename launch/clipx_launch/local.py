@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -68,6 +68,7 @@ class _Running:
     planned: Planned
     devices: list[str]
     processes: list[subprocess.Popen[bytes]]
+    port: socket.socket | None  # the reservation of MASTER_PORT, for several ranks
     failed_at: float | None = None  # when the first rank failed
 
 
@@ -108,24 +109,28 @@ class _Runner:
         env |= {"PYTHONUNBUFFERED": "1", LAUNCHER_PID: str(os.getpid())}
         if devices:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        port = _free_port() if tasks > 1 else 0
+        port = _reserved_port() if tasks > 1 else None
+        if port is not None:
+            meeting = {"WORLD_SIZE": tasks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port.getsockname()[1]}
+            env |= {name: str(value) for name, value in meeting.items()}
         processes = []
         with ExitStack() as logs:
             for rank in range(tasks):
                 log: IO[bytes] = logs.enter_context((point.logs / f"local.{rank}.log").open("ab"))
-                numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": tasks, "MASTER_PORT": port}
-                ranks = {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
+                place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if tasks > 1 else {}
                 processes.append(
                     subprocess.Popen(
                         [self._spec.python or sys.executable, "-u", "-m", snapshot.MODULE, str(point.folder)],
-                        env=env | (ranks if tasks > 1 else {}),
+                        env=env | place,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
                         start_new_session=True,  # a terminal's signals reach the processes through this one, once
                     )
                 )
-        self._running.append(_Running(planned, devices, processes))
+        self._running.append(_Running(planned, devices, processes, port))
+        if self._signal is not None:  # it arrived while they were started
+            _forward(self._signal, processes)
         board.show(point.index, f"running{' on GPU ' + ','.join(devices) if devices else ''}")
 
     def _poll(self, running: _Running, board: ProgressDisplay) -> None:
@@ -146,6 +151,8 @@ class _Runner:
                 Result("failed", code, error=f"a process ended by {how} without reporting an error: see {point.logs}")
             )
         board.show(point.index, summary(point.result or Result("failed", Exit.FAILED)))
+        if running.port is not None:
+            running.port.close()
         self._free += running.devices
         self._running.remove(running)
 
@@ -159,9 +166,7 @@ class _Runner:
         def handle(number: int, frame: FrameType | None) -> None:
             self._signal = signal.Signals(number)
             for running in self._running:
-                for process in running.processes:
-                    with suppress(ProcessLookupError):
-                        process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+                _forward(number, running.processes)
 
         caught = [signal.SIGINT, signal.SIGTERM]
         caught += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
@@ -171,6 +176,12 @@ class _Runner:
         finally:
             for number, before in previous.items():
                 signal.signal(number, before)
+
+
+def _forward(number: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
 
 def _devices() -> list[str]:
@@ -185,7 +196,12 @@ def _devices() -> list[str]:
     return []
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def _reserved_port() -> socket.socket:
+    """Returns a socket bound to a free port, which rank 0 may still bind: no other process of the machine gets it.
+
+    Seconds pass until rank 0 has started.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved

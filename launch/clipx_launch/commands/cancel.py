@@ -95,7 +95,8 @@ def _cancel_processes(runs: Sequence[Run], all_of_them: bool) -> None:
         for launcher in dict.fromkeys(map(launcher_of, runs)):
             if launcher is None or not launcher.alive:
                 continue
-            os.kill(launcher.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(launcher.pid, signal.SIGTERM)
             stopping = [run for run in remaining if launcher_of(run) == launcher]
             remaining = [run for run in remaining if run not in stopping]
             print(f"cancelled {count_states(stopping)}: SIGTERM to their launcher, {launcher}")
@@ -108,7 +109,8 @@ def _cancel_process(run: Run) -> str | None:
     """Sends SIGTERM to a process of a point; its ranks agree on a step to stop at. Returns the reason if it cannot."""
     holder = read_holder(run.folder)
     if holder is not None and holder.alive:
-        os.kill(holder.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(holder.pid, signal.SIGTERM)
         print(f"cancelled point {run.name}: SIGTERM to {holder}")
         return None
     if holder is not None and is_running(run, time.time()):

@@ -28,8 +28,8 @@ def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follo
         if not paths and not follow:
             print(f"point {run.name} is {run.state}{f' ({run.reason})' if run.reason else ''} and has no log yet")
         for path in paths:
-            print(f"==> {path} <==\n{_tail(path, lines)}", end="", flush=True)
-            shown[path] = path.stat().st_size
+            text, shown[path] = _tail(path, lines)
+            print(f"==> {path} <==\n{text}", end="", flush=True)
     if follow:
         _follow(folder, [run.name for run in chosen], rank, shown)
 
@@ -65,11 +65,11 @@ def _list(runs: Sequence[Run]) -> None:
             print(f"  {run.name}  {run.state}  {len(logs)} in {logs[0].parent}")
 
 
-def _tail(path: Path, lines: int) -> str:
-    """Returns the last lines, all for lines=0."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        tail = list(deque(file, maxlen=lines or None))
-    return "".join(tail) + ("" if not tail or tail[-1].endswith("\n") else "\n")
+def _tail(path: Path, lines: int) -> tuple[str, int]:
+    """Returns the last lines, all for lines=0, and the offset in bytes after them."""
+    with path.open("rb") as file:
+        text = b"".join(deque(file, maxlen=lines or None)).decode("utf-8", errors="replace")
+        return text + ("" if not text or text.endswith("\n") else "\n"), file.tell()
 
 
 def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Path, int]) -> None:
