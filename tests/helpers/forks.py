@@ -25,7 +25,7 @@ from clipx.config.typed import last_of_each
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["helpers.preload"])
-_PATIENCE = 15  # seconds in which ranks must exit by themselves after one has failed
+_PATIENCE = 120  # seconds in which ranks must exit by themselves after one has failed
 
 
 @functools.cache

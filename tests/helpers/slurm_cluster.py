@@ -158,7 +158,7 @@ CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 # A requeued job starts again only when its credentials have expired, 120 s by default.
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
-KillWait=5
+KillWait=60
 MinJobAge={5 if accounted else 300}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
@@ -312,7 +312,7 @@ def _run(*command: str, timeout: float = 30, **variables: str) -> None:
         raise Unavailable(f"{' '.join(command)} failed: {said[-1] if said else done.returncode}")
 
 
-def _wait(ready: Callable[[], bool], what: str, folder: Path, seconds: float = 30) -> None:
+def _wait(ready: Callable[[], bool], what: str, folder: Path, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:

@@ -67,4 +67,4 @@ def upload(run_dir: Path, url: str, *folders: Path, **options: Any) -> UploadEve
 
 
 def steps(url: str) -> list[int]:
-    return [step for step, _ in remote_checkpoints(url, retry_s=30)]
+    return [step for step, _ in remote_checkpoints(url, retry_s=600)]

@@ -2,8 +2,8 @@
 
     stop_loop.py run_dir=FOLDER name=FAULT [distributed.…=…]
 
-Each rank writes `pid.RANK` and the step that it saved, rank 0 the steps done. FAULT is none or: `slow`, saving takes 8
-s; `requeue`, SIGUSR2 has a previous handler; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever; `crash`,
+Each rank writes `pid.RANK` and the step that it saved, rank 0 the steps done. FAULT is none or: `slow`, saving ends when
+the file `release` exists; `requeue`, SIGUSR2 has a previous handler; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever; `crash`,
 rank 1 raises an unexpected error.
 """
 
@@ -70,7 +70,9 @@ class Loop:
 
     def save(self) -> None:
         if self.fault == "slow":
-            time.sleep(8)
+            end = time.monotonic() + 600
+            while not (self.folder / "release").exists() and time.monotonic() < end:
+                time.sleep(0.02)
         self.write("saved")
         self.comm.barrier()
 
