@@ -243,10 +243,10 @@ def test_the_state_of_an_old_job_is_read_from_accounting(tmp_path: Path) -> None
     wait_until(lambda: f"{job}_0" not in cluster.queued_jobs(), "point 0 does not end")
     output_of("scancel", job)
     expected = {"0": ("failed", f"job {job}_0 is failed"), "1": ("cancelled", f"job {job}_1 is cancelled")}
-    assert states(tmp_path) == expected
+    wait_until(lambda: states(tmp_path) == expected, lambda: str(states(tmp_path)))
     known = ("scontrol", "show", "job", job)
     wait_until(
         lambda: subprocess.run(known, capture_output=True, check=False).returncode, f"job {job} is not forgotten"
     )
-    assert states(tmp_path) == expected
+    wait_until(lambda: states(tmp_path) == expected, lambda: str(states(tmp_path)))
     assert cluster.final_states({"999999"}) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import torch
 from helpers import SCRIPTS
 from helpers.forks import Fork
 from helpers.runs import SMALL, start
+from helpers.s3_server import free_ports
 from helpers.waiting import wait_until
 from submitit.helpers import DelayedSubmission
 
@@ -30,7 +32,7 @@ from clipx.errors import Exit
 from clipx.run.signals import StopSignals
 
 SCRIPT = str(SCRIPTS / "stop_loop.py")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=600")
 
 
 @dataclass
@@ -65,9 +67,7 @@ class Job:
 @contextlib.contextmanager
 def job(folder: Path, fault: str, ranks: int, *options: str, launcher: Sequence[str] = ()) -> Iterator[Job]:
     """Starts a job. Without a launcher each rank is a process with its rank in the environment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports(1)
     run, processes = folder / "run", []
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for rank in range(1 if launcher else ranks):
@@ -117,8 +117,8 @@ def test_a_signal_to_one_rank_stops_all_and_calls_the_previous_handler_on_rank_0
     """Signals as SLURM and submitit send them: SIGUSR2 reaches rank 1 only; an additional SIGTERM changes nothing."""
     with job(tmp_path, "requeue", 2) as two:
         two.wait_for_steps(2)
-        os.kill(two.pid(1), signal.SIGUSR2)
-        os.kill(two.pid(1), signal.SIGTERM)
+        for number in (signal.SIGSTOP, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT):  # it cannot end between two
+            os.kill(two.pid(1), number)
         assert [two.exit_code(rank) for rank in (0, 1)] == [Exit.REQUEUE] * 2
         saved = [(two.folder / f"saved.{rank}").read_text() for rank in (0, 1)]
         assert saved[0] == saved[1]
@@ -173,13 +173,15 @@ def test_torchrun_forwards_its_signal_and_its_ranks_save(tmp_path: Path) -> None
 def test_signals_during_a_save_are_ignored_except_a_second_sigint(tmp_path: Path) -> None:
     with job(tmp_path, "slow", 1) as one:
         one.wait_for_steps(1)
-        one.processes[0].send_signal(signal.SIGTERM)
-        for number in (signal.SIGTERM, signal.SIGINT):  # immediately: another signal for the same stop
+        # Two at once are signals for the same stop.
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
             one.processes[0].send_signal(number)
+        wait_until(lambda: "stopping after this step" in one.stderr())
         time.sleep(1.2)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             one.processes[0].send_signal(number)
             time.sleep(0.1)
+        (one.folder / "release").touch()
         assert one.exit_code() == Exit.REQUEUE
         assert one.stderr().count("already stopping") == 1
         assert (one.folder / "saved.0").is_file()
@@ -189,6 +191,7 @@ def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
     with job(tmp_path, "slow", 1) as one:
         one.wait_for_steps(1)
         one.processes[0].send_signal(signal.SIGINT)
+        wait_until(lambda: "stopping after this step" in one.stderr())
         time.sleep(1.2)
         one.processes[0].send_signal(signal.SIGINT)
         assert one.exit_code() == Exit.ABORTED == 130
@@ -205,10 +208,11 @@ def test_a_killed_rank_is_named_by_the_others_which_exit_soon(tmp_path: Path) ->
         pid, start = two.pid(1), time.monotonic()
         os.kill(pid, signal.SIGKILL)
         assert two.exit_code() != 0
-        assert time.monotonic() - start < 100, "the time limit of a collective is 600 s"
+        assert time.monotonic() - start < 500, "the time limit of a collective is 600 s"
         line = next(line for line in two.stderr().splitlines() if line.startswith("error"))
-        assert line.startswith(
-            f"error (rank 0): rank 1 (host {socket.gethostname()}, pid {pid}) sent no heartbeat for 4 s, since step "
+        host = re.escape(socket.gethostname())
+        assert re.match(
+            rf"error \(rank 0\): rank 1 \(host {host}, pid {pid}\) sent no heartbeat for \d+ s, since step ", line
         )
 
 
@@ -225,7 +229,7 @@ def test_a_killed_rank_is_named_by_the_others_which_exit_soon(tmp_path: Path) ->
     ],
 )
 def test_a_failed_or_blocked_rank_is_named_by_the_others(tmp_path: Path, fault: str, said: str) -> None:
-    with job(tmp_path, fault, 2, "distributed.timeout_s=10") as two:
+    with job(tmp_path, fault, 2, *(["distributed.timeout_s=20"] if fault == "stuck" else [])) as two:
         assert two.exit_code(0) == Exit.FAILED
         assert f"error (rank 0): rank 1 (host {socket.gethostname()}, pid {two.pid(1)}) {said}\n" in two.stderr(0)
         assert "Traceback" not in two.stderr(0)
@@ -256,12 +260,12 @@ def test_the_ranks_of_a_killed_torchrun_end(tmp_path: Path) -> None:
 
 def test_a_frozen_rank_is_ended_by_the_watchdog(tmp_path: Path) -> None:
     """The watchdog acts long before the collective times out."""
-    with job(tmp_path, "none", 2, "distributed.watchdog_s=6") as two:
+    with job(tmp_path, "none", 2, "distributed.watchdog_s=30") as two:
         two.wait_for_steps(2)
         start = time.monotonic()
         os.kill(two.pid(1), signal.SIGSTOP)
         assert two.exit_code(0) == Exit.WATCHDOG == 70
-        assert time.monotonic() - start < 100, "the time limit of a collective is 600 s"
+        assert time.monotonic() - start < 500, "the time limit of a collective is 600 s"
         stacks = (two.folder / "stacks.rank0.txt").read_text()
         assert "all_reduce" in stacks
         assert "all_reduce" in two.stderr(0)

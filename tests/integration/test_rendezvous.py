@@ -29,7 +29,7 @@ from clipx.errors import Exit
 
 SCRIPT = str(SCRIPTS / "rendezvous.py")
 HOST = socket.gethostname()
-SHORT = '{"rendezvous_s": 6}'
+SHORT = '{"rendezvous_s": 20}'  # ranks on a busy machine start seconds apart
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 
 Output = dict[str, Any]
@@ -187,7 +187,7 @@ def test_all_joined_ranks_name_the_missing_ranks(by_hand: Start, port: int) -> N
     for rank in outputs(*ranks):
         assert rank["error"].startswith(
             f"ranks 1, 3-4 of 5 have not joined 127.0.0.1:{port}; joined: ranks 0, 2 (host {HOST}); "
-            "distributed.rendezvous_s=6 has passed: "
+            "distributed.rendezvous_s=20 has passed: "
         )
     assert [rank.wait() for rank in ranks] == [Exit.FAILED] * 2
 
@@ -196,7 +196,7 @@ def test_all_joined_ranks_name_the_missing_ranks(by_hand: Start, port: int) -> N
 def test_an_unreachable_rank_0_is_named(by_hand: Start, port: int, host: str) -> None:
     (rank,) = outputs(lonely := by_hand(1, 2, SHORT, MASTER_ADDR=host))
     assert rank["error"].startswith(
-        f"rank 1 (host {HOST}) did not reach rank 0 at {host}:{port} within distributed.rendezvous_s=6 ("
+        f"rank 1 (host {HOST}) did not reach rank 0 at {host}:{port} within distributed.rendezvous_s=20 ("
     )
     assert lonely.wait() == Exit.FAILED
 
@@ -206,7 +206,7 @@ def test_a_rank_0_that_ends_during_the_rendezvous_is_named(by_hand: Start, port:
     first, second = by_hand(0, 3), by_hand(1, 3)
     while not _listens(port):
         time.sleep(0.1)
-    assert second.wait(2) is None, "rank 1 did not wait for rank 2"
+    assert second.wait(20) is None, "rank 1 did not wait for rank 2"
     first.kill()
     (rank,) = outputs(second)
     assert rank["error"] == (
@@ -299,11 +299,11 @@ def test_tasks_of_srun_form_a_job_despite_leftover_variables() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_a_missing_node_is_named() -> None:
-    script = f"test $SLURM_NODEID = 0 || exit 0; exec {sys.executable} {SCRIPT} '{SHORT}'"
+    script = f"test $SLURM_NODEID = 0 || exit 0; exec {sys.executable} {SCRIPT} '{{\"rendezvous_s\": 60}}'"
     errors = [x["error"] for x in parse_output(srun(*TASKS, "bash", "-c", script).stdout)]
     assert len(errors) == 2 and errors[0] == errors[1]
     assert errors[0].startswith("ranks 2-3 of 4 have not joined n1:")
-    assert ", none from n2; joined: ranks 0-1 (host n1); distributed.rendezvous_s=6 has passed: " in errors[0]
+    assert ", none from n2; joined: ranks 0-1 (host n1); distributed.rendezvous_s=60 has passed: " in errors[0]
 
 
 @pytest.mark.slow

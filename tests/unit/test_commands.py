@@ -17,7 +17,9 @@ OTHERS = {"clipx-cache", "clipx-read", "clipx-uploader", "clipx-bench", "clipx-i
 
 def test_commands_that_are_named_exist() -> None:
     modules, scripts = set(), set()
-    for path in (path for place in PLACES for path in ROOT.glob(place) if path.is_file() and path.suffix != ".pyc"):
+    for path in (
+        path for place in PLACES for path in ROOT.glob(place) if path.is_file() and "__pycache__" not in path.parts
+    ):
         text = path.read_text(encoding="utf-8")
         modules |= set(re.findall(r"-m (clipx[\w.]*\w)", text))
         scripts |= set(re.findall(r"(?<![\w/.-])(clipx-[a-z][a-z-]*[a-z])(?![\w/.])", text))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.savers import EventLog, load_tensors, make_writer, run_in_processes, steps, tensors
+from helpers.waiting import wait_until
 from safetensors.torch import load_file
 
 from clipx.checkpoint.async_writer import AsyncWriter
@@ -57,11 +58,17 @@ def test_a_save_waits_for_the_previous_save_and_records_the_wait(tmp_path: Path,
     log = EventLog()
     run = make_writer(tmp_path, log)
     run.save(1, tensors(1), {})
-    threading.Timer(0.3, gate.set).start()
+
+    def open_later() -> None:
+        wait_until(lambda: run._pending is None)  # the second save waits
+        time.sleep(0.3)
+        gate.set()
+
+    threading.Thread(target=open_later).start()
     run.save(2, tensors(2), {})
     run.wait()
     first, second = log.of("checkpoint_saved")
-    assert first["waited_s"] < 0.1 and second["waited_s"] > 0.2
+    assert second["waited_s"] > 0.2 and second["waited_s"] > first["waited_s"]
     assert second["bytes"] > 4000 and second["seconds"] > second["waited_s"]
     assert load_tensors(tmp_path, 1)["a/n"] == 1 and load_tensors(tmp_path, 2)["a/n"] == 2
     run.close()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,8 +153,14 @@ def test_a_fetch_survives_a_short_outage(run_dir: Path, own_bucket: str, proxy: 
     folder = save(run_dir, 10, os.urandom(200_000))
     upload(run_dir, own_bucket)
     proxy.set("down")
-    later(1.5, functools.partial(proxy.set, "cut", 150_000))
-    later(3, functools.partial(proxy.set, "some", 3))
+
+    def recover() -> None:
+        time.sleep(1.5)
+        proxy.set("cut", 150_000)
+        time.sleep(1.5)
+        proxy.set("some", 3)
+
+    threading.Thread(target=recover).start()
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail, retry_s=120)
     assert found is not None and same_files(found, folder)
 

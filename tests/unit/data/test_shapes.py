@@ -306,14 +306,14 @@ def test_two_processes_can_write_at_the_same_time(cache: Path) -> None:
 
 
 def test_a_killed_writer_leaves_only_complete_shards(cache: Path) -> None:
-    process = start_writer(30_000)
+    process = start_writer(1_000_000)
     deadline = time.monotonic() + 600
     while not list(cache.rglob("*.tar")) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     whole = {path: path.stat().st_mtime_ns for path in cache.rglob("*.tar")}
-    assert 0 < len(whole) < 30, "killed in the middle"
+    assert 0 < len(whole) < 1000, "killed in the middle"
     # The same folder for fewer samples: existing shards are used, missing ones are written.
     folder = next(iter(whole)).parent
     folder.rename(folder.with_name("train-3000"))

@@ -245,7 +245,7 @@ def test_a_job_that_slurm_ends_before_it_has_saved_gets_no_result(job: Job) -> N
 
 def test_a_preempted_job_is_requeued_before_its_ranks_have_ended(job: Job) -> None:
     """SLURM kills the script after KillWait."""
-    seen = 'for _ in {1..1000}; do grep -q "scontrol requeue" "$CALLS" && touch $files/seen && break; /bin/sleep 0.01; done'
+    seen = 'for _ in {1..60000}; do grep -q "scontrol requeue" "$CALLS" && touch $files/seen && break; /bin/sleep 0.01; done'
     job.run(f"{job.stop('saved')}; {END_SCRIPT}; {seen}", preempted=True)
     assert (job.files / "seen").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -56,7 +57,7 @@ def test_a_finished_run_is_shown_with_its_metrics(tmp_path: Path, capsys: pytest
     assert "runs/one" in shown
     assert "finished" in shown
     assert "16 / 16" in shown
-    assert "step 16, 00:0" in shown
+    assert re.search(r"step 16, \d\d:\d\d", shown)
     assert "retrieval/image_to_text/recall@1" in shown
     assert f"{rows[-2]['train/loss']:.4f}" in shown
 
@@ -71,7 +72,7 @@ def test_a_finished_run_is_shown_with_its_metrics(tmp_path: Path, capsys: pytest
     number = rows[-1]["eval/retrieval/text_to_image/recall@1"]
     assert run["metrics"]["eval/retrieval/text_to_image/recall@1"] == {"value": number, "step": 16}
     assert run["checkpoint"]["step"] == 16
-    assert 0 < run["seconds"] < 200
+    assert run["seconds"] > 0
 
 
 START = {"time": 0, "event": "start"}

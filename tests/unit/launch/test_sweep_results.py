@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from helpers.sweeps import idle_process, make_sweep, train, write_lock
+from helpers.waiting import wait_until
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
@@ -95,7 +96,7 @@ def test_results_have_a_row_per_point_in_both_files(sweep: Path, written: list[d
     assert [row["train/loss"] for row in written[:2]] == [number(sweep, point, "train/loss") for point in "01"]
     assert [row[MEDIAN] for row in written] == [number(sweep, "0", MEDIAN), number(sweep, "1", MEDIAN), None, None]
     assert all(row[f"best/{METRIC}"] >= row[METRIC] for row in written[:2])
-    assert all(row["samples_per_second"] > 0 and 0 < row["seconds"] < 200 for row in written[:2])
+    assert all(row["samples_per_second"] > 0 and row["seconds"] > 0 for row in written[:2])
     text = (sweep / "results.csv").read_text()
     for row, other in zip(written, csv.DictReader(io.StringIO(text)), strict=True):
         assert {name: "" if value is None else str(value) for name, value in row.items()} == other
@@ -173,13 +174,12 @@ def test_followed_logs_continue_until_the_point_ends(
     log.write_text("before\n")
 
     def wait_for(text: str) -> None:
-        nonlocal printed
-        for _ in range(3000):
+        def is_printed() -> bool:
+            nonlocal printed
             printed += capsys.readouterr().out
-            if text in printed:
-                return
-            threading.Event().wait(0.02)
-        raise AssertionError(f"{text!r} was not printed: {printed!r}")
+            return text in printed
+
+        wait_until(is_printed, lambda: f"{text!r} was not printed: {printed!r}")
 
     with idle_process() as (_, holder):
         write_lock(point.folder, holder)

@@ -18,12 +18,12 @@ from pathlib import Path
 from clipx.run import abort, launcher_watch
 
 folder = Path(sys.argv[1])
-launcher_watch._POLL_S = 0.05
+launcher_watch._POLL_S, abort.WRITE_S = 0.05, 600
 abort.add_reporter(lambda reason, code: (folder / "end").write_text(f"{code} {reason}"))
 launcher_watch.watch_launcher()
 (folder / "pid.partial").write_text(f"{os.getpid()} {launcher_watch.find_launcher()} {threading.active_count()}")
 (folder / "pid.partial").rename(folder / "pid")
-time.sleep(60)
+time.sleep(600)
 """
 # Starts its arguments as a rank, directly or in a wrapper, and waits.
 LAUNCHER = """

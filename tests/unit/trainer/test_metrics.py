@@ -9,6 +9,7 @@ import re
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,20 +71,23 @@ def test_rows_after_a_resume_inside_a_log_interval_equal_the_uninterrupted_ones(
     assert [row["step"] for row in untimed_rows(tmp_path / "straight")] == [3, 6]
 
 
-def test_waiting_is_counted_and_pauses_are_not() -> None:
+def test_waiting_is_counted_and_pauses_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("clipx.trainer.metrics.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
     def slow():
         for item in range(3):
-            time.sleep(0.05)
+            now[0] += 0.05
             yield item
 
     meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
     for _ in meter.waiting(slow()):
         meter.add({"loss": torch.tensor(0.0)}, samples=100)
         with meter.pausing():
-            time.sleep(0.2)
+            now[0] += 0.2
     found = meter.read()
-    assert found["data_wait_share"] > 0.5, "0.15 s of waiting must count, 0.6 s of pauses must not"
-    assert found["samples_per_second"] > 600
+    assert found["data_wait_share"] == pytest.approx(1), "0.15 s of waiting must count, 0.6 s of pauses must not"
+    assert found["samples_per_second"] == pytest.approx(2000)
 
 
 def test_a_skipped_step_counts_only_its_samples() -> None:

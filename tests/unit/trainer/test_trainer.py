@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.runs import SMALL, VIT, compose, events, rows, run, small, start, tensors
+from helpers.slurm_jobs import held, release
 
 from clipx.checkpoint.format import sha256
 from clipx.checkpoint.resume import step_of
@@ -69,7 +70,8 @@ def test_more_frequent_evaluation_and_saving_do_not_change_the_run(tmp_path: Pat
 
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, uninterrupted: Path) -> None:
     run_dir = tmp_path / "killed"
-    command = ("-m", "clipx.train", *SMALL, *TWENTY, "checkpoint.every=2st", f"run_dir={run_dir}", "resume=auto")
+    options = (*SMALL, *TWENTY, *held(run_dir), "checkpoint.every=2st", f"run_dir={run_dir}", "resume=auto")
+    command = ("-m", "clipx.train", *options)
     process = start(tmp_path / "out", *command)
     deadline = time.monotonic() + 600
     while not list(run_dir.glob("checkpoints/step-0000000[4-9]")) and time.monotonic() < deadline:
@@ -78,6 +80,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, uninterrupted: Path) -
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (run_dir / "checkpoints" / "step-00000020").exists()
+    release(run_dir)
     done = run(sys.executable, *command)
     assert "resumed  at step" in done.stdout
     assert_same_run(uninterrupted, run_dir)
