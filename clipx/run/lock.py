@@ -206,15 +206,13 @@ def _stale(holder: Holder | None, age_s: float, me: Holder) -> bool:
 
 def _is_running(holder: Holder) -> bool:
     """Returns whether the holder's process on this machine runs, rather than a later process with the same pid."""
+    state, born = process_stat(holder.pid)  # first: a process that has ended since then is not found below
     try:
         os.kill(holder.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True  # a process of another user
-    state, born = process_stat(holder.pid)
-    if not state and process_stat(os.getpid())[0]:
-        return False  # it has ended since; without /proc there are no states
     return state != "Z" and born in (holder.born, "")
 
 
