@@ -68,7 +68,7 @@ class _Running:
     planned: Planned
     devices: list[str]
     processes: list[subprocess.Popen[bytes]]
-    port: socket.socket | None  # the reservation of MASTER_PORT, for several ranks
+    port: socket.socket  # the reservation of MASTER_PORT
     failed_at: float | None = None  # when the first rank failed
 
 
@@ -109,19 +109,17 @@ class _Runner:
         env |= {"PYTHONUNBUFFERED": "1", LAUNCHER_PID: str(os.getpid())}
         if devices:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        port = _reserved_port() if tasks > 1 else None
-        if port is not None:
-            meeting = {"WORLD_SIZE": tasks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port.getsockname()[1]}
-            env |= {name: str(value) for name, value in meeting.items()}
+        port = _reserved_port()
         processes = []
         with ExitStack() as logs:
             for rank in range(tasks):
                 log: IO[bytes] = logs.enter_context((point.logs / f"local.{rank}.log").open("ab"))
-                place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if tasks > 1 else {}
+                numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": tasks, "MASTER_PORT": port.getsockname()[1]}
+                ranks = {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
                 processes.append(
                     subprocess.Popen(
                         [self._spec.python or sys.executable, "-u", "-m", snapshot.MODULE, str(point.folder)],
-                        env=env | place,
+                        env=env | (ranks if tasks > 1 else {}),
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
@@ -151,8 +149,7 @@ class _Runner:
                 Result("failed", code, error=f"a process ended by {how} without reporting an error: see {point.logs}")
             )
         board.show(point.index, summary(point.result or Result("failed", Exit.FAILED)))
-        if running.port is not None:
-            running.port.close()
+        running.port.close()
         self._free += running.devices
         self._running.remove(running)
 
