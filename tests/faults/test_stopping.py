@@ -21,8 +21,8 @@ import submitit
 import torch
 from helpers import SCRIPTS
 from helpers.forks import Fork
+from helpers.processes import children_of, free_ports, is_running
 from helpers.runs import SMALL, start
-from helpers.s3_server import free_ports
 from helpers.waiting import wait_until
 from submitit.helpers import DelayedSubmission
 
@@ -252,7 +252,7 @@ def test_the_ranks_of_a_killed_torchrun_end(tmp_path: Path) -> None:
         two.wait_for_steps(2)
         agent = two.processes[0].pid
         two.processes[0].send_signal(signal.SIGKILL)
-        wait_until(lambda: not any(is_running(str(two.pid(rank))) for rank in (0, 1)), two.stderr)
+        wait_until(lambda: not any(is_running(two.pid(rank)) for rank in (0, 1)), two.stderr)
         line = f"error: the launcher of this process, pid {agent}, has ended: the process ends without saving; "
         assert line in two.stderr(), "both ranks ended because they lost the store"
         assert not list(two.folder.glob("saved.*"))
@@ -280,17 +280,9 @@ def test_loader_processes_exit_after_their_parent(tmp_path: Path) -> None:
     trainer = start(tmp_path / "out", "-m", "clipx.train", *options)
     try:
         wait_until(lambda: (tmp_path / "run/metrics.jsonl").is_file())
-        children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children")
-        wait_until(lambda: len(children.read_text().split()) == 2)
-        pids = children.read_text().split()
+        wait_until(lambda: len(children_of(trainer.pid)) == 2)
+        pids = children_of(trainer.pid)
     finally:
         trainer.kill()
         trainer.wait()
     wait_until(lambda: not any(is_running(pid) for pid in pids))
-
-
-def is_running(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

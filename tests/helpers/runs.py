@@ -25,7 +25,7 @@ from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.trainer.spec import RunSpec
 from helpers import forks
-from helpers.s3_server import free_ports
+from helpers.processes import free_ports
 
 # Few samples and few steps of the default run: batches of 32 from 256 images in one process, no report.
 SMALL = (

@@ -31,6 +31,7 @@ import pytest
 from filelock import FileLock
 
 from helpers import ROOT
+from helpers.processes import free_ports
 
 if TYPE_CHECKING:
     import s3fs
@@ -142,18 +143,6 @@ def wait_for(endpoint: str) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(0.1)
-
-
-def free_ports(number: int) -> int:
-    """Returns the first of `number` consecutive free ports."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 20
-    first = 20_000 + 600 * worker  # the workers of a session take ports of different ranges
-    for port in range(first + os.getpid() % 300, first + 600, number):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for p in range(port, port + number):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", p))
-            return port
-    raise OSError("no free ports")
 
 
 class FaultyProxy:

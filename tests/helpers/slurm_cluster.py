@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
-from helpers.s3_server import free_ports
+from helpers.processes import free_ports
 
 NODES = ("n1", "n2")
 GPUS = 2  # per node: devices like /dev/null, which SLURM assigns to tasks like real ones

@@ -18,7 +18,7 @@ import pytest
 import submitit
 import torch
 from helpers import SCRIPTS, forks
-from helpers.s3_server import free_ports
+from helpers.processes import free_ports
 from helpers.scripts.rendezvous import main as meeting
 from helpers.scripts.rendezvous import run_in_fork
 

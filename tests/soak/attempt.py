@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from helpers.processes import children_of
 from helpers.runs import SMALL, VIT
 
 from clipx.config.typed import last_of_each
@@ -128,7 +129,7 @@ class Attempt:
 
     def loader_pids(self) -> list[int]:
         """Returns the loader processes of all ranks."""
-        return [child for pid in self.rank_pids() for child in children(pid)]
+        return [child for pid in self.rank_pids() for child in children_of(pid)]
 
     def alive(self) -> list[int]:
         """Returns every process of the attempt, including orphans."""
@@ -165,13 +166,6 @@ class Attempt:
             send(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def send(pid: int, number: int) -> bool:

@@ -31,8 +31,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from helpers.processes import free_ports
 from helpers.runs import tensors, untimed_rows
-from helpers.s3_server import KEY, SECRET, VENV, FaultyProxy, admin, free_ports, install, serving
+from helpers.s3_server import KEY, SECRET, VENV, FaultyProxy, admin, install, serving
 from soak.adversary import FAULTS, Fault, Scene
 from soak.attempt import BATCH, SAMPLES, Attempt, Note, Notes, Unexpected
 

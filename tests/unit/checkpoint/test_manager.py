@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.forks import Fork
+from helpers.processes import children_of
 from helpers.runs import SMALL, VIT, events, losses, rows, small, start, tensors, untimed_rows
 from helpers.s3_server import FaultyProxy
 from helpers.slurm_jobs import held, release
@@ -264,7 +265,7 @@ def test_a_hanging_loader_is_ended_by_the_watchdog_with_its_stacks(tmp_path: Pat
     run_dir = tmp_path / "run"
     process = started(run_dir, "duration=4000st", "data.workers=1", "distributed.watchdog_s=15")
     wait_for_step(run_dir, 2, process)
-    (worker,) = children(process.pid)
+    (worker,) = children_of(process.pid)
     os.kill(worker, signal.SIGSTOP)  # like a read from a file server that does not respond
     try:
         process.wait(timeout=600)
@@ -275,7 +276,3 @@ def test_a_hanging_loader_is_ended_by_the_watchdog_with_its_stacks(tmp_path: Pat
     assert "rank 0 made no progress for" in said
     assert "in _loop" in (run_dir / "stacks.rank0.txt").read_text()
     assert "watchdog" in [event["event"] for event in events(run_dir)]
-
-
-def children(pid: int) -> list[int]:
-    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

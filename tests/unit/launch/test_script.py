@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.processes import free_ports
 from helpers.runs import SMALL, VIT, small
-from helpers.s3_server import free_ports
 from helpers.slurm_jobs import launch_json, logs, losses, output_of, wait_for_job
 from helpers.sweeps import make_sweep
 

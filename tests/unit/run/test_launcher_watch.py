@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.processes import is_running
 from helpers.waiting import wait_until
 
 from clipx.run.launcher_watch import LAUNCHER_PID, find_launcher
@@ -33,13 +34,6 @@ variables = {name.replace("LAUNCHER_PID", "CLIPX_LAUNCHER_PID"): value for name,
 wrapper = ["bash", "-c", '"$@"; true', "bash"] if sys.argv[1] == "wrapper" else []
 subprocess.run([*wrapper, *sys.argv[2:]], env={**os.environ, **variables}, start_new_session=True)
 """
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("kind", ["torchrun", "wrapper", "clipx_local"])

@@ -1,0 +1,35 @@
+"""Processes and ports of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from clipx.run.process import process_stat
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the pids of a process's children; none if it has ended."""
+    try:
+        return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_running(pid: int) -> bool:
+    """Returns whether a process runs. A zombie does not."""
+    return process_stat(pid)[0] not in ("", "Z")
+
+
+def free_ports(number: int) -> int:
+    """Returns the first of `number` consecutive free ports."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 20
+    first = 20_000 + 600 * worker  # the workers of a session take ports of different ranges
+    for port in range(first + os.getpid() % 300, first + 600, number):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for p in range(port, port + number):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", p))
+            return port
+    raise OSError("no free ports")
