@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 import time
 import timeit
 from pathlib import Path
 
+import pytest
+from helpers.waiting import wait_until
+
 from clipx.errors import Exit
+from clipx.run.abort import WRITE_S
 from clipx.run.watchdog import Watchdog
 
 SCRIPT = """
@@ -22,7 +27,7 @@ from clipx.run.watchdog import Watchdog
 timeout_s, fault = float(sys.argv[3]), sys.argv[2]
 now = 0.0  # the watchdog's clock, so that its thread may come late
 module.time = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
-module.WRITE_S = 600.0  # time of the timer in C after the thread's
+module.WRITE_S = 1.0 if fault == "lock" else 600.0  # time of the timer in C after the thread's
 abort.WRITE_S = 1.0 if fault == "event" else 600.0
 
 def waits_for_a_file():
@@ -31,8 +36,6 @@ def waits_for_a_file():
     time.sleep(600)
 
 def holds_the_interpreter_lock():
-    module.WRITE_S = 1.0
-    watchdog._start_timer()
     ctypes.PyDLL(None).sleep(600)
 
 def event(kind, **facts):
@@ -41,12 +44,15 @@ def event(kind, **facts):
         time.sleep(600)
 
 with Watchdog(timeout_s, Path(sys.argv[1]), 3, event) as watchdog:
+    if fault == "lock":
+        holds_the_interpreter_lock()  # at once: the thread has not had a turn
     for step in range(1, 6):
         time.sleep(0.5)  # two turns of the thread
         watchdog.beat(step)
         now += 0.8 * timeout_s
         watchdog.beat(step)
-    {"none": lambda: None, "lock": holds_the_interpreter_lock}.get(fault, waits_for_a_file)()
+    if fault != "none":
+        waits_for_a_file()
 now += 10 * timeout_s
 time.sleep(0.8)
 print("finished")
@@ -86,10 +92,24 @@ def test_a_stalled_run_ends_even_if_the_file_system_hangs(tmp_path: Path) -> Non
 
 
 def test_a_stalled_run_ends_even_if_its_threads_cannot_run(tmp_path: Path) -> None:
-    done, seconds = run_watched(tmp_path, "lock")
+    done, seconds = run_watched(tmp_path, "lock", timeout_s=10)
     assert done.returncode == Exit.FAILED
     assert seconds < 500
     assert "in holds_the_interpreter_lock" in done.stderr
+
+
+def test_the_timer_in_c_is_started_at_once_and_restarted_by_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, float]] = []
+
+    def start(seconds: float, **_: object) -> None:
+        started.append((threading.current_thread().name, seconds))
+
+    monkeypatch.setattr("faulthandler.dump_traceback_later", start)
+    with Watchdog(600, tmp_path, 0, print):
+        wait_until(lambda: len(started) >= 3)
+    assert started[:3] == [("MainThread", 600 + WRITE_S), *[("watchdog", 600 + WRITE_S)] * 2]
 
 
 def test_a_timeout_of_0_disables_the_watchdog(tmp_path: Path) -> None:
