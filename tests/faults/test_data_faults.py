@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
+from helpers.processes import children_of
 from helpers.runs import SMALL, VIT, run, start
 from helpers.samples import img2dataset, write_tar
+from helpers.waiting import wait_until
 
 from clipx.config.typed import last_of_each
 from clipx.data.loader import ImageView, train_loader
@@ -47,12 +48,14 @@ def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_its_pid(tm
     options = (*SMALL, *VIT, "data.samples=512", "data.workers=2", "duration=10000st", "checkpoint=none")
     run = start(tmp_path / "out", "-m", "clipx.train", *options, f"run_dir={tmp_path}/run")
     try:
-        until = time.monotonic() + 600
         metrics = tmp_path / "run" / "metrics.jsonl"  # exists before the workers do; a logged step has read from them
-        while not (metrics.is_file() and metrics.stat().st_size):
-            assert run.poll() is None and time.monotonic() < until, run.err.read_text()
-            time.sleep(0.1)
-        worker = max(map(int, Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()))
+
+        def is_training() -> bool:
+            assert run.poll() is None, run.err.read_text()
+            return metrics.is_file() and metrics.stat().st_size > 0
+
+        wait_until(is_training)
+        worker, _ = children_of(run.pid)
         os.kill(worker, signal.SIGKILL)
         assert run.wait(600) == 1
     finally:

@@ -333,8 +333,11 @@ def test_a_process_that_died_before_its_batch_was_taken_is_named(
     worker.join()
     if seen == "afterwards":
         wait = multiprocessing.connection.wait
-        found = lambda those, timeout=None: wait(those, timeout) if timeout else []  # noqa: E731
-        monkeypatch.setattr("clipx.data.loader.multiprocessing.connection.wait", found)
+
+        def not_at_once(sentinels: list[Any], timeout: float | None = None) -> list[Any]:
+            return wait(sentinels, timeout) if timeout else []
+
+        monkeypatch.setattr("clipx.data.loader.multiprocessing.connection.wait", not_at_once)
     died = rf"^a loader process of this rank died \(pid {worker.pid}, by SIGKILL\), .*: lower data.workers"
     with pytest.raises(DataError, match=died) as raised:
         next(loader)

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.samples import read_all
+from helpers.waiting import wait_until
 from PIL import Image
 
 from clipx.data.shapes import (
@@ -307,9 +307,7 @@ def test_two_processes_can_write_at_the_same_time(cache: Path) -> None:
 
 def test_a_killed_writer_leaves_only_complete_shards(cache: Path) -> None:
     process = start_writer(1_000_000)
-    deadline = time.monotonic() + 600
-    while not list(cache.rglob("*.tar")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: any(cache.rglob("*.tar")))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     whole = {path: path.stat().st_mtime_ns for path in cache.rglob("*.tar")}

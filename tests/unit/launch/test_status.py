@@ -57,7 +57,7 @@ def test_a_finished_run_is_shown_with_its_metrics(tmp_path: Path, capsys: pytest
     assert "runs/one" in shown
     assert "finished" in shown
     assert "16 / 16" in shown
-    assert re.search(r"step 16, \d\d:\d\d", shown)
+    assert re.search(r"step 16, \d\d:\d\d ago", shown)
     assert "retrieval/image_to_text/recall@1" in shown
     assert f"{rows[-2]['train/loss']:.4f}" in shown
 

@@ -6,13 +6,13 @@ import json
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.runs import SMALL, VIT, compose, events, rows, run, small, start, tensors
 from helpers.slurm_jobs import held, release
+from helpers.waiting import wait_until
 
 from clipx.checkpoint.format import sha256
 from clipx.checkpoint.resume import step_of
@@ -73,10 +73,12 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, uninterrupted: Path) -
     options = (*SMALL, *TWENTY, *held(run_dir), "checkpoint.every=2st", f"run_dir={run_dir}", "resume=auto")
     command = ("-m", "clipx.train", *options)
     process = start(tmp_path / "out", *command)
-    deadline = time.monotonic() + 600
-    while not list(run_dir.glob("checkpoints/step-0000000[4-9]")) and time.monotonic() < deadline:
+
+    def has_saved() -> bool:
         assert process.poll() is None, process.err.read_text()
-        time.sleep(0.02)
+        return any(run_dir.glob("checkpoints/step-0000000[4-9]"))
+
+    wait_until(has_saved)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (run_dir / "checkpoints" / "step-00000020").exists()
