@@ -251,12 +251,7 @@ class Trainer:
             screen.evaluation(first, self._evaluate())
         meter = self.meter
         self.profiler.before(first + 1)
-        for batch in meter.waiting(self._batches()):
-            before = self.samples_seen
-            self._count(batch)
-            with meter.phase("step"):
-                metrics = self.step(batch.to(self.comm.device))
-            meter.add(metrics, self.samples_seen - before, tokens_computed(batch.tokens, self.spec.model.text.packed))
+        for before in self.steps():
             with meter.pausing():
                 report_profile(self, screen)
             self.watchdog.beat(self.steps_done)
@@ -272,6 +267,17 @@ class Trainer:
             with meter.pausing():
                 self._between_steps(screen, before)
             self.profiler.before(self.steps_done + 1)
+
+    def steps(self) -> Iterator[int]:
+        """Makes the steps to the end of the run, and adds each to `meter`. Yields the samples seen before each."""
+        for batch in self.meter.waiting(self._batches()):
+            before = self.samples_seen
+            self._count(batch)
+            with self.meter.phase("step"):
+                metrics = self.step(batch.to(self.comm.device))
+            tokens = tokens_computed(batch.tokens, self.spec.model.text.packed)
+            self.meter.add(metrics, self.samples_seen - before, tokens)
+            yield before
 
     def _is_logged(self, before: int) -> bool:
         """Returns whether the step that starts at sample `before` is logged."""
