@@ -20,12 +20,13 @@ M = TypeVar("M", bound=nn.Module)
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Preserves BatchNorm's running statistics during a further pass over the same batch.
 
-    BatchNorm still normalizes by the statistics of the batch.
+    BatchNorm still normalizes by the statistics of the batch. It counts the pass in a copy of its counter, because
+    nn.SyncBatchNorm requires a counter and increments it in place.
     """
     norms = [m for m in model.modules() if isinstance(m, BATCH_NORM) and m.track_running_stats]
     saved = [(m.momentum, m.num_batches_tracked) for m in norms]
-    for m in norms:
-        m.momentum, m.num_batches_tracked = 0.0, None
+    for m, (_, tracked) in zip(norms, saved, strict=True):
+        m.momentum, m.num_batches_tracked = 0.0, None if tracked is None else tracked.clone()
     try:
         yield
     finally:
