@@ -1,0 +1,133 @@
+"""A training step and evaluation on a CUDA device without values: no mix of devices, no hidden host read."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers.fake_cuda import CUDA, FakeCuda, HostRead, MixedDevices, fake_cuda, fake_learner, host_batch, run_backward
+from helpers.runs import NEEDED, VIT, compose
+from torch import Tensor
+
+from clipx.trainer.learner import StepPosition
+
+# One block in each tower: what counts is the number of operations.
+SHALLOW = (*VIT, "model.image.options={patch_size:16,embed_dim:64,depth:1,num_heads:2}", "model.text.layers=1")
+RHO = "objective.rho=2.9"
+OBJECTIVES = {
+    **{name: (f"objective={name}",) for name in ("infonce", "openclip", "dcl", "siglip", "fastclip_v0", "fastclip_v1")},
+    **{name: (f"objective={name}", RHO) for name in ("fastclip_v3", "isogclr", "fastclip_v2")},
+    "sogclr": ("objective=sogclr",),
+}
+OPTIMIZERS = ("adamw", "sgd", "lamb", "lion", "muon")
+FORMATS = ("amp_bf16", "amp_fp16", "bf16", "fp16", "fp64")
+CASES = {
+    **OBJECTIVES,
+    **{name: (f"optimizer={name}", "optimizer.clip_norm=1") for name in OPTIMIZERS},
+    **{name: (f"precision={name}",) for name in FORMATS},
+    "tf32": ("precision=fp32", "precision.tf32=true"),
+    "micro_batches": ("data.micro_batches=2", "precision=amp_bf16"),
+    "micro_batches_bf16": ("data.micro_batches=2", "precision=bf16", "objective=fastclip_v3", RHO),
+    "average": ("optimizer.ema_decay=0.9", "precision=bf16"),
+    "checkpointing": ("model.image.checkpointing=1", "model.text.checkpointing=selective", "precision=amp_bf16"),
+    "padded": ("model.text.packed=false",),
+    "skip": ("optimizer.non_finite=skip",),
+}
+
+
+def step(device: FakeCuda, *overrides: str, steps: int = 2) -> None:
+    """Makes steps of a small run on the fake device. The last one is logged in detail."""
+    with device.allowed():
+        learner = fake_learner(*overrides)
+    b = learner.spec.data.batch_size
+    for i in range(steps):
+        batch = host_batch(learner.spec, i).to(CUDA)
+        with device.allowed():  # the host reads the loss and the norm of each step
+            metrics = learner.step(batch, StepPosition(i, b * i, b * (i + 1)), detailed=i == steps - 1)
+        assert all(value.device == CUDA and value.ndim == 0 for value in metrics.values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_has_all_tensors_on_the_device(case: str) -> None:
+    with fake_cuda() as device:
+        step(device, *SHALLOW, *CASES[case])
+
+
+@pytest.mark.parametrize("words", [("model=tiny",), ("objective=coca", *NEEDED["coca"])], ids=" ".join)
+def test_a_step_of_other_models_has_all_tensors_on_the_device(words: tuple[str, ...]) -> None:
+    with fake_cuda() as device:
+        step(device, *words, "data.batch_size=4", "data.micro_batches=2", steps=1)
+
+
+def test_embedding_reads_nothing_from_the_device() -> None:
+    with fake_cuda() as device:
+        with device.allowed():
+            learner = fake_learner(*SHALLOW, "precision=amp_bf16")
+        batch = host_batch(learner.spec).to(CUDA)
+        learner.model.eval()
+        with torch.no_grad(), learner.precision.autocast():
+            image, text = learner.model(batch.image, batch.tokens)
+        assert image.device == text.device == CUDA
+
+
+# ------------------------------------------------------------------------------------------------- of the helper
+
+
+def test_a_mix_of_devices_raises_an_error() -> None:
+    with fake_cuda():
+        there = torch.ones(3, device="cuda")
+        with pytest.raises(MixedDevices, match="tensors of cuda .* and of the CPU"):
+            there + torch.ones(3)
+        with pytest.raises(MixedDevices):  # numbers of both devices
+            torch.stack([there.sum(), torch.ones(3).sum()])
+        assert (there * torch.tensor(2.0)).device == CUDA  # an argument of the kernel
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: x.cpu(),
+        lambda x: x.tolist(),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: torch.equal(x, x),
+        lambda x: x.isfinite().all().item(),
+        lambda x: torch.arange(3).to("cuda"),
+        lambda x: torch.tensor(2.0, device="cuda"),
+        lambda x: torch.ones(3).copy_(x),
+        lambda x: torch.cuda.current_stream().synchronize(),
+    ],
+)
+def test_a_host_read_raises_an_error(read: object) -> None:
+    with fake_cuda():
+        there = torch.ones(3, device="cuda")
+        with pytest.raises(HostRead):
+            read(there)  # type: ignore[operator]
+
+
+def test_copies_of_pinned_memory_wait_for_nothing() -> None:
+    with fake_cuda() as device:
+        there = torch.arange(3).pin_memory().to("cuda", non_blocking=True)
+        torch.empty(3, dtype=torch.int64, pin_memory=True).copy_(there, non_blocking=True)
+        assert device.reads == []
+        with device.allowed():
+            assert there.sum().item() == 1
+        assert len(device.reads) == 1
+
+
+def test_the_engine_computes_the_gradients_of_autograd() -> None:
+    torch.manual_seed(0)
+    spec = compose(*SHALLOW, "model.image.checkpointing=1", "model.text.checkpointing=selective")
+    model = spec.model.build(torch.device("cpu"), torch.float64)
+    image, tokens = torch.randint(0, 256, (4, 3, 48, 48), dtype=torch.uint8), torch.randint(1, 400, (4, 20))
+    other = copy.deepcopy(model)
+    roots = [model(image, tokens), other(image, tokens)]
+    seeds = [torch.randn_like(x) for x in roots[0]]
+    torch.autograd.backward(roots[0], seeds)
+    run_backward(roots[1], seeds)
+    for (name, expected), found in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert isinstance(found.grad, Tensor) and expected.grad is not None, name
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-12, atol=1e-14, msg=name)
