@@ -52,4 +52,4 @@ class CoCaObjectiveSpec(LearnedTemperatureSpec):
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
         weights = self.contrastive_weight, self.caption_weight
-        return Captioning(comm, temperature, in_batch, self.tile_size(comm, length), *weights)
+        return Captioning(comm, temperature, in_batch, self.tiling(comm, length), *weights)

@@ -32,4 +32,4 @@ class DCLSpec(LearnedTemperatureSpec):
         from clipx.objective.losses.temperature import GlobalTemperature
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
-        return Contrastive(comm, temperature, negatives_only, self.tile_size(comm, length))
+        return Contrastive(comm, temperature, negatives_only, self.tiling(comm, length))

@@ -52,4 +52,4 @@ class DistillationSpec(LearnedTemperatureSpec):
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
         weights = self.contrastive_weight, self.distill_weight
-        return Distillation(comm, temperature, weights, self.tile_size(comm, length))
+        return Distillation(comm, temperature, weights, self.tiling(comm, length))

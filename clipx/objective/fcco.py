@@ -18,6 +18,7 @@ from clipx.objective.spec import ObjectiveTraffic, TiledSpec
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
     from clipx.objective.base import Objective
+    from clipx.objective.losses.contrastive import Tiling
     from clipx.objective.losses.fcco import Gamma
     from clipx.objective.losses.sample_state import SampleTable
 
@@ -137,15 +138,17 @@ class FCCOSpec(TiledSpec):
         TiledSpec.__post_init__(self)
         require(self.eps >= 0, f"objective.eps={self.eps} must be at least 0: 1e-14 is usual, 1e-6 for large data")
 
-    def parts(self, comm: Comm, length: Length, more_columns: int = 0) -> tuple[Comm, SampleTable, Gamma, float, int]:
-        """Returns the arguments that all FCCO objectives share: communicator, table, γ, ε and tile size.
+    def parts(
+        self, comm: Comm, length: Length, more_columns: int = 0
+    ) -> tuple[Comm, SampleTable, Gamma, float, Tiling]:
+        """Returns the arguments that all FCCO objectives share: communicator, table, γ, ε and tiling.
 
         The table has two columns for log u of image and text, and `more_columns`.
         """
         from clipx.objective.losses.sample_state import SampleTable
 
         table = SampleTable(comm, length.epoch, 2 + more_columns)
-        return comm, table, self.gamma.build(length), self.eps, self.tile_size(comm, length)
+        return comm, table, self.gamma.build(length), self.eps, self.tiling(comm, length)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -207,6 +210,7 @@ class SampleTemperatureSpec(FCCOSpec):
     """Gradient of the embeddings. exact: that of the loss as defined. official: that of FastCLIP's published code, with
     which its published settings were tuned: without the factor τ_i of the loss."""
 
+    one_temperature: ClassVar[bool] = False
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=5, read=8, written=10, parameters=0)
 
     def __post_init__(self) -> None:

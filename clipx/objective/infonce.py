@@ -30,4 +30,4 @@ class InfoNCESpec(LearnedTemperatureSpec):
         from clipx.objective.losses.temperature import GlobalTemperature
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
-        return Contrastive(comm, temperature, in_batch, self.tile_size(comm, length))
+        return Contrastive(comm, temperature, in_batch, self.tiling(comm, length))

@@ -29,6 +29,7 @@ class SigLIPSpec(LearnedTemperatureSpec):
     """Initial bias β of all logits; learned. The default is near the log odds of a positive pair."""
 
     compiles_tiles: ClassVar[bool] = False  # its tiles are one fused expression
+    one_temperature: ClassVar[bool] = False  # sigmoids
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=0, parameters=2)
     open_clip_loss: ClassVar[str | None] = "SigLipLoss"
 
@@ -37,4 +38,4 @@ class SigLIPSpec(LearnedTemperatureSpec):
         from clipx.objective.losses.temperature import GlobalTemperature
 
         temperature = GlobalTemperature(self.init_temperature, self.max_scale)
-        return Sigmoid(comm, temperature, self.init_bias, self.tile_size(comm, length))
+        return Sigmoid(comm, temperature, self.init_bias, self.tiling(comm, length))

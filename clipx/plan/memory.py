@@ -21,6 +21,7 @@ from clipx.precision.spec import Fp32Spec, PrecisionSpec, QuantizedSpec
 
 # Samples of the two dry runs that give the memory of a further sample. So many that activations exceed the gradients.
 _LINE = (512, 1024)
+_SPLIT_BYTES = 6  # three float16 numbers for each of an embedding, where the products of the loss are split
 _TILES = 3  # tiles of scores that are live at the same time
 
 
@@ -128,12 +129,16 @@ class MemoryModel:
         spec, batch = self.spec, b * ranks
         comm = _comm(ranks, "cpu" if spec.distributed.device == "cpu" else "cuda")
         tile = batch  # an objective without tiles computes the whole matrix of pairs
+        split = 0  # bytes of the float16 halves of an embedding
         if isinstance(spec.objective, TiledSpec):
-            tile = spec.objective.tile_size(comm, Length(batch, batch, batch))
+            length = Length(batch, batch, batch)
+            tile = spec.objective.tile_size(comm, length)
+            split = _SPLIT_BYTES * spec.objective.splits(comm, length)
         gathered = 2 * (batch + b) if ranks > 1 else 0
         local = 3 * 2 * b
         scores = _TILES * min(tile, b) * min(tile, batch)
-        return int(self.precision.wide.itemsize) * ((gathered + local) * self.dry.model.embed_dim + scores)
+        width = self.dry.model.embed_dim
+        return int(self.precision.wide.itemsize) * ((gathered + local) * width + scores) + split * 2 * batch * width
 
     def needed(self, ranks: int, samples: int) -> float:
         """Returns the bytes of one of `ranks` devices with micro-batches of `samples`, linearly from two dry runs."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, StepInputs
-from clipx.objective.losses.contrastive import Contrastive, Normaliser
+from clipx.objective.losses.contrastive import Contrastive, Normaliser, Tiling
 from clipx.objective.losses.temperature import Temperature
 
 
@@ -22,11 +22,11 @@ class Captioning(Contrastive):
         comm: Comm,
         temperature: Temperature,
         normaliser: Normaliser,
-        tile: int,
+        tiling: Tiling,
         contrastive_weight: float,
         caption_weight: float,
     ) -> None:
-        super().__init__(comm, temperature, normaliser, tile)
+        super().__init__(comm, temperature, normaliser, tiling)
         self.contrastive_weight, self.caption_weight = contrastive_weight, caption_weight
 
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:

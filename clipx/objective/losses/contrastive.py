@@ -14,9 +14,8 @@ gradient is ever stored: a rank holds the gathered features, a few t x t tiles, 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 from clipx.distributed.comm import Comm
 from clipx.errors import require
 from clipx.objective.base import Compiler, Metrics, Objective, StepInputs
+from clipx.objective.losses.products import EXACT, Products, full_precision
 from clipx.objective.losses.temperature import Temperature
 
 Normaliser = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
@@ -49,29 +49,36 @@ def tile_lse(s: Tensor, alpha: Tensor, side: int) -> Tensor:
 
 
 def tile_softmax(s: Tensor, alpha: Tensor, a_r: Tensor, a_c: Tensor) -> Tensor:
-    """Returns exp(α s_ij - ar_i) + exp(α s_ij - ac_j) of a tile. Overwrites s."""
+    """Returns exp(α s_ij - ar_i) + exp(α s_ij - ac_j) of a tile. Compiled, it reads and writes a tile once."""
+    z = s * alpha
+    return (z - a_r[:, None]).exp() + (z - a_c).exp()
+
+
+def tile_softmax_(s: Tensor, alpha: Tensor, a_r: Tensor, a_c: Tensor) -> Tensor:
+    """`tile_softmax` for eager code, which overwrites s instead of allocating four tiles."""
     z = s.mul_(alpha)
     return (z - a_r[:, None]).exp_().add_(z.sub_(a_c).exp_())
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Edge of the square tiles, and the functions that are computed on each tile."""
+    """Edge of the square tiles, their matrix products, and the functions that are computed on each tile."""
 
     size: int
+    products: Products = EXACT
     lse: Callable[[Tensor, Tensor, int], Tensor] = tile_lse
-    softmax: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = tile_softmax
+    softmax: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = tile_softmax_
 
     def compiled(self, compiler: Compiler) -> Tiling:
-        return Tiling(self.size, compiler(self.lse), compiler(self.softmax))
+        return replace(self, lse=compiler(tile_lse), softmax=compiler(tile_softmax))
 
 
 class TiledObjective(Objective):
     """Base class of objectives over the tiles of this kernel, whose functions it can compile."""
 
-    def __init__(self, comm: Comm, tile: int) -> None:
+    def __init__(self, comm: Comm, tiling: Tiling) -> None:
         super().__init__()
-        self.comm, self.tiling = comm, Tiling(tile)
+        self.comm, self.tiling = comm, tiling
 
     def compile_tiles(self, compiler: Compiler) -> None:
         self.tiling = self.tiling.compiled(compiler)
@@ -80,8 +87,8 @@ class TiledObjective(Objective):
 class Contrastive(TiledObjective):
     """A symmetric contrastive loss whose normaliser depends on the batch alone."""
 
-    def __init__(self, comm: Comm, temperature: Temperature, normaliser: Normaliser, tile: int) -> None:
-        super().__init__(comm, tile)
+    def __init__(self, comm: Comm, temperature: Temperature, normaliser: Normaliser, tiling: Tiling) -> None:
+        super().__init__(comm, tiling)
         self.normaliser, self.temperature = normaliser, temperature
 
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
@@ -140,7 +147,7 @@ class _ContrastiveLoss(torch.autograd.Function):
             stats_B3 = comm.gather(torch.cat([a_b2, loss_b2.mean(1, keepdim=True)], 1))
             if any(ctx.needs_input_grad[:3]):
                 diagonal_b = -(lse_b2 - a_b2).exp().sum(1)
-                dx, dy = pairs.gradients(_Softmax(alpha, stats_B3[:, :2], tiling), diagonal_b)
+                dx, dy = pairs.gradients(_Softmax(alpha, stats_B3[:, :2], pairs), diagonal_b)
                 w = alpha / (2 * pairs.batch)
                 dx, dy = dx.mul_(w), dy.mul_(w)
                 dscale = pairs.dot(dx) / alpha
@@ -216,8 +223,11 @@ class Pairs:
     y_bD: Tensor
     x_BD: Tensor
     y_BD: Tensor
+    left_BK: Tensor  # x_BD and y_BD in the format in which `products` scores them
+    right_BK: Tensor
     first: int  # position of this rank's first sample in the global batch
     tiling: Tiling
+    products: Products
 
     @classmethod
     def gather(cls, image_bD: Tensor, text_bD: Tensor, comm: Comm, tiling: Tiling) -> Pairs:
@@ -227,7 +237,9 @@ class Pairs:
         dtype = torch.promote_types(image_bD.dtype, torch.float32)
         x_bD, y_bD = image_bD.detach().to(dtype), text_bD.detach().to(dtype)
         x_BD, y_BD = comm.gather_coalesced(x_bD, y_bD)
-        return cls(x_bD, y_bD, x_BD, y_BD, comm.rank * len(x_bD), tiling)
+        products = tiling.products if dtype is torch.float32 else EXACT
+        left_BK, right_BK = products.left(x_BD), products.right(y_BD)
+        return cls(x_bD, y_bD, x_BD, y_BD, left_BK, right_BK, comm.rank * len(x_bD), tiling, products)
 
     @property
     def batch(self) -> int:
@@ -260,48 +272,60 @@ class Pairs:
 
     def similarities(self, tile: Tile) -> Tensor:
         """Returns s of a tile."""
-        return self.x_BD[tile.rows] @ self.y_BD[tile.cols].T
+        return self.products.scores(self.left_BK[tile.rows], self.right_BK[tile.cols])
+
+    def softmax(self, tile: Tile, alpha: Tensor, a_r: Tensor, a_c: Tensor) -> Tensor:
+        """Returns exp(α s_ij - ar_i) + exp(α s_ij - ac_j) of a tile."""
+        if self.products.fused:
+            return self.products.softmax(self.left_BK[tile.rows], self.right_BK[tile.cols], alpha, a_r, a_c)
+        return self.tiling.softmax(self.similarities(tile), alpha, a_r, a_c)
 
     def lse(self, scale: Tensor) -> Tensor:
         """Returns ℓ_b2 of this rank's rows and columns. `scale`: α, 0-dim, or [b, 2] with one per row and column."""
         lse_b2 = self.x_bD.new_full((len(self.x_bD), 2), -torch.inf)
         for tile in self.tiles():
-            s = self.similarities(tile)
-            diagonal(s, tile).fill_(-torch.inf)  # masked before logsumexp takes the maximum
-            for side in tile.own_sides():
+            for side, tile_lse in self._tile_lse(tile, scale).items():
                 mine = self.local(tile.part(side))
-                alpha = scale if scale.ndim == 0 else scale[mine, side]
-                lse_b2[mine, side] = torch.logaddexp(lse_b2[mine, side], self.tiling.lse(s, alpha, side))
+                lse_b2[mine, side] = torch.logaddexp(lse_b2[mine, side], tile_lse)
         return lse_b2
 
-    def gradients(self, weights: Callable[[Tensor, Tile], Tensor], diagonal_b: Tensor) -> tuple[Tensor, Tensor]:
+    def _tile_lse(self, tile: Tile, scale: Tensor) -> dict[int, Tensor]:
+        """Returns the log-sum-exp over the negatives within a tile, for each of its sides that belongs to this rank."""
+        if self.products.fused and scale.ndim == 0:
+            offset = tile.rows.start - tile.cols.start
+            both = self.products.lse(self.left_BK[tile.rows], self.right_BK[tile.cols], scale, offset)
+            return {side: both[side] for side in tile.own_sides()}
+        s = self.similarities(tile)
+        diagonal(s, tile).fill_(-torch.inf)  # masked before logsumexp takes the maximum
+        scales = [scale if scale.ndim == 0 else scale[self.local(tile.part(side)), side] for side in tile.own_sides()]
+        return {side: self.tiling.lse(s, alpha, side) for side, alpha in zip(tile.own_sides(), scales, strict=True)}
+
+    def gradients(self, weights: Callable[[Tile], Tensor], diagonal_b: Tensor) -> tuple[Tensor, Tensor]:
         """Returns (Σ_j g_ij y_j, Σ_i g_ij x_i) of this rank's images and texts, [b, D] each.
 
-        g is `weights(s, tile)`, except on the diagonal, where it is `diagonal_b`. `weights` may overwrite s.
+        g is `weights(tile)`, except on the diagonal, where it is `diagonal_b`.
         """
-        dx_bD, dy_bD = torch.zeros_like(self.x_bD), torch.zeros_like(self.y_bD)
+        # The diagonal is the largest weight of a row, about minus the sum of all others: it is added in full precision.
+        dx_bD, dy_bD = diagonal_b[:, None] * self.y_bD, diagonal_b[:, None] * self.x_bD
         for tile in self.tiles():
-            g = weights(self.similarities(tile), tile)
-            own = diagonal(g, tile)
-            if len(own):
-                start = max(tile.rows.start, tile.cols.start) - self.first
-                own.copy_(diagonal_b[start : start + len(own)])
+            g = weights(tile)
+            diagonal(g, tile).zero_()
             if tile.own_rows:
-                dx_bD[self.local(tile.rows)].addmm_(g, self.y_BD[tile.cols])
+                self.products.add(dx_bD[self.local(tile.rows)], g, self.y_BD[tile.cols])
             if tile.own_cols:
-                dy_bD[self.local(tile.cols)].addmm_(g.T, self.x_BD[tile.rows])
+                self.products.add(dy_bD[self.local(tile.cols)], g.T, self.x_BD[tile.rows])
         return dx_bD, dy_bD
 
 
 class _Softmax:
     """Weights exp(z_ij - ar_i) + exp(z_ij - ac_j) of a tile, at one temperature for all pairs."""
 
-    def __init__(self, alpha: Tensor, a_B2: Tensor, tiling: Tiling) -> None:
+    def __init__(self, alpha: Tensor, a_B2: Tensor, pairs: Pairs) -> None:
         self.alpha, self.a_rB, self.a_cB = alpha, *a_B2.unbind(1)
-        self.tiling = tiling
+        self.pairs = pairs
 
-    def __call__(self, s: Tensor, tile: Tile) -> Tensor:
-        return self.tiling.softmax(s, self.alpha, self.a_rB[tile.rows], self.a_cB[tile.cols])
+    def __call__(self, tile: Tile) -> Tensor:
+        return self.pairs.softmax(tile, self.alpha, self.a_rB[tile.rows], self.a_cB[tile.cols])
 
 
 class _IndividualSoftmax:
@@ -314,7 +338,8 @@ class _IndividualSoftmax:
         self.alpha_B2, self.a_B2, self.pairs = alpha_B2, a_B2, pairs
         self.expected_b2 = pairs.x_bD.new_zeros((len(pairs.x_bD), 2))
 
-    def __call__(self, s: Tensor, tile: Tile) -> Tensor:
+    def __call__(self, tile: Tile) -> Tensor:
+        s = self.pairs.similarities(tile)
         out = torch.zeros_like(s)
         for side in (0, 1):
             part = tile.part(side)
@@ -338,15 +363,3 @@ def diagonal(tile_rc: Tensor, tile: Tile) -> Tensor:
     if not -tile_rc.shape[0] < offset < tile_rc.shape[1]:
         return tile_rc.new_empty(0)
     return tile_rc.diagonal(offset)
-
-
-@contextlib.contextmanager
-def full_precision(device_type: str) -> Iterator[None]:
-    """Disables autocast and TF32: for logits near 100, bfloat16 rounds to multiples of 0.5 and TF32 to 0.06."""
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with torch.autocast(device_type, enabled=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = tf32

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, StepInputs
-from clipx.objective.losses.contrastive import Pairs, Tile, TiledObjective, Tiling, diagonal, full_precision, in_batch
+from clipx.objective.losses.contrastive import Pairs, Tile, TiledObjective, Tiling, diagonal, in_batch
+from clipx.objective.losses.products import full_precision
 from clipx.objective.losses.temperature import Temperature
 
 Weights = tuple[float, float]
@@ -32,8 +33,8 @@ class Distillation(TiledObjective):
     Targets: the teacher's image_bT and text_bT, whose products are its logits.
     """
 
-    def __init__(self, comm: Comm, temperature: Temperature, weights: Weights, tile: int) -> None:
-        super().__init__(comm, tile)
+    def __init__(self, comm: Comm, temperature: Temperature, weights: Weights, tiling: Tiling) -> None:
+        super().__init__(comm, tiling)
         self.weights, self.temperature = weights, temperature
 
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
@@ -128,7 +129,8 @@ class _Softmaxes:
         self.a_B2, self.taught_a_B2 = a_B4[:, :2], a_B4[:, 2:]
         self.expected_b2 = pairs.x_bD.new_zeros((len(pairs.x_bD), 2))
 
-    def __call__(self, s: Tensor, tile: Tile) -> Tensor:
+    def __call__(self, tile: Tile) -> Tensor:
+        s = self.pairs.similarities(tile)
         w, z = self.taught.similarities(tile), s * self.alpha
         a_r, a_c = self.a_B2[tile.rows, 0], self.a_B2[tile.cols, 1]
         g = self.pairs.tiling.softmax(s, self.alpha, a_r, a_c).mul_(self.both)

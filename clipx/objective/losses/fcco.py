@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, StepInputs
-from clipx.objective.losses.contrastive import TiledObjective, contrastive_loss, individual_loss
+from clipx.objective.losses.contrastive import TiledObjective, Tiling, contrastive_loss, individual_loss
 from clipx.objective.losses.sample_state import SampleTable, repeated_later
 from clipx.objective.losses.temperature import SampleTemperature, Temperature
 
@@ -48,8 +48,8 @@ class MovingAverage:
 class FCCO(TiledObjective):
     """Base class of the FCCO objectives: the table of per-sample state, γ, and the commit of state after a step."""
 
-    def __init__(self, comm: Comm, table: SampleTable, gamma: Gamma, eps: float, tile: int) -> None:
-        super().__init__(comm, tile)
+    def __init__(self, comm: Comm, table: SampleTable, gamma: Gamma, eps: float, tiling: Tiling) -> None:
+        super().__init__(comm, tiling)
         self.table, self.schedule, self.eps = table, gamma, eps
         self.gamma = gamma(0)
         self._pending: tuple[Tensor, Tensor] | None = None  # indices and new rows of the batch, until after_step
@@ -85,12 +85,12 @@ class GlobalFCCO(FCCO):
         table: SampleTable,
         gamma: Gamma,
         eps: float,
-        tile: int,
+        tiling: Tiling,
         temperature: Temperature,
         combine: Combine,
         kappa: float = 1.0,
     ) -> None:
-        super().__init__(comm, table, gamma, eps, tile)
+        super().__init__(comm, table, gamma, eps, tiling)
         self.temperature, self.combine, self.kappa = temperature, combine, kappa
 
     def before_step(self, samples_seen: int) -> None:
@@ -148,13 +148,13 @@ class IndividualFCCO(FCCO):
         table: SampleTable,
         gamma: Gamma,
         eps: float,
-        tile: int,
+        tiling: Tiling,
         temperature: SampleTemperature,
         rho: float,
         weighted: bool,
     ) -> None:
         """Creates the objective. `weighted`: the gradient of the embeddings includes the factor τ_i of the loss."""
-        super().__init__(comm, table, gamma, eps, tile)
+        super().__init__(comm, table, gamma, eps, tiling)
         self.temperature, self.rho, self.weighted = temperature, rho, weighted
         self.epoch = 0
 

@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, Objective, StepInputs
-from clipx.objective.losses.contrastive import Pairs, Tile, Tiling, diagonal, full_precision
+from clipx.objective.losses.contrastive import Pairs, Tile, Tiling, diagonal
+from clipx.objective.losses.products import full_precision
 from clipx.objective.losses.temperature import Temperature
 
 
 class Sigmoid(Objective):
     """The sigmoid loss with one learned temperature and one learned bias."""
 
-    def __init__(self, comm: Comm, temperature: Temperature, init_bias: float, tile: int) -> None:
+    def __init__(self, comm: Comm, temperature: Temperature, init_bias: float, tiling: Tiling) -> None:
         super().__init__()
-        self.comm, self.tiling = comm, Tiling(tile)
+        self.comm, self.tiling = comm, tiling
         self.temperature = temperature
         self.bias = nn.Parameter(torch.tensor(init_bias))
 
@@ -56,7 +57,7 @@ class _SigmoidLoss(torch.autograd.Function):
             pairs = Pairs.gather(image, text, comm, tiling)
             alpha, beta = scale.to(pairs.dtype), bias.to(pairs.dtype)
             own_z_b = alpha * pairs.own() + beta
-            weights = _Weights(alpha, beta)
+            weights = _Weights(alpha, beta, pairs)
             diagonal_b = -torch.sigmoid(-own_z_b)  # not σ - 1, which rounds to 0 for a pair that is well learned
             dx, dy = pairs.gradients(weights, diagonal_b)
             # Each rank sums over the pairs of its images.
@@ -76,12 +77,12 @@ class _SigmoidLoss(torch.autograd.Function):
 class _Weights:
     """Weights σ(z) of a tile. Accumulates the sums of σ(z) and -log σ(-z) over the negatives of this rank's images."""
 
-    def __init__(self, alpha: Tensor, beta: Tensor) -> None:
-        self.alpha, self.beta = alpha, beta
+    def __init__(self, alpha: Tensor, beta: Tensor, pairs: Pairs) -> None:
+        self.alpha, self.beta, self.pairs = alpha, beta, pairs
         self.loss, self.sigmoid = torch.zeros_like(alpha), torch.zeros_like(alpha)
 
-    def __call__(self, s: Tensor, tile: Tile) -> Tensor:
-        z = s.mul_(self.alpha).add_(self.beta)
+    def __call__(self, tile: Tile) -> Tensor:
+        z = self.pairs.similarities(tile).mul_(self.alpha).add_(self.beta)
         diagonal(z, tile).fill_(-torch.inf)
         g = z.sigmoid()
         if tile.own_rows:

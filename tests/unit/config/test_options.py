@@ -675,7 +675,7 @@ RUN_KEYS = (
     "the keys are name, run_dir, seed, duration, resume, log_every, report, device_peak_tflops, profiler, stages, model, "
     "data, objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
 )
-OBJECTIVE_KEYS = "the keys are tile, init_temperature, max_scale"
+OBJECTIVE_KEYS = "the keys are tile, products, init_temperature, max_scale"
 READ = "write key=value, a list as key=[a,b], and special characters as key='…'"
 OPTIONS_FIRST = "choose options by evaluator=[…] and set their values by evaluator.OPTION.KEY=…"
 

@@ -1,0 +1,90 @@
+"""The Triton kernels of the loss: results in Triton's interpreter, code for two generations of devices, options."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.objective_cases import spec
+from helpers.scripts import fused_loss
+
+from clipx.config.duration import Length
+from clipx.distributed.comm import Comm
+from clipx.errors import ConfigError
+
+triton = pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_kernels_match_dense_losses_on_any_number_of_ranks(ranks: int, tmp_path: Path) -> None:
+    """Odd sizes, several blocks and tiles, tiles of other ranks' samples; InfoNCE, DCL and a moving average.
+
+    The gradient of the scale is a small difference of large sums.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    interpreter = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*command, fused_loss.__file__, str(tmp_path / "errors")],
+        env={**os.environ, **interpreter},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    errors = json.loads((tmp_path / "errors").read_text())
+    assert len(errors) == 3 * len(fused_loss.CASES)
+    for case, found in errors.items():
+        assert found["loss"] < 1e-5, case
+        assert max(found["image"], found["text"]) < 5e-4, case
+        assert found["scale"] < 5e-3, case
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("name", ["_lse", "_softmax"])
+def test_the_kernels_compile_for_devices_that_are_not_here(
+    name: str, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A block of both needs less shared memory than the 99 KiB that every device from 8.0 has."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from clipx.objective.losses import fused
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"x": "*fp16", "y": "*fp16", "rows": "i32", "cols": "i32", "diagonal": "i32"}
+    kernel = getattr(fused, name)
+    constants = {"K": 1536, "BLOCK": fused._BLOCK, "BLOCK_K": fused._BLOCK_K}
+    signature = {key: "constexpr" if key in constants else types.get(key, "*fp32") for key in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    launch = {key: value for key, value in fused._LAUNCH.items() if key not in constants}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch)
+    assert compiled.metadata.shared <= 99 * 1024
+    assert ("wgmma" if capability == 90 else "mma.sync") in compiled.asm["ptx"], "no tensor cores"
+
+
+def length() -> Length:
+    return Length(65536, 65536, 65536)
+
+
+def test_the_option_needs_cuda() -> None:
+    comm = Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu"))
+    with pytest.raises(
+        ConfigError, match=r"^objective\.products=fused needs a CUDA device and triton, this run has cpu"
+    ):
+        spec("infonce", "objective.products=fused").build(comm, length())
+
+
+def test_the_option_selects_the_kernels_on_cuda() -> None:
+    comm = Comm(rank=0, world=1, local_rank=0, device=torch.device("cuda"))
+    assert spec("infonce", "objective.products=fused").build(comm, length()).tiling.products.fused
+
+
+@pytest.mark.parametrize("name", ["siglip", "isogclr", "fastclip_v2"])
+def test_the_option_is_rejected_for_objectives_without_one_temperature(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^objective\.products=fused has no effect on objective={name}, "):
+        spec(name, "objective.products=fused")
