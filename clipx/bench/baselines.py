@@ -6,7 +6,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +20,7 @@ from clipx.distributed.comm import Comm
 from clipx.objective.base import StepInputs
 from clipx.trainer.spec import compose
 
+AUTOCAST = "_bf16"  # suffix of the losses under autocast
 SAMPLES = 2_723_840  # samples of CC3M, the size of per-sample state
 
 
@@ -50,7 +51,13 @@ class Contestant:
 
 
 def contestant(name: str, comm: Comm, batch: int, seed: int) -> Contestant:
-    """Builds `open_clip`, `open_clip_plain`, `open_clip_siglip`, or an objective of clipx. `batch` is b."""
+    """Builds `open_clip`, `open_clip_plain`, `open_clip_siglip`, or an objective of clipx. `batch` is b.
+
+    A loss of open_clip with the suffix `_bf16` runs under bfloat16 autocast, as open_clip's trainer runs it with
+    precision=amp_bf16.
+    """
+    if name.endswith(AUTOCAST):
+        return _autocast(_open_clip(name.removesuffix(AUTOCAST), comm), comm.device.type)
     if name.startswith("open_clip"):
         return _open_clip(name, comm)
     return _clipx(name, comm, batch, seed)
@@ -64,7 +71,9 @@ def _clipx(name: str, comm: Comm, batch: int, seed: int) -> Contestant:
     )
     objective.to(comm.device)
     random = torch.Generator().manual_seed(seed)
-    index_b = torch.randperm(samples, generator=random)[comm.rank * batch :][:batch].to(comm.device)
+    index_b = torch.randperm(samples, generator=random)[comm.rank * batch :][
+        :batch
+    ]  # on the host, as a loader returns it
     seen = 0
 
     def forward(image_bD: Tensor, text_bD: Tensor) -> Tensor:
@@ -91,6 +100,14 @@ def _open_clip(name: str, comm: Comm) -> Contestant:
     scale = _parameter(-math.log(0.07), comm)
     loss = losses.ClipLoss(local_loss=both, gather_with_grad=both, **ranks)
     return Contestant(lambda x_bD, y_bD: loss(x_bD, y_bD, scale.exp()), [scale], comm.world)
+
+
+def _autocast(exact: Contestant, device_type: str) -> Contestant:
+    def forward(image_bD: Tensor, text_bD: Tensor) -> Tensor:
+        with torch.autocast(device_type, torch.bfloat16):
+            return exact.forward(image_bD, text_bD)
+
+    return replace(exact, forward=forward)
 
 
 def _parameter(value: float, comm: Comm) -> nn.Parameter:
