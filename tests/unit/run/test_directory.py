@@ -94,6 +94,7 @@ def test_changes_without_effect_on_results_are_not_reported(tmp_path: Path, over
         ("schedule.warmup=1st", "schedule.warmup: 2st -> 1st"),
         ("precision=amp_bf16", "precision.kind: fp32 -> amp_bf16"),
         ("data.micro_batches=2", "data.micro_batches: 1 -> 2"),
+        ("objective.products=split_fp16", "objective.products: auto -> split_fp16"),
         ("distributed.device=cpu", "distributed.device: auto -> cpu"),
     ],
 )
