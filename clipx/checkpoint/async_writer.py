@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from clipx.checkpoint.copies import copies_from
 from clipx.checkpoint.format import CheckpointDir, commit, find_damage, write_file
 from clipx.checkpoint.records import STATE, TENSORS, DamagedCheckpoint
 from clipx.checkpoint.resume import step_folder, step_of
@@ -56,6 +57,7 @@ class _Save:
     state: bytes | None = None  # on rank 0
     sharded: bool = False  # this rank has rows to write
     failure: _Failure | None = None  # of staging
+    sources: list[Any] = field(default_factory=list)  # tensors that copies read, which must not be freed before
     stalls: dict[str, float] = field(default_factory=dict)  # seconds that training waited
 
 
@@ -81,8 +83,8 @@ class AsyncWriter:
         self._spec, self._comm, self._event = spec, comm, event
         self._is_uploaded, self._on_commit = is_uploaded, on_commit
         self._dir = CheckpointDir(path, self._report_damage)
-        pinned = comm.device.type == "cuda"
-        self._replicated, self._sharded = StagingBuffer(pinned), StagingBuffer(pinned)
+        self._copies = copies_from(comm.device)
+        self._replicated, self._sharded = StagingBuffer(self._copies), StagingBuffer(self._copies)
         self._threads = ThreadPoolExecutor(1, "checkpoint")
         # A separate process group: training issues collectives at the same time, whose order must not change.
         self._group: Any = dist.new_group(backend="gloo", timeout=_GATHER_TIMEOUT) if comm.world > 1 else None
@@ -114,8 +116,10 @@ class AsyncWriter:
         *,
         keep: bool = False,
         score: float | None = None,
+        until_update: Collection[str] = (),
     ) -> None:
-        """Stages a checkpoint. The state may change when it returns. Collective.
+        """Stages a checkpoint. The state may change when it returns, except tensors that `until_update` names: those
+        may change after `hold_updates`, which is to be called before. Collective.
 
         Saves rank 0's tensors, and each rank's rows of `RankRows` and of DTensors that are sharded by rows. `state`:
         plain values of rank 0. `keep`: never delete this checkpoint. `score`: the checkpoint with the highest score is
@@ -132,11 +136,15 @@ class AsyncWriter:
         save = _Save(CheckpointInfo(step, keep, score), started)
         if self._comm.is_main:
             save.state = json.dumps({"step": step, "keep": keep, "score": score, "state": state}).encode()
-        self._stage(save, tensors)
+        self._stage(save, tensors, until_update)
         save.stalls = {"waited_s": waited - started, "staged_s": time.perf_counter() - waited}
         self._pending = self._threads.submit(self._write, save)
         if not self._spec.background:
             self._finish_previous()
+
+    def hold_updates(self) -> None:
+        """Makes work that is queued on the device from now on start after the copies of the last `save`."""
+        self._copies.hold_updates()
 
     def wait(self) -> None:
         """Waits until all saves are on disk.
@@ -151,6 +159,8 @@ class AsyncWriter:
         """Waits for a save in progress and ignores its result."""
         self._threads.shutdown()
         self._pending = None
+        self._replicated.release()
+        self._sharded.release()
 
     # --------------------------------------------------------------------------------------- the training thread
 
@@ -167,31 +177,37 @@ class AsyncWriter:
                 f"({self._failure.reason}): {_ADVICE}"
             )
 
-    def _stage(self, save: _Save, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
+    def _stage(
+        self, save: _Save, tensors: Mapping[str, torch.Tensor | RankRows], until_update: Collection[str]
+    ) -> None:
         if self._reserved is not None:
             self._reserved.result()
             self._reserved = None
         replicated, sharded = split_sharded(tensors, self._comm.is_main)
         save.sharded = bool(sharded)
+        save.sources = [*replicated.values(), *sharded.values()]
         try:
             if self._comm.is_main:
-                self._replicated.fill(replicated)
+                self._replicated.fill(replicated, until_update)
             if sharded:
-                self._sharded.fill(sharded)
-            if self._comm.device.type == "cuda":
-                torch.cuda.current_stream(self._comm.device).synchronize()
+                self._sharded.fill(sharded, until_update)
         except (OSError, MemoryError, RuntimeError) as error:  # out of memory; _write reports it to the other ranks
-            save.failure = self._failed(f"cannot be copied to staging memory: {error or 'out of memory'}")
+            save.failure = self._not_copied(error)
 
     # ----------------------------------------------------------------------------------------- the writer thread
 
     def _reserve(self, replicated: int, sharded: int) -> None:
         with suppress(OSError, MemoryError, RuntimeError):  # then the next save fails as well and reports it
-            self._replicated.touch(replicated)
-            self._sharded.touch(sharded)
+            self._replicated.reserve(replicated)
+            self._sharded.reserve(sharded)
 
     def _write(self, save: _Save) -> _Failure | None:
         """Writes a checkpoint and retries once after pruning on a full disk. Returns the same on all ranks."""
+        try:
+            self._copies.synchronize()
+        except RuntimeError as error:
+            save.failure = self._not_copied(error)
+        save.sources = []
         for attempt in (1, 2):
             failure, size = self._attempt(save)
             if self._comm.is_main:
@@ -281,6 +297,9 @@ class AsyncWriter:
             return call()
         except OSError as error:
             return self._failed(str(error), error.errno in _DISK_FULL)
+
+    def _not_copied(self, error: Exception) -> _Failure:
+        return self._failed(f"cannot be copied to staging memory: {error or 'out of memory'}")
 
     def _failed(self, reason: str, disk_full: bool = False) -> _Failure:
         return _Failure(f"rank {self._comm.rank}: {reason}" if self._comm.world > 1 else reason, disk_full)

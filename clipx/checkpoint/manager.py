@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -201,16 +201,26 @@ class CheckpointManager:
         tensors: Mapping[str, torch.Tensor | RankRows],
         state: dict[str, Any],
         numbers: Mapping[str, float],
+        until_update: Collection[str] = (),
     ) -> None:
-        """Starts a save of the current state. `numbers`: its evaluation metrics by name. Collective."""
+        """Starts a save of the current state. `numbers`: its evaluation metrics by name. Collective.
+
+        `until_update`: names of tensors that change only after the next `hold_updates`. The others may change at once.
+        """
         assert self._writer is not None
         samples = int(state["samples_seen"])
         score = numbers.get(self._spec.best) if self._spec.best is not None else None
         if score is not None and self._is_better(score):
             self._best = score
         state["best"] = self._best
-        self._writer.save(step, tensors, state, keep=self._keep_cadence.due(self._last_samples, samples), score=score)
+        keep = self._keep_cadence.due(self._last_samples, samples)
+        self._writer.save(step, tensors, state, keep=keep, score=score, until_update=until_update)
         self._last_samples, self._last_time = samples, time.monotonic()
+
+    def hold_updates(self) -> None:
+        """Makes updates of the state wait on the device for copies in progress. Call it before the optimizer's step."""
+        if self._writer is not None:
+            self._writer.hold_updates()
 
     def _is_better(self, score: float) -> bool:
         return math.isfinite(score) and (self._best is None or score > self._best)

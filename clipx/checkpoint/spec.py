@@ -3,7 +3,8 @@
 format.py         format on disk, reading and verification
 records.py        contents of state.json and MANIFEST.json, and their checks
 tensors.py        tensors of a checkpoint, read by name from the files of all ranks
-staging.py        memory that tensors are copied into, laid out as the file that is written from it
+copies.py         staging memory and copies into it; those from a GPU run while it computes
+staging.py        layout of that memory as the file that is written from it
 async_writer.py   saving while training continues: one thread of each rank writes, rank 0 commits
 retention.py      selection of the checkpoints to keep
 state.py          conversion of modules and optimizers to named tensors and back

@@ -1,20 +1,13 @@
-"""Staging memory for tensors, laid out as the safetensors file that is written from it.
-
-It is allocated once. On the CPU the slow part is not the copy but the first touch of new memory: 1.8 GB took 4.9 s in
-pages of 4 KiB, 0.9 s in huge pages, and 0.26 s each time after that.
-"""
+"""Staging buffer: memory for tensors, laid out as the safetensors file that is written from it."""
 
 from __future__ import annotations
 
-import ctypes
 import json
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from clipx.checkpoint.copies import HostCopies, HostMemory
 from clipx.checkpoint.format import write_file
 from clipx.checkpoint.tensors import ROW_STARTS, RankRows
 from clipx.config.lazy_torch import torch
@@ -38,19 +31,15 @@ _DTYPES = {  # torch's dtype names to those of safetensors
     "bool": "BOOL",
 }
 
-# Bytes that a thread copies at a time. These threads synchronize once, torch's threads after each tensor: with other
-# work on the cores 1.8 GB took 0.3 s, and 1 to 3 s with torch.
-_BLOCK = 8 << 20
-
 
 class StagingBuffer:
-    """Memory for one file, page-locked if `pinned`. Allocated on first use and reallocated when more is needed."""
+    """Memory for one file, filled by `copies`. Allocated on first use and reallocated when more is needed."""
 
-    def __init__(self, pinned: bool) -> None:
-        self._pinned = pinned
+    def __init__(self, copies: HostCopies) -> None:
+        self._copies = copies
         self._header = b""
         self._used = 0
-        self._buffer: torch.Tensor | None = None
+        self._memory: HostMemory | None = None
 
     @property
     def size(self) -> int:
@@ -62,22 +51,22 @@ class StagingBuffer:
 
         Returns it as a uint8 tensor.
         """
-        if self._buffer is None or len(self._buffer) < size:
-            self._buffer = None  # free it first: both may not fit
-            if self._pinned or size == 0:
-                self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-            else:  # NumPy requests huge pages from Linux
-                self._buffer = torch.from_numpy(np.empty(size, np.uint8))
-        return self._buffer
+        if self._memory is None or len(self._memory.tensor) < size:
+            self.release()  # first: both may not fit
+            self._memory = self._copies.allocate(size)
+        return self._memory.tensor
 
-    def touch(self, size: int) -> None:
-        """Reserves memory and maps its pages, so that the first `fill` only copies."""
-        buffer = self.reserve(size)
-        if not self._pinned:  # page-locked memory is mapped already
-            ctypes.memset(buffer.data_ptr(), 0, size)
+    def release(self) -> None:
+        """Releases the memory. No copy or write may be in progress."""
+        if self._memory is not None:
+            self._memory.close()
+        self._memory = None
 
-    def fill(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
-        """Copies the tensors. Copies from a GPU may still run when this returns: synchronize before writing."""
+    def fill(self, tensors: Mapping[str, torch.Tensor | RankRows], until_update: Collection[str] = ()) -> None:
+        """Queues copies of the tensors, which are on the host when `HostCopies.synchronize` returns.
+
+        `until_update`: names of tensors that change only after the next `HostCopies.hold_updates`.
+        """
         # Tensors in decreasing order of element size, so that each begins at a multiple of its element size.
         values = {name: value.tensor if isinstance(value, RankRows) else value for name, value in tensors.items()}
         order = sorted(values, key=lambda name: (-values[name].element_size(), name))
@@ -90,25 +79,21 @@ class StagingBuffer:
         starts = {name: value.start for name, value in tensors.items() if isinstance(value, RankRows)}
         metadata = {"format": "pt", ROW_STARTS: json.dumps(starts)} if starts else {"format": "pt"}
         self._header = _encode_header({"__metadata__": metadata, **header})
-        buffer = self.reserve(end)
-        blocks: list[tuple[int, int, int]] = []
-        for name in order:
-            tensor = values[name].detach()
-            begin, stop = header[name]["data_offsets"]
-            target = buffer[begin:stop].view(tensor.dtype).view(tensor.shape)
-            if tensor.device.type == "cpu" and tensor.is_contiguous():
-                to, of = target.data_ptr(), tensor.data_ptr()
-                blocks += [(to + at, of + at, min(_BLOCK, stop - begin - at)) for at in range(0, stop - begin, _BLOCK)]
-            else:
-                target.copy_(tensor, non_blocking=True)
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            list(threads.map(lambda block: ctypes.memmove(*block), blocks))
         self._used = end
+        buffer = self.reserve(end)
+        now: list[tuple[torch.Tensor, torch.Tensor]] = []
+        later: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for name in order:
+            source = values[name].detach()
+            begin, stop = header[name]["data_offsets"]
+            target = buffer[begin:stop].view(source.dtype).view(source.shape)
+            (later if name in until_update else now).append((target, source))
+        self._copies.copy(now, later)
 
     def write(self, path: Path) -> str:
         """Writes and syncs the file. Returns its SHA-256."""
-        assert self._buffer is not None
-        return write_file(path, [self._header, self._buffer.numpy()[: self._used].data])
+        assert self._memory is not None
+        return write_file(path, [self._header, self._memory.tensor.numpy()[: self._used].data])
 
 
 def _encode_header(header: Mapping[str, Any]) -> bytes:

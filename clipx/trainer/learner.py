@@ -73,11 +73,13 @@ class Learner:
         classes: Classes | None = None,
         report: Callable[..., None] = lambda kind, **facts: None,
         roll_back: Callable[[], int | None] = lambda: None,
+        before_update: Callable[[], None] = lambda: None,
     ) -> None:
         """Builds the same weights on every rank, then seeds each rank differently. Raises ConfigError.
 
-        `report` and `roll_back`: see `NonFiniteSteps`.
+        `report` and `roll_back`: see `NonFiniteSteps`. `before_update` is called between backward and the update.
         """
+        self._before_update = before_update
         self.spec, self.comm = spec, comm
         self.precision = spec.precision.build(comm.device)
         spec.compile.check_device(comm.device)
@@ -159,6 +161,7 @@ class Learner:
                 self.non_finite.restore_buffers()
                 self._zero_grad()
             previous = clone_weights(self.weights) if detailed else {}
+            self._before_update()
             self.loss_scale.step(self.optimizer)
             metrics = {"loss": loss, "grad_norm": norm, **norms, **found}
             metrics |= update_norms(self.weights, previous, self.comm) if detailed else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +42,12 @@ class TrainState:
             **{f"table/{name}": RankRows(table.rows, table.start) for name, table in self._tables().items()},
             "rng": RankRows(rng[None], self.comm.rank),
         }
+
+    def changed_by_updates(self, captured: Iterable[str]) -> set[str]:
+        """Returns the names of captured tensors that change in the optimizer's step or after it, not in the forward
+        pass: weights, their average, and the optimizer's state, but neither buffers nor the objective's state."""
+        weights = {f"model/{name}" for name, _ in self.model.named_parameters()}
+        return {name for name in captured if name in weights or name.startswith(("average/", "optimizer/"))}
 
     def restore(self, found: Checkpoint, seed: int) -> list[str]:
         """Restores the state from a checkpoint. Returns lines for the log about state that could not be restored.

@@ -125,7 +125,10 @@ class Trainer:
         spec, comm = self.spec, self.comm
         self.tokenizer = spec.model.text.build_tokenizer()
         classes, varying = self.dataset.classes, self.plan.varying
-        self.learner = Learner(spec, comm, self.length, varying, classes, self._warn, self._roll_back)
+        self.learner = Learner(
+            *(spec, comm, self.length, varying, classes, self._warn, self._roll_back),
+            before_update=lambda: self.checkpoints.hold_updates(),
+        )
         self.stored = spec.teacher.open(self.dataset.train)
         self.teacher = self.stored or self.learner.teacher
         if self.teacher is not None:
@@ -377,7 +380,9 @@ class Trainer:
             "config": to_dict(self.spec),
             **({} if self.teacher is None else {"teacher": self.teacher.digest}),
         }
-        self.checkpoints.save(self.steps_done, self.learner.state.capture(), state, numbers)
+        tensors = self.learner.state.capture()
+        until_update = self.learner.state.changed_by_updates(tensors)
+        self.checkpoints.save(self.steps_done, tensors, state, numbers, until_update)
 
     def _resume(self, resume: Resume) -> bool:
         """Restores the state from a checkpoint. Returns whether there is one. Raises CheckpointError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from clipx.checkpoint.async_writer import AsyncWriter
+from clipx.checkpoint.copies import HostCopies, Pairs
 from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.distributed.comm import Comm
@@ -27,6 +29,34 @@ class EventLog(list[tuple[str, dict[str, Any]]]):
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [facts for one, facts in self if one == kind]
+
+
+class LateCopies(HostCopies):
+    """Copies tensors that change with updates as late as possible, when updates are held. Stands in for a device."""
+
+    def __init__(self) -> None:
+        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._made = threading.Event()
+        self._made.set()
+
+    @property
+    def waiting(self) -> int:
+        """Number of tensors that are not copied yet."""
+        return len(self._late)
+
+    def copy(self, now: Pairs, until_update: Pairs) -> None:
+        super().copy(now, [])
+        self._late += until_update
+        if self._late:
+            self._made.clear()
+
+    def hold_updates(self) -> None:
+        super().copy(self._late, [])
+        self._late = []
+        self._made.set()
+
+    def synchronize(self) -> None:
+        assert self._made.wait(600)
 
 
 def make_writer(

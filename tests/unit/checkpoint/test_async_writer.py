@@ -98,8 +98,8 @@ def test_the_buffer_is_allocated_once(tmp_path: Path) -> None:
     places = set()
     for step in (1, 2, 3):
         run.save(step, tensors(step), {})
-        assert run._replicated._buffer is not None
-        places.add(run._replicated._buffer.data_ptr())
+        assert run._replicated._memory is not None
+        places.add(run._replicated._memory.tensor.data_ptr())
     assert len(places) == 1
     run.save(4, tensors(4, size=5000), {})  # an optimizer's state grows with its first step
     run.save(5, tensors(5), {})
@@ -114,10 +114,10 @@ def test_the_buffer_is_allocated_before_the_first_save(tmp_path: Path) -> None:
     run.reserve(state)
     assert run._reserved is not None
     run._reserved.result()
-    assert run._replicated._buffer is not None and run._sharded._buffer is not None
-    places = [run._replicated._buffer.data_ptr(), run._sharded._buffer.data_ptr()]
+    assert run._replicated._memory is not None and run._sharded._memory is not None
+    places = [run._replicated._memory.tensor.data_ptr(), run._sharded._memory.tensor.data_ptr()]
     run.save(1, state, {})
-    assert [run._replicated._buffer.data_ptr(), run._sharded._buffer.data_ptr()] == places
+    assert [run._replicated._memory.tensor.data_ptr(), run._sharded._memory.tensor.data_ptr()] == places
     run.close()
     assert load_tensors(tmp_path)["rows"].eq(1).all()
 

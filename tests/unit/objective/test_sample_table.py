@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.runs import save_checkpoint
 
+from clipx.checkpoint.copies import HostCopies
 from clipx.checkpoint.format import Checkpoint, CheckpointDir
 from clipx.checkpoint.staging import StagingBuffer
 from clipx.checkpoint.tensors import CheckpointTensors, RankRows
@@ -77,7 +78,7 @@ def test_an_index_out_of_range_raises_an_error_with_the_range(number: int) -> No
 def write_checkpoint(folder: Path, samples: int, world: int, lost: int | None = None) -> Checkpoint:
     """Writes a checkpoint from `world` ranks, without the file of rank `lost`. Row i is [i, -i]."""
     folder.mkdir()
-    staging, files = StagingBuffer(pinned=False), []
+    staging, files = StagingBuffer(HostCopies()), []
     for k in range(world):
         table = SampleTable(rank(k, world), samples, 2)
         table.rows.copy_(torch.arange(table.start, table.stop)[:, None] * torch.tensor([1, -1]))
