@@ -46,12 +46,12 @@ def write_photographs(comm: Comm, folder: str, side: int, aspect: float, samples
     for shard in range(_SHARDS):
         written: list[ShardSample] = []
         for i in range(shard, samples, _SHARDS):
-            image = _photograph((side, round(side * aspect)), seed + i)
+            image = photograph((side, round(side * aspect)), seed + i)
             written.append({"__key__": f"{i:09d}", "jpg": image, "txt": _CAPTION.format(colours[i % 5], i).encode()})
         write_samples(f"{folder}/{shard:04d}.tar", written)
 
 
-def _photograph(size: tuple[int, int], seed: int) -> bytes:
+def photograph(size: tuple[int, int], seed: int) -> bytes:
     rng = np.random.default_rng(seed)
     side = size[0]
     image = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
@@ -77,7 +77,7 @@ def _stream(folder: str, seed: int) -> TrainBatches:
     return TrainBatches(source, order, ImageView(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed)
 
 
-def _fork_workers() -> None:
+def fork_workers() -> None:
     """Makes the loader fork its workers as in a training process. A spawned process would spawn them."""
     if "fork" in get_all_start_methods():
         set_start_method("fork", force=True)
@@ -114,7 +114,7 @@ def _loader(stream: TrainBatches, batch: int, workers: int, prefetch: int) -> It
 
 def clipx_processes(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """Measures clipx's loader with worker processes."""
-    _fork_workers()
+    fork_workers()
     return _per_second(_loader(_stream(folder, seed), batch, workers, _PREFETCH), batch, count, workers * _PREFETCH)
 
 
@@ -197,26 +197,34 @@ def without_spdl() -> str | None:
 
 def open_clip(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """Measures open_clip's pipeline as its trainer builds it, endless."""
+    fork_workers()
+    shards = f"{folder}/{{0000..{_SHARDS - 1:04d}}}.tar"
+    loader = open_clip_loader(shards, _SIZE, _CONTEXT, batch, workers, seed)
+    return _per_second(loader, batch, count, workers * _PREFETCH)
+
+
+def open_clip_loader(shards: str, size: int, context: int, batch: int, workers: int, seed: int) -> Iterable[Any]:
+    """Builds the WebDataset loader of open_clip's trainer, endless: batches of (images, texts)."""
     import open_clip as package
     from open_clip_train import data as its_data
 
     # open_clip was written for webdataset 0.2, which yields no end-of-file marker after the last file of a tar.
-    its_data.tar_file_expander = partial(its_data.tar_file_expander, eof_value=None)
-    _fork_workers()
-    samples = sum(_source(folder).sizes)
+    if not isinstance(its_data.tar_file_expander, partial):
+        its_data.tar_file_expander = partial(its_data.tar_file_expander, eof_value=None)
     args = SimpleNamespace(
-        train_data=f"{folder}/{{0000..{_SHARDS - 1:04d}}}.tar",
+        train_data=shards,
         dataset_resampled=True,
-        train_num_samples=10**6 * batch if samples else 0,
+        train_num_samples=10**6 * batch,
         train_data_upsampling_factors=None,
         seed=seed,
         workers=workers,
         world_size=1,
         batch_size=batch,
     )
-    transform = package.image_transform(_SIZE, is_train=True)
-    data = its_data.get_wds_dataset(args, transform, is_train=True, tokenizer=package.get_tokenizer("ViT-B-32"))
-    return _per_second(data.dataloader, batch, count, workers * _PREFETCH)
+    transform = package.image_transform(size, is_train=True)
+    tokenizer = package.get_tokenizer("ViT-B-32", context_length=context)
+    loader: Iterable[Any] = its_data.get_wds_dataset(args, transform, is_train=True, tokenizer=tokenizer).dataloader
+    return loader
 
 
 def decode_bound(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
@@ -273,7 +281,7 @@ def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:
     """Measures the samples per second of a run's loader for one rank, without training."""
     from clipx.trainer.saved_run import load_run
 
-    _fork_workers()
+    fork_workers()
     spec = load_run(Path(run_dir))
     source = open_data(spec.data).train
     batch = min(spec.data.batch_size, sum(source.sizes))

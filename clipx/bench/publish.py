@@ -34,7 +34,10 @@ def check(spec: BenchSpec) -> None:
     except PackageNotFoundError as error:
         raise ConfigError("benchmarks need open_clip, which is not installed: pip install 'clipx[bench]'") from error
     results = Path(spec.run_dir) / "results.json"
-    require(not results.exists(), f"run_dir={spec.run_dir} already contains results: give another, or remove it")
+    require(
+        spec.resumable or not results.exists(),
+        f"run_dir={spec.run_dir} already contains results: give another, or remove it",
+    )
 
 
 def publish(spec: BenchSpec, found: Findings, command: Sequence[str], console: Console) -> None:

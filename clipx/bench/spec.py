@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clipx.bench.findings import Findings
 from clipx.config.registry import MISSING
@@ -36,6 +37,9 @@ class BenchSpec:
 
     seed: int = 0
     """Seed of the random weights and inputs."""
+
+    resumable: ClassVar[bool] = False
+    """Declares that a second call with the same run_dir continues."""
 
     def __post_init__(self) -> None:
         require(

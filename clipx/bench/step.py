@@ -1,35 +1,41 @@
-"""Training steps of composed runs, compared with each other: keys of clipx.train, such as model.patch_dropout=0,0.5."""
+"""Training steps of composed runs, compared with each other and with open_clip's trainer: keys of clipx.train."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import re
-import statistics
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from clipx.bench.findings import Findings, Table, medians, ratio
+from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
 from clipx.config.compose import hydra_override
 from clipx.config.messages import one_line
 from clipx.config.registry import option
-from clipx.errors import ConfigError, require
+from clipx.errors import CheckpointError, ConfigError, require
 from clipx.trainer.spec import compose
 
+if TYPE_CHECKING:
+    from clipx.bench.laps import Course, Row
+
 _MODEL = "model=vit_b32"  # the default
+_RIVALS = ("eager", "compiled")
 
 
 @option("bench")
 @dataclass(kw_only=True, slots=True)
 class StepSpec(BenchSpec):
-    """Whole training steps of several runs on the same random batch. One process measures the times of all runs in
-    turns; a separate process measures the memory of each."""
+    """Whole training steps of several runs and of open_clip's trainer on the same data, with captions of real length.
+    One process measures the times of all in turns; a separate process measures the memory of each."""
 
     kind: str = "step"
     """Name of this benchmark in the registry."""
@@ -38,7 +44,26 @@ class StepSpec(BenchSpec):
     """Number of samples in a step. At least 2."""
 
     repeats: int = 5
-    """Number of rounds, in each of which all runs take a step in turns. At least 1."""
+    """Number of rounds, in each of which all take a turn. At least 1."""
+
+    steps: int = 4
+    """Number of steps in a turn, each on another batch. At least 1. As many steps before the first round are not
+    measured."""
+
+    open_clip: list[str] | None = None
+    """Variants of open_clip's trainer that are measured as well: eager and compiled (torch.compile of its model). Both
+    have a fused AdamW, and autocast to bfloat16 where the run has products of 16 bits or fewer. null: if the words
+    select one run of a model that open_clip has, eager on cpu, and both on cuda; otherwise none."""
+
+    loader: bool = False
+    """Reads the batches from synthetic photographs in shards, each implementation by its own loader with
+    `data.workers` processes, which are stopped during the turns of the others. false: batches in memory."""
+
+    samples: int = 1024
+    """Number of photographs, at least one batch. Has an effect with loader=true only."""
+
+    side: int = 256
+    """Width of the photographs in pixels, at least 32. Has an effect with loader=true only."""
 
     overrides: list[str] = field(default_factory=list)
     """Overrides of clipx.train; a key with several values, key=a,b, gives a run for each value. Type them as plain
@@ -47,12 +72,23 @@ class StepSpec(BenchSpec):
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         require(self.batch >= 2, f"batch={self.batch} must be at least 2: one sample has no negatives")
-        self.check_counts("repeats")
+        self.check_counts("repeats", "steps")
+        for kind in self.open_clip or ():
+            require(kind in _RIVALS, f"open_clip={kind} is not a variant: choose from {', '.join(_RIVALS)}")
+        require(
+            not self.loader or self.samples >= self.batch,
+            f"samples={self.samples} must be at least batch={self.batch}",
+        )
+        require(self.side >= 32, f"side={self.side} must be at least 32")
         for word in self.overrides:
             require(not word.startswith("data.batch_size="), f"{word} is set by this benchmark: give batch=…")
             require(
                 not word.startswith("stages"),
                 f"{word} covers several steps: compare the stages' values, such as model.image.size=112,224",
+            )
+            require(
+                not self.loader or not word.startswith(("data=", "data.shards=")),
+                f"{word} is set by loader=true: remove one of them",
             )
         for words in self.runs().values():
             taught = compose(*words, f"data.batch_size={self.batch}").objective.taught
@@ -73,28 +109,92 @@ class StepSpec(BenchSpec):
             for point in points
         }
 
-    def run(self, log: Callable[[str], None]) -> Findings:
-        from clipx.bench import training
+    def rivals(self, device: str) -> list[str]:
+        """Returns the variants of open_clip that are measured. Raises ConfigError if open_clip has no such model."""
+        from clipx.weights.open_clip import config_of
 
-        device, runs = self.device_type(), self.runs()
+        runs = self.runs()
+        if self.open_clip == [] or (self.open_clip is None and len(runs) > 1):
+            return []
+        try:
+            config_of(compose(*next(iter(runs.values()))).model)
+        except CheckpointError as error:
+            if self.open_clip is None:
+                return []
+            raise ConfigError(f"open_clip={self.open_clip}: {error}; or give open_clip=[]") from error
+        return self.open_clip or (["eager"] if device == "cpu" else list(_RIVALS))
+
+    def run(self, log: Callable[[str], None]) -> Findings:
+        from clipx.bench import laps, shards
+
+        device = self.device_type()
         processes = Processes(device, self.threads)
-        log(f"steps of {self.batch} samples on {device}: {', '.join(runs)}")
-        times, losses = processes.run(training.times, runs, False, self.batch, self.repeats, self.seed)[0]
-        peaks = {name: processes.run(training.memory, words, self.batch, self.seed)[0] for name, words in runs.items()}
-        first = next(iter(runs))
-        ratios = {name: ratio(took, times[first]) for name, took in times.items()}
-        table = Table(f"training step of {self.batch} samples", ("", "s", "relative to the first", "peak MiB"))
-        for name, took in times.items():
-            seconds = f"{statistics.median(took):.3f}"
-            table.rows.append((name, seconds, f"{ratios[name]:.3f}", f"{peaks[name] / 2**20:,.0f}"))
+        course = laps.Course(
+            self.runs(), self.rivals(device), self.batch, self.steps, self.repeats, self.seed, samples=self.samples
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            timed = course
+            if self.loader:
+                log(f"writing {self.samples} photographs of {self.side} pixels")
+                shards.write(Path(folder), self.samples, self.side, self.seed)
+                timed = dataclasses.replace(course, folder=folder)
+            log(f"steps of {self.batch} samples on {device}: {', '.join([*course.runs, *course.rivals])}")
+            rows, times = processes.run(laps.race, timed)[0]
+        for row in rows:
+            log(f"memory: {row.name}")
+            row.peak_mib = round(processes.run(laps.memory, course, row.name)[0] / 2**20, 1)
+        return self._findings(device, course, rows, times)
+
+    def _findings(self, device: str, course: Course, rows: Sequence[Row], times: dict[str, list[float]]) -> Findings:
+        first = rows[0]
+        ratios = {name: ratio(took, times[first.name]) for name, took in times.items()}
+        precision = course.precision(first.name, device)
+        rivals = {
+            row.name: ratios[row.name]
+            for row in rows
+            if (row.implementation, row.precision) == ("open_clip", precision)
+        }
+        table = Table(
+            f"training step of {self.batch} samples, {first.tokens:g} tokens a text",
+            (
+                "",
+                "samples/s",
+                "s",
+                "relative to the first",
+                "TFLOP/s, packed",
+                "TFLOP/s, padded",
+                "MFU, packed",
+                "peak MiB",
+            ),
+        )
+        parts = Table("ms of a step by phase", ("", *first.phases_ms))
+        for row in rows:
+            mfu = "" if row.mfu_packed is None else f"{row.mfu_packed:.1%}"
+            rates = (f"{row.tflops_packed:.4g}", f"{row.tflops_padded:.4g}", mfu)
+            cells = (f"{row.samples_per_second:,.5g}", f"{row.seconds:.4g}", f"{ratios[row.name]:.3f}", *rates)
+            table.rows.append((row.name, *cells, f"{row.peak_mib:,.0f}"))
+            if row.phases_ms:
+                parts.rows.append((row.name, *(f"{row.phases_ms[phase]:.1f}" for phase in first.phases_ms)))
         figures = {
             "device": device,
+            "model": first.model,
+            "precision": first.precision,
             "batch": self.batch,
+            "loader": self.loader,
             "step_ratios": {name: round(value, 4) for name, value in ratios.items()},
             "seconds": medians(times),
-            "memory_mib": {name: round(peak / 2**20, 1) for name, peak in peaks.items()},
+            "samples_per_second": {row.name: row.samples_per_second for row in rows},
+            "phases_ms": first.phases_ms,
+            "tflops_packed": first.tflops_packed,
+            "tflops_padded": first.tflops_padded,
+            "mfu_packed": first.mfu_packed,
+            "mfu_padded": first.mfu_padded,
+            "memory_mib": {row.name: row.peak_mib for row in rows},
+            # samples/s of the first run over those of the fastest variant of open_clip with its precision
+            "open_clip_ratio": rounded(min(rivals.values())) if rivals else None,
         }
-        return Findings(figures, {"times": times, "losses": losses, "memory": peaks, "runs": runs}, [table])
+        details = {"steps": [row.as_dict() for row in rows], "times": times, "runs": course.runs}
+        return Findings(figures, details, [table, parts])
 
 
 def _values(override: Override) -> list[str]:

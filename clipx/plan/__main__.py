@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from clipx.cli import cli, imports
 from clipx.plan.spec import PlanSpec
@@ -34,7 +35,11 @@ def show(spec: PlanSpec) -> None:
         print(json.dumps(result))
 
 
-main = cli(show, "plan")
+def main() -> None:
+    """Runs Hydra's main. A key may have the name of the command before it: plan.measured=FILE."""
+    sys.argv[1:] = [word.removeprefix("plan.") for word in sys.argv[1:]]
+    cli(show, "plan")()
+
 
 if __name__ == "__main__":
     main()

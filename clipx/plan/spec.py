@@ -57,6 +57,10 @@ class PlanSpec(RunSpec):
     recomputation and micro-batches. null: the range of published runs with this model on this device, or with others
     if there is none. 0.4 is what large models reach at best."""
 
+    measured: str | None = None
+    """results.json of `clipx.bench step` or `clipx.bench gpu` on this device, whose fastest step with this model and
+    precision gives the speed of the towers. Cannot be combined with `mfu`. null: `mfu`, or published runs."""
+
     loss_tflops: float | None = None
     """TFLOP/s that the loss reaches in float32. Above 0. null: 45 % of the device's peak in float32."""
 
@@ -112,6 +116,14 @@ class PlanSpec(RunSpec):
         require(
             self.mfu is None or 0 < self.mfu <= 1,
             f"mfu={self.mfu} must be in (0, 1]: 0.4 is usual for large models, null uses published runs",
+        )
+        require(
+            self.measured is None or self.mfu is None,
+            f"mfu={self.mfu} and measured={self.measured} both give the speed of the towers: remove one",
+        )
+        require(
+            self.measured is None or not self.published,
+            f"measured={self.measured} is of one model and published=true plans several: remove one",
         )
         length = self.model.text.context_length
         require(

@@ -12,7 +12,9 @@ from helpers import ROOT
 from helpers.runs import compose, run
 
 from clipx.bench.spec import BenchSpec
+from clipx.bench.step import gathered
 from clipx.config.registry import CONF_DIR
+from clipx.plan.measured import Measurements
 
 BENCH = (sys.executable, "-m", "clipx.bench")
 NAMES = sorted(path.stem for path in (CONF_DIR / "bench").glob("*.yaml"))
@@ -114,9 +116,24 @@ def test_accumulation_compares_time_and_gradients(tmp_path: Path) -> None:
     assert results["figures"] == figures
 
 
+@pytest.mark.slow
+def test_step_compares_the_trainers_with_their_loaders(tmp_path: Path) -> None:
+    sizes = ("model=tiny", "batch=4", "steps=2", "repeats=1", "loader=true", "samples=16", "side=32", "data.workers=1")
+    figures, results, printed = bench(tmp_path / "out", "step", *sizes)
+    assert figures["open_clip_ratio"] == pytest.approx(figures["step_ratios"]["open_clip fp32 eager"], rel=1e-3)
+    assert set(figures["phases_ms"]) == {"data", "forward", "loss", "backward", "optimizer", "other"}
+    assert figures["tflops_packed"] < figures["tflops_padded"] and figures["loader"]
+    assert min(figures["memory_mib"].values()) > 0
+    assert "open_clip fp32 eager" in printed
+    measured = Measurements.read(str(tmp_path / "out" / "results.json")).details.steps
+    assert [step.implementation for step in measured] == ["clipx", "open_clip"]
+    assert results["details"]["steps"][0]["model"] == "tiny"
+
+
 def test_the_docs_of_benchmarks_name_each_and_their_commands_compose() -> None:
     assert all(f"`clipx.bench {name}`" in DOCS for name in NAMES)
     commands = re.findall(r"python -m clipx\.bench (\w+)([^`\n#|]*)", DOCS)
     assert {name for name, _ in commands} == set(NAMES)
     for name, words in commands:
-        compose(f"bench={name}", *(word for word in words.split() if "=" in word), config_name="bench")
+        typed = [word for word in words.split() if "=" in word]
+        compose(f"bench={name}", *(gathered(typed) if name == "step" else typed), config_name="bench")

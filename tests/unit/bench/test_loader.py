@@ -13,7 +13,7 @@ import torch
 from helpers.runs import SMALL, run
 
 from clipx.bench.loader import LoaderSpec
-from clipx.bench.pipelines import _photograph, spdl_frame, without_spdl
+from clipx.bench.pipelines import photograph, spdl_frame, without_spdl
 from clipx.data.transform import train_transform
 
 BENCH = (sys.executable, "-m", "clipx.bench", "loader")
@@ -62,7 +62,7 @@ def test_spdl_crops_like_clipx() -> None:
         pytest.skip(reason)
     from spdl.io import convert_frames, to_numpy
 
-    encoded, out_SS3 = _photograph((256, 192), 0), torch.empty(224, 224, 3, dtype=torch.uint8)
+    encoded, out_SS3 = photograph((256, 192), 0), torch.empty(224, 224, 3, dtype=torch.uint8)
     found = {seed: to_numpy(convert_frames(spdl_frame(encoded, 224, random.Random(seed)))) for seed in range(3)}
     for seed, other in ((0, 1), (1, 2), (2, 0)):
         train_transform(encoded, (0.9, 1.0), 10**6, random.Random(seed), out_SS3)

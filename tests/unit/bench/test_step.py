@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from helpers.runs import VIT, compose
+from helpers.waiting import wait_until
 
+from clipx.bench import shards
+from clipx.bench.contenders import clipx_in_memory, clipx_over_shards
+from clipx.bench.laps import Course, memory, race
+from clipx.bench.phases import PHASES, phases
+from clipx.bench.pipelines import open_clip_loader
+from clipx.bench.rival import Rival
 from clipx.bench.step import StepSpec, gathered
-from clipx.bench.training import memory, times
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
+from clipx.model.tokenizer import Tokenizer
+from clipx.trainer.metrics import tokens_computed
 
 
 def spec(*words: str) -> StepSpec:
@@ -49,6 +64,7 @@ def test_comma_separated_values_are_runs_named_by_their_differences() -> None:
         ),
         ("model.patch_dropout=0,1", "model.patch_dropout=1.0 must be in"),
         ("bacth=8", "bacth is not a key here"),
+        ("open_clip=[fast]", "open_clip=fast is not a variant: choose from eager, compiled"),
     ],
 )
 def test_unsupported_overrides_are_rejected_at_composition(word: str, message: str) -> None:
@@ -57,12 +73,107 @@ def test_unsupported_overrides_are_rejected_at_composition(word: str, message: s
     assert message in str(error.value)
 
 
+def course(*words: str, rivals: Sequence[str] = (), **changes: Any) -> Course:
+    made = Course(spec("model=tiny", *VIT, *words).runs(), rivals, batch=4, steps=2, rounds=2, seed=0)
+    return replace(made, **changes)
+
+
+HERE = Comm(0, 1, 0, torch.device("cpu"))
+
+
 def test_each_run_is_measured_with_its_overrides() -> None:
-    here = Comm(0, 1, 0, torch.device("cpu"))
-    runs = spec("model=tiny", *VIT, "model.patch_dropout=0,0.5").runs()
-    took, losses = times(here, runs, False, 4, 2, 0)
-    assert list(took) == list(losses) == ["model.patch_dropout=0", "model.patch_dropout=0.5"]
+    of = course("model.patch_dropout=0,0.5")
+    rows, took = race(HERE, of)
+    names = ["model.patch_dropout=0", "model.patch_dropout=0.5"]
+    assert [row.name for row in rows] == list(took) == names
     assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in took.values())
-    # equal weights and batch: only the option differs
-    assert losses["model.patch_dropout=0"] != losses["model.patch_dropout=0.5"]
-    assert memory(here, runs["model.patch_dropout=0.5"], 4, 0) > 0
+    # equal weights and batches: only the option differs
+    assert rows[0].loss != rows[1].loss
+    assert memory(HERE, of, names[1]) > 0
+
+
+def test_a_step_of_open_clip_is_its_trainers_on_the_same_data_and_towers() -> None:
+    ours, theirs = race(HERE, course("precision=fp32", rivals=["eager"]))[0]
+    assert (ours.implementation, theirs.implementation) == ("clipx", "open_clip")
+    assert theirs.name == "open_clip fp32 eager"
+    assert (ours.tokens, ours.tflops_padded * ours.seconds) == (
+        theirs.tokens,
+        pytest.approx(theirs.tflops_padded * theirs.seconds, rel=1e-2),
+    )
+    assert ours.tflops_packed < ours.tflops_padded and theirs.loss > 0
+
+
+def test_the_phases_of_a_step_add_up_to_its_time() -> None:
+    contender = clipx_in_memory(course().runs["step"], 4, HERE, 0)
+    contender.warm_up(1)
+    begin = time.perf_counter()
+    found = phases(contender, 2, HERE.device)
+    whole = 1e3 * (time.perf_counter() - begin) / 2
+    assert list(found) == list(PHASES)
+    assert all(found[phase] > 0 for phase in ("forward", "loss", "backward", "optimizer"))
+    assert 0 < sum(found.values()) <= whole
+
+
+def test_open_clip_starts_from_the_text_lengths_and_micro_batches_of_the_run() -> None:
+    words = course("data.micro_batches=2", "model.text.checkpointing=1").runs["step"]
+    contender = Rival("fp32", False).build(compose(*words, "data.batch_size=4"), 4, HERE, 0, None)
+    seen: list[int] = []
+
+    def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen.append(len(inputs[0]))
+
+    from open_clip.model import CLIP
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(
+        lambda module, inputs: count(module, inputs) if isinstance(module, CLIP) else None
+    )
+    try:
+        contender.lap(3)
+    finally:
+        hook.remove()
+    # two micro-batches, each without and with gradients
+    assert seen == 3 * [2, 2, 2, 2]
+
+
+def test_loaders_are_stopped_between_turns_and_deliver_the_shards(tmp_path: Path) -> None:
+    shards.write(tmp_path, 16, 32, 0)
+    words = course("data.workers=1").runs["step"]
+    contender = clipx_over_shards(words, 4, HERE, 0, tmp_path, 0)
+    try:
+        contender.warm_up(2)
+        states = [state_of(pid) for pid in contender._workers]
+        assert states == ["T"]
+        with contender.turn():
+            assert contender.lap(2) > 0
+    finally:
+        contender.end()
+    loader = iter(open_clip_loader(shards.pattern(tmp_path), 48, 20, 4, 0, 0))
+    images, texts = next(loader)
+    assert (images.shape, texts.shape) == ((4, 3, 48, 48), (4, 20))
+
+
+def state_of(pid: int) -> str:
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] in ("T", "Z"), "the loader is stopped")
+    return Path(f"/proc/{pid}/stat").read_text().split()[2]
+
+
+def test_a_caption_has_as_many_tokens_as_are_counted() -> None:
+    texts = [shards.caption(random.Random(f"0/{i}")) for i in range(200)]
+    counted = tokens_computed(Tokenizer(77)(texts), True) / 200
+    assert shards.mean_tokens(200, 77, 0) == counted
+    assert 10 < counted < 25 and len({len(text.split()) for text in texts}) > 10
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ["eager"]),
+        (["open_clip=[]"], []),
+        (["open_clip=[compiled]"], ["compiled"]),
+        (["model.patch_dropout=0,0.5"], []),
+        (["model.patch_dropout=0,0.5", "open_clip=[eager]"], ["eager"]),
+    ],
+)
+def test_open_clip_is_compared_with_a_single_run_unless_asked(words: list[str], expected: list[str]) -> None:
+    assert spec(*words).rivals("cpu") == expected
+    assert spec().rivals("cuda") == ["eager", "compiled"]

@@ -1,0 +1,150 @@
+"""Implementations of a training step that are measured in turns. clipx: the steps of its trainer over real shards, or
+of its learner over batches in memory; `rival.py` has open_clip's trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import active_children
+from pathlib import Path
+
+import torch
+
+from clipx.bench.baselines import SAMPLES
+from clipx.bench.shards import pattern
+from clipx.bench.training import batch_for
+from clipx.config.duration import Length
+from clipx.data.loader import Batch
+from clipx.distributed.comm import Comm
+from clipx.model.spec import Varying
+from clipx.trainer.learner import Learner, StepPosition
+from clipx.trainer.spec import RunSpec, compose
+
+HOST_BATCHES = 3  # of different lengths, so that a packed text tower does not see one number of tokens only
+
+
+def backends() -> tuple[bool, bool, bool]:
+    """Returns the process-wide settings that implementations choose differently."""
+    return (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+    )
+
+
+def set_backends(values: tuple[bool, bool, bool]) -> None:
+    (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+    ) = values
+
+
+@dataclass
+class Contender:
+    """Implementation of a training step."""
+
+    spec: RunSpec  # run whose model it trains
+    precision: str
+    lap: Callable[[int], float]  # makes a number of steps; returns the loss of the last one, or the mean of them
+    learner: Learner | None = None  # of clipx
+    close: Callable[[], None] = field(default=lambda: None)
+    _backends: tuple[bool, bool, bool] = field(default_factory=backends)
+    _workers: list[int] = field(default_factory=list)
+
+    def warm_up(self, steps: int) -> float:
+        """Makes the first steps, which start loader processes and compile. Returns the loss."""
+        before = {process.pid for process in active_children()}
+        set_backends(self._backends)
+        loss = self.lap(steps)
+        started = (process.pid for process in active_children())
+        self._workers = [pid for pid in started if pid is not None and pid not in before]
+        self._signal(signal.SIGSTOP)
+        return loss
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Sets the process-wide settings and lets the loader processes run, which are stopped between turns: they
+        neither disturb the others nor prepare batches for the next turn."""
+        set_backends(self._backends)
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def end(self) -> None:
+        """Lets the loader processes run, and closes files. A stopped process would outlive this one."""
+        self._signal(signal.SIGCONT)
+        self.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self._workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def low_precision(spec: RunSpec, device: torch.device) -> str:
+    """Returns open_clip's precision that corresponds to that of a run: amp_bf16 if its products have 16 bits or
+    fewer, else fp32."""
+    before = backends()
+    try:
+        precision = spec.precision.build(device)
+    finally:
+        set_backends(before)
+    return "amp_bf16" if (precision.autocast_dtype or precision.dtype).itemsize < 4 else "fp32"
+
+
+def host_batches(spec: RunSpec, size: int, device: torch.device, seed: int) -> list[Batch]:
+    """Returns different batches of random images and of captions of real length, pinned for a CUDA device."""
+    host = torch.device("cpu")
+    found = [batch_for(spec.model, size, host, seed + i) for i in range(HOST_BATCHES)]
+    return [batch.pin_memory() for batch in found] if device.type == "cuda" else found
+
+
+def clipx_in_memory(overrides: Sequence[str], size: int, comm: Comm, seed: int) -> Contender:
+    """Builds the step of the run that `overrides` compose, on batches in the host's memory."""
+    spec = compose(*overrides, f"data.batch_size={size}", f"seed={seed}")
+    samples = max(SAMPLES, size)
+    learner = Learner(
+        spec, comm, Length(epoch=samples, batch=size, total=10 * samples), Varying(spec.model.drops_patches)
+    )
+    learner.model.image.set_patch_dropout(spec.model.patch_dropout)
+    batches = itertools.cycle(host_batches(spec, size, comm.device, seed))
+    steps = itertools.count()
+
+    def lap(number: int) -> float:
+        metrics = {}
+        for step, batch in zip(itertools.islice(steps, number), batches, strict=False):
+            position = StepPosition(step, step * size, (step + 1) * size)
+            metrics = learner.step(batch.to(comm.device), position)
+        return metrics["loss"].item()
+
+    return Contender(spec, spec.precision.kind, lap, learner)
+
+
+def clipx_over_shards(
+    overrides: Sequence[str], size: int, comm: Comm, seed: int, folder: Path, number: int
+) -> Contender:
+    """Builds the trainer of the run that `overrides` compose, over the shards in `folder`. A lap is its own loop."""
+    from clipx.trainer.trainer import Trainer
+
+    spec = compose(
+        *overrides,
+        *("data=webdataset", f"data.shards={pattern(folder)}", f"data.batch_size={size}", f"seed={seed}"),
+        *("evaluator=[]", "logger=[]", "report=false", "checkpoint=none", "duration=1000000st", "log_every=1000000st"),
+        *(f"run_dir={folder}/run-{number}", f"name=run-{number}", f"distributed.device={comm.device.type}"),
+    )
+    trainer = Trainer(spec)
+    steps = trainer.steps()
+
+    def lap(number: int) -> float:
+        for _ in range(number):
+            next(steps)
+        return trainer.meter.read()["loss"]
+
+    return Contender(spec, spec.precision.kind, lap, trainer.learner, trainer.close)

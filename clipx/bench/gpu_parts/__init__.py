@@ -1,0 +1,1 @@
+"""Parts of `python -m clipx.bench gpu`. A part is a function that measures with `Sizes` and reports numbers."""

@@ -1,0 +1,76 @@
+"""InfoNCE of clipx and of open_clip, forward and backward from given features, on one of one or several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from clipx.bench.baselines import Contestant, contestant, features
+from clipx.bench.gpu_parts.report import Report, Sizes, milliseconds
+from clipx.bench.measure import peak_memory
+from clipx.bench.processes import RankConfig
+from clipx.distributed.comm import Comm
+
+_WIDTH = 512
+_ROUNDS = 5
+
+
+def run(sizes: Sizes, report: Report) -> None:
+    """Measures the loss of a batch on one rank, and of one rank's share, with tensors of its own for the others."""
+    total, share = sizes.pick((32_768, 4096), (64, 16))
+    for local in (total, share):
+        config = RankConfig(0, total // local, sizes.device, torch.get_num_threads(), str(sizes.folder), stand_in=True)
+        comm = config.join()
+        try:
+            _race(sizes, report, comm, local)
+        finally:
+            comm.close()
+    _formats(sizes, report)
+
+
+def _race(sizes: Sizes, report: Report, comm: Comm, local: int) -> None:
+    pair = features(comm, local, sizes.pick(_WIDTH, 8), sizes.seed)
+    which = f"{local} of {local * comm.world}"
+    for name, bf16 in (("infonce", False), ("open_clip", True), ("open_clip", False)):
+        label = f"loss {which} {name}{' amp_bf16' if bf16 else ''}"
+        try:
+            call = _step(contestant(name, comm, local, sizes.seed), pair, sizes.device, bf16)
+            report.number(label, milliseconds(call, sizes.place, _ROUNDS), "ms")
+            report.number(f"{label} memory", peak_memory(call, sizes.place) / 2**30, "GiB")
+        except torch.OutOfMemoryError as error:
+            report.failed(label, error)
+
+
+def _step(racer: Contestant, pair: tuple[Tensor, Tensor], device: str, bf16: bool) -> Callable[[], None]:
+    """Returns the step of a loss, under autocast as in open_clip's trainer or without."""
+
+    def call() -> None:
+        for x in (*pair, *racer.parameters):
+            x.grad = None
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+            loss = racer.forward(*pair)
+        loss.backward()
+        racer.done()
+
+    return call
+
+
+def _formats(sizes: Sizes, report: Report) -> None:
+    """Measures rate and error of the logits in formats of the product, at a temperature of 100."""
+    n, width = sizes.pick((8192, _WIDTH), (32, 8))
+    x, y = (x.detach() for x in features(Comm(0, 1, 0, sizes.place), n, width, sizes.seed))
+    exact = 100 * (x.double() @ y.double().T)
+    x_high, y_high = x.bfloat16(), y.bfloat16()
+    x_low, y_low = (x - x_high.float()).bfloat16(), (y - y_high.float()).bfloat16()
+    x_3, y_3 = torch.cat([x_high, x_high, x_low], 1), torch.cat([y_high, y_low, y_high], 1)
+    ways: dict[str, Callable[[], Tensor]] = {"fp32": lambda: x @ y.T, "tf32": lambda: x @ y.T}
+    if sizes.device == "cuda":
+        ways["bf16"] = lambda: torch.mm(x_high, y_high.T, out_dtype=torch.float32)
+        ways["3 x bf16"] = lambda: torch.mm(x_3, y_3.T, out_dtype=torch.float32)
+    for name, call in ways.items():
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        report.number(f"logits {name}", 2e-9 * n * n * width / milliseconds(call, sizes.place), "TFLOP/s")
+        report.number(f"logits {name} error", (100 * call().double() - exact).abs().max().item(), "")
+    torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,0 +1,125 @@
+"""Time of a step of clipx by phase, and on CUDA by kind of kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from clipx.bench.contenders import Contender
+from clipx.trainer.learner import Learner
+from clipx.trainer.profiler import union
+
+PHASES = ("data", "forward", "loss", "backward", "optimizer", "other")
+_KERNELS = {
+    "attention": r"flash|fmha|attn|attention|sdpa",
+    "convolution": r"conv|wgrad|dgrad|implicit",
+    "product": r"gemm|nvjet|cutlass|xmma|cublas|splitKreduce|_scaled_mm|matmul",
+    "optimizer": r"multi_tensor|adam|foreach|lpnorm",
+    "norm": r"layer_?norm|GammaBeta|RowwiseMoments",
+    "index": r"index|scatter|gather|embedding|sort|Radix",
+    "triton": r"^triton",
+    "copy": r"Memcpy|Memset",
+    "pointwise": r"elementwise|vectorized|reduce|cat|copy|Cat",
+}
+
+
+class Timeline:
+    """Marks of a step, each the begin of a phase that ends at the next one. On CUDA in the time of the stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[tuple[str, float | torch.cuda.Event]] = []
+
+    def mark(self, phase: str) -> None:
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((phase, event))
+        else:
+            self._marks.append((phase, time.perf_counter()))
+
+    def milliseconds(self) -> dict[str, float]:
+        """Returns the time of each phase over all steps."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        found = dict.fromkeys(PHASES, 0.0)
+        for (phase, start), (_, end) in itertools.pairwise(self._marks):
+            if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+                found[phase] += start.elapsed_time(end)
+            elif isinstance(start, float) and isinstance(end, float):
+                found[phase] += 1e3 * (end - start)
+        return found
+
+
+@contextlib.contextmanager
+def marked(learner: Learner, line: Timeline) -> Iterator[None]:
+    """Marks the phases of the learner's steps. `data`, up to the first forward pass, includes the batch's transfer;
+    `backward` also the gradient norm; forward passes of micro-batches within the backward pass count as `forward`."""
+    scored = False
+
+    def loss_begins(*_: object) -> None:
+        line.mark("loss")
+
+    def loss_ends(*_: object) -> None:
+        nonlocal scored
+        scored = True
+        line.mark("backward")
+
+    def optimizer_ends(*_: object) -> None:
+        nonlocal scored
+        scored = False
+        line.mark("other")
+
+    hooks = [
+        learner.parallel.register_forward_pre_hook(lambda *_: line.mark("forward")),
+        learner.parallel.register_forward_hook(lambda *_: line.mark("backward" if scored else "other")),
+        learner.objective.register_forward_pre_hook(loss_begins),
+        learner.objective.register_forward_hook(loss_ends),
+        learner.optimizer.register_step_pre_hook(lambda *_: line.mark("optimizer")),
+        learner.optimizer.register_step_post_hook(optimizer_ends),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def phases(contender: Contender, steps: int, device: torch.device) -> dict[str, float]:
+    """Returns the milliseconds of a step by phase, over a turn of `steps`. On CUDA also `idle`, in which no kernel
+    runs; it is part of the other phases."""
+    learner = contender.learner
+    if learner is None:
+        return {}
+    line = Timeline(device)
+    with contender.turn(), marked(learner, line):
+        for _ in range(steps):
+            line.mark("data")
+            contender.lap(1)
+        line.mark("end")
+    found = {phase: took / steps for phase, took in line.milliseconds().items()}
+    if device.type == "cuda":
+        found["idle"] = kernels(contender, steps)["idle"]
+    return {phase: round(took, 3) for phase, took in found.items()}
+
+
+def kernels(contender: Contender, steps: int) -> dict[str, float]:
+    """Returns the milliseconds of a step by kind of kernel, `idle` between them, and the number of kernels."""
+    with contender.turn(), torch.profiler.profile() as profile:
+        contender.lap(steps)
+        torch.cuda.synchronize()
+    events = [e for e in profile.events() or [] if e.device_type.name == "CUDA" and not e.is_user_annotation]
+    sums = Counter[str]()
+    for event in events:
+        kind = next((kind for kind, names in _KERNELS.items() if re.search(names, event.name)), "other")
+        sums[kind] += event.time_range.end - event.time_range.start
+    busy = union([(e.time_range.start, e.time_range.end) for e in events])
+    idle = busy[-1][1] - busy[0][0] - sum(end - start for start, end in busy) if busy else 0.0
+    found = {kind: round(took / 1e3 / steps, 3) for kind, took in sums.most_common()}
+    return {**found, "idle": idle / 1e3 / steps, "kernels": len(events) // steps}

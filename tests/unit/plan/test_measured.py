@@ -1,0 +1,115 @@
+"""Speeds of a plan from results.json of a benchmark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.runs import compose, run
+
+import clipx.plan.__main__  # noqa: F401  # registers its options
+from clipx.bench.laps import Row
+from clipx.errors import ConfigError
+from clipx.plan.spec import PlanSpec
+from clipx.plan.utilisation import tower_speed
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    made = Row(
+        name="compiled",
+        implementation="clipx",
+        model="vit_b32",
+        precision="amp_bf16",
+        compiled=True,
+        overrides=["model=vit_b32", "precision=amp_bf16"],
+        batch=2048,
+        loader=False,
+        samples_per_second=13_000.0,
+        seconds=0.1575,
+        loss=7.6,
+        tokens=17.9,
+        tflops_packed=420.0,
+        tflops_padded=577.0,
+        mfu_packed=0.42,
+        mfu_padded=0.58,
+    )
+    return {**made.as_dict(), **changes}
+
+
+def results(path: Path, *steps: dict[str, Any], gpu: str = "NVIDIA H200") -> str:
+    content = {"date": "2026-12-01T10:00:00+00:00", "machine": {"gpus": [gpu]}, "details": {"steps": steps}}
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def planned(file: str, *words: str) -> PlanSpec:
+    data = ("data=laion400m", "data.shards=unread.tar", "model=vit_b32", "precision=amp_bf16", "gpu=H200")
+    spec = compose(*data, f"measured={file}", *words, config_name="plan")
+    assert isinstance(spec, PlanSpec)
+    return spec
+
+
+def test_the_towers_have_the_speed_of_the_fastest_matching_step(tmp_path: Path) -> None:
+    file = results(
+        tmp_path / "h200.json",
+        row(tflops_packed=400.0, samples_per_second=12_000.0, batch=256),
+        row(),
+        row(implementation="open_clip", samples_per_second=20_000.0, tflops_packed=600.0),
+        row(compiled=False, samples_per_second=9_000.0, tflops_packed=300.0),
+        row(overrides=["model.text.packed=false"], samples_per_second=30_000.0, tflops_packed=900.0),
+        row(model="vit_l14", samples_per_second=30_000.0, tflops_packed=500.0),
+    )
+    compiled = tower_speed(planned(file, "compile.towers=true"))
+    assert compiled.flops == (420e12, 420e12)
+    assert compiled.packed
+    assert compiled.reason == (
+        "measured on NVIDIA H200, 2026-12-01: 13,000 samples/s of vit_b32 in batches of 2,048, amp_bf16, compiled"
+    )
+
+
+def test_a_step_that_is_not_compiled_is_preferred_for_a_plan_that_is_not(tmp_path: Path) -> None:
+    file = results(tmp_path / "a.json", row(), row(compiled=False, tflops_packed=300.0, samples_per_second=9_000.0))
+    spec = planned(file)
+    assert tower_speed(spec).flops[0] == (420e12 if spec.compile.towers else 300e12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words", "message"),
+    [
+        (
+            [row()],
+            ["model=vit_l14"],
+            "has no step of model=vit_l14 precision=amp_bf16: it has model=vit_b32 precision=",
+        ),
+        ([row()], ["precision=bf16"], "has no step of model=vit_b32 precision=bf16"),
+        ([row()], ["gpu=A100"], "was measured on NVIDIA H200, not on gpu=A100"),
+        ([{"name": "x"}], [], "is not results.json of `clipx.bench step` or `clipx.bench gpu` (details.steps.0."),
+    ],
+)
+def test_another_model_precision_device_or_format_is_an_error(
+    tmp_path: Path, steps: list[dict[str, Any]], words: list[str], message: str
+) -> None:
+    file = results(tmp_path / "h200.json", *steps)
+    with pytest.raises(ConfigError) as error:
+        tower_speed(planned(file, *words))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_and_a_second_source_of_the_speed_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none.json cannot be read: No such file"):
+        tower_speed(planned(f"{tmp_path}/none.json"))
+    with pytest.raises(ConfigError, match=r"mfu=0.4 and measured=x.json both give the speed"):
+        planned("x.json", "mfu=0.4")
+
+
+def test_the_command_prints_the_measured_speed_as_its_source(tmp_path: Path) -> None:
+    import sys
+
+    file = results(tmp_path / "h200.json", row())
+    words = ("model=vit_b32", "data=laion400m", "data.shards=unread.tar", "precision=amp_bf16", "gpu=H200", "ranks=8")
+    done = run(sys.executable, "-m", "clipx.plan", *words, f"plan.measured={file}", "json=true")
+    sources = {one["name"]: one["source"] for one in json.loads(done.stdout)["assumptions"]}
+    assert sources["TFLOP/s of the towers"].startswith("measured on NVIDIA H200, 2026-12-01: 13,000 samples/s")
