@@ -79,10 +79,6 @@ class GpuSpec(BenchSpec):
             not self.tiny or self.device != "cuda",
             "tiny=true is a dry run on the CPU: remove device=cuda",
         )
-        require(
-            self.tiny or self.device != "cpu",
-            "device=cpu: this benchmark measures a GPU: use clipx.bench step, or tiny=true for a dry run",
-        )
 
     def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench.gpu_parts.process import Record, measure
@@ -105,6 +101,10 @@ class GpuSpec(BenchSpec):
         """Returns cuda. Raises ConfigError without a CUDA device."""
         import torch
 
+        require(
+            self.device != "cpu",
+            "device=cpu: this benchmark measures a GPU: use clipx.bench step, or tiny=true for a dry run",
+        )
         require(
             torch.cuda.device_count() > 0,
             "this benchmark measures a GPU, and no CUDA device is visible: check the driver and CUDA_VISIBLE_DEVICES, "
