@@ -1,4 +1,4 @@
-"""Pause of the training for a checkpoint: clipx compared with torch.save, DCP and asynchronous DCP."""
+"""Pause of the training for a checkpoint: clipx compared with a copy, torch.save, DCP and asynchronous DCP."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LABELS = {
     "clipx": "clipx, in the background",
+    "copy": "one copy in memory",
     "torch_save": "torch.save",
     "dcp": "torch.distributed.checkpoint.save",
     "dcp_async": "torch.distributed.checkpoint.async_save",
@@ -80,7 +81,7 @@ class CheckpointBenchSpec(BenchSpec):
             "bytes": size,
             **{
                 f"stall_ratio{end}": rounded(ratio(stalls["clipx"], stalls[name]))
-                for name, end in (("torch_save", ""), ("dcp", "_dcp"), ("dcp_async", "_dcp_async"))
+                for name, end in (("copy", "_copy"), ("torch_save", ""), ("dcp", "_dcp"), ("dcp_async", "_dcp_async"))
             },
             "stall_seconds": typical["stall"],
             "first_stall_seconds": {name: rounded(found[0].stall) for name, found in timings.items()},

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import statistics
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -39,7 +40,7 @@ class SaveTiming:
 
     stall: float  # seconds until training may continue
     total: float  # seconds until the checkpoint is on disk
-    slowdown: float  # time of a step of work until then, relative to one without a save; 1 if no work is left
+    slowdown: float  # mean time of a step of work until then, relative to that without a save; 1 if no work is left
 
 
 def race(comm: Comm, folder: str, parameters: int, repeats: int, seed: int) -> dict[str, list[SaveTiming]]:
@@ -49,13 +50,17 @@ def race(comm: Comm, folder: str, parameters: int, repeats: int, seed: int) -> d
     tensors = state(parameters, comm.device, seed)
     root = Path(folder)
     root.mkdir(parents=True)
-    saver = AsyncWriter(root / "clipx", CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
+    saved = threading.Event()
+    saver = AsyncWriter(root / "clipx", CheckpointSpec(keep_last=1), comm, lambda kind, **facts: saved.set())
     saver.reserve(tensors)  # as a run does after its first step; finished before the first save of clipx
+    pinned = comm.device.type == "cuda"
+    targets = [torch.zeros(x.shape, pin_memory=pinned) for x in tensors.values()]
     contestants: dict[str, Callable[[Path], Wait]] = {
+        "copy": lambda path: _copy(list(tensors.values()), targets),
         "torch_save": lambda path: _torch_save(tensors, path),
         "dcp": lambda path: _dcp(tensors, path),
         "dcp_async": lambda path: _dcp_async(tensors, path),
-        "clipx": lambda path: _clipx(saver, tensors),
+        "clipx": lambda path: _clipx(saver, saved, tensors),
     }
     work = _work(comm, seed)
     timings: dict[str, list[SaveTiming]] = {name: [] for name in contestants}
@@ -64,7 +69,7 @@ def race(comm: Comm, folder: str, parameters: int, repeats: int, seed: int) -> d
             names = list(contestants)
             for name in names[i % len(names) :] + names[: i % len(names)]:
                 path = root / name
-                alone = statistics.median(work() for _ in range(20))
+                alone = statistics.mean(work() for _ in range(20))
                 timings[name].append(_timed_save(lambda name=name, path=path: contestants[name](path), work, alone))  # type: ignore[misc]
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
                 os.sync()  # otherwise pending writes would delay the next save
@@ -98,7 +103,7 @@ def _timed_save(save: Callable[[], Wait], work: Callable[[], float], alone: floa
         steps.append(work())
     done.result()
     total = time.perf_counter() - start
-    return SaveTiming(stall, total, statistics.median(steps) / alone if len(steps) > 2 else 1.0)
+    return SaveTiming(stall, total, statistics.mean(steps) / alone if len(steps) > 2 else 1.0)
 
 
 def _in_thread(wait: Wait) -> Future[object]:
@@ -157,9 +162,17 @@ def outage(comm: Comm, folder: str, steps: int, seed: int) -> dict[str, list[flo
 # --------------------------------------------------------------------------------------------- implementations
 
 
-def _clipx(saver: AsyncWriter, tensors: dict[str, Tensor]) -> Wait:
-    saver.save(1, tensors, {})
-    return saver.wait
+def _copy(sources: list[Tensor], targets: list[Tensor]) -> Wait:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)
+    synchronize(sources[0].device)
+    return lambda: None
+
+
+def _clipx(saver: AsyncWriter, saved: threading.Event, tensors: dict[str, Tensor]) -> Wait:
+    saved.clear()
+    saver.save(1, tensors, {}, until_update=tensors)
+    return saved.wait  # saver.wait() would end the pace of writing
 
 
 def _torch_save(tensors: dict[str, Tensor], path: Path) -> Wait:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from clipx.checkpoint.copies import HostCopies, HostMemory
-from clipx.checkpoint.format import write_file
+from clipx.checkpoint.format import PAGE, write_file
+from clipx.checkpoint.pace import Pace
 from clipx.checkpoint.tensors import ROW_STARTS, RankRows
 from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError
@@ -90,16 +91,16 @@ class StagingBuffer:
             (later if name in until_update else now).append((target, source))
         self._copies.copy(now, later)
 
-    def write(self, path: Path) -> str:
-        """Writes and syncs the file. Returns its SHA-256."""
+    def write(self, path: Path, pace: Pace | None = None) -> str:
+        """Writes and syncs the file, at a pace. Returns its SHA-256."""
         assert self._memory is not None
-        return write_file(path, [self._header, self._memory.tensor.numpy()[: self._used].data])
+        return write_file(path, [self._header, self._memory.tensor.numpy()[: self._used].data], pace)
 
 
 def _encode_header(header: Mapping[str, Any]) -> bytes:
-    """Encodes a safetensors header: the length in 8 bytes, then JSON, padded with spaces to align the data."""
+    """Encodes a safetensors header: the length in 8 bytes, then JSON, padded with spaces so that data begins a page."""
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % PAGE)
     return len(text).to_bytes(8, "little") + text
 
 

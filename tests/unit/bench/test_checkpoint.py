@@ -18,11 +18,12 @@ def test_all_writers_save_the_same_state_and_the_last_line_is_json(tmp_path: Pat
     done = run(*BENCH, "parameters=3000000", "repeats=1", "outage_steps=100", *ONE, f"run_dir={tmp_path}/found")
     assert "Warning" not in done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
-    names = {"clipx", "torch_save", "dcp", "dcp_async"}
+    names = {"clipx", "copy", "torch_save", "dcp", "dcp_async"}
     for key in ("stall_seconds", "first_stall_seconds", "total_seconds", "slowdown"):
         assert figures[key].keys() == names and min(figures[key].values()) > 0
     stalls = figures["stall_seconds"]
     assert abs(figures["stall_ratio"] / (stalls["clipx"] / stalls["torch_save"]) - 1) < 0.01
+    assert abs(figures["stall_ratio_copy"] / (stalls["clipx"] / stalls["copy"]) - 1) < 0.01
     assert figures["total_seconds"]["clipx"] > stalls["clipx"]
     assert figures["bytes"] == 36_000_000
     results = json.loads((tmp_path / "found" / "results.json").read_text())
