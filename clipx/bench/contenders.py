@@ -21,6 +21,7 @@ from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.spec import Varying
+from clipx.trainer.backends import Backends
 from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.spec import RunSpec, compose
 
@@ -110,6 +111,7 @@ def clipx_in_memory(overrides: Sequence[str], size: int, comm: Comm, seed: int) 
     """Builds the step of the run that `overrides` compose, on batches in the host's memory."""
     spec = compose(*overrides, f"data.batch_size={size}", f"seed={seed}")
     samples = max(SAMPLES, size)
+    Backends.configure(spec.deterministic, comm.device)
     learner = Learner(
         spec, comm, Length(epoch=samples, batch=size, total=10 * samples), Varying(spec.model.drops_patches)
     )
@@ -124,7 +126,7 @@ def clipx_in_memory(overrides: Sequence[str], size: int, comm: Comm, seed: int) 
             metrics = learner.step(batch.to(comm.device), position)
         return metrics["loss"].item()
 
-    return Contender(spec, spec.precision.kind, lap, learner)
+    return Contender(spec, learner.format.kind, lap, learner)
 
 
 def clipx_over_shards(
@@ -147,4 +149,4 @@ def clipx_over_shards(
             next(steps)
         return trainer.meter.read()["loss"]
 
-    return Contender(spec, spec.precision.kind, lap, trainer.learner, trainer.close)
+    return Contender(spec, trainer.learner.format.kind, lap, trainer.learner, trainer.close)

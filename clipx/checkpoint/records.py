@@ -38,6 +38,7 @@ class RunState:
     samples_seen: Count = 0
     epoch_samples: Count = 0
     world: Count = 0
+    precision: str = ""  # number format, as the device chose it
     data: str = ""  # fingerprint
     teacher: str = ""  # digest
     overdue: list[str] = field(default_factory=list)  # names of evaluators

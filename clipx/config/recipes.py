@@ -6,7 +6,7 @@ an interpolation, as `recipe: ${data}` is. conf/train.yaml chooses the precision
 
 from __future__ import annotations
 
-_DEFAULT = "fp32"
+_DEFAULT = "auto"
 _PRECISIONS = dict.fromkeys(("cc3m", "cc12m", "laion400m", "laion2b", "datacomp1b"), "amp_bf16")
 
 

@@ -92,6 +92,7 @@ class PlanSpec(RunSpec):
 
     def __post_init__(self) -> None:
         RunSpec.__post_init__(self)
+        self.precision = self.precision.resolve(bf16=True)  # all GPUs of the data sheets have bfloat16
         require(
             not self.model.captions,
             f"model={self.model.name} has a decoder, which a plan does not count: plan a CLIP model with the same "

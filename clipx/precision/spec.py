@@ -74,6 +74,14 @@ class PrecisionSpec:
         """Data sheet column with the peak rate of its matrix products: half, tf32, fp32 or fp64; None: unknown."""
         return None
 
+    def resolve(self, bf16: bool) -> PrecisionSpec:
+        """Returns the format for a device with or without bfloat16: this one, unless the device chooses it."""
+        return self
+
+    def on(self, device: torch.device) -> PrecisionSpec:
+        """Returns the format that is used on `device`: this one, unless the device chooses it."""
+        return self.resolve(_has_bf16(device))
+
     def build(self, device: torch.device) -> Precision:
         """Returns the number format on `device`. Raises ConfigError if `device` does not support it."""
         raise NotImplementedError
@@ -323,6 +331,14 @@ def check_16_bit(kind: str, masters: bool, ema_decay: float | None, shards_param
         f"precision={kind} with master weights is incompatible with distributed=fsdp, which stores float32 weights "
         "itself: use precision=fp32 with distributed.param_dtype=bfloat16, or distributed=ddp",
     )
+
+
+def _has_bf16(device: torch.device) -> bool:
+    """Returns whether `device` is an accelerator that computes matrix products in bfloat16, without emulation."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    supported = None if device.type == "cpu" else getattr(torch.get_device_module(device), "is_bf16_supported", None)
+    return supported is not None and bool(supported())
 
 
 def _require_bf16(device: torch.device, kind: str, instead: str) -> None:

@@ -78,7 +78,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
         "weights": weights_digest(weights.model),
         "scale": None if weights.log_scale is None else math.exp(weights.log_scale),
         "width": model.embed_dim,
-        "precision": spec.precision.kind,
+        "precision": spec.precision.on(comm.device).kind,
         "dtype": str(spec.dtype),
         "format": str(spec.format),
         "data": source.fingerprint,

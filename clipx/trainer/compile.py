@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
     from clipx.objective.base import Objective
     from clipx.objective.spec import ObjectiveSpec
     from clipx.optimizer.spec import OptimizerSpec
+
+
+# Variants of one function that are compiled: image sizes, numbers of tokens, evaluation, checkpointing of both towers.
+RECOMPILE_LIMIT = 64
+
+
+def recompile_limit_hits() -> int:
+    """Returns how often this process ran a function uncompiled because it had too many variants."""
+    if "torch._dynamo.utils" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return sum(count for reason, count in counters["unimplemented"].items() if "limit exceeded" in reason)
 
 
 @functools.cache
@@ -94,8 +108,14 @@ class CompileSpec:
         """True if anything is compiled."""
         return self.towers or self.objective or self.optimizer
 
-    def check(self, objective: ObjectiveSpec, optimizer: OptimizerSpec) -> None:
-        """Raises ConfigError if the objective or the optimizer has nothing to compile."""
+    def check(self, objective: ObjectiveSpec, optimizer: OptimizerSpec, deterministic: bool = False) -> None:
+        """Raises ConfigError if the objective or the optimizer has nothing to compile, or for kernels selected by time
+        in a deterministic run."""
+        require(
+            not (deterministic and self.mode is Mode.max_autotune),
+            "compile.mode=max_autotune selects kernels by their time, so deterministic=true cannot hold: remove one of "
+            "them",
+        )
         require(
             not self.objective or objective.compiles_tiles,
             f"compile.objective=true has no effect on objective={objective.kind}, which has no tiles to compile: "
@@ -121,6 +141,18 @@ class CompileSpec:
             device.type != "cuda" or importlib.util.find_spec("triton") is not None,
             "compile needs triton on cuda, which is not installed: pip install triton, or remove compile.*",
         )
+
+    def configure(self, deterministic: bool = False) -> None:
+        """Sets the process-wide options of torch.compile. Call it before anything is compiled."""
+        if not self.on:
+            return
+        import torch._dynamo.config as dynamo
+        import torch._inductor.config as inductor
+
+        dynamo.optimize_ddp = False  # else each block, smaller than a bucket of DDP, is split further
+        dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILE_LIMIT)
+        if hasattr(inductor, "deterministic"):
+            inductor.deterministic = deterministic  # no choice of kernels by measurement
 
     def compile_towers(self, blocks: Mapping[str, nn.Module]) -> None:
         """Compiles the blocks in place, with a dynamic number of tokens and a static image size. Raises ConfigError."""

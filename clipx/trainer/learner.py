@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from clipx.checkpoint.format import Checkpoint
 from clipx.config.duration import Length
 from clipx.data.loader import Batch
 from clipx.data.spec import Classes
@@ -21,7 +22,7 @@ from clipx.objective.base import Metrics, Objective
 from clipx.optimizer.groups import parameter_groups
 from clipx.optimizer.master import MasterWeights
 from clipx.precision.loss_scaler import LossScale
-from clipx.precision.spec import Precision
+from clipx.precision.spec import Precision, PrecisionSpec
 from clipx.teacher.live import Teacher
 from clipx.trainer.ema import WeightAverage
 from clipx.trainer.gradcache import forward_backward
@@ -50,6 +51,7 @@ class Learner:
 
     spec: RunSpec
     comm: Comm
+    format: PrecisionSpec  # the number format that `spec.precision` chooses on the device
     precision: Precision
     model: CLIP  # computes forward and backward
     weights: CLIP  # updated by the optimizer: the model itself, or its float32 master
@@ -81,8 +83,11 @@ class Learner:
         """
         self._before_update = before_update
         self.spec, self.comm = spec, comm
-        self.precision = spec.precision.build(comm.device)
+        self.format = spec.precision.on(comm.device)
+        spec.check_format(self.format)
+        self.precision = self.format.build(comm.device)
         spec.compile.check_device(comm.device)
+        spec.compile.configure(spec.deterministic)
         self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches)
         seed_all(spec.seed)
         self.weights = self.model = spec.model.build(comm.device, self.precision.stored, varying)
@@ -92,7 +97,7 @@ class Learner:
             self.masters = MasterWeights(self.weights, self.precision.dtype)
             self.model = self.masters.model
         self.loss_scale = LossScale(self.precision.loss_scale, comm.device.type)
-        self.converted = spec.precision.convert(named_blocks(self.model))
+        self.converted = self.format.convert(named_blocks(self.model))
         spec.compile.compile_towers(named_blocks(self.model))
         decay = spec.optimizer.ema_decay
         self.average = None if decay is None else WeightAverage(self.weights, decay)
@@ -108,6 +113,14 @@ class Learner:
         self.parallel = spec.distributed.wrap(self.model, comm)
         self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self.loss_scale.on, report, roll_back)
         seed_all(spec.seed + 1 + comm.rank)
+
+    def restore(self, found: Checkpoint, seed: int) -> list[str]:
+        """Restores the state from a checkpoint. `seed`: see `TrainState.restore`. Returns lines for the log."""
+        before, now = found.state.get("precision", ""), self.format.kind
+        asked = found.state.get("config", {}).get("precision", {}).get("kind")  # another one is reported as a change
+        differs = before and before != now and asked == self.spec.precision.kind
+        notes = [f"precision={asked} chooses {now} on this device, {before} before"] if differs else []
+        return notes + self.state.restore(found, seed)
 
     def load_initial_weights(self) -> list[str]:
         """Loads the weights that `model.weights` names, if any. Returns lines for the log.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from clipx.logger import Row
 from clipx.objective.base import Objective
 from clipx.objective.losses.temperature import GlobalTemperature
+from clipx.trainer.compile import recompile_limit_hits
 
 AT_LIMIT_STEPS = 1000  # steps at the limit before a temperature is reported
 LARGE_LOG_U = 20.0  # mean of log u: negatives score e^20 times as high as positives, on average over an interval
@@ -20,6 +21,7 @@ class Monitors:
         self._event = event
         self._since: int | None = None  # the step at which a temperature was first seen at its limit
         self._reported: set[str] = set()
+        self._hits = recompile_limit_hits()  # of earlier runs of this process
 
     def check(self, step: int, row: Row) -> None:
         """Checks the current state of the objective and the means since the last log. `row`: the logged metrics."""
@@ -32,6 +34,13 @@ class Monitors:
             step,
             f"the temperature has been at its limit for {stayed:,} steps: usual late in a run; early in a run, lower "
             "optimizer.lr",
+        )
+        self._alarm(
+            "recompile_limit",
+            recompile_limit_hits() > self._hits,
+            step,
+            "a compiled function has more variants than torch._dynamo.config.recompile_limit, and further ones run "
+            "uncompiled: TORCH_LOGS=recompiles logs their causes",
         )
         log_u = row.get("train/log_u", 0.0)
         self._alarm(

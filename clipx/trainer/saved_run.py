@@ -1,14 +1,20 @@
-"""Loads the configuration of a finished or running run."""
+"""Loads the configuration of a finished or running run, checks its checkpoints, and waits for their uploads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict
-from clipx.errors import CheckpointError
+from clipx.errors import CheckpointError, NotSynced
 from clipx.run.directory import RunDir
 from clipx.trainer.spec import RunSpec
+
+if TYPE_CHECKING:
+    from clipx.checkpoint.manager import CheckpointManager
 
 
 def load_run(run_dir: Path) -> RunSpec:
@@ -17,3 +23,32 @@ def load_run(run_dir: Path) -> RunSpec:
     if not path.is_file():
         raise CheckpointError(f"run={run_dir} holds no run (no config.yaml): check the path")
     return from_dict(RunSpec, read_saved(path))
+
+
+def check_sources(
+    state: Mapping[str, Any], run_dir: Path, fingerprint: str, teacher: str | None, teacher_option: str | None
+) -> None:
+    """Raises CheckpointError if the run of a checkpoint's state had other data or another teacher.
+
+    `fingerprint`: of the data. `teacher`: digest of the teacher, None without one.
+    """
+    if state["data"] != fingerprint:
+        raise CheckpointError(
+            f"the data differs from that of {run_dir} (fingerprint {fingerprint}, in the checkpoint {state['data']}): "
+            "restore it, or start a new run"
+        )
+    if teacher is not None and state.get("teacher") != teacher:
+        raise CheckpointError(
+            f"{teacher_option} is not the teacher of {run_dir} (digest {teacher}, in the checkpoint "
+            f"{state.get('teacher')}): give that teacher, or start a new run"
+        )
+
+
+def finish_uploads(checkpoints: CheckpointManager, spec: CheckpointSpec) -> None:
+    """Waits for the uploads at the end of a run. Raises NotSynced if they are incomplete then. Collective."""
+    if not checkpoints.wait_for_uploads():
+        raise NotSynced(
+            f"the run is finished, but its upload to {checkpoints.url} is incomplete after checkpoint.sync_timeout_s="
+            f"{spec.sync_timeout_s:g}: all local files are complete; once the storage is reachable, the same command "
+            "with resume=auto uploads the rest"
+        )

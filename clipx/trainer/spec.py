@@ -53,6 +53,11 @@ class RunSpec:
     seed: int = 0
     """Seed of all random numbers: initial weights, order of samples, augmentation, dropout. In [0, 2^63)."""
 
+    deterministic: bool = False
+    """Uses deterministic algorithms only: a run on CUDA then repeats and resumes bit for bit on the same device, torch
+    and number of ranks, as it does on the CPU anyway. Expect slower attention and convolutions. An operation without a
+    deterministic algorithm is an error, and so is compile.mode=max_autotune, which selects kernels by their time."""
+
     duration: str = "32ep"
     """Length of training: 32ep (epochs), 10000st (optimizer steps) or 12.8e9sa (samples). Above zero, and at least one
     step."""
@@ -193,8 +198,8 @@ class RunSpec:
         self.teacher.check(self.objective.kind, self.objective.taught, self.data.kind, self.data.indexed)
         self.distributed.check_micro_batches(self.data.micro_batches)
         self.distributed.check_optimizer(self.optimizer.kind, self.optimizer.shardable)
-        self.precision.check(self.optimizer.ema_decay, self.distributed.shards_parameters)
-        self.compile.check(self.objective, self.optimizer)
+        self.check_format(self.precision)
+        self.compile.check(self.objective, self.optimizer, self.deterministic)
         best = self.checkpoint.best
         numbers = [f"eval/{name}/" for name, evaluator in self.evaluator.items() if evaluator.every != "none"]
         numbers += ["eval/head/"] if numbers and self.objective.has_head else []
@@ -203,6 +208,10 @@ class RunSpec:
             f"checkpoint.best={best} is not a metric of an evaluator of this run: give one of "
             f"{', '.join(f'{number}…' for number in numbers) or 'them (evaluator=[] has none)'}, or null",
         )
+
+    def check_format(self, precision: PrecisionSpec) -> None:
+        """Checks the rules between a number format, the run's or the one that it chose, and other groups."""
+        precision.check(self.optimizer.ema_decay, self.distributed.shards_parameters)
 
 
 def compose(*overrides: str, config_name: str = "train", config_dir: str | Path | None = None) -> RunSpec:

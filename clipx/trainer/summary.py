@@ -40,8 +40,9 @@ def facts(trainer: Trainer) -> dict[str, str]:
     lines = {
         "run": f"{spec.name} in {trainer.rundir.path}",
         "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(model.image):,} of them in "
-        f"the image tower; {spec.precision.kind} on {comm.world} x {comm.device.type}",
+        f"the image tower; {trainer.learner.format.kind} on {comm.world} x {comm.device.type}",
         "format": describe(trainer.learner.precision, trainer.learner.converted),
+        "device": device_line(trainer),
         "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {len(dataset.train.bad):,} unusable",
         "batch": f"global batch {batch:,} = {parts}",
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",
@@ -70,6 +71,17 @@ def facts(trainer: Trainer) -> dict[str, str]:
     if trainer.notes:
         lines["changed"] = "; ".join(trainer.notes)
     return lines
+
+
+def device_line(trainer: Trainer) -> str:
+    """Returns what the run chose for its device: algorithms, allocator, number format, compilation."""
+    spec, chosen = trainer.spec, trainer.learner.format.kind
+    parts = [trainer.backends.describe()]
+    if chosen != spec.precision.kind:
+        parts.append(f"precision={spec.precision.kind} chose {chosen}")
+    if trainer.comm.device.type == "cuda" and not spec.compile.towers:
+        parts.append("towers not compiled: compile.towers=true fuses their kernels")
+    return "; ".join(parts)
 
 
 def batchnorm_line(model: CLIP, spec: RunSpec, ranks: int) -> str | None:

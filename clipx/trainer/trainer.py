@@ -19,7 +19,7 @@ from clipx.data.order import SampleOrder
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import name_lost_peers
-from clipx.errors import CheckpointError, NotSynced, Stopped, require
+from clipx.errors import Stopped, require
 from clipx.evaluator.suite import Suite
 from clipx.logger import Jsonl, Sinks
 from clipx.model.flops import Utilisation
@@ -34,12 +34,14 @@ from clipx.run.watchdog import Watchdog
 from clipx.schedule import LearningRate
 from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredEmbeddings
+from clipx.trainer.backends import Backends, prepare_backends
 from clipx.trainer.evaluation import PeriodicEvaluation
 from clipx.trainer.from_open_clip import resume_from_open_clip
 from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.metrics import Meter, tokens_computed
 from clipx.trainer.monitors import Monitors
 from clipx.trainer.profiler import Profiler
+from clipx.trainer.saved_run import check_sources, finish_uploads
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
 from clipx.trainer.summary import facts, metrics_row, report_profile, write_summary
@@ -52,6 +54,7 @@ class Trainer:
 
     spec: RunSpec
     comm: Comm
+    backends: Backends
     dataset: Dataset
     order: SampleOrder
     bad_samples: BadSampleCounter
@@ -85,7 +88,9 @@ class Trainer:
     def __init__(self, spec: RunSpec) -> None:
         """Builds all parts, and resumes as `spec.resume` specifies. Raises ClipxError before any training."""
         self.spec = spec
+        prepare_backends(spec.deterministic)
         self.comm = spec.distributed.build()
+        self.backends = Backends.configure(spec.deterministic, self.comm.device)
         check_storage(spec.checkpoint, spec.run_dir, spec.resume, self.comm)
         self._build_data()
         self._build_model()
@@ -100,7 +105,8 @@ class Trainer:
         train = self.dataset.train
         # Name and directory may contain the time and differ between ranks; those of rank 0 are used.
         same = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}
-        comm.require_equal(config=dict(flatten(same)), data=train.fingerprint)
+        precision = spec.precision.on(comm.device).kind  # a job may have devices with and without bfloat16
+        comm.require_equal(config=dict(flatten(same)), data=train.fingerprint, precision=precision)
         n = sum(train.sizes)
         check_opened(train.bad, n, spec.data.max_bad_share)
         require(
@@ -133,7 +139,7 @@ class Trainer:
         self.teacher = self.stored or self.learner.teacher
         if self.teacher is not None:
             comm.require_equal(teacher=self.teacher.digest)
-        self.utilisation = Utilisation.build(spec.model, spec.precision, comm.device, spec.device_peak_tflops)
+        self.utilisation = Utilisation.build(spec.model, self.learner.format, comm.device, spec.device_peak_tflops)
 
     def _open_run(self) -> None:
         """Locks the run directory, and resumes or starts the run in it."""
@@ -233,12 +239,7 @@ class Trainer:
                 self._loop(screen)
                 final = self._finish(screen)
                 comm.barrier()
-                if not self.checkpoints.wait_for_uploads():
-                    raise NotSynced(
-                        f"the run is finished, but its upload to {self.checkpoints.url} is incomplete after checkpoint."
-                        f"sync_timeout_s={spec.checkpoint.sync_timeout_s:g}: all local files are complete; once the "
-                        "storage is reachable, the same command with resume=auto uploads the rest"
-                    )
+                finish_uploads(self.checkpoints, spec.checkpoint)
         finally:
             self.close()
         return final
@@ -376,6 +377,7 @@ class Trainer:
             "overdue": self.evaluation.overdue,
             "interval": self.meter.state(),
             "world": self.comm.world,
+            "precision": self.learner.format.kind,
             "data": self.dataset.train.fingerprint,
             "config": to_dict(self.spec),
             **({} if self.teacher is None else {"teacher": self.teacher.digest}),
@@ -389,22 +391,14 @@ class Trainer:
         found = self.checkpoints.find(resume)
         if found is None:
             return False
-        spec, fingerprint = self.spec, self.dataset.train.fingerprint
-        if found.state["data"] != fingerprint:
-            raise CheckpointError(
-                f"the data differs from that of {self.rundir.path} (fingerprint {fingerprint}, in the checkpoint "
-                f"{found.state['data']}): restore it, or start a new run"
-            )
-        if self.teacher is not None and found.state.get("teacher") != self.teacher.digest:
-            raise CheckpointError(
-                f"{spec.teacher.source_option} is not the teacher of {self.rundir.path} (digest {self.teacher.digest}, "
-                f"in the checkpoint {found.state.get('teacher')}): give that teacher, or start a new run"
-            )
+        spec, teacher = self.spec, None if self.teacher is None else self.teacher.digest
+        source = spec.teacher.source_option
+        check_sources(found.state, self.rundir.path, self.dataset.train.fingerprint, teacher, source)
         self.samples_seen = int(found.state["samples_seen"])
         self.plan.check_resumes(self.samples_seen, found.step)
         self.learner.non_finite.total, self.learner.non_finite.consecutive = found.state["non_finite"]
         self.learner.loss_scale.restore(found.state.get("loss_scale", {}))
         self.evaluation.overdue = [name for name in found.state["overdue"] if name in spec.evaluator]
         self.meter.restore(found.state.get("interval", {}))
-        self.notes += self.learner.state.restore(found, spec.seed + 1 + self.samples_seen)
+        self.notes += self.learner.restore(found, spec.seed + 1 + self.samples_seen)
         return True

@@ -68,7 +68,18 @@ def test_each_group_shares_its_name_with_the_module_that_reads_it() -> None:
 
 
 def test_every_field_of_a_run_is_a_value_or_a_group() -> None:
-    values = {"kind", "name", "run_dir", "seed", "duration", "resume", "log_every", "compile", "stages"}
+    values = {
+        "kind",
+        "name",
+        "run_dir",
+        "seed",
+        "deterministic",
+        "duration",
+        "resume",
+        "log_every",
+        "compile",
+        "stages",
+    }
     values |= {"teacher", "device_peak_tflops", "profiler", "report"}
     assert {f.name for f in dataclasses.fields(RunSpec)} == values | set(GROUPS)
 
@@ -106,7 +117,7 @@ def test_every_recipe_is_part_of_the_data_with_its_name(name: str) -> None:
     spec = to_dict(compose(f"data={name}"))
     assert OmegaConf.merge(spec, recipe) == spec
     real_images = name not in ("digits", "shapes")
-    assert spec["precision"]["kind"] == ("amp_bf16" if real_images else "fp32")
+    assert spec["precision"]["kind"] == ("amp_bf16" if real_images else "auto")
     assert compose(f"data={name}", "precision=bf16").precision.kind == "bf16"
 
 
@@ -654,6 +665,7 @@ def test_a_run_saved_by_8ddb223_loads() -> None:
             "name=earlier",
             "duration=30ep",
             "schedule.warmup=10000st",
+            "precision=fp32",
             "compile.towers=true",
             "logger=[wandb]",
             "logger.wandb.tags=[a,b]",
@@ -672,8 +684,8 @@ def test_a_run_saved_by_8ddb223_loads() -> None:
 # ---------------------------------------------------------------------------------------------------------- errors
 
 RUN_KEYS = (
-    "the keys are name, run_dir, seed, duration, resume, log_every, report, device_peak_tflops, profiler, stages, model, "
-    "data, objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
+    "the keys are name, run_dir, seed, deterministic, duration, resume, log_every, report, device_peak_tflops, profiler, "
+    "stages, model, data, objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
 )
 OBJECTIVE_KEYS = "the keys are tile, products, init_temperature, max_scale"
 READ = "write key=value, a list as key=[a,b], and special characters as key='…'"
@@ -700,7 +712,7 @@ REFUSED = [
     ("seed=[1]", "seed=[1]: Value '[1]' of type 'list' could not be converted to Integer"),
     ("data.batch_size=", "data.batch_size=: Value '' of type 'str' could not be converted to Integer"),
     ("optimizer.lr=fast", "optimizer.lr=fast: Value 'fast' of type 'str' could not be converted to Float"),
-    ("precision.tf32=maybe", "precision.tf32=maybe: Value 'maybe' is not a valid bool (type str)"),
+    ("report=maybe", "report=maybe: Value 'maybe' is not a valid bool (type str)"),
     ("optimizer.betas=0.9", "optimizer.betas=0.9: Invalid value assigned: float is not a ListConfig, list or tuple."),
     ("optimizer.betas=[a,b]", "optimizer.betas[0]=a: Value 'a' of type 'str' could not be converted to Float"),
     ("model.image.options=3", "model.image.options=3: Cannot assign int to Dict[str, Any]: set its values by model.image.options.KEY=…"),
@@ -720,7 +732,7 @@ REFUSED = [
     ("schedule=null", "schedule=null is not an option: choose one of constant, constant_cooldown, cosine"),
     ("schedule=3", "schedule=3 is not an option: choose one of constant, constant_cooldown, cosine"),
     ("schedule=[constant,cosine]", "schedule=[constant,cosine] is not an option: choose one of constant, constant_cooldown, cosine"),
-    ("precision=amp", "precision=amp is not an option: choose one of amp_bf16, amp_fp16, bf16, float8, fp16, fp32, fp64, int8 (did you mean amp_bf16 or amp_fp16?)"),
+    ("precision=amp", "precision=amp is not an option: choose one of amp_bf16, amp_fp16, auto, bf16, float8, fp16, fp32, fp64, int8 (did you mean amp_bf16 or amp_fp16?)"),
     ("evaluator=[zeroshot,nope]", "evaluator=nope is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
     ("evaluator=null", "evaluator=null is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
     ("~evaluator", "~evaluator cannot delete a list of options: write evaluator=[] for none"),

@@ -41,6 +41,7 @@ MEDIUM = (
     "model.text.layers=4",
     "model.text.context_length=77",
     "data.batch_size=32",
+    "precision=fp32",
 )
 
 
@@ -112,10 +113,8 @@ def test_a_large_model_is_traced_with_three_blocks_of_each_tower() -> None:
 
 
 def test_all_micro_batches_but_the_last_have_two_forwards() -> None:
-    one, four = (
-        plan(planned("data.batch_size=32", f"data.micro_batches={n}", "ranks=1"), lambda text: None, largest=False)
-        for n in (1, 4)
-    )
+    batch = ("data.batch_size=32", "ranks=1", "precision=fp32")
+    one, four = (plan(planned(*batch, f"data.micro_batches={n}"), lambda text: None, largest=False) for n in (1, 4))
     assert four.flops == pytest.approx(one.flops + 0.75 * 32 * one.sample_flops)
     assert four.memory.activations < 0.3 * one.memory.activations
 
@@ -213,7 +212,7 @@ def test_the_speed_is_the_range_of_published_runs(model: str, gpu: str, low: flo
 
 
 def test_float32_is_limited_by_its_own_peak() -> None:
-    spec = planned("model=vit_b32", "gpu=A100", "data=csv")
+    spec = planned("model=vit_b32", "gpu=A100", "data=csv", "precision=fp32")
     assert tower_speed(spec).flops == pytest.approx([0.7 * 19.5e12] * 2)
     assert loss_speed(spec)[0] < 19.5e12
     assert loss_speed(planned("gpu=L40S", "precision=fp64"))[0] < 1.4e12

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import VIT, compose, small
+from helpers.runs import SMALL, VIT, compose, events, losses, small, torchrun
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -122,6 +122,37 @@ def test_a_run_with_everything_compiled_matches_eager_mode(tmp_path: Path) -> No
     assert counters["graph_break"] == {}
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-5, msg=name)
+
+
+def test_a_run_reports_once_that_it_has_more_graphs_than_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second image size is a second graph of a block. The limit itself is 64."""
+    monkeypatch.setattr("clipx.trainer.compile.RECOMPILE_LIMIT", 1)
+    stages = "stages=[{until:2st,image_size:16},{until:4st,image_size:32},{}]"
+    chosen = (*DEEP, "model.image.size=48", stages, "duration=6st", "compile.towers=true", "compile.backend=eager")
+    with torch._dynamo.config.patch(recompile_limit=1):
+        Trainer(small(tmp_path / "few", *chosen, "checkpoint=none")).fit()
+    (event,) = [one for one in events(tmp_path / "few") if one["event"] == "recompile_limit"]
+    assert event["message"].startswith(
+        "a compiled function has more variants than torch._dynamo.config.recompile_limit"
+    )
+    torch._dynamo.reset()
+    monkeypatch.undo()
+    with torch._dynamo.config.patch(recompile_limit=8):
+        trainer = Trainer(small(tmp_path / "many", *chosen, "checkpoint=none"))
+        trainer.fit()
+        assert torch._dynamo.config.recompile_limit == 64
+        assert not torch._dynamo.config.optimize_ddp
+    assert not [one for one in events(tmp_path / "many") if one["event"] == "recompile_limit"]
+
+
+def test_ranks_with_compiled_blocks_match_eager_ranks(tmp_path: Path) -> None:
+    """DDP averages the gradients of compiled blocks; each block is one graph, which its optimizer does not split."""
+    for name, options in (("eager", ()), ("compiled", ("compile.towers=true", "compile.backend=aot_eager"))):
+        words = (*SMALL, *DEEP, f"run_dir={tmp_path / name}", f"name={name}", "checkpoint=none", *options)
+        torchrun(2, "-m", "clipx.train", *words)
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), abs=1e-6)
 
 
 @pytest.mark.slow

@@ -1,0 +1,119 @@
+"""Backends of a run: deterministic algorithms, cuDNN, the allocator, and the line that reports them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import VIT, compose, small, untimed_rows
+
+from clipx.errors import ConfigError
+from clipx.trainer import backends
+from clipx.trainer.backends import Backends, prepare_backends
+from clipx.trainer.summary import facts
+from clipx.trainer.trainer import Trainer
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+@pytest.fixture(autouse=True)
+def _backends_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    saved = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = saved
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    os.environ.pop(WORKSPACE, None)
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A stand-in for a CUDA device. Returns the settings that its allocator receives."""
+    settings: list[str] = []
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "empty", lambda *size, device: None)
+    monkeypatch.setattr(backends, "set_allocator", settings.append)
+    for name in backends._ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    return settings
+
+
+def test_a_cuda_device_measures_convolutions_and_grows_segments(allocator: list[str]) -> None:
+    found = Backends.configure(False, CUDA)
+    assert torch.backends.cudnn.benchmark and not torch.backends.cudnn.deterministic
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert allocator == ["expandable_segments:True"]
+    assert found.describe() == "NVIDIA H200, cudnn.benchmark, expandable segments"
+
+
+def test_a_deterministic_run_measures_nothing(allocator: list[str]) -> None:
+    """Flash and memory-efficient attention are deterministic only if warn_only is not set."""
+    prepare_backends(True)
+    found = Backends.configure(True, CUDA)
+    assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert os.environ[WORKSPACE] == ":4096:8"
+    assert found.describe() == "NVIDIA H200, deterministic algorithms, expandable segments"
+    Backends.configure(False, CUDA)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("name", backends._ALLOCATOR)
+def test_a_configured_allocator_is_left_alone(name: str, allocator: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "max_split_size_mb:512")
+    assert not Backends.configure(False, CUDA).expandable
+    assert allocator == []
+
+
+def test_a_device_without_virtual_memory_management_gets_the_default_allocator(
+    allocator: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*size: int, device: torch.device) -> None:
+        raise RuntimeError("CUDA driver error: operation not supported")
+
+    monkeypatch.setattr(torch, "empty", fail)
+    assert not Backends.configure(False, CUDA).expandable
+    assert allocator == ["expandable_segments:True", "expandable_segments:False"]
+
+
+def test_torch_accepts_the_allocator_setting() -> None:
+    backends.set_allocator("expandable_segments:True")
+    backends.set_allocator("expandable_segments:False")
+
+
+def test_a_deterministic_run_needs_the_workspace_of_cublas_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    prepare_backends(False)
+    with pytest.raises(ConfigError, match=r"^deterministic=true needs CUBLAS_WORKSPACE_CONFIG=:4096:8 before CUDA st"):
+        prepare_backends(True)
+    monkeypatch.setenv(WORKSPACE, ":16:8")
+    prepare_backends(True)
+    monkeypatch.setenv(WORKSPACE, ":0:0")
+    with pytest.raises(ConfigError, match=r"^deterministic=true needs .*:4096:8, and :0:0 is set: unset it$"):
+        prepare_backends(True)
+
+
+def test_kernels_selected_by_time_are_not_deterministic() -> None:
+    compiled = ("compile.towers=true", "compile.mode=max_autotune")
+    with pytest.raises(ConfigError, match="^compile.mode=max_autotune selects kernels by their time, so determ"):
+        compose("deterministic=true", *compiled)
+    assert compose(*compiled).compile.towers
+
+
+@pytest.mark.parametrize("packed", ["true", "false"])
+def test_a_deterministic_run_on_the_cpu_equals_an_ordinary_one(packed: str, tmp_path: Path) -> None:
+    """All operations of a step and of an evaluation have a deterministic algorithm, else they raise."""
+    chosen = (*VIT, f"model.text.packed={packed}", "evaluator=[zeroshot,retrieval]", "checkpoint=none")
+    for name in ("false", "true"):
+        trainer = Trainer(small(tmp_path / name, *chosen, f"deterministic={name}"))
+        trainer.fit()
+    assert facts(trainer)["device"] == "cpu, deterministic algorithms; precision=auto chose fp32"
+    assert untimed_rows(tmp_path / "true") == untimed_rows(tmp_path / "false")
