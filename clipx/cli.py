@@ -35,7 +35,7 @@ from clipx.config.reference import help_text, is_group, overview
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none
-from clipx.errors import ClipxError, ConfigError, Exit, PeerLost, Stopped, require
+from clipx.errors import ClipxError, ConfigError, Exit, Stopped, require
 from clipx.escape import EscapedLogRecord, escaped, print_stderr
 from clipx.storage.url import redacted
 
@@ -204,7 +204,7 @@ def _worded(error: Exception, message: str) -> ConfigError:
 
 def exit_with(error: ClipxError) -> NoReturn:
     """Ends the process with the error's exit code."""
-    if isinstance(error, PeerLost):  # in a normal exit the threads of a broken process group may abort or block
+    if error.ends_abruptly:
         sys.stdout.flush()
         os._exit(error.exit_code)
     sys.exit(error.exit_code)

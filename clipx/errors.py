@@ -25,6 +25,7 @@ class ClipxError(Exception):
     """Error that the user can correct. The commands print each argument as a line and exit with `exit_code`."""
 
     exit_code = Exit.FAILED
+    ends_abruptly = False  # ends the process without unwinding: threads of a broken process group may abort or block
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.args))
@@ -63,6 +64,14 @@ class Locked(ClipxError):
 
 class PeerLost(ClipxError):
     """Another rank has ended or does not answer."""
+
+    ends_abruptly = True
+
+
+class OutOfMemory(ClipxError):
+    """The memory of the device or of the host is exhausted on this rank, while others may wait for it."""
+
+    ends_abruptly = True
 
 
 class NotSynced(ClipxError):

@@ -19,12 +19,14 @@ from typing import TypeVar
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import format_names
 from clipx.distributed.launch_env import node_name, read_launch_env
-from clipx.errors import ClipxError, PeerLost
+from clipx.errors import ClipxError, NotSynced, PeerLost, Stopped
 
 T = TypeVar("T")
 
 _PERIOD_S = 1.0  # between two heartbeats of a rank: one small write to the store, which serves 10,000s per second
 _LOST_AFTER_S = 4.0  # without a heartbeat after a failed collective, a rank counts as lost
+_GRACE_S = 20.0  # after the failure of a rank, for the others to end by an error of their collective
+_FAILED = "clipx/heartbeat/failed"
 _TIMEOUT_S = 10.0  # for the store to answer; also for the whole search if no rank is lost
 
 # torch's error types (DistBackendError and similar), or the text of gloo's errors, which are plain RuntimeErrors.
@@ -47,37 +49,40 @@ class _Heartbeat:
 
 
 @contextlib.contextmanager
-def name_lost_peers(comm: Comm, step: Callable[[], int]) -> Iterator[None]:
+def name_lost_peers(comm: Comm, step: Callable[[], int], end: Callable[[str], object]) -> Iterator[None]:
     """Converts the error of a collective to a PeerLost that names the rank that failed, is lost, or is late.
 
     Collective: all ranks enter it together. `step` returns the current step. Detecting a lost rank takes about 5 s.
-    NCCL reports most lost ranks by aborting the process after distributed.timeout_s, with NCCL's message only.
+    NCCL's collectives wait for a rank that ended with an error until distributed.timeout_s: after 20 s, a thread calls
+    `end` with that error, which must end this process. NCCL reports killed ranks by its own message, after timeout_s.
     """
     if comm.world == 1:
         yield
         return
-    heartbeats = _HeartbeatThread(comm, step)
+    heartbeats = _HeartbeatThread(comm, step, end)
     try:
         with heartbeats:
             yield
     except RuntimeError as error:
         if not _is_collective_error(error):
             raise
-        cause = call_with_timeout(heartbeats.find_cause, _TIMEOUT_S + _LOST_AFTER_S)
+        cause = heartbeats.failure or call_with_timeout(heartbeats.find_cause, _TIMEOUT_S + _LOST_AFTER_S)
         raise PeerLost(cause or _describe_lost_store(step())) from error
 
 
 class _HeartbeatThread:
     """Thread that writes this rank's heartbeats to the store. The last heartbeat holds the reason for the end."""
 
-    def __init__(self, comm: Comm, step: Callable[[], int]) -> None:
+    failure: str | None = None  # of another rank, as it reported it
+
+    def __init__(self, comm: Comm, step: Callable[[], int], end: Callable[[str], object]) -> None:
         from torch.distributed.distributed_c10d import _get_default_store
 
-        self._comm, self._step = comm, step
+        self._comm, self._step, self._end = comm, step, end
         self._beat = _Heartbeat(comm.rank, node_name(), os.getpid())
         self._store = _get_default_store().clone()  # a store client is not thread-safe
         self._reader = _get_default_store().clone()
-        self._stop = threading.Event()
+        self._stop, self._failed = threading.Event(), False
         self._thread = threading.Thread(target=self._write, name="heartbeat", daemon=True)
 
     def __enter__(self) -> _HeartbeatThread:
@@ -92,6 +97,7 @@ class _HeartbeatThread:
         else:
             reason = str(error) if isinstance(error, ClipxError) else f"{type(error).__name__}: {error}"
             self._beat.state = " ".join(reason.split())[:500]
+        self._failed = self._beat.state != "exited" and not isinstance(error, Stopped | NotSynced)  # these on all ranks
         self._stop.set()
         self._thread.join(_TIMEOUT_S)
 
@@ -99,7 +105,20 @@ class _HeartbeatThread:
         with contextlib.suppress(RuntimeError):  # the process that serves the store may end first
             while not self._stop.wait(_PERIOD_S):
                 self._put()
+                self._follow_failed_rank()
             self._put()
+            if self._failed:
+                self._store.set(_FAILED, _describe_failed([self._beat]))
+                if self._comm.is_main:  # it may serve the store: the others read it within a period
+                    time.sleep(2 * _PERIOD_S)
+
+    def _follow_failed_rank(self) -> None:
+        """Ends this process if another rank failed and the main thread does not notice it, as in a NCCL collective."""
+        if not self._store.check([_FAILED]):
+            return
+        self.failure = self._store.get(_FAILED).decode()
+        if not self._stop.wait(_GRACE_S):
+            self._end(self.failure)
 
     def _put(self) -> None:
         self._beat.step, self._beat.count = self._step(), self._beat.count + 1
@@ -116,7 +135,7 @@ class _HeartbeatThread:
         while (waited := time.monotonic() - start) < _TIMEOUT_S:
             now = self._read()
             if failed := [beat for beat in now if beat.state not in ("alive", "exited")]:
-                return f"{_format(failed)} ended at step {failed[0].step}: {failed[0].state}"
+                return _describe_failed(failed)
             lost = [b for a, b in zip(first, now, strict=True) if b.state == "alive" and a.count == b.count]
             if lost and waited > _LOST_AFTER_S:
                 return (
@@ -137,6 +156,10 @@ class _HeartbeatThread:
 
 def _is_collective_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_COLLECTIVE_ERROR.search(f"{type(error).__name__} {error}"))
+
+
+def _describe_failed(heartbeats: list[_Heartbeat]) -> str:
+    return f"{_format(heartbeats)} ended at step {heartbeats[0].step}: {heartbeats[0].state}"
 
 
 def _format(heartbeats: list[_Heartbeat]) -> str:

@@ -19,7 +19,7 @@ from clipx.data.order import SampleOrder
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import name_lost_peers
-from clipx.errors import Stopped, require
+from clipx.errors import Exit, Stopped, require
 from clipx.evaluator.suite import Suite
 from clipx.logger import Jsonl, Sinks
 from clipx.model.flops import Utilisation
@@ -27,6 +27,7 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics
 from clipx.optimizer.groups import set_learning_rate
 from clipx.report.console import Screen
+from clipx.run.abort import abort
 from clipx.run.directory import RunDir, flatten
 from clipx.run.lock import RunLock
 from clipx.run.signals import StopSignals
@@ -40,6 +41,7 @@ from clipx.trainer.from_open_clip import resume_from_open_clip
 from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.metrics import Meter, tokens_computed
 from clipx.trainer.monitors import Monitors
+from clipx.trainer.out_of_memory import report_out_of_memory
 from clipx.trainer.profiler import Profiler
 from clipx.trainer.saved_run import check_sources, finish_uploads
 from clipx.trainer.spec import RunSpec
@@ -92,9 +94,10 @@ class Trainer:
         self.comm = spec.distributed.build()
         self.backends = Backends.configure(spec.deterministic, self.comm.device)
         check_storage(spec.checkpoint, spec.run_dir, spec.resume, self.comm)
-        self._build_data()
-        self._build_model()
-        self._open_run()
+        with report_out_of_memory(spec, self.comm):
+            self._build_data()
+            self._build_model()
+            self._open_run()
 
     def _build_data(self) -> None:
         spec, comm = self.spec, self.comm
@@ -232,7 +235,8 @@ class Trainer:
         try:
             with (
                 screen,
-                name_lost_peers(comm, lambda: self.steps_done),
+                name_lost_peers(comm, lambda: self.steps_done, lambda reason: abort(reason, Exit.FAILED)),
+                report_out_of_memory(spec, comm),
                 StopSignals(verbose=comm.is_main) as self.stop,
                 Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
             ):

@@ -19,7 +19,8 @@ import torch
 
 from clipx.cli import cli
 from clipx.distributed.heartbeat import name_lost_peers
-from clipx.errors import DataError, Stopped
+from clipx.errors import DataError, Exit, Stopped
+from clipx.run.abort import abort
 from clipx.run.directory import RunDir
 from clipx.run.launcher_watch import watch_launcher
 from clipx.run.lock import RunLock
@@ -42,7 +43,7 @@ class Loop:
             RunLock(run, comm, self.rundir.event) as lock,
             StopSignals(verbose=comm.is_main) as stop,
             Watchdog(self.spec.distributed.watchdog_s, run, comm.rank, self.rundir.event) as watchdog,
-            name_lost_peers(comm, lambda: self.step),
+            name_lost_peers(comm, lambda: self.step, lambda reason: abort(reason, Exit.FAILED)),
         ):
             (run / f"pid.{comm.rank}").write_text(str(os.getpid()))
             while True:

@@ -1,0 +1,68 @@
+"""Out of memory on one rank: one line with what to change, and the end of all ranks."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from helpers import PLUGINS
+from helpers.forks import Fork
+from helpers.processes import free_ports
+from helpers.runs import SMALL, VIT, start
+
+from clipx.errors import Exit
+
+WORDS = ("-m", "clipx.train", "--config-dir", str(PLUGINS / "faults"), "objective=exhausted", *SMALL, *VIT)
+ADVICE = (
+    "a micro-batch of a rank has 16 samples; raise data.micro_batches=1, add model.image.checkpointing=1 "
+    "model.text.checkpointing=1, use precision=amp_bf16 or lower data.batch_size=32"
+)
+
+
+def start_ranks(folder: Path, *options: str) -> list[Fork]:
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_ports(1)),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    words = (*WORDS, f"run_dir={folder / 'run'}", "name=run", "checkpoint.every=1st", *options)
+    return [start(folder / str(n), *words, **meeting, RANK=str(n), LOCAL_RANK=str(n)) for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "failed"),
+    [
+        (("objective.rank=1",), 1),
+        (("objective.rank=1", "objective.blocked=true"), 1),
+        pytest.param(("objective.rank=0",), 0, marks=pytest.mark.slow),
+        pytest.param(("objective.rank=0", "objective.blocked=true"), 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_out_of_memory_ends_all_ranks_with_its_advice(
+    options: tuple[str, ...], failed: int, tmp_path: Path
+) -> None:
+    ranks = start_ranks(tmp_path, *options)
+    output = [rank.communicate(600)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [Exit.FAILED] * 2
+    own, other = output[failed], output[1 - failed]
+    assert own.endswith(f"error (rank {failed}): out of memory on cpu, Tried to allocate 2.00 GiB: {ADVICE}\n")
+    assert "Traceback" not in own + other
+    named = (
+        f"rank {failed} (host {socket.gethostname()}, pid {ranks[failed].pid}) ended at step 2: out of memory on cpu"
+    )
+    (line,) = [line for line in other.splitlines() if named in line]
+    assert line.startswith("error")
+
+
+def test_the_host_out_of_memory_is_one_line(tmp_path: Path) -> None:
+    options = ("objective.host=true", "objective.rank=0", "model.image.checkpointing=1", "data.micro_batches=32")
+    one = start(tmp_path, *WORDS, f"run_dir={tmp_path / 'run'}", "name=run", *options, "precision=bf16")
+    _, said = one.communicate(600)
+    assert one.returncode == Exit.FAILED
+    assert said.count("error") == 1 and "Traceback" not in said
+    assert said.endswith(
+        "\nerror: out of memory on the host: a micro-batch of a rank has 1 samples; add model.text.checkpointing=1 or "
+        "lower data.batch_size=32\n"
+    )
