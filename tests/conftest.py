@@ -20,6 +20,17 @@ from clipx.config import plugins
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hides CUDA devices from all tests but those of `-m gpu`.
+
+    Ranks of a test would share a device, results would depend on it, and workers of xdist would fill its memory.
+    """
+    if "gpu" not in config.option.markexpr or config.option.markexpr.startswith("not "):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # needed by deterministic runs before CUDA starts
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _separate_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     root = tmp_path_factory.getbasetemp()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.lazy_torch import torch
+from clipx.config.lazy_torch import dist, torch
 from clipx.config.registry import option
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec
@@ -105,7 +105,7 @@ class FsdpSpec(DistributedSpec):
             not self.cpu_offload or comm.device.type != "cpu",
             "distributed.cpu_offload=true has no effect on the CPU: drop it",
         )
-        if comm.world == 1:
+        if not dist.is_initialized():  # one rank, unless a caller opened a process group for it
             return
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import (

@@ -58,6 +58,7 @@ NEEDED = {
 _CLOCK = (
     *("seconds", "samples_per_second", "samples_per_second_per_device", "tokens_per_second", "remote_lag_s"),
     *("data_wait_share", "data_wait_s", "step_s", "checkpoint_s", "evaluation_s", "host_memory_gb"),
+    *("mfu", "device_memory_gb", "device_utilization"),
 )
 
 

@@ -1,0 +1,24 @@
+"""The gpu tests themselves: their code runs on the CPU, so that a GPU is not spent on mistakes in tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+
+
+@pytest.mark.parametrize(
+    "selected",
+    ["packed and repeats or default or profile", pytest.param("", marks=pytest.mark.slow)],
+)
+def test_the_gpu_tests_pass_on_the_cpu(selected: str) -> None:
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "gpu", "-k", selected, "tests/gpu")
+    env = {**os.environ, "CLIPX_TEST_GPU_ON_CPU": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        (sys.executable, *words), cwd=ROOT, env=env, capture_output=True, text=True, timeout=800, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
