@@ -54,7 +54,7 @@ def test_split_scores_are_within_the_stated_bound() -> None:
     ("build", "most"), [(lambda: EXACT, 1e-4), (SplitProducts, 2e-3), (fused, 2e-3)], ids=["float32", "split", "fused"]
 )
 def test_loss_and_gradients_are_close_to_float64(build: type[Products], most: float, normaliser: Normaliser) -> None:
-    """Odd sizes, several tiles. A device may truncate to TF32, which doubles the error of rounding."""
+    """Uses odd sizes and several tiles. A device may truncate to TF32, which doubles the error of rounding."""
     x, y = embeddings(1001)
     found = step(x.cuda(), y.cuda(), build(), normaliser, 300)
     exact = step(x.double(), y.double(), EXACT, normaliser, 300)

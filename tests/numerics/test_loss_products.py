@@ -77,7 +77,7 @@ def aligned(batch: int, width: int, pull: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("pull", [0.5, 1.5, 100.0])
 @pytest.mark.parametrize(("name", "tau"), [("infonce", 0.01), ("dcl", 0.01), ("siglip", 0.01), ("fastclip_v2", 0.03)])
 def test_gradients_of_split_products_are_within_a_thousandth_of_float64(name: str, tau: float, pull: float) -> None:
-    """At the lowest temperature of each objective, for pairs that match well and for random embeddings."""
+    """Uses the lowest temperature of each objective, pairs that match well and random embeddings."""
     hot = (f"objective.init_temperature={tau}", "objective.tile=48")
     x, y = aligned(200, 64, pull)
     found = score(build(name, *hot, SPLIT, batch=200, samples=200, dtype=torch.float32), x, y, torch.arange(200))
