@@ -35,9 +35,21 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def to_dtype(model: M, dtype: torch.dtype) -> M:
-    """Casts the model to `dtype`, but BatchNorm to at least float32: its averages change by too little for 16 bits."""
+    """Casts the model to `dtype`, but BatchNorm to at least float32: its averages change by too little for 16 bits.
+
+    So are buffers that the class attribute `constants` of their module names.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    constants = [
+        (module, name, module.get_buffer(name))
+        for module in model.modules()
+        for name in getattr(type(module), "constants", ())
+        if name in module._buffers
+    ]
     model.to(dtype)
     for module in model.modules():
         if isinstance(module, BATCH_NORM):
-            module.to(torch.promote_types(dtype, torch.float32))
+            module.to(wide)
+    for module, name, constant in constants:
+        setattr(module, name, constant.to(wide))
     return model

@@ -6,7 +6,7 @@ Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, L
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from clipx.model.batchnorm import BATCH_NORM, to_dtype
 from clipx.model.spec import FIXED, ClipSpec, Varying
 from clipx.model.text import TextTower
 from clipx.model.vision import ImageTower
+from clipx.model.vit import product_dtype
 
 
 class CLIP(nn.Module):
@@ -24,6 +25,7 @@ class CLIP(nn.Module):
     Weights are drawn in float32 on `device` and then cast: one torch.manual_seed gives the same model in any dtype.
     """
 
+    constants: ClassVar[tuple[str, ...]] = ("mean_C11", "std_C11")
     mean_C11: Tensor
     std_C11: Tensor
 
@@ -41,6 +43,7 @@ class CLIP(nn.Module):
         for name, values in (("mean_C11", spec.image.mean), ("std_C11", spec.image.std)):
             constant = torch.tensor(values, dtype=_at_least_float32(dtype), device=device).view(3, 1, 1)
             self.register_buffer(name, constant, persistent=False)
+        self.image.fold_normalization(self.mean_C11.flatten(), self.std_C11.flatten())
 
     def build_towers(self, spec: Any, varying: Varying) -> None:
         """Builds the modules on the current default device. `spec`: the spec of this kind of model."""
@@ -74,7 +77,7 @@ class CLIP(nn.Module):
 
         S is model.image.size, or a size of `varying`. Raises ValueError for another shape or dtype.
         """
-        return unit(self.image(self._normalise(image_BCSS)))
+        return unit(self.image(self._input(image_BCSS)))
 
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
         """[B, L] token ids from the Tokenizer -> [B, D] of unit norm. Raises ValueError for another length."""
@@ -97,8 +100,9 @@ class CLIP(nn.Module):
         """Returns the names of class tokens and similar learned tokens among named_parameters()."""
         return {f"image.{name}" for name in self.image.class_tokens()}
 
-    def _normalise(self, image_BCSS: Tensor) -> Tensor:
-        """Returns (pixels - mean) / std on the device of the images, in the dtype of the weights."""
+    def _input(self, image_BCSS: Tensor) -> Tensor:
+        """Returns what the image tower takes: uint8 images unchanged, or (pixels - mean) / std in the dtype of the
+        weights."""
         if image_BCSS.ndim != 4 or tuple(image_BCSS.shape[1:]) not in [(3, size, size) for size in self.image_sizes]:
             accepted = " or ".join(f"[B, 3, {size}, {size}]" for size in self.image_sizes)
             raise ValueError(
@@ -107,10 +111,14 @@ class CLIP(nn.Module):
             )
         if image_BCSS.dtype != torch.uint8 and not image_BCSS.is_floating_point():
             raise ValueError(f"images are {image_BCSS.dtype}, must be uint8, or floating point in [0, 1]: convert them")
+        # float16 would round the folded weights, a hundredth as large, and overflow in their gradient.
+        own = self.text.positional_embedding
+        if image_BCSS.dtype == torch.uint8 and self.image.takes_pixels and product_dtype(own) != torch.float16:
+            return image_BCSS
         pixels_BCSS = image_BCSS.to(self.mean_C11.dtype)
         if image_BCSS.dtype == torch.uint8:
             pixels_BCSS = pixels_BCSS / 255
-        return ((pixels_BCSS - self.mean_C11) / self.std_C11).to(self.text.positional_embedding.dtype)
+        return ((pixels_BCSS - self.mean_C11) / self.std_C11).to(own.dtype)
 
 
 def parameter_count(module: nn.Module) -> int:

@@ -45,13 +45,13 @@ class CoCa(CLIP):
         self._check_tokens(tokens_BL)
         packing = with_class_position(tokens_BL, self.text.packed)
         captions = Captions.of(tokens_BL, packing)
-        image_BD, image_BNW = self.image(self._normalise(image_BCSS))
+        image_BD, image_BNW = self.image(self._input(image_BCSS))
         text_BD, x_TW = self.text(packing)
         loss_B = self.decoder(x_TW, image_BNW, captions.to(x_TW.device))
         return unit(image_BD), unit(text_BD), torch.stack([loss_B, captions.count_B.to(loss_B)], 1)
 
     def encode_image(self, image_BCSS: Tensor) -> Tensor:
-        return unit(self.image(self._normalise(image_BCSS))[0])
+        return unit(self.image(self._input(image_BCSS))[0])
 
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
         self._check_tokens(tokens_BL)
@@ -59,7 +59,7 @@ class CoCa(CLIP):
 
     def image_tokens(self, image_BCSS: Tensor) -> Tensor:
         """Returns the image tokens that the decoder reads, [B, N, W]. Takes images as encode_image does."""
-        image_BNW: Tensor = self.image(self._normalise(image_BCSS))[1]
+        image_BNW: Tensor = self.image(self._input(image_BCSS))[1]
         return image_BNW
 
     def class_tokens(self) -> set[str]:
@@ -71,6 +71,8 @@ class PooledImageTower(ImageTower):
 
     The trunk is a ViT from timm. Its last norm normalizes the keys and values of the pool.
     """
+
+    reads_all_tokens = True
 
     def __init__(self, spec: CoCaSpec, varying: Varying) -> None:
         super().__init__(spec.image, spec.embed_dim, spec.quick_gelu, varying)

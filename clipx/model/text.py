@@ -1,16 +1,18 @@
 """The text tower: a causal transformer over byte pairs, in CLIP's shape (arXiv:2103.00020, section 2.4).
 
 CLIP pools a text at its end token, and under causal attention later tokens have no effect on it. The padding after it
-is therefore skipped: the tokens of all texts are concatenated. Only attention, a small part of the work, pads the texts
-to one length.
+is therefore skipped: the tokens of all texts are concatenated. Only where no attention over texts of different lengths
+exists (see varlen), attention pads the texts to one length. The last block computes its projection and MLP for the
+pooled tokens alone.
 
-Shape suffixes: B batch, L length of the longest text, T tokens of all texts, W width, H heads, K width of a head,
-D embedding.
+Shape suffixes: B batch, L length of the longest text, T tokens of all texts, S segments of tokens that attend to each
+other (texts, and parts of the padding), W width, H heads, K width of a head, D embedding.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import Gelu, Pool, TextTowerSpec
+from clipx.model.varlen import is_supported, varlen_attention
 
 
 def end_positions(tokens_BL: Tensor) -> Tensor:
@@ -26,22 +29,35 @@ def end_positions(tokens_BL: Tensor) -> Tensor:
     return (tokens_BL == Tokenizer.end_id).int().argmax(dim=1)  # argmax returns the first of equal values
 
 
+CUDA_MULTIPLE = 1024
+"""Multiple to which Packing.of rounds the number of tokens for CUDA, where each new shape costs memory and tuning."""
+
+_SEGMENT = 16  # tokens of a segment of padding
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """B texts packed as T tokens, with their positions in [B, L]."""
+    """B texts packed as T tokens, with their positions in [B, L].
+
+    T may include padding after the texts, in segments of its own: copies of the first text's first token, which neither
+    add a value to what a tensor holds nor have a gradient.
+    """
 
     tokens_T: Tensor
     position_T: Tensor  # position in the token's text
-    flat_index_T: Tensor  # index among all B * L positions
+    flat_index_T: Tensor  # index among all B * L positions; without the padding
     end_B: Tensor  # index in T of the token that each text is pooled at: its end token, or another
     shape: tuple[int, int]  # (B, L)
     mask_B1LL: Tensor | None = None  # True where a position (row) attends to another; None: to itself and earlier ones
+    start_S: Tensor | None = None  # first token of each segment, then T, int32 [S + 1]; None: not contiguous segments
 
     @classmethod
-    def of(cls, tokens_BL: Tensor, packed: bool, pool: Pool = Pool.end) -> Packing:
+    def of(cls, tokens_BL: Tensor, packed: bool, pool: Pool = Pool.end, multiple: int = 1) -> Packing:
         """Packs each text up to its end token, or with all padding unless `packed`. Runs on the tokens' device.
 
-        On the meta device, where the ends of texts are unknown, all padding remains.
+        Packed texts are in order of their lengths. Their number of tokens is rounded up to a multiple of `multiple`,
+        or of the largest power of two below it that adds at most 1/64; see `rounded`. On the meta device, where the
+        ends of texts are unknown, all padding remains.
         """
         texts, length = tokens_BL.shape
         end_B = end_positions(tokens_BL) if pool is Pool.end else tokens_BL.new_full((texts,), length - 1)
@@ -49,30 +65,63 @@ class Packing:
             flat_index_T = torch.arange(texts * length, device=tokens_BL.device)
             first_B = torch.arange(texts, device=tokens_BL.device) * length
             return cls(tokens_BL.flatten(), flat_index_T % length, flat_index_T, first_B + end_B, (texts, length))
-        length_B = end_B + 1
-        length = int(length_B.max())
-        used_BL = torch.arange(length, device=tokens_BL.device) < length_B[:, None]
-        flat_index_T = used_BL.flatten().nonzero().squeeze(1)
-        tokens_T = tokens_BL[:, :length][used_BL]
-        return cls(tokens_T, flat_index_T % length, flat_index_T, length_B.cumsum(0) - 1, (texts, length))
+        length_B, text_B = end_B.add(1).sort(stable=True)
+        longest = int(length_B[-1])
+        at_L = torch.arange(longest, device=tokens_BL.device)
+        used_BL = at_L < length_B[:, None]
+        flat_index_T = (text_B[:, None] * longest + at_L)[used_BL]
+        stop_B = length_B.cumsum(0)
+        end_B = torch.empty_like(stop_B).index_copy_(0, text_B, stop_B - 1)
+        tokens_T = tokens_BL[:, :longest].flatten()[flat_index_T]
+        start_S = F.pad(stop_B, (1, 0)).int()
+        found = cls(tokens_T, flat_index_T % longest, flat_index_T, end_B, (texts, longest), start_S=start_S)
+        return found.rounded(multiple)
+
+    def rounded(self, multiple: int) -> Packing:
+        """Pads to a multiple of tokens, so that batches repeat their shapes. Fewer than 1024 tokens are not padded."""
+        tokens = len(self.tokens_T)
+        multiple = min(multiple, 1 << max(0, (tokens // 64).bit_length() - 1))
+        extra = -tokens % multiple
+        if multiple < _SEGMENT or not extra or self.start_S is None:
+            return self
+        starts = torch.arange(tokens, tokens + extra, _SEGMENT, dtype=torch.int32, device=self.start_S.device)
+        return replace(
+            self,
+            tokens_T=torch.cat([self.tokens_T, self.tokens_T[:1].expand(extra)]),
+            position_T=F.pad(self.position_T, (0, extra)),
+            start_S=torch.cat([self.start_S[:-1], starts, starts.new_full((1,), tokens + extra)]),
+        )
+
+    @property
+    def longest(self) -> int:
+        """Upper bound of a segment's length."""
+        return max(self.shape[1], _SEGMENT)
 
     def to(self, device: torch.device) -> Packing:
-        tokens_T, position_T = moved(self.tokens_T, device), moved(self.position_T, device)
-        mask = None if self.mask_B1LL is None else moved(self.mask_B1LL, device)
-        return Packing(
-            tokens_T, position_T, moved(self.flat_index_T, device), moved(self.end_B, device), self.shape, mask
-        )
+        return self._with_each(lambda x: moved(x, device))
+
+    def pin_memory(self) -> Packing:
+        return self._with_each(Tensor.pin_memory)
+
+    def _with_each(self, call: Callable[[Tensor], Tensor]) -> Packing:
+        """Returns the packing with `call` applied to each tensor."""
+        values = (getattr(self, f.name) for f in fields(self))
+        return Packing(*(call(x) if isinstance(x, Tensor) else x for x in values))
 
     def spread(self, x_TW: Tensor) -> Tensor:
         """[T, W] -> [B, L, W], with zeros for skipped positions."""
-        if len(x_TW) < self.shape[0] * self.shape[1]:
+        if len(self.flat_index_T) < self.shape[0] * self.shape[1]:
+            x_TW = x_TW[: len(self.flat_index_T)]
             x_TW = x_TW.new_zeros(self.shape[0] * self.shape[1], x_TW.shape[1]).index_copy(0, self.flat_index_T, x_TW)
         return x_TW.view(*self.shape, -1)
 
     def gather(self, x_BLW: Tensor) -> Tensor:
-        """[B, L, W] -> [T, W]."""
+        """[B, L, W] -> [T, W], with zeros for padding after the texts."""
         x = x_BLW.flatten(0, 1)
-        return x if len(x) == len(self.flat_index_T) else x.index_select(0, self.flat_index_T)
+        if len(x) == len(self.flat_index_T):
+            return x
+        x = x.index_select(0, self.flat_index_T)
+        return F.pad(x, (0, 0, 0, len(self.tokens_T) - len(x)))
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
@@ -113,12 +162,16 @@ class TextTower(nn.Module):
         With pool=end each row must contain an end token, as rows from Tokenizer do. The tokens may be on the host,
         where packing does not block a device, or already packed.
         """
-        packing = tokens_BL if isinstance(tokens_BL, Packing) else Packing.of(tokens_BL, self.packed, self.pool)
-        packing = packing.to(self.positional_embedding.device)
+        device = self.positional_embedding.device
+        multiple = CUDA_MULTIPLE if device.type == "cuda" else 1
+        if isinstance(tokens_BL, Tensor):
+            tokens_BL = Packing.of(tokens_BL, self.packed, self.pool, multiple)
+        packing = tokens_BL.to(device)
         x_TW = self.token_embedding(packing.tokens_T) + F.embedding(packing.position_T, self.positional_embedding)
-        for block in self.blocks:
+        *lower, last = self.blocks
+        for block in lower:
             x_TW = block(x_TW, packing)
-        features_BD: Tensor = self.projection(self.norm(x_TW[packing.end_B]))
+        features_BD: Tensor = self.projection(self.norm(last(x_TW, packing, True)))
         return features_BD
 
 
@@ -127,7 +180,10 @@ def _block(spec: TextTowerSpec, quick_gelu: bool) -> TextBlock:
 
 
 class TextBlock(nn.Module):
-    """Attention, then MLP, both pre-norm with a residual connection. [T, W] -> [T, W]."""
+    """Attention, then MLP, both pre-norm with a residual connection. [T, W] -> [T, W].
+
+    With `pooled` it computes only the token that each text is pooled at: [T, W] -> [B, W].
+    """
 
     def __init__(
         self,
@@ -156,16 +212,20 @@ class TextBlock(nn.Module):
         nn.init.normal_(self.mlp.fc1.weight, std=(2 * width) ** -0.5)
         nn.init.normal_(self.mlp.fc2.weight, std=width**-0.5 * (2 * depth) ** -0.5)
 
-    def forward(self, x_TW: Tensor, packing: Packing) -> Tensor:
+    def forward(self, x_TW: Tensor, packing: Packing, pooled: bool = False) -> Tensor:
         # With float32 weights, the sums stay in float32 under autocast: only products are in the lower precision.
-        x_TW = x_TW + self.attn(self.norm1(x_TW), packing)
+        mixed_TW = self.attn(self.norm1(x_TW), packing)
+        if pooled:
+            x_TW, mixed_TW = (x.index_select(0, packing.end_B) for x in (x_TW, mixed_TW))
+        x_TW = x_TW + self.attn.proj(mixed_TW)
         out_TW: Tensor = x_TW + self.mlp(self.norm2(x_TW))
         return out_TW
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention of a token to itself and the earlier tokens of its text, or without `causal` to all of them.
-    The mask of the packing, if any, takes precedence. [T, W] -> [T, W]."""
+    """Multi-head attention of a token to itself and the earlier tokens of its text, or without `causal` to all of them,
+    without the output projection, which the caller applies. The mask of the packing, if any, takes precedence.
+    [T, W] -> [T, W]."""
 
     def __init__(self, width: int, heads: int, causal: bool = True) -> None:
         super().__init__()
@@ -174,13 +234,16 @@ class CausalAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x_TW: Tensor, packing: Packing) -> Tensor:
-        qkv_BL3HK = packing.spread(self.qkv(x_TW)).unflatten(-1, (3, self.heads, -1))
+        qkv_TW3 = self.qkv(x_TW)
+        if self.causal and packing.start_S is not None and is_supported(qkv_TW3.device, qkv_TW3.dtype):
+            qkv_T3HK = qkv_TW3.unflatten(-1, (3, self.heads, -1))
+            return varlen_attention(qkv_T3HK, packing.start_S, packing.longest).flatten(1)
+        qkv_BL3HK = packing.spread(qkv_TW3).unflatten(-1, (3, self.heads, -1))
         q_BHLK, k_BHLK, v_BHLK = qkv_BL3HK.permute(2, 0, 3, 1, 4).unbind(0)
         mask = packing.mask_B1LL
         causal = self.causal and mask is None
         mixed_BHLK = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLK, mask, is_causal=causal)
-        out_TW: Tensor = self.proj(packing.gather(mixed_BHLK.transpose(1, 2).flatten(2)))
-        return out_TW
+        return packing.gather(mixed_BHLK.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import timm
 import torch
@@ -21,30 +21,42 @@ from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.blocks import image_blocks
 from clipx.model.spec import FIXED, Varying
 from clipx.model.tower_spec import ImageTowerSpec, Projection
+from clipx.model.vit import compute_class_token_only, fold_normalization
 
 
 class ImageTower(nn.Module):
     """Normalized images [B, 3, S, S] -> features [B, D] of any norm.
+
+    With `takes_pixels` the images may be uint8 instead, not normalized.
 
     Initial weights: the projection is normal with deviation (its inputs)^-.5. The trunk is initialized by timm, except
     that a ViT in CLIP's form has OpenAI's initialization where the two differ outside the blocks: class token and
     positional embedding normal with deviation width^-.5. (Both use PyTorch's default for the patch convolution.)
     """
 
+    reads_all_tokens: ClassVar[bool] = False
+    """Whether a subclass reads other tokens than those that the trunk pools."""
+
     def __init__(self, spec: ImageTowerSpec, embed_dim: int, quick_gelu: bool, varying: Varying = FIXED) -> None:
         super().__init__()
-        self.varying = varying
+        self.varying, self.takes_pixels = varying, False
         self.trunk = _trunk(spec, quick_gelu, varying)
         self.set_patch_dropout(0.0)
         self.projection = _projection(self.trunk, embed_dim, spec)
         if is_clip_vit(self.trunk):
             _init_as_clip(self.trunk)
+        if not self.reads_all_tokens:
+            compute_class_token_only(self.trunk)
         blocks = list(image_blocks(self.trunk).values())
         checkpoint_tower(self, blocks, spec.checkpointing, "model.image.checkpointing")
 
     def forward(self, image_BCSS: Tensor) -> Tensor:
         features_BD: Tensor = self.projection(self.trunk(image_BCSS))
         return features_BD
+
+    def fold_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
+        """Makes the tower take uint8 images, if its trunk supports it."""
+        self.takes_pixels = fold_normalization(self.trunk, mean_C, std_C)
 
     def set_patch_dropout(self, share: float) -> None:
         """Sets the share of each image's patches that training drops. No effect unless patch dropout is `varying`."""

@@ -37,13 +37,14 @@ class Repeated:
 
 
 def shorten(model: CLIP, spec: ModelSpec) -> list[Repeated]:
-    """Removes blocks of `model` that equal the second of their tower. Returns the blocks that stand for them."""
+    """Removes blocks of `model` that equal the second of their tower. Returns the blocks that stand for them. The last
+    block of a tower may be of another type."""
     found = []
     for tower, own in ((model.image.trunk, spec.image), (model.text, spec.text)):
         if type(tower) is VisionTransformer or tower is model.text:
             blocks = tower.blocks
             alike = own.checkpointing in ("none", "selective", "tower", "1") and not own.lock.isdecimal()
-            if alike and len(blocks) > 3 and len({_shape(block) for block in blocks}) == 1:
+            if alike and len(blocks) > 3 and len({_shape(block) for block in blocks[:-1]}) == 1:
                 copies = len(blocks) - 3
                 del blocks[2:-1]
                 found.append(Repeated(blocks[1], blocks[2], copies))

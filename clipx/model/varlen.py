@@ -1,0 +1,138 @@
+"""Causal attention within packed texts, on T tokens without padding.
+
+On the CPU, texts of equal length are one batch of attention: packing sorts texts by length, so that these batches are
+views. On CUDA it is torch's variable-length kernel, which supports 16 bits only.
+
+Shape suffixes: T tokens of all texts, S segments (texts), H heads, K width of a head, N texts of one length, L that
+length.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.utils.flop_counter import register_flop_formula
+
+_aten = torch.ops.aten
+_Views = tuple[Tensor, Tensor, Tensor]
+
+
+def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns True if `varlen_attention` computes on this device in this dtype."""
+    return device.type == "cpu" or (device.type == "cuda" and dtype in (torch.float16, torch.bfloat16))
+
+
+def varlen_attention(qkv_T3HK: Tensor, start_S: Tensor, longest: int) -> Tensor:
+    """Attends from each token to itself and the earlier tokens of its segment. [T, 3, H, K] -> [T, H, K].
+
+    `start_S`: int32 [S + 1], the first token of each segment, then T. `longest`: upper bound of a segment's length.
+    """
+    if qkv_T3HK.device.type == "cpu":
+        out_THK: Tensor = _cpu_attention(qkv_T3HK, start_S)[0]
+        return out_THK
+    return cuda_attention(qkv_T3HK, start_S, longest)
+
+
+def cuda_attention(qkv_T3HK: Tensor, start_S: Tensor, longest: int) -> Tensor:
+    q_THK, k_THK, v_THK = qkv_T3HK.unbind(1)
+    mixed = varlen_attn(q_THK, k_THK, v_THK, start_S, start_S, longest, longest, window_size=(-1, 0))
+    assert isinstance(mixed, Tensor)
+    return mixed
+
+
+# An operator, not a function, so that torch.compile does not specialize on the lengths of each batch.
+@torch.library.custom_op("clipx::varlen_attention", mutates_args=())
+def _cpu_attention(qkv_T3HK: Tensor, start_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the outputs [T, H, K] and the logarithm of the sum of each softmax, H * T numbers in the order of the
+    batches."""
+    outs, lses = [], []
+    for q_NHLK, k_NHLK, v_NHLK in _batches(qkv_T3HK, start_S):
+        out_NHLK, lse_NHL = _aten._scaled_dot_product_flash_attention_for_cpu(q_NHLK, k_NHLK, v_NHLK, 0.0, True)
+        outs.append(out_NHLK.transpose(1, 2).flatten(0, 1))
+        lses.append(lse_NHL.flatten())
+    return torch.cat(outs), torch.cat(lses)
+
+
+@torch.library.custom_op("clipx::varlen_attention_backward", mutates_args=())
+def _cpu_backward(grad_THK: Tensor, qkv_T3HK: Tensor, out_THK: Tensor, lse: Tensor, start_S: Tensor) -> Tensor:
+    """Returns the gradient of the queries, keys and values, [T, 3, H, K]."""
+    grad_qkv_T3HK = torch.empty_like(qkv_T3HK, memory_format=torch.contiguous_format)
+    first = 0
+    for q_NHLK, k_NHLK, v_NHLK in _batches(qkv_T3HK, start_S):
+        texts, heads, length, _ = q_NHLK.shape
+        rows = slice(first, first + texts * length)
+        grad_NHLK, out_NHLK = (
+            x_THK[rows].unflatten(0, (texts, length)).transpose(1, 2) for x_THK in (grad_THK, out_THK)
+        )
+        lse_NHL = lse[rows.start * heads : rows.stop * heads].view(texts, heads, length)
+        parts = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_NHLK, q_NHLK, k_NHLK, v_NHLK, out_NHLK, lse_NHL, 0.0, True
+        )
+        for i, part_NHLK in enumerate(parts):
+            grad_qkv_T3HK[rows, i].unflatten(0, (texts, length)).copy_(part_NHLK.transpose(1, 2))
+        first = rows.stop
+    return grad_qkv_T3HK
+
+
+def _batches(qkv_T3HK: Tensor, start_S: Tensor) -> Iterator[_Views]:
+    """Yields queries, keys and values [N, H, L, K] of each run of texts of the same length."""
+    first = 0
+    for length, texts in _runs(start_S):
+        part_NL3HK = qkv_T3HK[first : first + texts * length].unflatten(0, (texts, length))
+        q_NHLK, k_NHLK, v_NHLK = part_NL3HK.permute(2, 0, 3, 1, 4).unbind(0)
+        yield q_NHLK, k_NHLK, v_NHLK
+        first += texts * length
+
+
+def _runs(start_S: Tensor) -> list[tuple[int, int]]:
+    """Returns (length, number of consecutive segments of that length)."""
+    lengths = start_S.diff().tolist()
+    return [(length, len(list(run))) for length, run in itertools.groupby(lengths)]
+
+
+@_cpu_attention.register_fake
+def _(qkv_T3HK: Tensor, start_S: Tensor) -> tuple[Tensor, Tensor]:
+    tokens, _, heads, width = qkv_T3HK.shape
+    wide = torch.promote_types(qkv_T3HK.dtype, torch.float32)
+    return qkv_T3HK.new_empty(tokens, heads, width), qkv_T3HK.new_empty(tokens * heads, dtype=wide)
+
+
+@_cpu_backward.register_fake
+def _(grad_THK: Tensor, qkv_T3HK: Tensor, out_THK: Tensor, lse: Tensor, start_S: Tensor) -> Tensor:
+    return torch.empty_like(qkv_T3HK, memory_format=torch.contiguous_format)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _backward(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Tensor, None]:
+    qkv_T3HK, start_S, out_THK, lse = ctx.saved_tensors
+    return _cpu_backward(grad_THK.contiguous(), qkv_T3HK, out_THK, lse, start_S), None
+
+
+_cpu_attention.register_autograd(_backward, setup_context=_save)
+
+
+def _product_flops(qkv_T3HK: Tensor, start_S: Tensor) -> int:
+    """Returns the FLOPs of one of the products: scores of all pairs of a text's tokens, or their mean values."""
+    return 2 * qkv_T3HK.shape[2] * qkv_T3HK.shape[3] * int(start_S.diff().long().square().sum())
+
+
+@register_flop_formula(torch.ops.clipx.varlen_attention, get_raw=True)
+def _(qkv_T3HK: Tensor, start_S: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * _product_flops(qkv_T3HK, start_S)
+
+
+@register_flop_formula(torch.ops.clipx.varlen_attention_backward, get_raw=True)
+def _(grad_THK: Tensor, qkv_T3HK: Tensor, out_THK: Tensor, lse: Tensor, start_S: Tensor, *_: Any, **__: Any) -> int:
+    return 5 * _product_flops(qkv_T3HK, start_S)  # one recomputes the scores
+
+
+OPERATORS = (torch.ops.torch_attn._varlen_attn.default, torch.ops.clipx.varlen_attention.default)
+"""Operators of the forward pass, for activation checkpointing."""

@@ -1,0 +1,177 @@
+"""Attention within packed texts, and packings whose number of tokens is rounded."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from clipx.bench.training import captions
+from clipx.model import varlen
+from clipx.model.text import Packing, TextTower
+from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import TextTowerSpec
+
+LENGTH, HEADS = 24, 2
+
+
+def build(packed: bool, dtype: torch.dtype = torch.float64) -> TextTower:
+    torch.manual_seed(0)
+    spec = TextTowerSpec(context_length=LENGTH, width=32, heads=HEADS, layers=3, packed=packed)
+    return TextTower(spec, 16, quick_gelu=False).to(dtype)
+
+
+def results(tower: TextTower, texts: Tensor | Packing) -> dict[str, Tensor]:
+    """Returns the features of texts, and the gradients of a loss that depends on their order."""
+    features_BD = tower(texts)
+    random = torch.Generator().manual_seed(1)
+    weight_BD = torch.randn(features_BD.shape, generator=random, dtype=torch.float64)
+    (features_BD * weight_BD).sum().backward()
+    gradients = {name: p.grad for name, p in tower.named_parameters() if p.grad is not None}
+    return {"features": features_BD.detach(), **gradients}
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-12) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert value.any()
+        assert (found[name] - value).abs().max() <= tolerance * value.abs().max(), name
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    **options: Any,
+) -> Tensor:
+    """torch's varlen_attn with window_size=(-1, 0), by its definition; rows of segments above max_q are not computed."""
+    assert options == {"window_size": (-1, 0)}
+    assert cu_seq_q is cu_seq_k
+    assert cu_seq_q.dtype == torch.int32
+    assert max_q == max_k
+    starts = cu_seq_q.tolist()
+    assert (starts[0], starts[-1]) == (0, len(query))
+    outs = []
+    for first, stop in itertools.pairwise(starts):
+        q_HLK, k_HLK, v_HLK = (x[first:stop].transpose(0, 1) for x in (query, key, value))
+        above_LL = torch.ones(stop - first, stop - first, dtype=torch.bool).triu(1)
+        scores_HLL = (q_HLK @ k_HLK.mT / q_HLK.shape[-1] ** 0.5).masked_fill(above_LL, -torch.inf)
+        out_LHK = (scores_HLL.softmax(-1) @ v_HLK).transpose(0, 1)
+        outs.append(out_LHK if stop - first <= max_q else torch.full_like(out_LHK, torch.nan))
+    return torch.cat(outs)
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the towers call the kernel of CUDA, replaced by its definition."""
+    monkeypatch.setattr(varlen, "varlen_attn", reference)
+    monkeypatch.setattr("clipx.model.text.varlen_attention", varlen.cuda_attention)
+
+
+def test_texts_without_padding_have_the_features_and_gradients_of_padded_texts() -> None:
+    tokens_BL = captions(40, LENGTH, 0)
+    assert_equal(results(build(True), tokens_BL), results(build(False), tokens_BL))
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize("multiple", [1, 16, 1024])
+def test_the_kernel_of_cuda_is_called_with_the_segments_of_the_texts(multiple: int) -> None:
+    tokens_BL = captions(120, LENGTH, 0)
+    packing = Packing.of(tokens_BL, packed=True, multiple=multiple)
+    assert_equal(results(build(True), packing), results(build(False), tokens_BL))
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_padding_after_short_texts_fits_the_longest_segment() -> None:
+    tokens_BL = torch.zeros(400, LENGTH, dtype=torch.long)
+    tokens_BL[:, 0], tokens_BL[:, 1], tokens_BL[:, 2] = Tokenizer.start_id, torch.arange(400), Tokenizer.end_id
+    tokens_BL[0, 2], tokens_BL[0, 3] = 7, Tokenizer.end_id
+    packing = Packing.of(tokens_BL, packed=True, multiple=1024)
+    assert len(packing.tokens_T) > 1201
+    assert_equal(results(build(True), packing), results(build(False), tokens_BL))
+
+
+def test_rounded_packings_are_exact_where_attention_pads_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipx.model.text.is_supported", lambda *_: False)
+    tokens_BL = captions(120, LENGTH, 0)
+    packing = Packing.of(tokens_BL, packed=True, multiple=1024)
+    assert len(packing.tokens_T) > len(packing.flat_index_T)
+    assert_equal(results(build(True), packing), results(build(False), tokens_BL))
+
+
+@pytest.mark.parametrize("texts", [3, 40, 200, 2000])
+def test_rounding_adds_at_most_a_64th_and_repeats_few_numbers(texts: int) -> None:
+    sizes = set()
+    for seed in range(8):
+        exact, rounded = (Packing.of(captions(texts, 77, seed), True, multiple=multiple) for multiple in (1, 1024))
+        tokens, size = len(exact.tokens_T), len(rounded.tokens_T)
+        sizes.add(size)
+        assert tokens <= size <= tokens * (1 + 1 / 64)
+        assert size == tokens or tokens >= 1024
+        assert torch.equal(rounded.tokens_T[:tokens], exact.tokens_T)
+        assert torch.equal(rounded.end_B, exact.end_B)
+        assert set(rounded.tokens_T[tokens:].tolist()) <= {Tokenizer.start_id}
+        assert not rounded.position_T[tokens:].any()
+        assert rounded.start_S is not None
+        lengths_S = rounded.start_S.diff()
+        assert 1 <= lengths_S.min() <= lengths_S.max() <= rounded.longest
+        assert (int(rounded.start_S[0]), int(rounded.start_S[-1])) == (0, size)
+    assert len(sizes) <= (8 if texts < 200 else 6)
+
+
+def test_rounded_packings_of_a_large_batch_repeat_one_shape() -> None:
+    sizes = {len(Packing.of(captions(4096, 77, seed), True, multiple=1024).tokens_T) for seed in range(6)}
+    assert len(sizes) <= 3
+    assert all(size % 1024 == 0 for size in sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_attention_on_the_cpu_equals_its_definition(dtype: torch.dtype) -> None:
+    lengths = torch.tensor([1, 3, 3, 3, 7, 2, 2, 9])  # in any order
+    start_S = F.pad(lengths.cumsum(0), (1, 0)).int()
+    torch.manual_seed(0)
+    qkv_T3HK, weight_THK = torch.randn(30, 3, 2, 8).to(dtype), torch.randn(30, 2, 8).to(dtype)
+    found, expected = [], []
+    for x, into in ((qkv_T3HK.clone(), found), (qkv_T3HK.double(), expected)):
+        x.requires_grad_()
+        q, k, v = x.unbind(1)
+        if into is found:
+            out_THK = varlen.varlen_attention(x, start_S, 9)
+        else:
+            out_THK = reference(q, k, v, start_S, start_S, 9, 9, window_size=(-1, 0))
+        (out_THK * weight_THK).sum().backward()
+        assert x.grad is not None
+        into += [out_THK.detach().double(), x.grad.double()]
+    tolerance = 20 * torch.finfo(dtype).eps
+    for ours, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=tolerance, atol=tolerance)
+
+
+def test_the_operator_satisfies_the_rules_of_torch_compile() -> None:
+    qkv_T3HK = torch.randn(9, 3, 2, 8, requires_grad=True)
+    torch.library.opcheck(torch.ops.clipx.varlen_attention, (qkv_T3HK, torch.tensor([0, 2, 4, 9], dtype=torch.int32)))
+
+
+def test_flops_are_those_of_the_pairs_within_texts() -> None:
+    qkv_T3HK = torch.randn(9, 3, 2, 8, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        varlen.varlen_attention(qkv_T3HK, torch.tensor([0, 2, 4, 9], dtype=torch.int32), 5).sum().backward()
+    assert counter.get_total_flops() == (2 + 5) * 2 * 2 * 8 * (4 + 4 + 25)
+
+
+def test_a_packing_moves_with_all_its_tensors() -> None:
+    packing = Packing.of(captions(4, LENGTH, 0), packed=True)
+    moved = packing.to(torch.device("meta"))
+    assert moved.shape == packing.shape
+    for tensor in (moved.tokens_T, moved.position_T, moved.flat_index_T, moved.end_B, moved.start_S):
+        assert tensor is not None
+        assert tensor.is_meta

@@ -1,0 +1,159 @@
+"""Cheaper forms of timm's ViT modules: the class token alone in the last block, patches as one matrix product."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from helpers.runs import compose
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import Block
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from clipx.model.batchnorm import to_dtype
+from clipx.model.clip import CLIP
+from clipx.model.vit import ClassTokenBlock, FoldedPatchEmbed
+
+CPU = torch.device("cpu")
+CLIP_VIT = "model.image.timm=vit_base_patch16_clip_224"
+SIZE = "model.image.size=48"
+SMALL = "patch_size:16,embed_dim:64,depth:3,num_heads:2"
+
+
+def build(name: str = CLIP_VIT, dtype: torch.dtype = torch.float64, **options: Any) -> CLIP:
+    torch.manual_seed(0)
+    further = "".join(f",{key}:{value}" for key, value in options.items())
+    words = (name, SIZE, f"+model.image.options={{{SMALL}{further}}}", "model.text.width=32", "model.text.layers=1")
+    model = compose(*words).model.build(CPU, dtype)
+    for parameter in model.image.parameters():  # biases and scales that start at 0 or 1
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    return model
+
+
+def plain(model: CLIP) -> CLIP:
+    """Returns a copy of the model with timm's own modules."""
+    twin = copy.deepcopy(model)
+    twin.image.takes_pixels = False
+    twin.image.trunk.patch_embed.__class__ = PatchEmbed
+    twin.image.trunk.blocks[-1].__class__ = Block
+    return twin
+
+
+def images(count: int = 5) -> Tensor:
+    random = torch.Generator().manual_seed(3)
+    image = torch.randint(0, 256, (count, 3, 48, 48), dtype=torch.uint8, generator=random)
+    return image.contiguous(memory_format=torch.channels_last)
+
+
+def gradients(model: CLIP, image: Tensor) -> dict[str, Tensor]:
+    image_BD = model.encode_image(image)
+    (image_BD * torch.linspace(-1, 1, image_BD.numel(), dtype=image_BD.dtype).view_as(image_BD)).sum().backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"embedding": image_BD.detach(), **found}
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-11) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (found[name] - value).abs().max() <= tolerance * value.abs().max().clamp(min=1e-3), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (CLIP_VIT, {}),
+        (CLIP_VIT, {"qk_norm": True, "init_values": 0.1}),
+        (CLIP_VIT, {"scale_attn_norm": True, "qkv_bias": False}),
+        ("model.image.timm=vit_base_patch16_224", {"reg_tokens": 2}),  # a bias of the patches
+        (CLIP_VIT, {"dynamic_img_size": True}),
+    ],
+)
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_embeddings_and_gradients_equal_those_of_timms_modules(
+    name: str, options: dict[str, Any], layout: torch.memory_format
+) -> None:
+    model = build(name, **options)
+    twin, image = plain(model), images().contiguous(memory_format=layout)
+    assert isinstance(model.image.trunk.patch_embed, FoldedPatchEmbed)
+    assert isinstance(model.image.trunk.blocks[-1], ClassTokenBlock)
+    assert list(model.state_dict()) == list(twin.state_dict())
+    assert_equal(gradients(model, image), gradients(twin, image))
+
+
+def test_the_last_block_computes_its_mlp_for_the_class_token_alone() -> None:
+    flops = []
+    for model in (build(depth=1), plain(build(depth=1))):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.image.trunk.blocks(torch.zeros(2, 10, 64, dtype=torch.float64))
+        flops.append(counter.get_total_flops())
+    products = 2 * 2 * 64 * 64  # of two tokens with a matrix
+    assert flops[1] - flops[0] >= 9 * products * 10  # queries, projection and MLP of nine tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (CLIP_VIT, {"proj_drop_rate": 0.1}),
+        (CLIP_VIT, {"attn_drop_rate": 0.1}),
+        (CLIP_VIT, {"global_pool": "avg"}),
+        ("model.image.timm=vit_base_patch16_siglip_224", {}),
+    ],
+)
+def test_the_last_block_computes_all_tokens_where_they_have_an_effect(name: str, options: dict[str, Any]) -> None:
+    assert type(build(name, **options).image.trunk.blocks[-1]) is Block
+
+
+def test_coca_reads_all_tokens() -> None:
+    model = compose("model=coca_vit_b32").model.build(torch.device("meta"), torch.float32)
+    assert type(model.image.trunk.blocks[-1]) is Block
+    assert type(model.image.trunk.patch_embed) is FoldedPatchEmbed
+
+
+def test_patches_in_bfloat16_are_at_least_as_close_as_those_of_normalized_pixels() -> None:
+    """Compares the outputs and gradients of the patch embedding with float64."""
+    errors = []
+    built = build(dtype=torch.float32)
+    exact = patches(to_dtype(plain(built), torch.float64), autocast=False)
+    for model in (copy.deepcopy(built), plain(built)):
+        found = patches(model, autocast=True)
+        errors.append([(ours - true).norm() / true.norm() for ours, true in zip(found, exact, strict=True)])
+    for folded, normalized in zip(*errors, strict=True):
+        assert folded <= 1.02 * normalized
+        assert folded < 4e-3
+
+
+def patches(model: CLIP, autocast: bool) -> tuple[Tensor, Tensor]:
+    """Returns the patch embedding of images, and the gradient of its weight."""
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        out = model.image.trunk.patch_embed(model._input(images(64)))
+    weight = model.image.trunk.patch_embed.proj.weight
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin()).sum().backward()
+    assert weight.grad is not None
+    return out.detach().double(), weight.grad.double()
+
+
+def test_float_images_and_float16_products_are_normalized_first() -> None:
+    model = build(dtype=torch.float32)
+    assert model._input(images()).dtype == torch.uint8
+    assert model._input(images() / 255).dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert model._input(images()).dtype == torch.float32
+    torch.testing.assert_close(model.encode_image(images() / 255), model.encode_image(images()), rtol=1e-4, atol=1e-5)
+
+
+def test_constants_of_the_normalization_stay_in_float32_in_a_16_bit_copy() -> None:
+    model = to_dtype(build(dtype=torch.float32), torch.bfloat16)
+    embed = model.image.trunk.patch_embed
+    assert {x.dtype for x in (model.mean_C11, model.std_C11, embed.mean_C, embed.std_C)} == {torch.float32}
+    assert embed.proj.weight.dtype == torch.bfloat16
+    assert model.mean_C11[0].item() == pytest.approx(0.48145466, rel=1e-6)
+    assert model.encode_image(images()).isfinite().all()
+
+
+def test_other_trunks_take_normalized_images() -> None:
+    model = compose("model.image.timm=resnet18", SIZE).model.build(CPU, torch.float32)
+    assert not model.image.takes_pixels
+    assert model._input(images()).dtype == torch.float32
