@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -105,8 +106,9 @@ class Packing:
 
     def _with_each(self, call: Callable[[Tensor], Tensor]) -> Packing:
         """Returns the packing with `call` applied to each tensor."""
-        values = (getattr(self, f.name) for f in fields(self))
-        return Packing(*(call(x) if isinstance(x, Tensor) else x for x in values))
+        tensors = {f.name: x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
+        changed: dict[str, Any] = {name: call(x) for name, x in tensors.items()}
+        return replace(self, **changed)
 
     def spread(self, x_TW: Tensor) -> Tensor:
         """[T, W] -> [B, L, W], with zeros for skipped positions."""

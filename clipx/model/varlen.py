@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.flop_counter import register_flop_formula
 
@@ -120,8 +121,12 @@ _cpu_attention.register_autograd(_backward, setup_context=_save)
 
 
 def _product_flops(qkv_T3HK: Tensor, start_S: Tensor) -> int:
-    """Returns the FLOPs of one of the products: scores of all pairs of a text's tokens, or their mean values."""
-    return 2 * qkv_T3HK.shape[2] * qkv_T3HK.shape[3] * int(start_S.diff().long().square().sum())
+    """Returns the FLOPs of one of the products: scores of all pairs of a text's tokens, or their mean values. Texts of
+    fake tensors have the same length."""
+    tokens, _, heads, width = qkv_T3HK.shape
+    fake = isinstance(start_S, FakeTensor)
+    pairs = tokens**2 // (len(start_S) - 1) if fake else int(start_S.diff().long().square().sum())
+    return 2 * heads * width * pairs
 
 
 @register_flop_formula(torch.ops.clipx.varlen_attention, get_raw=True)

@@ -83,7 +83,8 @@ class FoldedPatchEmbed(PatchEmbed):  # type: ignore[misc]
             return out
         dtype = product_dtype(self.proj.weight)
         weight_WX, bias_W = self.folded()
-        patches_BGGX = _patches(image_BCSS, *self.patch_size, dtype)
+        height, width = self.patch_size
+        patches_BGGX = _patches(image_BCSS, height, width, dtype)
         out = F.linear(patches_BGGX, weight_WX.to(dtype), bias_W.to(dtype))
         normed: Tensor = self.norm(out.flatten(1, 2) if self.flatten else out)
         return normed

@@ -207,7 +207,10 @@ def _backward(image_BD: Tensor, text_BD: Tensor) -> None:
 def _packing(texts: int, tokens: int, length: int) -> Packing:
     """Returns packed texts of `tokens` tokens in total, the longest of `length` tokens."""
     tokens_T, position_T, place_T = (torch.empty(tokens, dtype=torch.long) for _ in range(3))
-    return Packing(tokens_T, position_T, place_T, torch.empty(texts, dtype=torch.long), (texts, length))
+    start_S = torch.empty(texts + 1, dtype=torch.int32)
+    return Packing(
+        tokens_T, position_T, place_T, torch.empty(texts, dtype=torch.long), (texts, length), start_S=start_S
+    )
 
 
 def state_bytes(
