@@ -117,6 +117,14 @@ def test_accumulation_compares_time_and_gradients(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_start_measures_each_command_and_the_imports(tmp_path: Path) -> None:
+    figures, _, printed = bench(tmp_path / "out", "start", "repeats=1")
+    assert set(figures["seconds"]) == {"compose", "first_step", "evaluate"}
+    assert min(figures["seconds"].values()) > 0 and figures["imports"]["torch"] > 0
+    assert "import of clipx.trainer.trainer" in printed
+
+
+@pytest.mark.slow
 def test_step_compares_the_trainers_with_their_loaders(tmp_path: Path) -> None:
     sizes = ("model=tiny", "batch=4", "steps=2", "repeats=1", "loader=true", "samples=16", "side=32", "data.workers=1")
     figures, results, printed = bench(tmp_path / "out", "step", *sizes)
