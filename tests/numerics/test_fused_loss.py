@@ -37,6 +37,7 @@ def test_the_kernels_match_dense_losses_on_any_number_of_ranks(ranks: int, tmp_p
     )
     assert done.returncode == 0, done.stderr
     errors = json.loads((tmp_path / "errors").read_text())
+    assert errors.pop("a tile off the diagonal")["lse"] < 1e-4
     assert len(errors) == 3 * len(fused_loss.CASES)
     for case, found in errors.items():
         assert found["loss"] < 1e-5, case
