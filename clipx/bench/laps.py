@@ -26,7 +26,7 @@ from clipx.trainer.spec import RunSpec, compose
 
 @dataclass(frozen=True)
 class Course:
-    """What is measured. Plain values, for it is pickled to the measuring process."""
+    """Values that describe a measurement, pickled to the measuring process."""
 
     runs: Mapping[str, Sequence[str]]  # overrides of each run of clipx, by name
     rivals: Sequence[str]  # open_clip: eager, compiled
