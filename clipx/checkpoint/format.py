@@ -63,6 +63,10 @@ class Checkpoint:
         """Returns the names of the tensors that were saved by rows."""
         return self.tensors.sharded_names() if isinstance(self.tensors, CheckpointTensors) else set()
 
+    def row_length(self, name: str) -> int:
+        """Returns the length of a row of a matrix. Raises CheckpointError if there is no row."""
+        return int(slice_rows(self.tensors, name, 0, 1).shape[-1])
+
     def read_rows(self, name: str, rows: RankRows) -> None:
         """Fills `rows.tensor` with the rows of a tensor from index `rows.start` on, from the files of all ranks.
 

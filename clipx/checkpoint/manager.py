@@ -20,6 +20,7 @@ from clipx.checkpoint.retention import steps_to_keep
 from clipx.checkpoint.uploader import Uploader
 from clipx.config.duration import Cadence, Length
 from clipx.config.lazy_torch import torch
+from clipx.distributed.agreement import Agreement
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, StorageError
 
@@ -53,6 +54,7 @@ class CheckpointManager:
         self._last_samples = 0
         self._best: float | None = None  # the highest value of `spec.best`
         self._rewound_to: int | None = None  # the step of resume=step:…
+        self._agreement = Agreement()
 
     @property
     def enabled(self) -> bool:
@@ -177,12 +179,12 @@ class CheckpointManager:
     def due(self, before: int, after: int) -> bool:
         """Returns whether a checkpoint is due in the samples (before, after].
 
-        Collective if the cadence is in minutes.
+        A cadence in minutes follows rank 0's clock, one call late with several ranks, and is then a collective.
         """
         if self._cadence.seconds is None:
             return self._cadence.due(before, after)
         over = time.monotonic() - self._last_time >= self._cadence.seconds
-        return bool(self._comm.max(int(over and self._comm.is_main))[0])
+        return bool(self._agreement.exchange(self._comm, int(over and self._comm.is_main)))
 
     @property
     def at_end(self) -> bool:

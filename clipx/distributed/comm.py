@@ -55,22 +55,17 @@ class Comm:
         return out
 
     def norm(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the joint norm of all tensors, 0-dim. A DTensor counts with the shards of all ranks. Collective."""
+        """Returns the joint norm of all tensors, 0-dim on `device`. A DTensor counts with the shards of all ranks.
+
+        With cpu_offload some tensors are on the host. Collective.
+        """
         from torch.distributed.tensor import DTensor
 
         sharded = [x for x in tensors if isinstance(x, DTensor)]
         local = [x for x in tensors if not isinstance(x, DTensor)]
         norms = [torch.nn.utils.get_total_norm(group) for group in (sharded, local) if group]
-        full = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+        full = [(norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.device) for norm in norms]
         return full[0] if len(full) == 1 else torch.linalg.vector_norm(torch.stack(full))
-
-    def max(self, *values: int) -> tuple[int, ...]:
-        """Returns the largest of each value over all ranks. One collective and one host synchronization."""
-        if self.world == 1:
-            return values
-        out = torch.tensor(values, device=self.device)
-        dist.all_reduce(out, dist.ReduceOp.MAX)
-        return tuple(out.tolist())
 
     def average_gradients(self, module: torch.nn.Module) -> None:
         """Averages over the ranks the gradients of a module that DDP or FSDP does not wrap. One collective."""

@@ -216,4 +216,6 @@ class DistributedSpec:
             f"distributed.backend={self.backend} does not move tensors of {device.type}: use auto, or "
             f"distributed.device={next(iter(moved))}",
         )
-        return self.backend
+        if "cpu" in moved:
+            return self.backend
+        return f"cpu:gloo,{self.backend if by_device else f'{device.type}:{self.backend}'}"  # host values need a group

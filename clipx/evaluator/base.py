@@ -21,6 +21,7 @@ from clipx.errors import DataError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
+from clipx.model.text import moved
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.uninitialized import SkipDraws
 from clipx.precision.spec import Precision, PrecisionSpec
@@ -158,14 +159,14 @@ class Embedder:
             bad += loaded.bad
             if loaded.index:
                 passes -= 1
-                x_mD = self._call(self.model.encode_image, loaded.image)
+                x_mD = self._call(self.model.encode_image, moved(loaded.image, self.comm.device))
                 rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
-                rows[torch.tensor(loaded.index, device=rows.device)] = x_mD
+                rows[moved(torch.tensor(loaded.index), rows.device)] = x_mD
                 mine += zip(loaded.index, loaded.captions, loaded.labels, strict=True)
         # All ranks run the same number of forward passes, because those of a sharded model are collective.
         for _ in range(passes):
             blank = torch.zeros(1, 3, self.view.size, self.view.size, dtype=torch.uint8)
-            x_mD = self._call(self.model.encode_image, blank)
+            x_mD = self._call(self.model.encode_image, moved(blank, self.comm.device))
             rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
         assert rows is not None
         self.report_bad(bad)
@@ -191,6 +192,7 @@ class Embedder:
         assigned = list(rank_blocks(len(texts), batch, self.comm))
         # All ranks run the same number of forward passes, as for images.
         for block in [*assigned, *[slice(0, 0)] * (passes - len(assigned))]:
+            # On the host, where the model packs them without waiting for the device.
             x_mD = self._call(self.model.encode_text, self.tokenizer(texts[block] or [""]))
             rows = x_mD.new_zeros(len(texts), x_mD.shape[1]) if rows is None else rows
             rows[block] = x_mD[: block.stop - block.start]
@@ -203,7 +205,7 @@ class Embedder:
         self.heartbeat()
         try:
             with self.precision.autocast():
-                return encode(batch.to(self.comm.device))
+                return encode(batch)
         finally:
             self.model.train(was_training)
 

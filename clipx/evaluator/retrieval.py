@@ -132,14 +132,15 @@ class Search:
     def _scores(self, comm: Comm) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
         """Yields this rank's blocks of queries, their scores with all keys, and whether each key is correct."""
         from clipx.evaluator.base import rank_blocks
+        from clipx.model.text import moved
 
-        pairs_P2 = self.pairs_P2.to(self.key_UD.device)
         for block in rank_blocks(len(self.query_QD), _BLOCK, comm):
             scores_qK = self.query_QD[block] @ self.key_UD.T
             if self.copies_K is not None:  # after the product, which may round the scores of equal keys differently
                 scores_qK = scores_qK[:, self.copies_K]
             right_qK = torch.zeros_like(scores_qK, dtype=torch.bool)
-            here = pairs_P2[(pairs_P2[:, 0] >= block.start) & (pairs_P2[:, 0] < block.stop)]
+            of_block_P = (self.pairs_P2[:, 0] >= block.start) & (self.pairs_P2[:, 0] < block.stop)
+            here = moved(self.pairs_P2[of_block_P], scores_qK.device)  # selected on the host, where nothing waits
             right_qK[here[:, 0] - block.start, here[:, 1]] = True
             yield block, scores_qK, right_qK
 

@@ -47,7 +47,8 @@ class CoCa(CLIP):
         captions = Captions.of(tokens_BL, packing)
         image_BD, image_BNW = self.image(self._input(image_BCSS))
         text_BD, x_TW = self.text(packing)
-        loss_B = self.decoder(x_TW, image_BNW, captions.to(x_TW.device))
+        captions = captions.to(x_TW.device)
+        loss_B = self.decoder(x_TW, image_BNW, captions)
         return unit(image_BD), unit(text_BD), torch.stack([loss_B, captions.count_B.to(loss_B)], 1)
 
     def encode_image(self, image_BCSS: Tensor) -> Tensor:

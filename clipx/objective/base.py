@@ -98,6 +98,9 @@ class Objective(nn.Module):
         """Returns the loss of the global batch, 0-dim, and metrics. Collective."""
         raise NotImplementedError
 
-    def after_step(self, samples_seen: int) -> None:
-        """Clamps the objective's parameters and commits per-sample state. Called once after each optimizer step; not
-        called for a skipped step."""
+    def after_step(self, samples_seen: int, found_inf: Tensor | None = None) -> None:
+        """Clamps the objective's parameters and commits per-sample state. Called once after each optimizer step.
+
+        `found_inf`: 0-dim, 1 if the optimizer skipped the step, for which state must not change; None: 0. Do not read
+        it on the host: the device has not computed it.
+        """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from clipx.config.lazy_torch import torch
@@ -48,10 +49,26 @@ class LossScale:
         """Divides the gradients by the scale. Call it once per backward pass, then `step` or `reduce`."""
         self._scaler.unscale_(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Steps the optimizer on finite gradients and updates the scale."""
-        self._scaler.step(optimizer)
-        self._scaler.update()
+    def step(
+        self, step: Callable[[torch.Tensor], None], optimizer: torch.optim.Optimizer, found_inf: torch.Tensor
+    ) -> None:
+        """Steps the optimizer by `step(found_inf)`. With scaling, the host reads `found_inf` and updates the scale."""
+        if not self.on:
+            step(found_inf)
+        elif found_inf.item():
+            self.discard()
+        else:
+            self._scaler.step(optimizer)
+            self._scaler.update()
+
+    def discard(self) -> None:
+        """Forgets the unscaled gradients of a step that is not made. The scale does not change."""
+        if self.on:
+            self._scaler.update(self._scaler.get_scale())
+
+    def retries(self, loss: torch.Tensor, norm: torch.Tensor) -> bool:
+        """Returns whether to compute the batch again with a smaller scale. Only with scaling does the host read."""
+        return self.on and math.isfinite(loss.item()) and not math.isfinite(norm.item()) and self.reduce()
 
     def reduce(self) -> bool:
         """Halves the scale after non-finite gradients.

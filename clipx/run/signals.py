@@ -1,4 +1,7 @@
-"""Graceful stop: a signal sets a flag, which the ranks exchange after each step. They save and exit with code 75."""
+"""Graceful stop: a signal sets a flag, which the ranks exchange after each step. They save and exit with code 75.
+
+The exchange is read after the next step, so that no rank waits for it: several ranks stop one step later than one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import threading
 import time
 from types import FrameType
 
+from clipx.distributed.agreement import Agreement
 from clipx.distributed.comm import Comm
 from clipx.errors import Exit
 
@@ -22,7 +26,7 @@ _DUPLICATE_S = 1.0  # repeats within this time are the same signal: a launcher a
 
 
 class StopSignals:
-    """Context in which SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 request the end of the run after its current step.
+    """Context in which SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 request the end of the run after its current or next step.
 
         with StopSignals(verbose=comm.is_main) as stop:
             for ...:
@@ -44,6 +48,7 @@ class StopSignals:
         self._verbose, self._repeat_logged = verbose, False
         self._received = 0  # signal of this process: its position in SIGNALS, from 1; 0: none
         self._received_by_any = 0  # the highest position of all ranks
+        self._agreement = Agreement()
         self._first_at = 0.0
         self._previous: dict[signal.Signals, object] = {}
         self._pid = os.getpid()
@@ -75,11 +80,11 @@ class StopSignals:
         return time.monotonic() - self._first_at if self._received else 0.0
 
     def received_by_any(self, comm: Comm) -> str | None:
-        """Returns the signal that any rank received, the same on all ranks, or None.
+        """Returns the signal that any rank had received at the previous call, the same on all ranks, or None.
 
-        One small collective: call it once per step.
+        One small collective of the hosts: call it once per step. With one rank the signals of this call count.
         """
-        (self._received_by_any,) = comm.max(self._received)
+        self._received_by_any = self._agreement.exchange(comm, self._received)
         return SIGNALS[self._received_by_any - 1].name if self._received_by_any else None
 
     def call_previous_handler(self, comm: Comm) -> None:

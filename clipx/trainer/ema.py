@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clipx.checkpoint.staging import local_tensor
 from clipx.checkpoint.state import Tensors, load_module
@@ -23,16 +23,34 @@ class WeightAverage:
         self.decay = decay
         self.model = copy.deepcopy(model).requires_grad_(False)
         self._begun = False
+        # Averages and weights, which may be sharded; averages, buffers, and the buffers after the last step.
+        self._pairs: list[tuple[Tensor, Tensor]] | None = None
+        self._buffers: list[tuple[Tensor, Tensor, Tensor]] = []
 
     @torch.no_grad()
-    def update(self, model: CLIP) -> None:
-        """Updates the average. Call it after each optimizer step."""
-        pairs = list(zip(_tensors(self.model), _tensors(model), strict=True))
-        averaged = [(own, new) for own, new in pairs if own.is_floating_point()]
-        torch._foreach_lerp_([own for own, _ in averaged], [new for _, new in averaged], 1 - self.decay * self._begun)
-        for own, new in pairs:
-            if not own.is_floating_point():  # counters such as num_batches_tracked
-                own.copy_(new)
+    def observe(self, model: CLIP) -> None:
+        """Copies the buffers after a step: the next forward pass may change them before `update`.
+
+        Call it after each optimizer step with the same model, whose tensors stay the same.
+        """
+        if self._pairs is None:
+            pairs = list(zip(*(m.state_dict(keep_vars=True).values() for m in (self.model, model)), strict=True))
+            self._pairs = [pair for pair in pairs if isinstance(pair[1], nn.Parameter)]
+            self._buffers = [(own, new, new.clone()) for own, new in pairs if not isinstance(new, nn.Parameter)]
+        if self._buffers:
+            torch._foreach_copy_([after for _, _, after in self._buffers], [new for _, new, _ in self._buffers])
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Updates the average from the current weights and the observed buffers. Call it if the step was not skipped,
+        before the next step of the optimizer."""
+        assert self._pairs is not None
+        pairs = [(local_tensor(own), local_tensor(new)) for own, new in self._pairs]
+        pairs += [(own, after) for own, _, after in self._buffers if own.is_floating_point()]
+        counters = [(own, after) for own, _, after in self._buffers if not own.is_floating_point()]
+        torch._foreach_lerp_([own for own, _ in pairs], [new for _, new in pairs], 1 - self.decay * self._begun)
+        if counters:  # such as num_batches_tracked
+            torch._foreach_copy_([own for own, _ in counters], [after for _, after in counters])
         self._begun = True
 
     def state(self) -> Tensors:
@@ -43,8 +61,3 @@ class WeightAverage:
         """Loads the tensors of `state`. Raises CheckpointError."""
         load_module(self.model, tensors, "average")
         self._begun = True
-
-
-def _tensors(model: CLIP) -> list[Tensor]:
-    """Returns this rank's tensors of the state_dict: whole ones, or its shards."""
-    return [local_tensor(tensor) for tensor in model.state_dict().values()]

@@ -9,7 +9,6 @@ samples alone: the result is exact for embeddings computed so, not equal to that
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from clipx.model.batchnorm import frozen_statistics
 from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision
-from clipx.trainer.nonfinite import NotFiniteError
+from clipx.trainer.nonfinite import NonFiniteSteps
 from clipx.trainer.rng import TorchRng
 
 if TYPE_CHECKING:
@@ -38,12 +37,13 @@ def forward_backward(
     comm: Comm,
     precision: Precision,
     loss_scale: LossScale | None = None,
+    non_finite: NonFiniteSteps | None = None,
 ) -> tuple[Tensor, Metrics]:
     """Returns the loss (0-dim, global, detached) and metrics of a step. Stores its gradients in `.grad`. Collective.
 
     Data parallelism averages over the ranks, and each rank holds only its share of the gradient: hence the factor
-    `comm.world`. A loss scale multiplies all gradients, including those of the objective. Raises NotFiniteError on all
-    ranks if the loss is infinite or NaN; it names the ranks with such embeddings.
+    `comm.world`. A loss scale multiplies all gradients, including those of the objective. `non_finite` observes the
+    model's outputs. Nothing is read by the host.
 
     Only the model's outputs are differentiated: (image, text), and a captioner's losses. A frozen tower has no graph.
     """
@@ -78,7 +78,8 @@ def forward_backward(
             with _no_sync(model, comm, i < len(states) - 1):
                 torch.autograd.backward(_learning(_embed(model, *chunk, precision)), grads[i])
         after.set(comm.device)
-    _check_finite(loss, outputs, comm)  # last, since the host waits here for the launched work
+    if non_finite is not None:
+        non_finite.observe(outputs)
     return loss.detach(), metrics
 
 
@@ -89,16 +90,6 @@ def _learning(outputs: Sequence[Tensor]) -> list[Tensor]:
 def _gradient(output: Tensor) -> Tensor:
     assert output.grad is not None
     return output.grad
-
-
-def _check_finite(loss: Tensor, outputs: Sequence[Tensor], comm: Comm) -> None:
-    """Raises NotFiniteError on all ranks if the global loss is not finite; names the ranks with such embeddings."""
-    if math.isfinite(loss.item()):
-        return
-    here = torch.stack([output.isfinite().all() for output in outputs]).all()
-    ranks = [str(rank) for rank, finite in enumerate(comm.gather(here.float()[None]).tolist()) if not finite]
-    what = f"the embeddings of rank {', '.join(ranks)} are" if ranks else "the loss is"
-    raise NotFiniteError(f"{what} not finite")
 
 
 def _embed(model: nn.Module, image: Tensor, tokens: Tensor, precision: Precision) -> tuple[Tensor, ...]:

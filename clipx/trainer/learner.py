@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,13 +20,15 @@ from clipx.model.spec import Varying
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer.groups import parameter_groups
 from clipx.optimizer.master import MasterWeights
+from clipx.optimizer.skippable import SkippableStep
+from clipx.optimizer.spec import NonFinite
 from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision, PrecisionSpec
 from clipx.teacher.live import Teacher
 from clipx.trainer.ema import WeightAverage
 from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.metrics import clone_weights, gradient_norms, update_norms
-from clipx.trainer.nonfinite import NonFiniteSteps, NotFiniteError
+from clipx.trainer.nonfinite import NonFiniteSteps, Outcome
 from clipx.trainer.rng import TorchRng, seed_all
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.state import TrainState
@@ -111,7 +112,8 @@ class Learner:
         spec.compile.compile_optimizer(self.optimizer)
         self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
         self.parallel = spec.distributed.wrap(self.model, comm)
-        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, self.loss_scale.on, report, roll_back)
+        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, comm, self.loss_scale.on, report, roll_back)
+        self._step = SkippableStep(self.optimizer, comm.device, spec.optimizer.non_finite is NonFinite.skip)
         seed_all(spec.seed + 1 + comm.rank)
 
     def restore(self, found: Checkpoint, seed: int) -> list[str]:
@@ -149,56 +151,65 @@ class Learner:
     def step(self, batch: Batch, position: StepPosition, detailed: bool = False) -> Metrics:
         """Makes one optimizer step on this rank's share of a global batch, on the device. Collective.
 
-        Returns 0-dim tensors that the host has not read; an empty dict if the loss or the gradient was not finite and
-        `optimizer.non_finite` continues the run. `detailed`: also returns the norms of each tower's gradient and
-        update, which needs a copy of the weights. Raises ClipxError if the run must stop.
+        Returns 0-dim tensors that the host has not read. A step whose loss or gradient is not finite changes nothing;
+        `non_finite.found_inf` is then 1, and `settle` applies `optimizer.non_finite`. `detailed`: also returns the
+        norms of each tower's gradient and update, which needs a copy of the weights. Raises ClipxError if the run must
+        stop because of the step before.
         """
-        self.objective.before_step(position.before)
-        self.non_finite.before_forward()
         batch = batch if self.teacher is None else self.teacher(batch)
         rng, micro_batches = TorchRng.get(self.comm.device), self.spec.data.micro_batches
-        metrics: Metrics = {}
-        try:
-            while True:
-                loss, found = forward_backward(
-                    self.parallel, self.objective, batch, micro_batches, self.comm, self.precision, self.loss_scale
-                )
-                self._unscale()
-                norms = gradient_norms(self.weights, self.comm) if detailed else {}
-                norm = self._clip()
-                if math.isfinite(norm.item()):  # the same on every rank
-                    break
-                if not self.loss_scale.reduce():
-                    raise NotFiniteError("the gradient is not finite")
-                rng.set(self.comm.device)  # the loss scale was too large: retries the batch from the same state
+        while True:
+            self.objective.before_step(position.before)
+            self.non_finite.before_forward()
+            loss, found = forward_backward(
+                *(self.parallel, self.objective, batch, micro_batches),
+                *(self.comm, self.precision, self.loss_scale, self.non_finite),
+            )
+            self._unscale()
+            norms = gradient_norms(self.weights, self.comm) if detailed else {}
+            norm = self._clip()
+            found_inf = self.non_finite.decide(loss, norm)
+            if self.loss_scale.retries(loss, norm):  # the scale was too large: again, from the same state
+                rng.set(self.comm.device)
                 self.non_finite.restore_buffers()
-                self._zero_grad()
-            previous = clone_weights(self.weights) if detailed else {}
-            self._before_update()
-            self.loss_scale.step(self.optimizer)
-            metrics = {"loss": loss, "grad_norm": norm, **norms, **found}
-            metrics |= update_norms(self.weights, previous, self.comm) if detailed else {}
-            self.non_finite.step_made()
-        except NotFiniteError as error:
-            self.non_finite.skip(position.step, str(error))
-        self._settle(position.after, made=bool(metrics))
+            elif self.settle():  # has rolled back the previous step: again, with the restored weights
+                self.loss_scale.discard()
+            else:
+                break
+            self._zero_grad()
+        previous = clone_weights(self.weights) if detailed else {}
+        self._before_update()
+        self.loss_scale.step(self._step, self.optimizer, found_inf)
+        self.non_finite.restore_buffers()
+        self.non_finite.record(position.step)
+        metrics = {"loss": loss, "grad_norm": norm, **norms, **found}
+        metrics |= update_norms(self.weights, previous, self.comm) if detailed else {}
+        self._zero_grad()
+        if self.masters is not None:
+            self.masters.copy_weights_to_model()
+        self.objective.after_step(position.after, found_inf)
+        if self.average is not None:
+            self.average.observe(self.weights)
         return metrics
+
+    def settle(self) -> bool:
+        """Reads whether the last step was made, updates the average of the weights, or applies `optimizer.non_finite`.
+
+        Returns whether the step was rolled back. `step` calls it for the step before. Call it before the state is
+        saved, evaluated or logged. Collective. Raises ClipxError if the run must stop.
+        """
+        outcome = self.non_finite.read()
+        if outcome is Outcome.made and self.average is not None:
+            self.average.update()
+        if outcome is Outcome.skipped:
+            self._step.undo()
+        return outcome is Outcome.rolled_back
 
     def _unscale(self) -> None:
         """Moves the gradients to the optimizer's weights and divides them by the loss scale."""
         if self.masters is not None:
             self.masters.copy_gradients_from_model()
         self.loss_scale.unscale(self.optimizer)
-
-    def _settle(self, samples_seen: int, made: bool) -> None:
-        """Updates everything that depends on the weights. `made`: the step was not skipped."""
-        self._zero_grad()
-        if self.masters is not None:
-            self.masters.copy_weights_to_model()
-        if made:
-            self.objective.after_step(samples_seen)
-            if self.average is not None:
-                self.average.update(self.weights)
 
     def _zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -29,32 +29,37 @@ class Meter:
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
-        self._sums: dict[str, Tensor] = {}
-        self._counts = Counter[str]()  # number of steps with each metric
+        # For each set of metrics that a step has: their sums and, last, the number of steps. On the device.
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._dtype = torch.float32 if comm.device.type == "mps" else torch.float64  # mps has no float64
         self._seconds = Counter[str]()
         self._utilization = comm.device.type == "cuda" and importlib.util.find_spec("pynvml") is not None
         self._restart()
 
     def state(self) -> dict[str, tuple[float, int]]:
         """Returns (sum, number of steps) of each metric since the last read, for a checkpoint. Waits for the device."""
-        return {name: (total, self._counts[name]) for name, total in self._totals().items()}
+        return self._totals()
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Continues an interval from `state()`. Throughput and times are those of this process."""
-        for name, (total, steps) in state.items():
-            self._sums[name] = torch.tensor(total, dtype=torch.float64, device=self.comm.device)
-            self._counts[name] = int(steps)
+        for steps in dict.fromkeys(steps for _, steps in state.values()):
+            sums = {name: total for name, (total, number) in state.items() if number == steps}
+            row = torch.tensor([*sums.values(), steps], dtype=self._dtype)
+            self._sums[tuple(sums)] = row.to(self.comm.device)
 
-    def _totals(self) -> dict[str, float]:
-        """Returns the sums, in one transfer."""
-        names = list(self._sums)
-        return dict(
-            zip(names, torch.stack([self._sums[name] for name in names]).tolist() if names else (), strict=True)
-        )
+    def _totals(self) -> dict[str, tuple[float, int]]:
+        """Returns (sum, number of steps) of each metric, in one transfer. Skipped steps do not count."""
+        found: dict[str, tuple[float, int]] = {}
+        values = iter(torch.cat(list(self._sums.values())).tolist() if self._sums else ())
+        for names in self._sums:
+            sums, steps = [next(values) for _ in names], int(next(values))
+            for name, total in zip(names, sums, strict=True):
+                before, steps_before = found.get(name, (0.0, 0))
+                found[name] = before + total, steps_before + steps
+        return {name: (total, steps) for name, (total, steps) in found.items() if steps}
 
     def _restart(self) -> None:
         self._sums.clear()
-        self._counts.clear()
         self._start_clock()
 
     def _start_clock(self) -> None:
@@ -77,15 +82,19 @@ class Meter:
                     return
             yield item
 
-    def add(self, metrics: Metrics, samples: int, tokens: int = 0) -> None:
+    def add(self, metrics: Metrics, samples: int, tokens: int = 0, found_inf: Tensor | None = None) -> None:
         """Adds a step: its metrics, which stay on the device, its samples over all ranks, and its tokens on this rank.
 
-        A skipped step has no metrics. A metric that only some steps have is averaged over these.
+        `found_inf`: 0-dim, 1 for a skipped step, whose metrics do not count. A metric that only some steps have is
+        averaged over these.
         """
-        for name, value in metrics.items():
-            value = value.detach().to(self.comm.device, torch.float64)
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._counts.update(metrics.keys())
+        if metrics:
+            values = torch.stack([value.detach().to(self.comm.device) for value in metrics.values()]).to(self._dtype)
+            row = torch.cat([values, values.new_ones(1)])
+            if found_inf is not None:
+                row = torch.where(found_inf == 0, row, 0)
+            names = tuple(metrics)
+            self._sums[names] = self._sums[names] + row if names in self._sums else row
         self._samples += samples
         self._tokens += tokens
 
@@ -112,7 +121,7 @@ class Meter:
         seconds = max(1e-9, time.perf_counter() - self._start - self._paused)
         rate = self._samples / seconds
         out = {
-            **{name: total / self._counts[name] for name, total in totals.items()},
+            **{name: total / steps for name, (total, steps) in totals.items()},
             "samples_per_second": rate,
             "samples_per_second_per_device": rate / self.comm.world,
             "tokens_per_second": self._tokens / seconds,  # on this rank
@@ -130,7 +139,10 @@ class Meter:
         if self.comm.device.type == "cuda":
             found["device_memory_gb"] = torch.cuda.max_memory_allocated(self.comm.device) / 1e9
         if self._utilization:
-            found["device_utilization"] = torch.cuda.utilization(self.comm.device) / 100
+            try:
+                found["device_utilization"] = torch.cuda.utilization(self.comm.device) / 100
+            except Exception:  # NVML's own classes: not supported (MIG, vGPU), or another version than the driver's
+                self._utilization = False
         return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from clipx.logger import Row
 from clipx.objective.base import Objective
 from clipx.objective.losses.temperature import GlobalTemperature
@@ -25,7 +27,7 @@ class Monitors:
 
     def check(self, step: int, row: Row) -> None:
         """Checks the current state of the objective and the means since the last log. `row`: the logged metrics."""
-        limit = any(bool(t.at_limit()) for t in self._temperatures)
+        limit = bool(self._temperatures) and bool(torch.stack([t.at_limit() for t in self._temperatures]).any())
         self._since = None if not limit else step if self._since is None else self._since
         stayed = 0 if self._since is None else step - self._since
         self._alarm(

@@ -20,13 +20,25 @@ class TorchRng:
     @classmethod
     def get(cls, device: torch.device) -> TorchRng:
         """Returns the current state of the generators."""
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
+        return cls(torch.get_rng_state(), _device_state(device))
 
     def set(self, device: torch.device) -> None:
         """Sets the generators to this state."""
         torch.set_rng_state(self.cpu)
         if self.device is not None:
-            torch.cuda.set_rng_state(self.device, device)
+            torch.get_device_module(device).set_rng_state(self.device, *_arguments(device))
+
+
+def _device_state(device: torch.device) -> Tensor | None:
+    """Returns the state of an accelerator's generator; None for the CPU."""
+    if device.type == "cpu":
+        return None
+    state: Tensor = torch.get_device_module(device).get_rng_state(*_arguments(device))
+    return state.cpu()
+
+
+def _arguments(device: torch.device) -> tuple[torch.device, ...]:
+    return () if device.type == "mps" else (device,)  # mps has one device
 
 
 def seed_all(seed: int) -> None:
@@ -61,7 +73,7 @@ def set_rng_state(state: Tensor, device: torch.device) -> None:
     length = torch.get_rng_state().numel()
     parts = state.split([_PLAIN.itemsize, length, state.numel() - _PLAIN.itemsize - length])
     plain = parts[0].clone().numpy().view(_PLAIN)[0]
-    own = parts[2] if device.type == "cuda" and parts[2].numel() else None
+    own = parts[2] if device.type != "cpu" and parts[2].numel() else None
     TorchRng(parts[1].clone(), None if own is None else own.clone()).set(device)
     gauss = float(plain["python_gauss"]) if plain["python_kept"] else None
     random.setstate((3, tuple(plain["python"].tolist()), gauss))

@@ -94,8 +94,9 @@ class TrainState:
 
     def _restore_rng(self, found: Checkpoint, seed: int) -> list[str]:
         world = found.state["world"]
-        if world == self.comm.world:
-            mine = rng_state(self.comm.device)[None]
+        mine = rng_state(self.comm.device)[None]
+        other_device = world == self.comm.world and found.row_length("rng") != mine.shape[1]
+        if world == self.comm.world and not other_device:
             found.read_rows("rng", RankRows(mine, self.comm.rank))
             try:
                 set_rng_state(mine[0], self.comm.device)
@@ -106,4 +107,8 @@ class TrainState:
                 ) from None
             return []
         seed_all(seed + self.comm.rank)
+        if other_device:
+            return [
+                f"another type of device than {self.comm.device.type} wrote the checkpoint: reseeded the random numbers"
+            ]
         return [f"{world} ranks wrote the checkpoint, {self.comm.world} resume it: reseeded the random numbers"]

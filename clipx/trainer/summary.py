@@ -102,7 +102,7 @@ def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Ro
     """Returns the current metrics for the loggers. Collective. `before`: samples seen before the measured step."""
     comm, order, learner = trainer.comm, trainer.order, trainer.learner
     own = [trainer.bad_samples.bad.total(), measured.get("tokens_per_second", 0.0)]  # this rank's; summed over ranks
-    bad, tokens = comm.sum(torch.tensor(own, dtype=torch.float64, device=comm.device)).tolist()
+    bad, tokens = comm.sum(torch.tensor(own, dtype=torch.float64)).tolist()
     if "tokens_per_second" in measured:
         utilised = _utilisation(trainer, measured["samples_per_second"], tokens, before)
         measured = {**measured, "tokens_per_second": tokens, **utilised}

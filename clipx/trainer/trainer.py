@@ -266,6 +266,7 @@ class Trainer:
             if before == started:
                 self.checkpoints.reserve(self.learner.state.capture())
             if self._is_logged(before):
+                self.learner.settle()
                 row = metrics_row(self, meter.read(), before)
                 self.sinks.log(row)
                 self.monitors.check(self.steps_done, row)
@@ -284,7 +285,7 @@ class Trainer:
             with self.meter.phase("step"):
                 metrics = self.step(batch.to(self.comm.device))
             tokens = tokens_computed(batch.tokens, self.spec.model.text.packed)
-            self.meter.add(metrics, self.samples_seen - before, tokens)
+            self.meter.add(metrics, self.samples_seen - before, tokens, self.learner.non_finite.found_inf)
             yield before
 
     def _is_logged(self, before: int) -> bool:
@@ -366,6 +367,7 @@ class Trainer:
         if not self.evaluation.overdue:
             return {}
         start = time.perf_counter()
+        self.learner.settle()
         numbers = self.evaluation.run(self.learner, self.rundir.quarantine, lambda: self.watchdog.beat(self.steps_done))
         seconds = {"evaluation_s": time.perf_counter() - start}
         self.sinks.log({**metrics_row(self, seconds, self.samples_seen), **numbers})
@@ -373,6 +375,7 @@ class Trainer:
 
     def _save(self, numbers: dict[str, float]) -> None:
         """Saves a checkpoint of the current state. `numbers`: metrics of the evaluation just run. Collective."""
+        self.learner.settle()
         state = {
             "samples_seen": self.samples_seen,
             "epoch_samples": self.order.samples,

@@ -234,7 +234,7 @@ def _add(received: dict[int, Tensor], place: int, gradient: Tensor) -> None:
 
 
 class _Stream:
-    """A stream or an event: nothing is queued without a device."""
+    """A stream: nothing is queued without a device."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.cuda_stream = 0
@@ -251,12 +251,18 @@ class _Stream:
         return self
 
     def synchronize(self) -> None:
-        raise HostRead("the host waits for a stream or an event")
+        raise HostRead("the host waits for a stream")
 
     def __enter__(self) -> _Stream:
         return self
 
     def __exit__(self, *_: Any) -> None: ...
+
+
+class _Event(_Stream):
+    """An event, for which the host may wait: the work after it continues."""
+
+    def synchronize(self) -> None: ...
 
 
 def _apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -292,7 +298,7 @@ _DRIVER: dict[str, Any] = {
     "torch.cuda.get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
     "torch.cuda.set_rng_state": lambda *_: None,
     "torch.cuda.Stream": _Stream,
-    "torch.cuda.Event": _Stream,
+    "torch.cuda.Event": _Event,
     "torch.cuda.current_stream": _Stream,
     "torch.cuda.stream": _Stream,
     "torch.cuda.max_memory_allocated": lambda *_: 0,

@@ -62,11 +62,14 @@ class Optimizing:
         generator = torch.Generator().manual_seed(step)
         return {name: torch.randn(p.shape, dtype=p.dtype, generator=generator) for name, p in self.named()}
 
-    def step(self, number: int, lr: float) -> None:
-        """Takes one step at the scheduled rate `lr`."""
+    def set_gradients(self, number: int) -> None:
         gradients = self.gradients(number)
         for name, p in self.named():
             # same memory layout as autograd's, which kernels rely on
             p.grad = torch.empty_like(p).copy_(gradients[name])
+
+    def step(self, number: int, lr: float) -> None:
+        """Takes one step at the scheduled rate `lr`."""
+        self.set_gradients(number)
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()

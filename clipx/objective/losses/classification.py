@@ -75,7 +75,7 @@ class Classification(Objective):
         # The value is that of the global batch, the gradient that of this rank's samples.
         return own + (loss - own.detach()), {"top1": top1, "temperature": 1 / scale.detach()}
 
-    def after_step(self, samples_seen: int) -> None:
+    def after_step(self, samples_seen: int, found_inf: Tensor | None = None) -> None:
         self.temperature.after_step()
 
     @torch.no_grad()

@@ -96,7 +96,7 @@ class Contrastive(TiledObjective):
         loss = contrastive_loss(inputs.image, inputs.text, scale, self.normaliser, self.comm, self.tiling)
         return loss, {"temperature": 1 / scale.detach()}
 
-    def after_step(self, samples_seen: int) -> None:
+    def after_step(self, samples_seen: int, found_inf: Tensor | None = None) -> None:
         self.temperature.after_step()
 
 

@@ -46,7 +46,7 @@ class Distillation(TiledObjective):
         parts = {"contrastive_loss": contrastive_loss, "distill_loss": distill_loss}
         return loss, {**parts, "temperature": 1 / scale.detach()}
 
-    def after_step(self, samples_seen: int) -> None:
+    def after_step(self, samples_seen: int, found_inf: Tensor | None = None) -> None:
         self.temperature.after_step()
 
 

@@ -31,7 +31,7 @@ class MovingAverage:
 
     def __init__(self, log_u_b2: Tensor, gamma: float, eps: float) -> None:
         self.log_u_b2, self.gamma = log_u_b2, gamma
-        self.log_eps = log_u_b2.new_tensor(_log(eps))
+        self.log_eps = log_u_b2.new_full((), _log(eps))  # not new_tensor, which waits for the device
 
     def __call__(self, lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         log_g_b2 = lse_b2 - pos_b2 - math.log(batch - 1)
@@ -57,9 +57,9 @@ class FCCO(TiledObjective):
     def before_step(self, samples_seen: int) -> None:
         self.gamma = self.schedule(samples_seen)
 
-    def after_step(self, samples_seen: int) -> None:
+    def after_step(self, samples_seen: int, found_inf: Tensor | None = None) -> None:
         if self._pending is not None:
-            self.table.write(*self._pending)
+            self.table.write(*self._pending, found_inf)
             self._pending = None
 
     def _metrics(self, index_B: Tensor, log_u_B2: Tensor, average: MovingAverage, temperature: Tensor) -> Metrics:
@@ -68,7 +68,7 @@ class FCCO(TiledObjective):
         return {
             "temperature": temperature,
             "log_u": average.loss(log_u_B2).mean(),
-            "gamma": log_u_B2.new_tensor(self.gamma),
+            "gamma": log_u_B2.new_full((), self.gamma),
             "repeated": repeated_later(index_B).sum(),
         }
 
@@ -108,8 +108,8 @@ class GlobalFCCO(FCCO):
         loss = self.combine(contrast, scale_gradient(alpha, 1 / self.comm.world), log_u_B2.mean())
         return loss, self._metrics(index_B, log_u_B2, average, 1 / alpha.detach())
 
-    def after_step(self, samples_seen: int) -> None:
-        FCCO.after_step(self, samples_seen)
+    def after_step(self, samples_seen: int, found_inf: Tensor | None = None) -> None:
+        FCCO.after_step(self, samples_seen, found_inf)
         self.temperature.after_step()
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError
+from clipx.model.text import moved
 
 
 class SampleTable(nn.Module):
@@ -55,7 +56,7 @@ class SampleTable(nn.Module):
                 f"the sample index {low if low < 0 else high} is out of the data set's range [0, {self.samples}): "
                 "the data source must return each sample's position in the data set"
             )
-        return self.comm.gather(index_b.to(self.storage.device, non_blocking=True))
+        return self.comm.gather(moved(index_b, self.storage.device))
 
     def _owned(self, index_B: Tensor) -> Tensor:
         """Returns the batch's rows that this rank stores, and zeros for the others; a sum with zeros preserves NaN."""
@@ -63,9 +64,12 @@ class SampleTable(nn.Module):
         rows_BC = self.storage[torch.where(own_B, index_B - self.start, 0)]
         return torch.where(own_B[:, None], rows_BC, 0)
 
-    def write(self, index_B: Tensor, rows_BC: Tensor) -> None:
-        """Stores the rows of the global batch. For a sample that occurs twice, the last row is stored."""
+    def write(self, index_B: Tensor, rows_BC: Tensor, found_inf: Tensor | None = None) -> None:
+        """Stores the rows of the global batch, unless `found_inf` is 1. For a sample that occurs twice, the last row is
+        stored."""
         keep_B = self._is_own(index_B) & ~repeated_later(index_B)
+        if found_inf is not None:
+            keep_B &= found_inf == 0
         self.storage[torch.where(keep_B, index_B - self.start, len(self.storage) - 1)] = rows_BC.to(self.storage.dtype)
 
     def _is_own(self, index_B: Tensor) -> Tensor:

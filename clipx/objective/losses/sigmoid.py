@@ -37,7 +37,7 @@ class Sigmoid(Objective):
         self.bias.fill_(bias)
         return True
 
-    def after_step(self, samples_seen: int) -> None:
+    def after_step(self, samples_seen: int, found_inf: Tensor | None = None) -> None:
         self.temperature.after_step()
 
 

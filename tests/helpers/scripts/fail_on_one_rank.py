@@ -51,7 +51,8 @@ pixels = bad.image.double() / 255
 if t.comm.rank == 1:
     pixels[3] = math.nan
 before = state(t)
-found = {"not finite": error(t.step, replace(bad, image=pixels)), "samples seen": t.samples_seen}
+t.step(replace(bad, image=pixels))
+found = {"not finite": error(t.learner.settle), "samples seen": t.samples_seen}
 after = state(t)
 found["changed"] = [n for n, v in before.items() if not torch.equal(v.nan_to_num(-1), after[n].nan_to_num(-1))]
 found["not divisible"] = error(Trainer, small(folder / "other", *V3, "data.batch_size=12", "data.micro_batches=4"))

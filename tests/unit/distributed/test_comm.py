@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.runs import compose
 
+from clipx.distributed.agreement import Agreement
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError
@@ -19,10 +20,16 @@ def test_with_one_rank_every_collective_is_the_identity() -> None:
     assert comm.gather(x) is x
     assert comm.sum(x) is x
     assert comm.gather_objects("a") == ["a"]
-    assert comm.max(3, 0) == (3, 0)
+    assert Agreement().exchange(comm, 3) == 3
     assert comm.run_on_main(lambda: 7) == 7
     comm.require_equal(config={"seed": 0}, data="a fingerprint")
     comm.barrier()
+
+
+def test_a_norm_of_offloaded_gradients_is_on_the_device_of_the_run() -> None:
+    """With cpu_offload the model's gradients are on the host, and those of the objective are not."""
+    norm = Comm(0, 1, 0, torch.device("meta")).norm([torch.ones(3), torch.ones(1)])
+    assert (norm.device.type, norm.ndim) == ("meta", 0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -56,10 +63,14 @@ def test_the_number_of_threads_is_set() -> None:
         ("auto", "cuda", "cpu:gloo,cuda:nccl"),
         ("auto", "xpu", "cpu:gloo,xpu:xccl"),
         ("gloo", "cuda", "gloo"),
+        ("nccl", "cuda", "cpu:gloo,cuda:nccl"),
+        ("cuda:nccl", "cuda", "cpu:gloo,cuda:nccl"),
         ("cpu:gloo,cuda:gloo", "cuda", "cpu:gloo,cuda:gloo"),
     ],
 )
 def test_backend_auto_selects_torchs_default_for_the_device(backend: str, device: str, found: str) -> None:
+    if "nccl" in backend and not torch.distributed.is_nccl_available():
+        pytest.skip("this torch has no nccl")
     assert DistributedSpec(backend=backend)._backend(torch.device(device)) == found
 
 

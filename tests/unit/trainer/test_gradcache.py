@@ -20,8 +20,11 @@ from clipx.checkpoint.state import optimizer_tensors
 from clipx.data.loader import Batch
 from clipx.errors import ClipxError
 from clipx.objective.base import Metrics, Objective, StepInputs
+from clipx.optimizer.adamw import AdamWSpec
+from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision
 from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.nonfinite import NonFiniteSteps
 from clipx.trainer.trainer import Trainer
 
 
@@ -277,7 +280,7 @@ def test_9_exact_and_official_temperature_gradients_differ_only_in_the_inner_par
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_nonfinite_embeddings_end_the_step_before_any_state_changes(name: str, value: float) -> None:
+def test_nonfinite_embeddings_are_named_and_a_skipped_step_changes_no_state(name: str, value: float) -> None:
     objective = build(name, samples=SAMPLES, batch=SIZE)
 
     class Broken(nn.Module):
@@ -294,8 +297,16 @@ def test_nonfinite_embeddings_end_the_step_before_any_state_changes(name: str, v
     objective.after_step(SIZE)
     before = {"table": read(objective, SAMPLES), **{n: t.clone() for n, t in objective.state_dict().items()}}
     model.broken = True
-    with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite"):
-        forward_backward(model, objective, inputs(SIZE, SAMPLES, seed=1), 2, ONE, FP64)
+    non_finite = NonFiniteSteps(AdamWSpec(), model, ONE, False, lambda kind, **facts: None, lambda: None)
+    loss, _ = forward_backward(
+        model, objective, inputs(SIZE, SAMPLES, seed=1), 2, ONE, FP64, LossScale(None, "cpu"), non_finite
+    )
+    found_inf = non_finite.decide(loss, torch.zeros(()))
+    assert found_inf == 1
+    objective.after_step(2 * SIZE, found_inf)
+    non_finite.record(7)
+    with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite at step 7"):
+        non_finite.read()
     assert_same({"table": read(objective, SAMPLES), **dict(objective.state_dict())}, before, atol=0)
 
 
@@ -313,7 +324,8 @@ def test_the_trainer_names_the_nonfinite_step_and_changes_no_state(tmp_path: Pat
         return found | optimizer_tensors(t.learner.optimizer) | {"table": read(t.learner.objective, 256)}
 
     before = {n: v.clone() for n, v in state().items()}
+    t.step(replace(bad, image=pixels))
     with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite at step 1: lower optimizer.lr"):
-        t.step(replace(bad, image=pixels))
-    assert t.samples_seen == 32
+        t.learner.settle()
+    assert t.samples_seen == 64
     assert_same(state(), before, atol=0)

@@ -93,11 +93,29 @@ def test_waiting_is_counted_and_pauses_are_not(monkeypatch: pytest.MonkeyPatch) 
 def test_a_skipped_step_counts_only_its_samples() -> None:
     meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
     meter.add({"loss": torch.tensor(3.0)}, samples=10)
-    meter.add({}, samples=10)
+    meter.add({"loss": torch.tensor(torch.nan)}, samples=10, found_inf=torch.ones(()))
+    meter.add({"loss": torch.tensor(5.0)}, samples=10, found_inf=torch.zeros(()))
+    assert meter.state() == {"loss": (8.0, 2)}
     found = meter.read()
-    assert found["loss"] == 3.0
-    meter.add({}, samples=10)
+    assert found["loss"] == 4.0
+    meter.add({"loss": torch.tensor(torch.inf)}, samples=10, found_inf=torch.ones(()))
+    assert meter.state() == {}
     assert "loss" not in meter.read()
+
+
+def test_a_device_that_does_not_report_its_utilization_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def utilization(device: torch.device) -> int:
+        asked.append(device)
+        raise RuntimeError("Not Supported")  # on MIG; NVML's own class
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
+    meter._utilization = True
+    assert "device_utilization" not in meter.read()
+    assert "device_utilization" not in meter.read()
+    assert len(asked) == 1
 
 
 def test_a_metric_of_some_steps_is_averaged_over_these_steps() -> None:

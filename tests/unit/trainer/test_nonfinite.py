@@ -11,6 +11,7 @@ import torch
 from helpers import SCRIPTS
 from helpers.runs import VIT, events, rows, small, torchrun
 
+from clipx.checkpoint.tensors import RankRows
 from clipx.errors import ClipxError, ConfigError
 from clipx.trainer.trainer import Trainer
 
@@ -123,6 +124,28 @@ def test_rollback_continues_with_the_weights_of_the_last_checkpoint(tmp_path: Pa
     )
     assert trainer.steps_done == 5
     assert "rolled_back" in [event["event"] for event in events(tmp_path / "run")]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_reading_the_decision_a_step_later_changes_nothing(tmp_path: Path, policy: str, optimizer: str) -> None:
+    """A log after each step reads it at once. Without a log it is read in the next step, here of index 3 and 5."""
+    options = (
+        *("objective=fastclip_v3", "objective.rho=2", f"optimizer={optimizer}", f"optimizer.non_finite={policy}"),
+        *("optimizer.ema_decay=0.9", "checkpoint.every=2st", "checkpoint.keep_last=9", "duration=7st"),
+    )
+    found = []
+    for period in ("1st", "100st"):
+        run_dir = tmp_path / period
+        trainer = poisoned(Trainer(small(run_dir, *options, f"log_every={period}")), 2, 4, 5)
+        trainer.fit()
+        assert [event["step"] for event in events(run_dir) if event["event"] == "non_finite"] == [2, 4, 5]
+        found.append(trainer.learner.state.capture())
+    at_once, later = found
+    assert len([name for name in at_once if name.startswith(("average/", "optimizer/", "table/"))]) > 3
+    for name, value in at_once.items():
+        one, other = (x.tensor if isinstance(x, RankRows) else x for x in (value, later[name]))
+        assert torch.equal(one.nan_to_num(), other.nan_to_num()), name
 
 
 def test_rollback_without_a_checkpoint_ends_the_run(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""No operation of a training step makes the host wait for the device, and none of an evaluation's batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.host_reads import HostReads
+from helpers.objective_cases import SETTINGS
+from helpers.optimizers import OPTIONS
+from helpers.runs import VIT, small
+from torch import nn
+
+from clipx.bench.training import batch_for
+from clipx.config.duration import Length
+from clipx.data.loader import Batch
+from clipx.distributed.comm import Comm
+from clipx.distributed.host_copy import HostCopy
+from clipx.model.spec import Varying
+from clipx.trainer.learner import Learner, StepPosition
+from clipx.trainer.metrics import Meter
+from clipx.trainer.trainer import Trainer
+
+COMM = Comm(0, 1, 0, torch.device("cpu"))
+SIZE = 8
+OBJECTIVES = [(f"objective={name}", *options) for name, options in SETTINGS.items()]
+CASES = [
+    *OBJECTIVES,
+    *[(*options, "data.micro_batches=2") for options in OBJECTIVES],
+    *[(f"optimizer={name}",) for name in OPTIONS],
+    *[(f"optimizer={name}", "optimizer.non_finite=skip", "optimizer.clip_norm=1") for name in OPTIONS],
+    *[
+        (f"precision={name}", *more)
+        for name in ("fp64", "amp_bf16", "bf16")
+        for more in (
+            (),
+            ("data.micro_batches=2", "optimizer.ema_decay=0.9", "objective=fastclip_v3", "objective.rho=2"),
+        )
+    ],
+    ("optimizer.ema_decay=0.9",),
+    ("optimizer.ema_decay=0.9", "optimizer=lion", "optimizer.non_finite=skip"),
+    ("model.image.checkpointing=1", "model.text.checkpointing=selective"),
+    ("model=coca_tiny", "objective=coca"),
+]
+
+
+@pytest.fixture
+def reads_of_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lets the copies that nothing waits for be read, and returns a list with one entry for each."""
+    copies: list[int] = []
+
+    def start(self: HostCopy, tensor: torch.Tensor) -> None:
+        self._values, self._event = tensor.detach(), None
+
+    def read(self: HostCopy) -> list[float]:
+        copies.append(1)
+        with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+            return self._values.tolist()
+
+    monkeypatch.setattr(HostCopy, "__init__", start)
+    monkeypatch.setattr(HostCopy, "read", read)
+    return copies
+
+
+@pytest.mark.parametrize("overrides", CASES, ids=" ".join)
+def test_steps_between_logs_read_nothing(
+    overrides: tuple[str, ...], tmp_path: Path, reads_of_copies: list[int]
+) -> None:
+    model = () if any(text.startswith("model=") for text in overrides) else VIT
+    spec = small(tmp_path, *model, f"data.batch_size={SIZE}", "data.samples=64", *overrides)
+    learner = Learner(spec, COMM, Length(epoch=64, batch=SIZE, total=640), Varying(spec.model.drops_patches))
+    meter = Meter(COMM)
+
+    def step(number: int, detailed: bool = False) -> None:
+        made = batch_for(spec.model, SIZE, COMM.device, seed=number)
+        batch = Batch(made.image, made.tokens, made.index)
+        reads.mark(batch.image)
+        position = StepPosition(number, number * SIZE, (number + 1) * SIZE)
+        meter.add(learner.step(batch, position, detailed), SIZE, 0, learner.non_finite.found_inf)
+
+    reads = HostReads([m for m in (learner.model, learner.weights, learner.objective) if isinstance(m, nn.Module)])
+    step(0)  # creates the optimizer's state
+    with reads:
+        step(1)
+        step(2)
+        step(3, detailed=True)
+        assert reads.found == []
+        learner.settle()
+        found = meter.read()
+    assert [name.partition(" ")[0] for name in reads.found] == ["tolist"], "a log reads all metrics at once"
+    assert len(reads_of_copies) == 4
+    assert found["loss"] > 0
+
+
+def test_the_count_sees_each_kind_of_read() -> None:
+    weight = nn.Linear(2, 2)
+    with HostReads([weight]) as reads:
+        x = weight.weight.detach() * 2
+        host = torch.arange(3)
+        host.tolist(), host[host > 1].sum().item()
+        assert reads.found == []
+        float(x.sum()), bool((x > 100).any()), x[x > 0], x.nonzero(), torch.equal(x, x), x.tolist(), x.cpu(), x.numpy()
+        x.masked_select(x > 0), torch.unique(x), x.new_tensor(1.0), torch.tensor(1.0, device="cpu")
+        x[x > 0] = x[x > 0] * 2
+    assert len(reads.found) == 14
+
+
+def test_a_batch_of_an_evaluation_reads_nothing(tmp_path: Path, reads_of_copies: list[int]) -> None:
+    """The number of reads of an evaluation does not depend on the number of its batches."""
+    trainer = Trainer(small(tmp_path / "run", *VIT, "evaluator=[retrieval,zeroshot]"))
+    counts = []
+    for size in (48, 8):
+        for evaluator in trainer.spec.evaluator.values():
+            evaluator.batch_size = size
+        with HostReads([trainer.learner.model]) as reads:
+            trainer.evaluation.overdue = list(trainer.spec.evaluator)
+            trainer.evaluation.run(trainer.learner, lambda bad: None, lambda: None)
+        counts.append(len(reads.found))
+    trainer.close()
+    assert counts[0] == counts[1] < 20
