@@ -111,7 +111,8 @@ def _patches(image_BCSS: Tensor, height: int, width: int, dtype: torch.dtype) ->
 def product_dtype(weight: Tensor) -> torch.dtype:
     """Returns the dtype of products with a weight: that of autocast, if it is on."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # FLOPs are counted on meta tensors
+    return torch.get_autocast_dtype(kind) if on else weight.dtype
 
 
 def fold_normalization(trunk: Any, mean_C: Tensor, std_C: Tensor) -> bool:
