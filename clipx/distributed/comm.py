@@ -64,7 +64,8 @@ class Comm:
         sharded = [x for x in tensors if isinstance(x, DTensor)]
         local = [x for x in tensors if not isinstance(x, DTensor)]
         norms = [torch.nn.utils.get_total_norm(group) for group in (sharded, local) if group]
-        full = [(norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.device) for norm in norms]
+        norms = [norm.to(self.device) for norm in norms]
+        full = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
         return full[0] if len(full) == 1 else torch.linalg.vector_norm(torch.stack(full))
 
     def average_gradients(self, module: torch.nn.Module) -> None:

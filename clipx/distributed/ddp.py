@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
 from clipx.distributed.comm import Comm
-from clipx.distributed.spec import DistributedSpec
+from clipx.distributed.spec import DistributedSpec, Masters
 from clipx.errors import require
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Compression(StrEnum):
     """Compression of the gradients that ranks exchange."""
 
     none = "none"
-    """Gradients are exchanged in their dtype."""
+    """Gradients are exchanged in their dtype, 16-bit gradients in float32."""
 
     bf16 = "bf16"
     """Gradients are rounded to bfloat16 (8 bits of mantissa) and averaged: half the bytes of float32."""
@@ -49,8 +50,9 @@ class DdpSpec(DistributedSpec):
     """Stores gradients as views of the communication buckets, which saves memory of the size of the gradients."""
 
     compression: Compression = Compression.none
-    """Compression of the exchanged gradients. none: their dtype; bf16: half the bytes, with gradients rounded to 8 bits
-    of mantissa."""
+    """Compression of the exchanged gradients. none: their dtype, or float32 if that has 16 bits, since a sum over many
+    ranks in 16 bits loses small gradients; bf16: half the bytes of float32, with gradients rounded to 8 bits of
+    mantissa."""
 
     need_ranks: ClassVar[tuple[str, ...]] = (
         *DistributedSpec.need_ranks,
@@ -71,10 +73,11 @@ class DdpSpec(DistributedSpec):
             "more often than their gradients are averaged: drop one of them",
         )
 
-    def wrap(self, model: CLIP, comm: Comm) -> nn.Module:
+    def wrap(self, model: CLIP, comm: Comm, masters: Masters | None = None) -> nn.Module:
         """Wraps the model in DDP, so that its backward pass averages the gradients over the ranks. Collective.
 
-        Returns the model itself with one rank or without trainable parameters.
+        Returns the model itself with one rank or without trainable parameters. With `masters` the averages are in the
+        `.grad` of the masters, and those of the model are this rank's.
         """
         if comm.world == 1 or not any(p.requires_grad for p in model.parameters()):
             return model
@@ -92,8 +95,12 @@ class DdpSpec(DistributedSpec):
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        if self.compression is Compression.bf16:
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+        narrow = any(p.dtype.itemsize == 2 for p in model.parameters())
+        if narrow or self.compression is not Compression.none:
+            from clipx.distributed.reduction import WideReduction, average_bucket
 
-            wrapped.register_comm_hook(None, bf16_compress_hook)
+            exchanged = {Compression.none: None, Compression.bf16: torch.bfloat16}[self.compression]
+            state = WideReduction(comm.world, masters or {}, exchanged)
+            # DDP compares annotations with classes, and those of this project are strings: hence a lambda.
+            wrapped.register_comm_hook(state, lambda state, bucket: average_bucket(state, bucket))
         return wrapped

@@ -61,10 +61,12 @@ class FsdpSpec(DistributedSpec):
 
     param_dtype: FsdpDtype = FsdpDtype.own
     """Dtype of the gathered weights, in which blocks compute. own: the dtype of the weights; float32; bfloat16, which
-    halves the gathered bytes."""
+    halves the gathered bytes. Another dtype than the weights' needs autocast: precision=amp_bf16, amp_fp16 or
+    float8."""
 
     reduce_dtype: FsdpDtype = FsdpDtype.own
-    """Dtype in which gradients are summed over the ranks. own: the dtype of the weights; float32; bfloat16."""
+    """Dtype in which gradients are summed over the ranks. own: the dtype of the weights, and float32 if that has 16
+    bits, whatever param_dtype is; float32; bfloat16."""
 
     shards_parameters: ClassVar[bool] = True
     """A rank holds only a shard of each parameter and of the optimizer's state."""
@@ -86,8 +88,15 @@ class FsdpSpec(DistributedSpec):
     def check_optimizer(self, kind: str, shardable: bool) -> None:
         require(
             shardable,
-            f"optimizer={kind} needs whole matrices, which distributed={self.kind} shards over the ranks: use "
+            f"optimizer={kind} needs whole parameters, which distributed={self.kind} shards over the ranks: use "
             "optimizer=adamw, or distributed=ddp",
+        )
+
+    def check_precision(self, kind: str, weight_format: str | None, autocasts: bool) -> None:
+        require(
+            autocasts or self.param_dtype in (FsdpDtype.own, weight_format),
+            f"distributed.param_dtype={self.param_dtype} with precision={kind} gives a layer inputs and weights of "
+            "different dtypes: use precision=amp_bf16, or remove distributed.param_dtype",
         )
 
     def prepare(self, model: CLIP, comm: Comm) -> None:
@@ -125,8 +134,12 @@ class FsdpSpec(DistributedSpec):
             (comm.world // size, size) if hybrid else (comm.world,),
             mesh_dim_names=("copies", "parts") if hybrid else ("parts",),
         )
+        # Without a reduce_dtype FSDP would sum the gradients in the dtype of the gathered weights.
+        weights = next(model.parameters()).dtype
         precision = MixedPrecisionPolicy(
-            param_dtype=self.param_dtype.dtype(), reduce_dtype=self.reduce_dtype.dtype(), cast_forward_inputs=False
+            param_dtype=self.param_dtype.dtype(),
+            reduce_dtype=self.reduce_dtype.dtype() or torch.promote_types(weights, torch.float32),
+            cast_forward_inputs=False,
         )
         model.to(memory_format=torch.contiguous_format)  # fully_shard accepts contiguous parameters only
         offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
@@ -24,6 +25,8 @@ from clipx.errors import ConfigError, PeerLost, require
 if TYPE_CHECKING:
     from clipx.model.clip import CLIP
 
+
+Masters = Mapping["torch.nn.Parameter", "torch.nn.Parameter"]
 
 _DAY_S = 86_400.0
 # Device types of torch.accelerator, in torch itself or from a vendor's package.
@@ -104,6 +107,9 @@ class DistributedSpec:
     def check_optimizer(self, kind: str, shardable: bool) -> None:
         """Raises ConfigError if parameters are sharded and the optimizer is not `shardable`."""
 
+    def check_precision(self, kind: str, weight_format: str | None, autocasts: bool) -> None:
+        """Raises ConfigError if the format of gathered weights does not fit the number format."""
+
     def prepare(self, model: CLIP, comm: Comm) -> None:
         """Modifies the model in place. Call it before the optimizer is created. Raises ConfigError. Collective."""
         if self.sync_batchnorm:
@@ -111,8 +117,11 @@ class DistributedSpec:
 
             synchronize(model, comm)
 
-    def wrap(self, model: CLIP, comm: Comm) -> torch.nn.Module:
-        """Returns the module that training calls instead of the model. Collective."""
+    def wrap(self, model: CLIP, comm: Comm, masters: Masters | None = None) -> torch.nn.Module:
+        """Returns the module that training calls instead of the model. Collective.
+
+        `masters`: the float32 parameter of each 16-bit parameter, whose `.grad` receives the averaged gradient.
+        """
         return model
 
     def build(self) -> Comm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
@@ -19,6 +20,8 @@ class AutoSpec(PrecisionSpec):
 
     kind: str = "auto"
     """Name of this number format, selected by precision=auto. The key itself cannot be set."""
+
+    autocasts: ClassVar[bool] = True  # or the format that it chose is refused
 
     def resolve(self, bf16: bool) -> PrecisionSpec:
         return AmpBf16Spec() if bf16 else Fp32Spec()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
@@ -26,6 +26,9 @@ class Float8Spec(QuantizedSpec):
     kind: str = "float8"
     """Name of this number format, selected by precision=float8. The key itself cannot be set."""
 
+    autocasts: ClassVar[bool] = True
+    weight_format: ClassVar[str | None] = "float32"
+
     def build(self, device: torch.device) -> Precision:
         self.check_device(device, ADA)
         description = (
@@ -38,7 +41,7 @@ class Float8Spec(QuantizedSpec):
 
         # The number of tokens varies: products over tokens are padded to a multiple of 16, as the hardware requires.
         config = Float8LinearConfig(pad_inner_dim=True, emulate=self.emulate)
-        names = linears_to_convert(blocks)
+        names = linears_to_convert(blocks, self.min_width)
         for name, block in blocks.items():
             convert_to_float8_training(
                 block, config=config, module_filter_fn=lambda _, layer, name=name: f"{name}.{layer}" in names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @option("precision")
 @dataclass(kw_only=True, slots=True)
 class Int8Spec(QuantizedSpec):
-    """bfloat16 weights with float32 master weights, and int8 products in the linear layers of blocks.
+    """bfloat16 weights with float32 master weights, and int8 products in the linear layers of the image tower's blocks.
 
     Each row of one factor and each column of the other has a scale, recomputed at each product, in forward and backward
     (torchao's int8 mixed-precision training). Needs torchao.
@@ -33,6 +33,8 @@ class Int8Spec(QuantizedSpec):
 
     kind: str = "int8"
     """Name of this number format, selected by precision=int8. The key itself cannot be set."""
+
+    weight_format: ClassVar[str | None] = "bfloat16"
 
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
         check_16_bit(self.kind, True, ema_decay, shards_parameters)
@@ -47,7 +49,10 @@ class Int8Spec(QuantizedSpec):
         from torchao.prototype.quantized_training import int8_mixed_precision_training
         from torchao.quantization import quantize_
 
-        config, names = int8_mixed_precision_training(module_swap=True), linears_to_convert(blocks)
+        config = int8_mixed_precision_training(module_swap=True)
+        # torchao searches 27 kernels for each shape, and the number of text tokens differs between batches.
+        blocks = {name: block for name, block in blocks.items() if name.startswith("image.")}
+        names = linears_to_convert(blocks, self.min_width)
         for name, block in blocks.items():
             quantize_(block, config, filter_fn=lambda _, layer, name=name: f"{name}.{layer}" in names)
         return names

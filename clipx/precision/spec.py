@@ -10,7 +10,7 @@ import importlib.util
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import MISSING, option
@@ -69,6 +69,12 @@ class PrecisionSpec:
     kind: str = MISSING
     """Name of the number format. Set by the option: precision=fp32, precision=amp_bf16, …"""
 
+    autocasts: ClassVar[bool] = False
+    """True if the towers run under autocast, which accepts weights in another format than the inputs."""
+
+    weight_format: ClassVar[str | None] = None
+    """dtype of the weights in forward and backward, a name of torch. None: not declared."""
+
     @property
     def product_format(self) -> str | None:
         """Data sheet column with the peak rate of its matrix products: half, tf32, fp32 or fp64; None: unknown."""
@@ -102,6 +108,8 @@ class Fp32Spec(PrecisionSpec):
     kind: str = "fp32"
     """Name of this number format, selected by precision=fp32. The key itself cannot be set."""
 
+    weight_format: ClassVar[str | None] = "float32"
+
     tf32: bool = False
     """Whether the towers' matrix products are in TF32: faster, with 10 bits of mantissa. Needs an NVIDIA device of
     compute capability 8.0 or higher."""
@@ -129,6 +137,8 @@ class Fp64Spec(PrecisionSpec):
     kind: str = "fp64"
     """Name of this number format, selected by precision=fp64. The key itself cannot be set."""
 
+    weight_format: ClassVar[str | None] = "float64"
+
     @property
     def product_format(self) -> str:
         return "fp64"
@@ -148,6 +158,9 @@ class AmpBf16Spec(PrecisionSpec):
 
     kind: str = "amp_bf16"
     """Name of this number format, selected by precision=amp_bf16. The key itself cannot be set."""
+
+    autocasts: ClassVar[bool] = True
+    weight_format: ClassVar[str | None] = "float32"
 
     @property
     def product_format(self) -> str:
@@ -190,6 +203,9 @@ class AmpFp16Spec(_ScaledSpec):
     kind: str = "amp_fp16"
     """Name of this number format, selected by precision=amp_fp16. The key itself cannot be set."""
 
+    autocasts: ClassVar[bool] = True
+    weight_format: ClassVar[str | None] = "float32"
+
     def build(self, device: torch.device) -> Precision:
         _require_capability(device, VOLTA, "precision=amp_fp16", "fp32")
         description = (
@@ -212,10 +228,12 @@ class Bf16Spec(PrecisionSpec):
     kind: str = "bf16"
     """Name of this number format, selected by precision=bf16. The key itself cannot be set."""
 
+    weight_format: ClassVar[str | None] = "bfloat16"
+
     master_weights: bool = True
     """Whether the optimizer steps float32 copies of the weights, which checkpoints then store. false: an update of less
     than 1/256 of a weight is lost, and optimizer.ema_decay is an error. true is an error with distributed=fsdp, which
-    stores float32 weights itself: use precision=fp32 distributed.param_dtype=bfloat16 there."""
+    stores float32 weights itself: use precision=amp_bf16 distributed.param_dtype=bfloat16 there."""
 
     @property
     def product_format(self) -> str:
@@ -245,11 +263,13 @@ class Fp16Spec(_ScaledSpec):
     kind: str = "fp16"
     """Name of this number format, selected by precision=fp16. The key itself cannot be set."""
 
+    weight_format: ClassVar[str | None] = "float16"
+
     master_weights: bool = True
     """Whether the optimizer steps float32 copies of the weights, which checkpoints then store. false: no loss scaling,
     gradients and moments below 6e-8 become 0, an update of less than 1/2048 of a weight is lost, and
     optimizer.ema_decay is an error. true is an error with distributed=fsdp, which stores float32 weights itself: use
-    precision=fp32 distributed.param_dtype=bfloat16 there."""
+    precision=amp_bf16 distributed.param_dtype=bfloat16 there."""
 
     def __post_init__(self) -> None:
         _ScaledSpec.__post_init__(self)
@@ -284,6 +304,14 @@ class QuantizedSpec(PrecisionSpec):
     """Whether the products are emulated, which works on any device and is slow: for checking numerics. false: needs an
     NVIDIA device of compute capability 8.9 or higher (float8), 8.0 or higher (int8)."""
 
+    min_width: int = 1024
+    """Width from which linear layers are converted, in features, at least 16: those with two sides of at least
+    min_width, and one of twice that. At the default fc1, fc2 and the fused qkv of blocks of width 1024 are converted,
+    but not their square projections: in smaller layers rounding takes more time than the products save."""
+
+    def __post_init__(self) -> None:
+        require(self.min_width >= 16, f"precision.min_width={self.min_width} must be at least 16: 1024 is the default")
+
     @property
     def product_format(self) -> str:
         return "half"  # only linear layers of blocks compute in fewer bits
@@ -304,20 +332,26 @@ class QuantizedSpec(PrecisionSpec):
         _require_capability(device, least, f"precision={self.kind}", "amp_bf16")
 
 
-def linears_to_convert(blocks: Mapping[str, nn.Module]) -> list[str]:
-    """Returns the linear layers with sides that are multiples of 16, as the hardware requires. Raises ConfigError."""
+def linears_to_convert(blocks: Mapping[str, nn.Module], min_width: int) -> list[str]:
+    """Returns the names of the linear layers that `min_width` selects and whose sides are multiples of 16, as the
+    hardware requires. Raises ConfigError."""
     names = [
         f"{name}.{layer}"
         for name, block in blocks.items()
         for layer, module in block.named_modules()
-        if isinstance(module, torch.nn.Linear) and module.in_features % 16 == module.out_features % 16 == 0
+        if isinstance(module, torch.nn.Linear) and _pays(module.in_features, module.out_features, min_width)
     ]
     require(
         bool(names),
-        "precision=float8 and int8 have no effect on this model, whose blocks have no linear layer with sides that are "
-        "multiples of 16: use amp_bf16",
+        f"precision=float8 and int8 have no effect on this model: no linear layer of a block has sides of at least "
+        f"precision.min_width={min_width}, one of twice that, in multiples of 16: use amp_bf16, or lower min_width",
     )
     return names
+
+
+def _pays(rows: int, columns: int, min_width: int) -> bool:
+    sides = sorted((rows, columns))
+    return rows % 16 == columns % 16 == 0 and sides[0] >= min_width and sides[1] >= 2 * min_width
 
 
 def check_16_bit(kind: str, masters: bool, ema_decay: float | None, shards_parameters: bool) -> None:
@@ -329,7 +363,7 @@ def check_16_bit(kind: str, masters: bool, ema_decay: float | None, shards_param
     require(
         not (masters and shards_parameters),
         f"precision={kind} with master weights is incompatible with distributed=fsdp, which stores float32 weights "
-        "itself: use precision=fp32 with distributed.param_dtype=bfloat16, or distributed=ddp",
+        "itself: use precision=amp_bf16 distributed.param_dtype=bfloat16, or distributed=ddp",
     )
 
 

@@ -111,7 +111,10 @@ class Learner:
         self.optimizer = spec.optimizer.build(parameter_groups(self.weights, self.objective, spec.optimizer))
         spec.compile.compile_optimizer(self.optimizer)
         self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
-        self.parallel = spec.distributed.wrap(self.model, comm)
+        masters = None if self.masters is None else self.masters.by_parameter
+        self.parallel = spec.distributed.wrap(self.model, comm, masters)
+        if self.masters is not None:
+            self.masters.averaged = self.parallel is not self.model
         self.non_finite = NonFiniteSteps(spec.optimizer, self.model, comm, self.loss_scale.on, report, roll_back)
         self._step = SkippableStep(self.optimizer, comm.device, spec.optimizer.non_finite is NonFinite.skip)
         seed_all(spec.seed + 1 + comm.rank)

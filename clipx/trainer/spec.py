@@ -211,6 +211,7 @@ class RunSpec:
 
     def check_format(self, precision: PrecisionSpec) -> None:
         """Checks the rules between a number format, the run's or the one that it chose, and other groups."""
+        self.distributed.check_precision(precision.kind, precision.weight_format, precision.autocasts)
         precision.check(self.optimizer.ema_decay, self.distributed.shards_parameters)
 
 

@@ -77,6 +77,8 @@ class FakeCuda(FakeTensorMode):
             self._allowed -= 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__module__ != "torch" and not issubclass(kind, (FakeTensor, nn.Parameter)) for kind in types):
+            return NotImplemented  # a DTensor, whose parts arrive here
         kwargs = dict(kwargs or {})
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         here = [x for x in tensors if not isinstance(x, FakeTensor)]

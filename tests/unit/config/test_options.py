@@ -677,6 +677,7 @@ def test_a_run_saved_by_8ddb223_loads() -> None:
         *("evaluator.zeroshot.held_out=false", "evaluator.zeroshot.classnames=imagenet"),
         *("+data@evaluator.zeroshot.sets.birds=folder", "evaluator.zeroshot.sets.birds.path=birds"),
         *("distributed=fsdp", "distributed.param_dtype=bfloat16", "distributed.reduce_dtype=float32"),
+        "precision=amp_bf16",
         "checkpoint.max_failures=7",
     )
 

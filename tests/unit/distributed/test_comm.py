@@ -101,7 +101,7 @@ def test_a_missing_or_unsuitable_backend_is_rejected(backend: str, message: str)
         ("distributed.compression=bf16", "has no effect on one rank"),
         ("distributed=fsdp distributed.reshard_after_forward=false", "has no effect on one rank"),
         ("distributed=fsdp distributed.cpu_offload=true", "has no effect on one rank"),
-        ("distributed=fsdp distributed.param_dtype=bfloat16", "has no effect on one rank"),
+        ("precision=amp_bf16 distributed=fsdp distributed.param_dtype=bfloat16", "has no effect on one rank"),
         ("distributed=fsdp distributed.reduce_dtype=float32", "has no effect on one rank"),
     ],
 )

@@ -147,8 +147,8 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
         (("bf16", "precision.master_weights=false"), 0.1),
         (("fp16",), 0.002),
         (("fp16", "precision.master_weights=false"), 0.1),
-        (("float8", "precision.emulate=true"), 0.05),
-        (("int8", "precision.emulate=true"), 0.02),
+        (("float8", "precision.emulate=true", "precision.min_width=16"), 0.05),
+        (("int8", "precision.emulate=true", "precision.min_width=16"), 0.02),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -319,7 +319,7 @@ def test_batch_norm_stays_in_float32_and_shares_its_statistics(tmp_path: Path) -
         (
             ("precision=int8", "distributed=fsdp"),
             "precision=int8 with master weights is incompatible with distributed=fsdp, which stores float32 weights "
-            "itself: use precision=fp32 with distributed.param_dtype=bfloat16, or distributed=ddp",
+            "itself: use precision=amp_bf16 distributed.param_dtype=bfloat16, or distributed=ddp",
         ),
         (
             ("precision=fp16", "precision.master_weights=false", "precision.loss_scale=8"),
@@ -349,8 +349,16 @@ def test_float16_without_master_weights_warns(caplog: pytest.LogCaptureFixture) 
 # ------------------------------------------------------------------------------------------- float8 and int8 layers
 
 
-@pytest.mark.parametrize("spec", [Float8Spec(emulate=True), Int8Spec(emulate=True)], ids=["float8", "int8"])
-def test_only_the_linear_layers_of_blocks_are_converted(spec: PrecisionSpec) -> None:
+# The text tower is 16 wide, so that its square projections are too narrow.
+TEXT = {f"text.blocks.{i}.{name}" for i in range(2) for name in ("attn.qkv", "mlp.fc1", "mlp.fc2")}
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [(Float8Spec(emulate=True, min_width=16), TEXT), (Int8Spec(emulate=True, min_width=16), set())],
+    ids=["float8", "int8"],
+)
+def test_only_wide_linear_layers_of_blocks_are_converted(spec: PrecisionSpec, text: set[str]) -> None:
     model = compose(*VIT).model.build(CPU, spec.build(CPU).dtype)
     before, weight = list(model.state_dict()), model.text.blocks[0].get_parameter("mlp.fc1.weight")
     names = spec.convert(named_blocks(model))
@@ -358,26 +366,45 @@ def test_only_the_linear_layers_of_blocks_are_converted(spec: PrecisionSpec) -> 
     assert model.text.blocks[0].get_parameter("mlp.fc1.weight") is weight
     linears = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     converted = {name for name in linears if type(model.get_submodule(name)) is not nn.Linear}
-    assert converted == set(names) == linears - {"image.projection", "text.projection"}
-    assert len(names) == 4 * (2 + 2)
+    image = {name for name in linears if name.startswith("image.")} - {"image.projection"}
+    assert converted == set(names) == image | text
+    assert len(image) == 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("width", "name", "converted"),
+    [(1024, "qkv", True), (1024, "proj", False), (1024, "fc1", True), (768, "fc1", False), (2048, "proj", True)],
+)
+def test_layers_too_small_to_pay_are_not_converted(width: int, name: str, converted: bool) -> None:
+    outputs = {"qkv": 3 * width, "proj": width, "fc1": 4 * width}[name]
+    with torch.device("meta"):
+        blocks = {
+            "image.trunk.blocks.0": nn.ModuleDict({name: nn.Linear(width, outputs), "wide": nn.Linear(1024, 4096)})
+        }
+    found = Float8Spec(emulate=True).convert(blocks)
+    assert (f"image.trunk.blocks.0.{name}" in found) is converted
 
 
 def test_the_startup_summary_lists_the_converted_layers(tmp_path: Path) -> None:
-    overrides = ("precision=int8", "precision.emulate=true", "checkpoint=none")
+    overrides = ("precision=int8", "precision.emulate=true", "precision.min_width=16", "checkpoint=none")
     trainer = Trainer(small(tmp_path / "run", *VIT, *overrides))
     trainer.close()
     assert facts(trainer)["format"] == (
-        "bfloat16 weights with float32 master weights, int8 linear layers; emulated, on any device; 16 linear layers of "
-        "blocks converted: 2 x image.*.qkv, 2 x image.*.proj, 2 x image.*.fc1, 2 x image.*.fc2, 2 x text.*.qkv, "
-        "2 x text.*.proj, 2 x text.*.fc1, 2 x text.*.fc2"
+        "bfloat16 weights with float32 master weights, int8 linear layers; emulated, on any device; 8 linear layers of "
+        "blocks converted: 2 x image.*.qkv, 2 x image.*.proj, 2 x image.*.fc1, 2 x image.*.fc2"
     )
 
 
 def test_a_model_without_layers_to_convert_raises_an_error() -> None:
     with pytest.raises(
-        ConfigError, match=r"^precision=float8 and int8 have no effect on this model, .*: use amp_bf16$"
+        ConfigError,
+        match=r"^precision=float8 and int8 have no effect on this model: .* precision\.min_width=1024, .*: use amp_bf16, or",
     ):
-        Float8Spec(emulate=True).convert({"block": nn.Linear(12, 16)})
+        Float8Spec(emulate=True).convert({"block": nn.Linear(768, 3072)})
+    with pytest.raises(ConfigError, match="no linear layer of a block"):
+        Float8Spec(emulate=True, min_width=16).convert({"block": nn.Linear(16, 36)})
+    with pytest.raises(ConfigError, match=r"precision\.min_width=8 must be at least 16"):
+        Int8Spec(min_width=8)
 
 
 def test_a_missing_torchao_raises_an_error_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,11 @@ import torch
 from helpers.fake_cuda import CUDA, FakeCuda, HostRead, MixedDevices, fake_cuda, fake_learner, host_batch, run_backward
 from helpers.runs import NEEDED, VIT, compose
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from clipx.distributed.comm import Comm
 from clipx.trainer.learner import StepPosition
 
 # One block in each tower: what counts is the number of operations.
@@ -71,6 +75,20 @@ def test_embedding_reads_nothing_from_the_device() -> None:
         with torch.no_grad(), learner.precision.autocast():
             image, text = learner.model(batch.image, batch.tokens)
         assert image.device == text.device == CUDA
+
+
+def test_norms_of_offloaded_shards_and_of_the_device_are_joined_on_the_device() -> None:
+    """distributed.cpu_offload: the gradients of the model are shards on the host, the temperature's on the device."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = DeviceMesh("cpu", [0, 1])
+        with fake_cuda() as device:
+            shard = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
+            with device.allowed():  # the norm of the shards is on the host
+                norm = Comm(0, 2, 0, CUDA).norm([shard, torch.ones((), device="cuda")])
+        assert norm.device == CUDA and norm.ndim == 0
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 # ------------------------------------------------------------------------------------------------- of the helper
