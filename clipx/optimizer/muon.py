@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
@@ -26,6 +26,8 @@ class MuonSpec(OptimizerSpec):
     Hidden matrices are the weights of linear layers and convolutions inside the towers' blocks: a fused qkv as one
     matrix, a kernel as out × (in·height·width). AdamW trains the rest: embeddings (of patches, tokens, positions),
     stems, depthwise and grouped kernels, pooling heads, projections, norms, biases and the objective's parameters.
+
+    With distributed=fsdp each rank orthogonalizes its share of the matrices, gathered for it.
     """
 
     kind: str = "muon"
@@ -45,6 +47,8 @@ class MuonSpec(OptimizerSpec):
     """Term added to the denominator of AdamW, for all parameters other than hidden matrices. Above 0; 1e-6 for ViTs,
     1e-8 for ConvNets."""
 
+    shardable: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         OptimizerSpec.__post_init__(self)
         require(0 < self.momentum < 1, f"optimizer.momentum={self.momentum} must be in (0, 1): 0.95 is usual")
@@ -59,9 +63,9 @@ class MuonSpec(OptimizerSpec):
         return hidden_matrices(model, "optimizer=muon"), options
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
-        from timm.optim import Muon
+        from clipx.optimizer.sharded_muon import ShardedMuon
 
-        optimizer: torch.optim.Optimizer = Muon(
+        return ShardedMuon(
             [{"use_muon": False, **group} for group in groups],  # without it timm selects matrices by their shape
             lr=self.lr,
             momentum=self.momentum,
@@ -71,4 +75,3 @@ class MuonSpec(OptimizerSpec):
             betas=(self.betas[0], self.betas[1]),
             eps=self.eps,
         )
-        return optimizer

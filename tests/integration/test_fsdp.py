@@ -13,6 +13,7 @@ from helpers.runs import VIT, compose, torchrun
 from helpers.scripts.fsdp_training import trained
 from safetensors.torch import load_file
 
+from clipx.distributed.fsdp import FsdpSpec
 from clipx.errors import ConfigError
 
 SCRIPT = str(SCRIPTS / "fsdp_training.py")
@@ -30,6 +31,7 @@ OBJECTIVES = {
     "siglip": ("objective=siglip",),
     "fastclip_v3": ("objective=fastclip_v3", "objective.rho=2.9"),
     "lamb": ("optimizer=lamb",),
+    "muon": ("optimizer=muon",),
 }
 RHO = ("isogclr", "fastclip_v2")
 # A ResNet whose BatchNorms see the samples of all ranks: three steps, because it has more layers.
@@ -45,7 +47,7 @@ Tensors = dict[str, torch.Tensor]
 
 def train_on_ranks(ranks: int, folder: Path, ways: dict[str, tuple[str, ...]]) -> dict[str, Tensors]:
     overrides = {
-        name: [*SIX, SAVED if name == "fsdp" else "checkpoint=none", *OBJECTIVES[objective], *words]
+        name: [*SIX, SAVED if name in ("fsdp", "muon") else "checkpoint=none", *OBJECTIVES[objective], *words]
         for name, (objective, *words) in ways.items()
     }
     torchrun(ranks, SCRIPT, str(folder), *(f"{name}={json.dumps(words)}" for name, words in overrides.items()))
@@ -73,6 +75,9 @@ WAYS = {
     "fsdp": ("infonce", FSDP),
     "kept": ("siglip", FSDP, "distributed.reshard_after_forward=false"),
     "lamb": ("lamb", FSDP),
+    "muon": ("muon", FSDP),
+    "muon_ddp": ("muon",),
+    "muon_micro": ("muon", FSDP, "data.micro_batches=2"),
     "compressed": ("infonce", "distributed.compression=bf16"),
     "recomputed": (
         "infonce",
@@ -117,13 +122,14 @@ def test_six_steps_on_two_ranks_match_a_single_process(
     assert_same(two[way], single[WAYS[way][0]], 1e-9)
 
 
+@pytest.mark.parametrize(("way", "objective"), [("fsdp", "infonce"), ("muon", "muon")])
 def test_a_sharded_run_resumes_in_a_single_process(
-    tmp_path: Path, folder: Path, two: dict[str, Tensors], single: dict[str, Tensors]
+    way: str, objective: str, tmp_path: Path, folder: Path, two: dict[str, Tensors], single: dict[str, Tensors]
 ) -> None:
     run_dir = tmp_path / "again"
-    shutil.copytree(folder / "fsdp.run", run_dir)
-    found = trained(run_dir, [*SIX, *OBJECTIVES["infonce"], SAVED, "resume=step:3"])
-    assert_same(found, single["infonce"], 1e-9)
+    shutil.copytree(folder / f"{way}.run", run_dir)
+    found = trained(run_dir, [*SIX, *OBJECTIVES[objective], SAVED, "resume=step:3"])
+    assert_same(found, single[objective], 1e-9)
 
 
 def test_gradients_reduced_in_16_bits_change_results_little(two: dict[str, Tensors]) -> None:
@@ -144,9 +150,14 @@ def test_synced_batch_norms_match_a_single_process_on_the_whole_batch(tmp_path: 
 
 @pytest.mark.slow
 def test_hybrid_sharding_matches_a_single_process(tmp_path: Path, single: dict[str, Tensors]) -> None:
-    ways = {"hybrid": ("infonce", FSDP, "distributed.shard_size=2"), "fsdp": ("fastclip_v3", FSDP)}
+    ways = {
+        "hybrid": ("infonce", FSDP, "distributed.shard_size=2"),
+        "hybrid_muon": ("muon", FSDP, "distributed.shard_size=2"),
+        "fsdp": ("fastclip_v3", FSDP),
+    }
     found = train_on_ranks(4, tmp_path, ways)
     assert_same(found["hybrid"], single["infonce"], 1e-9)
+    assert_same(found["hybrid_muon"], single["muon"], 1e-9)
     assert_same(found["fsdp"], single["fastclip_v3"], 1e-9)
 
 
@@ -171,7 +182,7 @@ def test_every_other_objective_matches_a_single_process(tmp_path: Path) -> None:
             ["distributed.static_graph=true", "data.micro_batches=2"],
             "distributed.static_graph=true does not support data.micro_batches=2",
         ),
-        ([FSDP, "optimizer=muon"], "optimizer=muon needs whole matrices, which distributed=fsdp shards over the ranks"),
+        ([FSDP, "distributed.param_dtype=bfloat16"], "distributed.param_dtype=bfloat16 with precision=fp32 gives a layer inputs and weights of different dtypes: use precision=amp_bf16, or remove"),
         ([FSDP, "distributed.shard_size=1"], "distributed.shard_size=1 must be at least 2, or null for all ranks"),
         ([FSDP, "distributed.static_graph=true"], "distributed.static_graph is not a key here: the keys are device, backend"),
     ],
@@ -179,3 +190,8 @@ def test_every_other_objective_matches_a_single_process(tmp_path: Path) -> None:
 def test_invalid_combinations_are_rejected_at_composition(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         compose(*words)
+
+
+def test_an_optimizer_that_is_not_shardable_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="optimizer=other needs whole parameters, which distributed=fsdp shards"):
+        FsdpSpec().check_optimizer("other", shardable=False)

@@ -14,6 +14,7 @@ from helpers.optimizers import Optimizing
 from torch import Tensor
 
 from clipx.optimizer.adamw import AdamWSpec
+from clipx.optimizer.groups import parameter_groups, set_learning_rate
 from clipx.optimizer.lamb import LambSpec
 from clipx.optimizer.lion import LionSpec
 from clipx.optimizer.muon import MuonSpec
@@ -198,3 +199,17 @@ def test_lamb_scales_updates_without_weight_decay() -> None:
 @pytest.mark.parametrize("option", ["adamw", "sgd"])
 def test_torch_optimizers_are_fused(option: str) -> None:
     assert all(group["fused"] for group in Optimizing(f"optimizer={option}").optimizer.param_groups)
+
+
+def test_muon_trains_with_a_frozen_tower() -> None:
+    """Groups hold only the parameters that train, and one without a gradient stays as it is."""
+    run = Optimizing("optimizer=muon")
+    run.model.image.requires_grad_(False)
+    run.optimizer = run.spec.build(parameter_groups(run.model, run.objective, run.spec))
+    before = run.weights()
+    for name, p in run.named():
+        p.grad = torch.ones_like(p) if p.requires_grad and "text.blocks.0" in name else None
+    set_learning_rate(run.optimizer, 1e-2)
+    run.optimizer.step()
+    changed = {name for name, weight in run.weights().items() if not torch.equal(weight, before[name])}
+    assert changed and all("text.blocks.0" in name for name in changed)
