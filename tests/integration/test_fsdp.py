@@ -182,7 +182,7 @@ def test_every_other_objective_matches_a_single_process(tmp_path: Path) -> None:
             ["distributed.static_graph=true", "data.micro_batches=2"],
             "distributed.static_graph=true does not support data.micro_batches=2",
         ),
-        ([FSDP, "distributed.param_dtype=bfloat16"], "distributed.param_dtype=bfloat16 with precision=fp32 gives a layer inputs and weights of different dtypes: use precision=amp_bf16, or remove"),
+        ([FSDP, "precision=fp32", "distributed.param_dtype=bfloat16"], "distributed.param_dtype=bfloat16 with precision=fp32 gives a layer inputs and weights of different dtypes: use precision=amp_bf16, or remove"),
         ([FSDP, "distributed.shard_size=1"], "distributed.shard_size=1 must be at least 2, or null for all ranks"),
         ([FSDP, "distributed.static_graph=true"], "distributed.static_graph is not a key here: the keys are device, backend"),
     ],
