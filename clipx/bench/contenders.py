@@ -18,7 +18,7 @@ from clipx.bench.baselines import SAMPLES
 from clipx.bench.shards import pattern
 from clipx.bench.training import batch_for
 from clipx.config.duration import Length
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.spec import Varying
 from clipx.trainer.backends import Backends

@@ -20,7 +20,7 @@ from clipx.bench.rival import Rival
 from clipx.bench.training import captions
 from clipx.distributed.comm import Comm
 from clipx.model.flops import ForwardFlops, peak_tflops
-from clipx.trainer.metrics import tokens_computed
+from clipx.model.packer import TextPacker
 from clipx.trainer.spec import RunSpec, compose
 
 
@@ -156,7 +156,7 @@ def mean_tokens(course: Course, spec: RunSpec) -> float:
     if course.folder is not None:
         return shards.mean_tokens(course.samples, spec.model.text.context_length, course.seed)
     return fmean(
-        tokens_computed(captions(course.batch, spec.model.text.context_length, course.seed + i), True) / course.batch
+        TextPacker(True).count(captions(course.batch, spec.model.text.context_length, course.seed + i)) / course.batch
         for i in range(HOST_BATCHES)
     )
 

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from clipx.data.loader import Batch, ImageView, TrainBatches, train_loader
+from clipx.data.batch import Batch
+from clipx.data.loader import ImageView, TrainBatches, train_loader
 from clipx.data.order import Order
 from clipx.data.shards.urls import expand
 from clipx.data.shards.write import ShardSample, write_samples

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from clipx.bench.baselines import SAMPLES
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.config.duration import Length
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.spec import compose

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
 

@@ -2,66 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import math
-import multiprocessing.connection
-import os
 import random
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from types import FrameType
-from typing import Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
+from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange
+from clipx.data.loader_processes import ProcessLoader
 from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.transform import decode, eval_transform, train_transform
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import check_cores
 from clipx.errors import DataError
+from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
 
-T = TypeVar("T")
-
-_POLL_S = 5.0  # interval of a loader process's checks that its trainer is alive, as in torch
-_END_S = 5.0  # time in which the end of a process whose connection broke is seen
 _MAX_SUBSTITUTES = 100  # replacements tried for one sample of a batch before the run fails
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Batch of b samples of this rank. image_b3SS uint8; tokens_bL int64; index_b int64, the indices in the source.
-
-    Tokens and indices stay on the host, where reading them needs no synchronisation. `targets` are the rows that the
-    objective compares with, one per sample: labels, or a teacher's embeddings.
-    """
-
-    image: Tensor
-    tokens: Tensor
-    index: Tensor
-    bad: Sequence[BadRecord] = ()
-    targets: tuple[Tensor, ...] = ()
-    second_image: Tensor | None = None  # in the size of the SecondView; None if `image` already has that size
-    second_tokens: Tensor | None = None  # None without a second view
-
-    def without_texts(self) -> Batch:
-        """Returns the batch with tokens [b, 0], for which a model computes no text embedding."""
-        return replace(self, tokens=self.tokens[:, :0])
-
-    def pin_memory(self) -> Batch:
-        second = None if self.second_image is None else self.second_image.pin_memory()
-        return replace(self, image=self.image.pin_memory(), second_image=second)
-
-    def to(self, device: torch.device) -> Batch:
-        targets = tuple(rows.to(device, non_blocking=True) for rows in self.targets)
-        second = None if self.second_image is None else self.second_image.to(device, non_blocking=True)
-        return replace(self, image=self.image.to(device, non_blocking=True), targets=targets, second_image=second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +43,7 @@ class SecondView:
 
     size: int
     tokenizer: Tokenizer
+    packer: TextPacker | None = None  # None: the second model takes tokens
 
 
 class TargetSource(Protocol):
@@ -151,113 +115,63 @@ class TrainBatches(Dataset["Batch | DataError"]):
         raise DataError(f"{_MAX_SUBSTITUTES} samples in a row are bad, the last {bad[-1].key}: {bad[-1].reason}")
 
 
-class _PositionSampler(Sampler[range]):
-    """Sampler of the positions that this rank reads in each step: its consecutive share of the global batch."""
+@dataclass(frozen=True)
+class _Parts(Dataset["Part | DataError"]):
+    """Data set of the parts of batches."""
 
-    def __init__(self, samples: range, batch: int, rank: int, world: int) -> None:
+    stream: TrainBatches
+    packers: Packers
+
+    def __getitem__(self, place: PartRange) -> Part | DataError:
+        batch = self.stream[place.positions]
+        return batch if isinstance(batch, DataError) else Part.of(batch, place, self.packers)
+
+
+class _PartSampler(Sampler[PartRange]):
+    """Sampler of the positions that this rank reads in each step: its consecutive share of the global batch, in parts
+    of equal size up to one sample."""
+
+    def __init__(self, samples: range, batch: int, rank: int, world: int, part: int) -> None:
         self.firsts = range(samples.start, samples.stop, batch)
         self.local, self.rank = batch // world, rank
+        self.parts = -(-self.local // part)
+        self.bounds = [i * self.local // self.parts for i in range(self.parts + 1)]
 
-    def __iter__(self) -> Iterator[range]:
-        for first in self.firsts:
-            yield range(first + self.rank * self.local, first + (self.rank + 1) * self.local)
+    def __iter__(self) -> Iterator[PartRange]:
+        number = next(_iterations)
+        for step, first in enumerate(self.firsts):
+            positions = range(first + self.rank * self.local, first + (self.rank + 1) * self.local)
+            for start, stop in itertools.pairwise(self.bounds):
+                yield PartRange(positions[start:stop], start, self.local, (number, step))
 
     def __len__(self) -> int:
-        return len(self.firsts)
+        return len(self.firsts) * self.parts
 
 
-class _BatchLoader(DataLoader[T]):
-    """DataLoader over batches that raises the DataErrors returned by its dataset, and one if a loader process died."""
-
-    def __init__(
-        self, dataset: Dataset[T | DataError], batches: Iterable[range], workers: int, prefetch: int, pin: bool = False
-    ) -> None:
-        super().__init__(
-            dataset,  # type: ignore[arg-type]  # __iter__ raises the errors
-            batch_size=None,  # an item of the dataset is a batch
-            sampler=batches,
-            collate_fn=_identity,
-            num_workers=workers,
-            prefetch_factor=prefetch if workers else None,
-            worker_init_fn=partial(_exit_with_trainer, os.getpid()),
-            pin_memory=pin,
-            # Otherwise each iterator draws from the default generator, which dropout uses.
-            generator=torch.Generator(),
-        )
-
-    def __iter__(self) -> Iterator[T]:  # type: ignore[override]
-        with _replaced_sigchld(None):  # without the handler that torch installs: see _replaced_sigchld
-            batches = super().__iter__()
-        while True:
-            with _replaced_sigchld(lambda *_: _check_alive(batches)):
-                try:
-                    _check_alive(batches)
-                    batch = next(batches)
-                except StopIteration:
-                    return
-                except (RuntimeError, OSError, EOFError) as error:
-                    # A connection to a process that is being killed breaks before its end can be seen.
-                    _check_alive(batches, _END_S, error)
-                    raise
-            if isinstance(batch, DataError):
-                raise batch
-            yield batch
+_iterations = itertools.count()
 
 
-@contextlib.contextmanager
-def _replaced_sigchld(handler: Callable[[int, FrameType | None], None] | None) -> Iterator[None]:
-    """Replaces the handler of SIGCHLD by `handler`, if given, and restores it. No effect outside the main thread.
+class TrainLoader:
+    """Loader of this rank's batches. Each batch is joined from its parts, in pinned memory with `pin`."""
 
-    Torch's handler raises the death of a loader process in any statement, also in one that writes a file or releases a
-    lock. Here it is raised only while the trainer waits for a batch, where a message that ends half-way would block it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGCHLD)
-    if handler is not None:
-        signal.signal(signal.SIGCHLD, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+    def __init__(self, parts: _Parts, sampler: _PartSampler, workers: int, prefetch: int, pin: bool) -> None:
+        self.sampler = sampler
+        # Each process keeps `prefetch` parts ready, and all processes together `prefetch` batches.
+        ready = max(prefetch, -(-prefetch * sampler.parts // workers)) if workers else prefetch
+        self.items: ProcessLoader[Part | JoinedBatch] = ProcessLoader(parts, sampler, workers, ready, pin)
 
+    def __iter__(self) -> Iterator[Batch]:
+        missing = self.sampler.parts
+        for item in self.items:
+            joined = item.join()
+            del item  # frees the shared memory of the part
+            missing -= 1
+            if not missing:
+                missing = self.sampler.parts
+                yield joined.take()
 
-def _check_alive(batches: object, wait_s: float = 0.0, cause: Exception | None = None) -> None:
-    """Raises DataError if a loader process of the iterator has ended, or ends within `wait_s`."""
-    workers = {worker.sentinel: worker for worker in getattr(batches, "_workers", ())}
-    for ended in multiprocessing.connection.wait(workers, wait_s) if workers else ():
-        worker = workers[ended]
-        worker.join()
-        if worker.exitcode or cause:  # with 0 all end after the last batch
-            how = f"by {signal.Signals(-worker.exitcode).name}" if worker.exitcode < 0 else f"code {worker.exitcode}"
-            raise DataError(
-                f"a loader process of this rank died (pid {worker.pid}, {how}), usually killed for lack of memory: "
-                "lower data.workers or data.prefetch, or give the job more memory"
-            ) from cause
-
-
-def _exit_with_trainer(trainer: int, _worker: int) -> None:
-    """Ends a loader process when the process `trainer` ends, and ignores SIGTERM from any other process.
-
-    SLURM may send SIGTERM to every process of a job that it ends. A loader process that ended on it would bring the
-    trainer down before it has saved. torch's check of the parent process is not sufficient: if the trainer dies while
-    the loader process starts, torch takes the adopting process for the trainer, and the loader process never ends.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def wait() -> None:
-        sender = None
-        while sender != trainer and os.getppid() == trainer:
-            received = signal.sigtimedwait({signal.SIGTERM}, _POLL_S)
-            sender = received and received.si_pid
-        os._exit(0)
-
-    threading.Thread(target=wait, name="SIGTERM", daemon=True).start()
-
-
-def _identity(batch: T) -> T:
-    return batch
+    def __len__(self) -> int:
+        return len(self.sampler.firsts)
 
 
 def check_workers(workers: int, comm: Comm) -> None:
@@ -281,13 +195,19 @@ def train_loader(
     pin: bool,
     second: SecondView | None = None,
     targets: TargetSource | None = None,
-) -> DataLoader[Batch]:
+    packer: TextPacker | None = None,
+    micro_batches: int = 1,
+    part: int = PART_SAMPLES,
+) -> TrainLoader:
     """Returns a loader of this rank's batches for the stream positions `samples`, `batch` per step over all ranks.
 
-    The start position does not affect the cost: nothing before it is read.
+    The start position does not affect the cost: nothing before it is read. The batches do not depend on the size of
+    their parts, nor their samples on `packer` and `micro_batches`: see Batch.packing.
     """
     stream = TrainBatches(source, order, view, tokenizer, seed, second, targets)
-    return _BatchLoader(stream, _PositionSampler(samples, batch, rank, world), workers, prefetch, pin)
+    packers = Packers(packer, None if second is None else second.packer, micro_batches)
+    sampler = _PartSampler(samples, batch, rank, world, part)
+    return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin)
 
 
 def _empty_pixels(count: int, size: int) -> Tensor:
@@ -303,9 +223,10 @@ def _empty_pixels(count: int, size: int) -> Tensor:
         shared = torch.UntypedStorage._new_shared(math.prod(shape))  # as in torch's default_collate
     except RuntimeError as error:
         raise DataError(
-            f"the shared memory for a batch of {math.prod(shape) / 1e6:,.1f} MB cannot be allocated ({error}): each "
-            "loader process keeps data.prefetch batches there; lower data.workers or data.prefetch, or give the "
-            "machine or container more /dev/shm, e.g. with docker's --shm-size"
+            f"the shared memory for {count} samples of {math.prod(shape) / 1e6:,.1f} MB cannot be allocated ({error}): "
+            f"each loader process keeps data.prefetch batches there, of at most {PART_SAMPLES} samples; lower "
+            "data.workers or data.prefetch, or give the machine or container more /dev/shm, e.g. with docker's "
+            "--shm-size"
         ) from None
     return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
 
@@ -371,4 +292,4 @@ def eval_batch_loader(
     source: Source, view: ImageView, batches: Sequence[range], workers: int, prefetch: int
 ) -> DataLoader[EvalBatch]:
     """Returns a loader with one evaluation batch for each of the given index ranges of the source."""
-    return _BatchLoader(_EvalBatches(source, view), batches, workers, prefetch)
+    return ProcessLoader(_EvalBatches(source, view), batches, workers, prefetch)

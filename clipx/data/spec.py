@@ -77,7 +77,9 @@ class DataSpec:
     each core is a warning. 0 loads in the training process."""
 
     prefetch: int = 2
-    """Number of batches that each loader process keeps ready, in [1, 1024]. Has no effect with workers=0."""
+    """Number of batches that each loader process keeps ready, in [1, 1024]. Of batches with more than 512 samples per
+    rank, a process makes parts of at most 512: it keeps as many parts ready, or more until all processes of the rank
+    together have this number of batches. Has no effect with workers=0."""
 
     shuffle_window: int = 200_000
     """Number of samples shuffled together, drawn from shards in random order. At least 1. Each loader process stores

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipx.model.batchnorm import BATCH_NORM, to_dtype
+from clipx.model.packer import TextPacker
 from clipx.model.spec import FIXED, ClipSpec, Varying
-from clipx.model.text import TextTower
+from clipx.model.text import CUDA_MULTIPLE, Packing, TextTower
 from clipx.model.vision import ImageTower
 from clipx.model.vit import product_dtype
 
@@ -50,10 +51,18 @@ class CLIP(nn.Module):
         self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
         self.text = TextTower(spec.text, spec.embed_dim, spec.quick_gelu)
 
-    def forward(self, image_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, image_BCSS: Tensor, tokens_BL: Tensor | Packing) -> tuple[Tensor, ...]:
         """Returns (image_BD, text_BD), see encode_image and encode_text. Tokens [B, 0] skip the text tower: [B, 0]."""
         image_BD = self.encode_image(image_BCSS)
-        return image_BD, self.encode_text(tokens_BL) if tokens_BL.shape[1] else image_BD.new_empty(len(image_BD), 0)
+        if isinstance(tokens_BL, Tensor) and not tokens_BL.shape[1]:
+            return image_BD, image_BD.new_empty(len(image_BD), 0)
+        return image_BD, self.encode_text(tokens_BL)
+
+    @property
+    def packer(self) -> TextPacker:
+        """Packs tokens on the host for `forward` and `encode_text`, e.g. in a loader process."""
+        multiple = CUDA_MULTIPLE if self.mean_C11.device.type == "cuda" else 1
+        return TextPacker(self.text.packed, self.text.pool, multiple)
 
     def freeze_batchnorms(self, batch_norms: Iterable[str]) -> None:
         """Makes these BatchNorm modules normalize by their running averages from now on, in training too."""
@@ -79,13 +88,18 @@ class CLIP(nn.Module):
         """
         return unit(self.image(self._input(image_BCSS)))
 
-    def encode_text(self, tokens_BL: Tensor) -> Tensor:
-        """[B, L] token ids from the Tokenizer -> [B, D] of unit norm. Raises ValueError for another length."""
+    def encode_text(self, tokens_BL: Tensor | Packing) -> Tensor:
+        """[B, L] token ids from the Tokenizer, or these packed by `packer` -> [B, D] of unit norm.
+
+        Raises ValueError for tokens of another length.
+        """
         self._check_tokens(tokens_BL)
         return unit(self.text(tokens_BL))
 
-    def _check_tokens(self, tokens_BL: Tensor) -> None:
+    def _check_tokens(self, tokens_BL: Tensor | Packing) -> None:
         length = self.text.context_length
+        if isinstance(tokens_BL, Packing):
+            return
         if tokens_BL.ndim != 2 or tokens_BL.shape[1] != length:
             raise ValueError(
                 f"tokens have shape {list(tokens_BL.shape)}, must be [B, {length}]: "

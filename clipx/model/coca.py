@@ -9,7 +9,7 @@ texts, N tokens of an image, W width, D embedding; W = D.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from clipx.errors import require
 from clipx.model.clip import CLIP, unit
 from clipx.model.decoder import AttentionPool, CaptionDecoder, Captions
+from clipx.model.packer import TextPacker
 from clipx.model.spec import CoCaSpec, Varying
 from clipx.model.text import Packing, TextTower, end_positions
 from clipx.model.tower_spec import TextTowerSpec
@@ -36,27 +37,35 @@ class CoCa(CLIP):
         self.text = ClassTextTower(spec.text, spec.embed_dim, spec.quick_gelu)
         self.decoder = CaptionDecoder(spec.decoder, spec.text.width, spec.quick_gelu)
 
-    def forward(self, image_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(  # type: ignore[override]  # packed captions
+        self, image_BCSS: Tensor, tokens_BL: Tensor | PackedCaptions
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns (image_BD, text_BD, caption_B2).
 
         caption_B2: -log p of the caption given the image, summed over its tokens, and their number. The tokens are all
         after the start, the end token included.
         """
-        self._check_tokens(tokens_BL)
-        packing = with_class_position(tokens_BL, self.text.packed)
-        captions = Captions.of(tokens_BL, packing)
+        if isinstance(tokens_BL, Tensor):
+            self._check_tokens(tokens_BL)
+            tokens_BL = self.packer(tokens_BL)
         image_BD, image_BNW = self.image(self._input(image_BCSS))
-        text_BD, x_TW = self.text(packing)
-        captions = captions.to(x_TW.device)
+        text_BD, x_TW = self.text(tokens_BL.packing)
+        captions = tokens_BL.captions.to(x_TW.device)
         loss_B = self.decoder(x_TW, image_BNW, captions)
         return unit(image_BD), unit(text_BD), torch.stack([loss_B, captions.count_B.to(loss_B)], 1)
 
     def encode_image(self, image_BCSS: Tensor) -> Tensor:
         return unit(self.image(self._input(image_BCSS))[0])
 
-    def encode_text(self, tokens_BL: Tensor) -> Tensor:
+    def encode_text(self, tokens_BL: Tensor | PackedCaptions) -> Tensor:  # type: ignore[override]  # packed captions
+        if isinstance(tokens_BL, PackedCaptions):
+            return unit(self.text(tokens_BL.packing)[0])
         self._check_tokens(tokens_BL)
         return unit(self.text(tokens_BL)[0])
+
+    @property
+    def packer(self) -> CaptionPacker:
+        return CaptionPacker(self.text.packed)
 
     def image_tokens(self, image_BCSS: Tensor) -> Tensor:
         """Returns the image tokens that the decoder reads, [B, N, W]. Takes images as encode_image does."""
@@ -65,6 +74,22 @@ class CoCa(CLIP):
 
     def class_tokens(self) -> set[str]:
         return CLIP.class_tokens(self) | {"text.class_token"}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCaptions:
+    """Texts as input of the text tower, and as captions for the decoder."""
+
+    packing: Packing
+    captions: Captions
+
+
+class CaptionPacker(TextPacker):
+    """Packs texts for CoCa, with a position for the class token."""
+
+    def __call__(self, tokens_BL: Tensor) -> PackedCaptions:
+        packing = with_class_position(tokens_BL, self.packed)
+        return PackedCaptions(packing, Captions.of(tokens_BL, packing))
 
 
 class PooledImageTower(ImageTower):

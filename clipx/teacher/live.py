@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from clipx.data.loader import Batch, SecondView
+from clipx.data.batch import Batch
+from clipx.data.loader import SecondView
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.model.clip import CLIP, parameter_count
@@ -57,7 +58,7 @@ class Teacher:
         description = f"{spec.weights}, {parameter_count(model):,} parameters, {size} pixels, {dtype}"
         return cls(
             model=model,
-            view=SecondView(size, model_spec.text.build_tokenizer()),
+            view=SecondView(size, model_spec.text.build_tokenizer(), model.packer),
             scale=_scale(spec, found),
             precision=precision,
             micro_batches=micro_batches,
@@ -76,8 +77,8 @@ class Teacher:
         image = batch.image if batch.second_image is None else batch.second_image
         with self.precision.autocast():  # calls the towers only: further outputs of the model are not needed
             image_bT = torch.cat([self.model.encode_image(part) for part in image.chunk(self.micro_batches)])
-            tokens = batch.second_tokens.chunk(self.micro_batches)
-            text_bT = torch.cat([self.model.encode_text(part) for part in tokens])
+            texts = batch.second_packing or batch.second_tokens.chunk(self.micro_batches)
+            text_bT = torch.cat([self.model.encode_text(part) for part in texts])
         return replace(batch, targets=(*batch.targets, self.scale * image_bT, text_bT))
 
 

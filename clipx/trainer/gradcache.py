@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.batchnorm import frozen_statistics
 from clipx.objective.base import Metrics, Objective, StepInputs
@@ -47,14 +47,15 @@ def forward_backward(
 
     Only the model's outputs are differentiated: (image, text), and a captioner's losses. A frozen tower has no graph.
     """
-    chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
+    texts = batch.packing or batch.tokens.chunk(micro_batches)
+    chunks = list(zip(batch.image.chunk(micro_batches), texts, strict=True))
     embedded: list[tuple[Tensor, ...]] = []
     states: list[TorchRng] = []
     with _no_sync(model, comm, len(chunks) > 1):
         with torch.no_grad(), frozen_statistics(model):
-            for image, tokens in chunks[:-1]:
+            for chunk in chunks[:-1]:
                 states.append(TorchRng.get(comm.device))
-                embedded.append(_embed(model, image, tokens, precision))
+                embedded.append(_embed(model, *chunk, precision))
         kept = _embed(model, *chunks[-1], precision)
     after = TorchRng.get(comm.device)
     embedded.append(kept)
@@ -92,9 +93,9 @@ def _gradient(output: Tensor) -> Tensor:
     return output.grad
 
 
-def _embed(model: nn.Module, image: Tensor, tokens: Tensor, precision: Precision) -> tuple[Tensor, ...]:
+def _embed(model: nn.Module, image: Tensor, texts: object, precision: Precision) -> tuple[Tensor, ...]:
     with precision.autocast():
-        outputs: tuple[Tensor, ...] = model(image, tokens)
+        outputs: tuple[Tensor, ...] = model(image, texts)
     return outputs
 
 

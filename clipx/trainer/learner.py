@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clipx.checkpoint.format import Checkpoint
 from clipx.config.duration import Length
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.model.blocks import named_blocks

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.model.clip import CLIP
-from clipx.model.text import end_positions
 from clipx.objective.base import Metrics
 
 Item = TypeVar("Item")
@@ -180,13 +179,3 @@ def update_norms(model: CLIP, before: Weights, comm: Comm) -> Metrics:
 def clone_weights(model: CLIP) -> Weights:
     """Returns a copy of the trained parameters by tower."""
     return {side: [p.detach().clone() for p in weights] for side, weights in towers(model).items()}
-
-
-def tokens_computed(tokens_BL: Tensor, packed: bool) -> int:
-    """Returns the number of tokens that the text tower computes: all, or, if packed, those up to each text's end.
-
-    Computed on the host.
-    """
-    if not packed or not tokens_BL.shape[1]:
-        return tokens_BL.numel()
-    return int(end_positions(tokens_BL).sum()) + len(tokens_BL)

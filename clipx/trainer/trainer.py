@@ -14,7 +14,8 @@ from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Duration, Length
 from clipx.config.saved import to_dict
 from clipx.data.bad_samples import BadSampleCounter, check_opened
-from clipx.data.loader import Batch, ImageView, check_workers, train_loader
+from clipx.data.batch import Batch
+from clipx.data.loader import ImageView, check_workers, train_loader
 from clipx.data.order import SampleOrder
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
@@ -39,7 +40,7 @@ from clipx.trainer.backends import Backends, prepare_backends
 from clipx.trainer.evaluation import PeriodicEvaluation
 from clipx.trainer.from_open_clip import resume_from_open_clip
 from clipx.trainer.learner import Learner, StepPosition
-from clipx.trainer.metrics import Meter, tokens_computed
+from clipx.trainer.metrics import Meter
 from clipx.trainer.monitors import Monitors
 from clipx.trainer.out_of_memory import report_out_of_memory
 from clipx.trainer.profiler import Profiler
@@ -284,8 +285,8 @@ class Trainer:
             self._count(batch)
             with self.meter.phase("step"):
                 metrics = self.step(batch.to(self.comm.device))
-            tokens = tokens_computed(batch.tokens, self.spec.model.text.packed)
-            self.meter.add(metrics, self.samples_seen - before, tokens, self.learner.non_finite.found_inf)
+            tokens, found_inf = batch.text_tokens, self.learner.non_finite.found_inf
+            self.meter.add(metrics, self.samples_seen - before, tokens, found_inf)
             yield before
 
     def _is_logged(self, before: int) -> bool:
@@ -343,6 +344,8 @@ class Trainer:
                 pin=comm.device.type == "cuda",
                 second=None if self.learner.teacher is None else self.learner.teacher.view,
                 targets=self.stored or self.learner.objective.target_source,
+                packer=self.learner.model.packer if spec.objective.reads_text else None,
+                micro_batches=spec.data.micro_batches,
             )
             yield from loader if spec.objective.reads_text else (batch.without_texts() for batch in loader)
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from clipx.config.duration import Length
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.objective.spec import ObjectiveSpec

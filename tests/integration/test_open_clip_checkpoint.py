@@ -18,7 +18,7 @@ from open_clip.loss import SigLipLoss
 from torch import Tensor, nn
 
 from clipx.checkpoint.format import CheckpointDir
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.errors import ClipxError
 from clipx.export import export
 from clipx.trainer.trainer import Trainer

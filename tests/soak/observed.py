@@ -12,7 +12,7 @@ from pathlib import Path
 
 import clipx.checkpoint.manager
 import clipx.storage.remote
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.objective.base import Metrics
 from clipx.train import main
 from clipx.trainer.trainer import Trainer

@@ -10,7 +10,7 @@ from helpers.runs import compose
 from clipx.bench.measure import peak_memory, return_freed_memory
 from clipx.bench.training import captions
 from clipx.config.duration import Length
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.precision.loss_scaler import LossScale
 from clipx.trainer.gradcache import forward_backward

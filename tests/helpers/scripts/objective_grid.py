@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from clipx.config.duration import Length
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec
 from clipx.objective.base import Metrics

@@ -23,8 +23,8 @@ from clipx.bench.rival import Rival
 from clipx.bench.step import StepSpec, gathered
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
+from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
-from clipx.trainer.metrics import tokens_computed
 
 
 def spec(*words: str) -> StepSpec:
@@ -159,7 +159,7 @@ def state_of(pid: int) -> str:
 
 def test_a_caption_has_as_many_tokens_as_are_counted() -> None:
     texts = [shards.caption(random.Random(f"0/{i}")) for i in range(200)]
-    counted = tokens_computed(Tokenizer(77)(texts), True) / 200
+    counted = TextPacker(True).count(Tokenizer(77)(texts)) / 200
     assert shards.mean_tokens(200, 77, 0) == counted
     assert 10 < counted < 25 and len({len(text.split()) for text in texts}) > 10
 

@@ -19,8 +19,10 @@ from helpers.samples import Numbers, encode, img2dataset, jpeg, picture, write_t
 from helpers.waiting import wait_until
 from PIL import Image
 
+from clipx.data.batch import Batch
 from clipx.data.csv import CsvSpec
-from clipx.data.loader import Batch, EvalBatch, ImageView, _exit_with_trainer, eval_loader, train_loader
+from clipx.data.loader import EvalBatch, ImageView, eval_loader, train_loader
+from clipx.data.loader_processes import exit_with_trainer
 from clipx.data.order import Order
 from clipx.data.source import Sample, Source
 from clipx.data.transform import decode, eval_transform
@@ -337,7 +339,7 @@ def test_a_process_that_died_before_its_batch_was_taken_is_named(
         def not_at_once(sentinels: list[Any], timeout: float | None = None) -> list[Any]:
             return wait(sentinels, timeout) if timeout else []
 
-        monkeypatch.setattr("clipx.data.loader.multiprocessing.connection.wait", not_at_once)
+        monkeypatch.setattr("clipx.data.loader_processes.multiprocessing.connection.wait", not_at_once)
     died = rf"^a loader process of this rank died \(pid {worker.pid}, by SIGKILL\), .*: lower data.workers"
     with pytest.raises(DataError, match=died) as raised:
         next(loader)
@@ -357,7 +359,7 @@ def test_a_loader_process_exits_if_its_trainer_died_during_startup() -> None:
     trainer = os.getpid() + 1_000_000  # not the parent of this process
     child = os.fork()
     if child == 0:
-        _exit_with_trainer(trainer, 0)
+        exit_with_trainer(trainer, 0)
         time.sleep(120)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

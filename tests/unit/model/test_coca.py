@@ -19,7 +19,7 @@ from open_clip.loss import CoCaLoss  # type: ignore[import-untyped]
 from torch import Tensor
 
 from clipx.config.duration import Length
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.errors import CheckpointError, ConfigError
 from clipx.model import decoder as decoding
 from clipx.model.blocks import named_blocks

@@ -18,7 +18,8 @@ from helpers.samples import Numbers, encode, picture
 from PIL import Image
 from safetensors.torch import save_file
 
-from clipx.data.loader import Batch, ImageView, SecondView, train_loader
+from clipx.data.batch import Batch
+from clipx.data.loader import ImageView, SecondView, train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import train_transform

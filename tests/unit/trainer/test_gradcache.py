@@ -17,7 +17,7 @@ from helpers.runs import VIT, small
 from torch import Tensor, nn
 
 from clipx.checkpoint.state import optimizer_tensors
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.errors import ClipxError
 from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.optimizer.adamw import AdamWSpec
@@ -33,7 +33,8 @@ def trainer(run_dir: Path, *overrides: str) -> Trainer:
 
 
 def first_batch(t: Trainer) -> Batch:
-    return next(iter(t._batches()))
+    """Returns a batch for any number of micro-batches: not packed by the loader."""
+    return replace(next(iter(t._batches())), packing=())
 
 
 def gradients(t: Trainer, batch: Batch, micro_batches: int) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from helpers.runs import VIT, compose, rows, small, tensors
 
 from clipx.config.duration import Length
 from clipx.config.saved import from_dict, to_dict
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.errors import CheckpointError, ConfigError
 from clipx.model.spec import Varying
 from clipx.model.tower_spec import ImageTowerSpec

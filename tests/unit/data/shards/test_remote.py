@@ -25,7 +25,8 @@ from helpers.s3_server import FaultyProxy, admin, forget_sessions
 from helpers.samples import captions, img2dataset, read_all, write_tar
 from helpers.waiting import wait_until
 
-from clipx.data.loader import Batch, ImageView, train_loader
+from clipx.data.batch import Batch
+from clipx.data.loader import ImageView, train_loader
 from clipx.data.order import Order
 from clipx.data.shards import cache, remote
 from clipx.data.shards.cache import Access, ShardFile

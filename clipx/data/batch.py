@@ -1,0 +1,223 @@
+"""Batches of training samples, and their parts: loader processes make at most PART_SAMPLES samples at a time.
+
+Shape suffixes: b samples of a rank, S side of an image in pixels, L length of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clipx.data.source import BadRecord
+from clipx.model.packer import TextPacker
+
+PART_SAMPLES = 512
+"""Largest number of samples that a loader process makes at a time: 77 MB of images of 224 pixels."""
+
+_INLINE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Batch of b samples of this rank. image_b3SS uint8; tokens_bL int64; index_b int64, the indices in the source.
+
+    Tokens and indices stay on the host, where reading them needs no synchronisation. `targets` are the rows that the
+    objective compares with, one per sample: labels, or a teacher's embeddings.
+    """
+
+    image: Tensor
+    tokens: Tensor
+    index: Tensor
+    bad: Sequence[BadRecord] = ()
+    targets: tuple[Tensor, ...] = ()
+    second_image: Tensor | None = None  # in the size of the SecondView; None if `image` already has that size
+    second_tokens: Tensor | None = None  # None without a second view
+    packing: tuple[Any, ...] = ()  # packed texts of each micro-batch; without them the model takes `tokens`
+    second_packing: tuple[Any, ...] = ()
+    text_tokens: int = 0  # number of tokens in `packing`, see TextPacker.count
+
+    def without_texts(self) -> Batch:
+        """Returns the batch with tokens [b, 0], for which a model computes no text embedding."""
+        return replace(self, tokens=self.tokens[:, :0], packing=(), text_tokens=0)
+
+    def pin_memory(self) -> Batch:
+        """Returns the batch with all tensors that `to` moves in pinned memory."""
+        return self._with_inputs(Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> Batch:
+        """Moves all tensors but tokens and indices, without waiting for the device if they are pinned."""
+        return self._with_inputs(lambda x: x.to(device, non_blocking=True))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Marks the tensors on the device as used by `stream`, so that their memory is not reused before its work."""
+
+        def mark(x: Tensor) -> Tensor:
+            x.record_stream(stream)
+            return x
+
+        self._with_inputs(mark)
+
+    def _with_inputs(self, call: Callable[[Tensor], Tensor]) -> Batch:
+        return replace(
+            self,
+            image=call(self.image),
+            targets=mapped(self.targets, Tensor, call),
+            second_image=mapped(self.second_image, Tensor, call),
+            packing=mapped(self.packing, Tensor, call),
+            second_packing=mapped(self.second_packing, Tensor, call),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles small integer tensors by value: between processes each would take a file descriptor and a socket."""
+        return _from_values, tuple(mapped(getattr(self, f.name), Tensor, _to_value) for f in fields(self))
+
+
+def mapped(value: Any, kind: type, call: Callable[[Any], Any]) -> Any:
+    """Returns `value`, a dataclass or a tuple of any depth, with `call(x)` in place of each x of type `kind`."""
+    if isinstance(value, kind):
+        return call(value)
+    if isinstance(value, tuple):
+        return tuple(mapped(item, kind, call) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: mapped(getattr(value, f.name), kind, call) for f in fields(value)})
+    return value
+
+
+def _to_value(x: Tensor) -> Any:
+    integer = x.device.type == "cpu" and not x.is_floating_point() and x.is_contiguous()
+    return x.numpy() if integer and x.nbytes <= _INLINE_BYTES and not x.is_shared() else x
+
+
+def _from_values(*values: Any) -> Batch:
+    return Batch(*(mapped(value, np.ndarray, torch.from_numpy) for value in values))
+
+
+@dataclass(frozen=True, slots=True)
+class Packers:
+    """Packs the texts of a batch for the model, and the second texts for the second model, by micro-batch."""
+
+    first: TextPacker | None = None  # None: the model takes tokens
+    second: TextPacker | None = None
+    micro_batches: int = 1
+
+    def __call__(self, batch: Batch) -> Batch:
+        return replace(
+            batch,
+            packing=self._packed(self.first, batch.tokens),
+            second_packing=self._packed(self.second, batch.second_tokens),
+            text_tokens=batch.tokens.numel() if self.first is None else self.first.count(batch.tokens),
+        )
+
+    def _packed(self, packer: TextPacker | None, tokens_bL: Tensor | None) -> tuple[Any, ...]:
+        if packer is None or tokens_bL is None:
+            return ()
+        return tuple(packer(chunk) for chunk in tokens_bL.chunk(self.micro_batches))
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+@dataclass(frozen=True, slots=True)
+class PartRange:
+    """Stream positions of a part of a batch, and its place: it begins at row `first` of `size` rows."""
+
+    positions: range
+    first: int
+    size: int
+    key: tuple[int, int]  # of the batch among all batches of the process
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive samples of a batch, from one loader process. A part that is the whole batch is packed there."""
+
+    batch: Batch
+    place: PartRange
+    packers: Packers
+
+    @classmethod
+    def of(cls, batch: Batch, place: PartRange, packers: Packers) -> Part:
+        return cls(packers(batch) if len(batch.index) == place.size else batch, place, packers)
+
+    def join(self, pin: bool = False) -> JoinedBatch:
+        """Adds the part to its batch, and returns that batch. `pin`: in pinned memory."""
+        joined = _joined.get(self.place.key)
+        if joined is None:
+            _joined[self.place.key] = joined = JoinedBatch(self.place.size, self.packers, pin)
+        joined.add(self)
+        return joined
+
+    def pin_memory(self) -> JoinedBatch:
+        """Joins the part in pinned memory. torch's thread that pins memory calls it, in the order of completion."""
+        return self.join(pin=True)
+
+
+class JoinedBatch:
+    """A batch of `size` samples whose parts arrive in any order.
+
+    Images are copied on arrival, to free the shared memory that they arrive in.
+    """
+
+    def __init__(self, size: int, packers: Packers, pin: bool) -> None:
+        self.size, self.packers, self.pin = size, packers, pin
+        self._parts: dict[int, Batch] = {}  # by their first row, without images
+        self._images: list[Tensor] = []  # image and second image of the batch
+        self._batch: Batch | None = None
+
+    def add(self, part: Part) -> None:
+        batch = part.batch
+        if len(batch.index) < self.size:
+            self._copy_images(batch, part.place.first)
+            self._parts[part.place.first] = replace(batch, image=batch.image[:0].clone(), second_image=None)
+            if sum(len(part.index) for part in self._parts.values()) < self.size:
+                return
+            batch = self.packers(self._whole())
+        self._batch = batch.pin_memory() if self.pin else batch
+
+    def join(self) -> JoinedBatch:
+        """Returns the batch itself, to which the thread that pins memory has added the part."""
+        return self
+
+    def take(self) -> Batch:
+        """Returns the batch, of which all parts must have been added, and drops the reference to it."""
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        return batch
+
+    def _copy_images(self, batch: Batch, first: int) -> None:
+        images = [batch.image] if batch.second_image is None else [batch.image, batch.second_image]
+        self._images = self._images or [_empty_like(image, self.size, self.pin) for image in images]
+        for whole, image in zip(self._images, images, strict=True):
+            whole[first : first + len(image)].copy_(image)
+
+    def _whole(self) -> Batch:
+        parts = [self._parts[first] for first in sorted(self._parts)]
+        second = [part.second_tokens for part in parts if part.second_tokens is not None]
+        image, *others = self._images
+        self._parts, self._images = {}, []
+        return Batch(
+            image=image,
+            tokens=torch.cat([part.tokens for part in parts]),
+            index=torch.cat([part.index for part in parts]),
+            bad=[record for part in parts for record in part.bad],
+            targets=tuple(map(torch.cat, zip(*(part.targets for part in parts), strict=True))),
+            second_image=others[0] if others else None,
+            second_tokens=torch.cat(second) if second else None,
+        )
+
+
+def _empty_like(image_n3SS: Tensor, size: int, pin: bool) -> Tensor:
+    """Returns uninitialised [size, 3, S, S] in channels-last memory."""
+    _, channels, height, width = image_n3SS.shape
+    empty = torch.empty((size, height, width, channels), dtype=image_n3SS.dtype, pin_memory=pin)
+    return empty.permute(0, 3, 1, 2)
+
+
+_joined: WeakValueDictionary[tuple[int, int], JoinedBatch] = WeakValueDictionary()
+"""The batches of this process that are being joined. The thread that pins memory receives parts alone."""

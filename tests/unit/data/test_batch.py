@@ -1,0 +1,297 @@
+"""Batches are joined from parts and packed on the host: neither changes what a step computes."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.samples import Numbers
+from helpers.waiting import wait_until
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from clipx.data import batch as batches_of
+from clipx.data.batch import PART_SAMPLES, Batch, Packers, Part, PartRange, mapped
+from clipx.data.loader import ImageView, SecondView, TrainLoader, train_loader
+from clipx.data.order import Order
+from clipx.data.source import BadSample, Sample
+from clipx.errors import DataError
+from clipx.model.coca import CaptionPacker
+from clipx.model.packer import TextPacker
+from clipx.model.text import Packing
+from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import Pool
+
+SOURCE = Numbers([40, 61], broken=frozenset({3, 8, 9, 40, 71}))
+SIDE = 12
+PACKED = TextPacker(packed=True)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Targets of two kinds, and a sample without any."""
+
+    def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
+        if index == 20:
+            raise BadSample("no label")
+        return torch.tensor(index), torch.full((3,), len(caption) / 7)
+
+
+def loader(source: Numbers = SOURCE, **options: Any) -> TrainLoader:
+    settings: dict[str, Any] = {
+        "seed": 3,
+        "samples": range(96),
+        "batch": 24,
+        "rank": 0,
+        "world": 1,
+        "workers": 0,
+        "prefetch": 2,
+        "pin": False,
+        "second": SecondView(8, Tokenizer(9), PACKED),
+        "targets": Labels(),
+        "packer": PACKED,
+    }
+    view = ImageView(size=SIDE, crop_scale=[0.5, 1.0], max_pixels=10**6)
+    return train_loader(source, Order(source.sizes, 3, 30), view, Tokenizer(16), **{**settings, **options})
+
+
+def tensors(value: object) -> list[Tensor]:
+    """Returns the tensors of a batch in the order of its fields."""
+    found: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    mapped(value, Tensor, note)
+    return found
+
+
+def assert_same(found: Batch, expected: Batch) -> None:
+    ours, theirs = tensors(found), tensors(expected)
+    assert [(x.dtype, x.shape, x.stride()) for x in ours] == [(x.dtype, x.shape, x.stride()) for x in theirs]
+    assert all(map(torch.equal, ours, theirs))
+    assert list(found.bad) == list(expected.bad)
+    assert found.text_tokens == expected.text_tokens
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[Batch]:
+    """Batches of one part each."""
+    found = list(loader(micro_batches=2))
+    assert sum(len(batch.bad) for batch in found) >= 4
+    assert {bad.reason for batch in found for bad in batch.bad} == {"broken on purpose", "no label"}
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("part", [1, 3, 7, 23, 24, PART_SAMPLES])
+def test_batches_do_not_depend_on_the_size_of_their_parts(whole: list[Batch], part: int, workers: int) -> None:
+    found = list(loader(part=part, workers=workers, micro_batches=2))
+    assert len(found) == len(whole) == 4
+    for one, other in zip(found, whole, strict=True):
+        assert_same(one, other)
+        assert one.image.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_starting_late_on_several_ranks_gives_the_rows_of_the_whole_batch(whole: list[Batch], rank: int) -> None:
+    found = loader(samples=range(48, 96), part=5, rank=rank, world=2, packer=None)
+    assert len(found) == 2
+    for one, other in zip(found, whole[2:], strict=True):
+        rows = slice(12 * rank, 12 * rank + 12)
+        assert torch.equal(one.image, other.image[rows]) and torch.equal(one.tokens, other.tokens[rows])
+        assert torch.equal(one.index, other.index[rows])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_a_part_is_raised_after_the_batches_before_it(workers: int) -> None:
+    order = Order([101], 3, 30)
+    last = Failing([101], broken=frozenset(order(position) for position in range(64, 72)))  # of the third batch
+    found = iter(loader(last, part=8, workers=workers, targets=None))
+    assert [len(next(found).index) for _ in range(2)] == [24, 24]
+    with pytest.raises(DataError, match=r"^the file is gone$"):
+        next(found)
+
+
+class Failing(Numbers):
+    """A source that cannot be read at all at some samples."""
+
+    def read(self, index: int) -> Sample:
+        if index in self.broken:
+            raise DataError("the file is gone")
+        return super().read(index)
+
+
+# ---------------------------------------------------------------------------------------------------- shared memory
+
+
+def shared(processes: list[int]) -> dict[int, int]:
+    """Returns {inode: bytes} of the shared storages that these processes hold."""
+    sizes: dict[int, int] = {}
+    for pid in processes:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if descriptor.readlink().name.startswith("torch_"):
+                    about = descriptor.stat()
+                    sizes[about.st_ino] = about.st_size
+    return sizes
+
+
+@pytest.mark.parametrize(("part", "workers", "prefetch", "ready"), [(4, 2, 1, 3), (4, 1, 1, 6), (12, 2, 2, 2)])
+def test_processes_keep_the_prefetched_batches_ready_and_no_more(
+    part: int, workers: int, prefetch: int, ready: int
+) -> None:
+    """`ready`: parts that each process keeps, so that all keep `prefetch` batches of 24 samples."""
+    others, before = set(multiprocessing.active_children()), shared([os.getpid()])
+    options = {"part": part, "workers": workers, "prefetch": prefetch, "second": None, "targets": None}
+    found = iter(loader(Numbers([500]), samples=range(480), **options))
+    next(found)
+    started = [child.pid or 0 for child in set(multiprocessing.active_children()) - others]
+
+    def held() -> int:
+        return sum(size for inode, size in shared([*started, os.getpid()]).items() if inode not in before)
+
+    most = workers * ready * part * 3 * SIDE * SIDE
+    wait_until(lambda: held() == most, lambda: f"{held()} bytes are held, not {most}")
+    for _ in range(12):
+        next(found)
+        assert held() <= most
+
+
+def test_a_part_frees_its_shared_memory_when_it_is_joined() -> None:
+    (batch,) = loader(samples=range(24), packer=None, second=None)
+    image = batch.image.clone(memory_format=torch.channels_last).share_memory_()
+    storage = StorageWeakRef(image.untyped_storage())
+    part = Part.of(replace(batch, image=image, targets=()), PartRange(range(24), 0, 48, (-1, 0)), Packers())
+    joined = part.join()
+    assert not storage.expired()
+    del part, image
+    assert storage.expired()
+    assert joined is batches_of._joined[(-1, 0)]
+
+
+def test_only_images_take_shared_memory_of_a_batch_from_a_process(whole: list[Batch]) -> None:
+    """Each tensor in shared memory takes a file descriptor, of which a process has about a thousand."""
+    found = next(iter(loader(workers=1, targets=None, second=None, micro_batches=12)))
+    assert len(tensors(found.packing)) >= 48
+    assert [x.is_shared() for x in tensors(found)] == [True] + [False] * (len(tensors(found)) - 1)
+
+
+def test_a_batch_survives_pickling(whole: list[Batch]) -> None:
+    for batch in whole:
+        found: Batch = pickle.loads(pickle.dumps(batch))
+        assert_same(found, batch)
+        found.index.add_(1)  # writable
+
+
+# ----------------------------------------------------------------------------------------------------- pinned memory
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Stands in for pinned memory, which needs a device. Returns the tensors that were pinned."""
+    found: list[Tensor] = []
+    empty = torch.empty
+
+    def pin(x: Tensor) -> Tensor:
+        known = next((one for one in found if one.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()), None)
+        if known is None:
+            found.append(x := x.clone())
+        return x
+
+    def allocate(*shape: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+        out = empty(*shape, **options)
+        if pin_memory:
+            found.append(out)
+        return out
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    monkeypatch.setattr(batches_of.torch, "empty", allocate)
+    return found
+
+
+def is_pinned(x: Tensor, pinned: list[Tensor]) -> bool:
+    return any(x.untyped_storage().data_ptr() == one.untyped_storage().data_ptr() for one in pinned)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_parts_are_joined_in_pinned_memory_in_any_order(
+    whole: list[Batch], pinned: list[Tensor], order: tuple[int, ...]
+) -> None:
+    """torch's thread that pins memory receives parts in the order in which the processes complete them."""
+    parts = loader(part=8, micro_batches=2).items.dataset
+    places = list(loader(part=8).sampler)
+    received = {}
+    for batch in (0, 1):  # the parts of two batches
+        for i in order:
+            part = parts[places[3 * batch + i]]
+            assert isinstance(part, Part)
+            received[3 * batch + i] = part.pin_memory()
+    for batch in (0, 1):
+        joined = {received[3 * batch + i].join() for i in range(3)}
+        (one,) = joined
+        found = one.take()
+        assert_same(found, whole[batch])
+        moved = [found.image, found.second_image, *tensors((found.targets, found.packing, found.second_packing))]
+        assert all(x is not None and is_pinned(x, pinned) for x in moved)
+        assert not is_pinned(found.tokens, pinned)
+    del joined, one, received
+    assert not [key for key in batches_of._joined if key[0] == places[0].key[0]], "no batch remains in memory"
+
+
+def test_images_of_joined_parts_are_copied_once_into_pinned_memory(pinned: list[Tensor]) -> None:
+    parts = loader(part=8).items.dataset
+    for place in list(loader(part=8).sampler)[:3]:
+        joined = parts[place].pin_memory()
+    assert sum(x.nbytes for x in pinned if x.dtype == torch.uint8) == 24 * 3 * (SIDE**2 + 8**2)
+    assert joined.take().image.shape == (24, 3, SIDE, SIDE)
+
+
+# ----------------------------------------------------------------------------------------------------------- packing
+
+
+@pytest.mark.parametrize("part", [8, 24])
+@pytest.mark.parametrize(
+    "packer", [PACKED, TextPacker(packed=False), TextPacker(False, Pool.last), CaptionPacker(True)]
+)
+def test_each_micro_batch_is_packed_as_the_model_packs_it(packer: TextPacker, part: int) -> None:
+    for batch in loader(packer=packer, micro_batches=3, part=part, workers=1):
+        assert len(batch.packing) == len(batch.second_packing) == 3
+        assert batch.second_tokens is not None
+        for found, tokens in zip(batch.packing, batch.tokens.chunk(3), strict=True):
+            expected = packer(tokens)
+            assert type(found) is type(expected)
+            assert all(map(torch.equal, tensors(found), tensors(expected)))
+        for found, tokens in zip(batch.second_packing, batch.second_tokens.chunk(3), strict=True):
+            assert all(map(torch.equal, tensors(found), tensors(PACKED(tokens))))
+        assert batch.text_tokens == packer.count(batch.tokens)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_counted_tokens_are_those_the_tower_computes(packed: bool) -> None:
+    tokens = Tokenizer(20)(["a", "a photo of a cat", "word " * 50])
+    packing = Packing.of(tokens, packed)
+    used = len(packing.flat_index_T)  # without padding to a multiple
+    assert TextPacker(packed).count(tokens) == CaptionPacker(packed).count(tokens) == used
+
+
+def test_a_batch_without_texts_has_no_packing(whole: list[Batch]) -> None:
+    found = whole[0].without_texts()
+    assert (found.tokens.shape, found.packing, found.text_tokens) == ((24, 0), (), 0)
+
+
+def test_moving_a_batch_keeps_tokens_and_indices_on_the_host(whole: list[Batch]) -> None:
+    found = whole[0].to(torch.device("meta"))
+    assert {x.device.type for x in (found.tokens, found.index)} == {"cpu"}
+    assert found.second_tokens is not None and found.second_tokens.device.type == "cpu"
+    moved = [found.image, *tensors((found.targets, found.second_image, found.packing, found.second_packing))]
+    assert {x.device.type for x in moved} == {"meta"}
