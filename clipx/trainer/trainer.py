@@ -15,8 +15,9 @@ from clipx.config.duration import Duration, Length
 from clipx.config.saved import to_dict
 from clipx.data.bad_samples import BadSampleCounter, check_opened
 from clipx.data.batch import Batch
-from clipx.data.loader import ImageView, check_workers, train_loader
+from clipx.data.loader import check_workers
 from clipx.data.order import SampleOrder
+from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import name_lost_peers
@@ -37,6 +38,7 @@ from clipx.schedule import LearningRate
 from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredEmbeddings
 from clipx.trainer.backends import Backends, prepare_backends
+from clipx.trainer.batches import remaining_batches
 from clipx.trainer.evaluation import PeriodicEvaluation
 from clipx.trainer.from_open_clip import resume_from_open_clip
 from clipx.trainer.learner import Learner, StepPosition
@@ -280,11 +282,14 @@ class Trainer:
 
     def steps(self) -> Iterator[int]:
         """Makes the steps to the end of the run, and adds each to `meter`. Yields the samples seen before each."""
-        for batch in self.meter.waiting(self._batches()):
+        batches = DevicePrefetcher(self._batches(), self.comm.device)
+        for batch in self.meter.waiting(batches):
             before = self.samples_seen
             self._count(batch)
             with self.meter.phase("step"):
-                metrics = self.step(batch.to(self.comm.device))
+                metrics = self.step(batch)
+            with self.meter.phase("data_wait"):
+                batches.start_next()
             tokens, found_inf = batch.text_tokens, self.learner.non_finite.found_inf
             self.meter.add(metrics, self.samples_seen - before, tokens, found_inf)
             yield before
@@ -326,28 +331,8 @@ class Trainer:
         raise Stopped(f"{signal}: stopped after step {self.steps_done:,} of {self.steps_total:,}, {saved}")
 
     def _batches(self) -> Iterator[Batch]:
-        """Yields the batches from the current position to the end of the run, from one loader per stage."""
-        spec, comm = self.spec, self.comm
-        for stage, samples in self.plan.remaining(self.samples_seen):
-            loader = train_loader(
-                self.dataset.train,
-                self.order,
-                ImageView(stage.image_size, spec.data.crop_scale, spec.data.max_pixels),
-                self.tokenizer,
-                seed=spec.seed,
-                samples=samples,
-                batch=stage.batch_size,
-                rank=comm.rank,
-                world=comm.world,
-                workers=spec.data.workers,
-                prefetch=spec.data.prefetch,
-                pin=comm.device.type == "cuda",
-                second=None if self.learner.teacher is None else self.learner.teacher.view,
-                targets=self.stored or self.learner.objective.target_source,
-                packer=self.learner.model.packer if spec.objective.reads_text else None,
-                micro_batches=spec.data.micro_batches,
-            )
-            yield from loader if spec.objective.reads_text else (batch.without_texts() for batch in loader)
+        """Yields the batches from the current position to the end of the run."""
+        return remaining_batches(self)
 
     def _count(self, batch: Batch) -> None:
         if batch.bad:

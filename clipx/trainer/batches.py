@@ -1,0 +1,37 @@
+"""Batches of a run: one loader per stage, with the tokens packed for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from clipx.data.batch import Batch
+from clipx.data.loader import ImageView, train_loader
+
+if TYPE_CHECKING:
+    from clipx.trainer.trainer import Trainer
+
+
+def remaining_batches(trainer: Trainer) -> Iterator[Batch]:
+    """Yields the batches of this rank from the current position to the end of the run, from one loader per stage."""
+    spec, comm, learner = trainer.spec, trainer.comm, trainer.learner
+    for stage, samples in trainer.plan.remaining(trainer.samples_seen):
+        loader = train_loader(
+            trainer.dataset.train,
+            trainer.order,
+            ImageView(stage.image_size, spec.data.crop_scale, spec.data.max_pixels),
+            trainer.tokenizer,
+            seed=spec.seed,
+            samples=samples,
+            batch=stage.batch_size,
+            rank=comm.rank,
+            world=comm.world,
+            workers=spec.data.workers,
+            prefetch=spec.data.prefetch,
+            pin=comm.device.type == "cuda",
+            second=None if learner.teacher is None else learner.teacher.view,
+            targets=trainer.stored or learner.objective.target_source,
+            packer=learner.model.packer if spec.objective.reads_text else None,
+            micro_batches=spec.data.micro_batches,
+        )
+        yield from loader if spec.objective.reads_text else (batch.without_texts() for batch in loader)
