@@ -27,6 +27,11 @@ from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.nonfinite import NonFiniteSteps
 from clipx.trainer.trainer import Trainer
 
+TINY_COCA = (
+    *("objective=coca", "model=coca_tiny", "model.image.options={patch_size:16,embed_dim:48,depth:1,num_heads:2}"),
+    *("model.embed_dim=32", "model.text.width=32", "model.text.layers=1", "model.decoder.layers=1", "model.queries=5"),
+)
+
 
 def trainer(run_dir: Path, *overrides: str) -> Trainer:
     return Trainer(small(run_dir, "precision=fp64", "checkpoint=none", *overrides))
@@ -56,6 +61,21 @@ def test_loss_and_every_gradient_equal_the_whole_batch(tmp_path: Path, micro_bat
     assert len(whole_batch) == 1 + len(list(t.learner.model.parameters())) + 1
     for name, gradient in whole_batch.items():
         torch.testing.assert_close(parts[name], gradient, rtol=0, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize(
+    "options", [VIT, (*VIT, "model.text.packed=false"), TINY_COCA], ids=["packed", "padded", "coca"]
+)
+def test_packing_in_the_loader_changes_no_gradient(
+    tmp_path: Path, options: tuple[str, ...], micro_batches: int
+) -> None:
+    t = trainer(tmp_path, *options, f"data.micro_batches={micro_batches}")
+    batch = next(iter(t._batches()))
+    assert len(batch.packing) == micro_batches
+    found = gradients(t, replace(batch, tokens=batch.tokens[:, :0]), micro_batches)
+    for name, gradient in gradients(t, replace(batch, packing=()), micro_batches).items():
+        assert torch.equal(found[name], gradient), name
 
 
 def all_graphs_alive(t: Trainer, batch: Batch, micro_batches: int) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from clipx.bench.training import batch_for
 from clipx.config.duration import Length
-from clipx.data.loader import Batch
+from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.distributed.host_copy import HostCopy
 from clipx.model.spec import Varying
