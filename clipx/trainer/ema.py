@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from clipx.checkpoint.staging import local_tensor
 from clipx.checkpoint.state import Tensors, load_module
 from clipx.model.clip import CLIP
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 class WeightAverage:
@@ -26,6 +30,7 @@ class WeightAverage:
         # Averages and weights, which may be sharded; averages, buffers, and the buffers after the last step.
         self._pairs: list[tuple[Tensor, Tensor]] | None = None
         self._buffers: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._sharded: list[FSDPModule] = []  # modules of the average whose evaluation may leave gathered weights
 
     @torch.no_grad()
     def observe(self, model: CLIP) -> None:
@@ -37,6 +42,10 @@ class WeightAverage:
             pairs = list(zip(*(m.state_dict(keep_vars=True).values() for m in (self.model, model)), strict=True))
             self._pairs = [pair for pair in pairs if isinstance(pair[1], nn.Parameter)]
             self._buffers = [(own, new, new.clone()) for own, new in pairs if not isinstance(new, nn.Parameter)]
+            if any(local_tensor(own) is not own for own, _ in self._pairs):
+                from torch.distributed.fsdp import FSDPModule
+
+                self._sharded = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
         if self._buffers:
             torch._foreach_copy_([after for _, _, after in self._buffers], [new for _, new, _ in self._buffers])
 
@@ -45,6 +54,8 @@ class WeightAverage:
         """Updates the average from the current weights and the observed buffers. Call it if the step was not skipped,
         before the next step of the optimizer."""
         assert self._pairs is not None
+        for module in self._sharded:
+            module.reshard()  # else the next evaluation uses the weights that an earlier one gathered
         pairs = [(local_tensor(own), local_tensor(new)) for own, new in self._pairs]
         pairs += [(own, after) for own, _, after in self._buffers if own.is_floating_point()]
         counters = [(own, after) for own, _, after in self._buffers if not own.is_floating_point()]
