@@ -95,7 +95,8 @@ class TrainState:
     def _restore_rng(self, found: Checkpoint, seed: int) -> list[str]:
         world = found.state["world"]
         mine = rng_state(self.comm.device)[None]
-        other_device = world == self.comm.world and found.row_length("rng") != mine.shape[1]
+        length, on_cpu = found.row_length("rng"), rng_state(torch.device("cpu")).numel()  # a device adds its state
+        other_device = world == self.comm.world and length != mine.shape[1] and length >= on_cpu
         if world == self.comm.world and not other_device:
             found.read_rows("rng", RankRows(mine, self.comm.rank))
             try:

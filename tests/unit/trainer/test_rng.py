@@ -47,10 +47,11 @@ def test_a_checkpoint_of_another_type_of_device_is_resumed_with_new_random_numbe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device's generator adds its own bytes to the state, and a checkpoint may move between CPU and CUDA."""
-    Trainer(small(tmp_path / "run", *VIT, "duration=2st", "checkpoint.every=1st")).fit()
-    monkeypatch.setattr(
-        state, "rng_state", lambda device: torch.cat([rng_state(device), torch.zeros(16, dtype=torch.uint8)])
-    )
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            state, "rng_state", lambda device: torch.cat([rng_state(device), torch.zeros(16, dtype=torch.uint8)])
+        )
+        Trainer(small(tmp_path / "run", *VIT, "duration=2st", "checkpoint.every=1st")).fit()
     again = Trainer(small(tmp_path / "run", *VIT, "duration=3st", "checkpoint.every=1st", "resume=auto"))
     assert any("another type of device than cpu wrote the checkpoint" in note for note in again.notes)
     again.fit()
