@@ -43,7 +43,8 @@ def test_every_tensor_and_the_position_are_restored(options: list[str]) -> None:
 
 
 def test_the_resumed_run_ends_like_the_saved_run(options: list[str]) -> None:
-    """To 1e-9: since that commit, the text tower computes texts in order of their lengths and sums in another order."""
+    """Compares to 1e-9: since that commit the text tower computes texts in order of their lengths, which changes the order
+    of sums."""
     Trainer(compose(*options)).fit()
     ended, expected = tensors(Path("run"), 6), tensors(STORED, 6)
     assert ended.keys() == expected.keys()

@@ -114,7 +114,7 @@ def test_the_network_model_is_fitted_to_every_other_size(tmp_path: Path) -> None
     assert all(row["seconds"] > 0 and row["model"] > 0 for row in collectives)
     assert found.figures["fit"].keys() == {"all_gather", "all_reduce", "broadcast"}
     assert found.figures["held_out_factor"] >= 1
-    assert found.figures["weak_efficiency"]["1024"] == pytest.approx(0.553, abs=1e-3), (
+    assert found.figures["weak_efficiency"]["1024"] == pytest.approx(0.537, abs=1e-3), (
         "predicted from the default link, not from the measured one"
     )
     assert found.figures["model"] == {

@@ -27,7 +27,7 @@ def test_with_one_rank_every_collective_is_the_identity() -> None:
 
 
 def test_a_norm_of_offloaded_gradients_is_on_the_device_of_the_run() -> None:
-    """With cpu_offload the model's gradients are on the host, and those of the objective are not."""
+    """Gradients of the model are on the host with cpu_offload, and those of the objective are not."""
     norm = Comm(0, 1, 0, torch.device("meta")).norm([torch.ones(3), torch.ones(1)])
     assert (norm.device.type, norm.ndim) == ("meta", 0)
 

@@ -251,7 +251,7 @@ def test_a_snapshot_is_named_by_its_hash_and_contains_the_imported_code(tmp_path
     assert first == snapshot.environment(tmp_path)
     code = Path(first["PYTHONPATH"])
     assert code.parent == tmp_path
-    env = {**os.environ, **first}
+    env = {**os.environ, **first, "PYTHONDONTWRITEBYTECODE": "1"}
     found = subprocess.run(
         ["python3", "-c", "import json, clipx, clipx_launch; print(json.dumps([clipx.__file__, clipx_launch.__file__]))"],
         env=env, cwd=CONF_DIR.parent, capture_output=True, text=True, check=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ def test_gradients_of_micro_batches_are_unchanged(policy: str, tmp_path: Path) -
             *FOUR[2:],
         )
         trainer = Trainer(small(tmp_path / policy, "precision=fp64", "checkpoint=none", *overrides))
-        batch = next(iter(trainer._batches()))
+        batch = replace(next(iter(trainer._batches())), packing=())  # packed for data.micro_batches=1
         torch.manual_seed(4)
         forward_backward(
             trainer.learner.model, trainer.learner.objective, batch, 2, trainer.comm, trainer.learner.precision

@@ -102,7 +102,8 @@ def test_features_scores_and_loss_equal_those_of_open_clip(quick_gelu: bool) -> 
 def test_coca_vit_b32_equals_open_clip() -> None:
     spec = compose("model=coca_vit_b32").model
     assert isinstance(spec, CoCaSpec)
-    check_equal(spec, images(size=224), tokens(76), torch.float32, 1e-5)
+    # Scores of open_clip in float32 differ from those in float64 by 3.0e-4, those of clipx by 1.1e-4.
+    check_equal(spec, images(size=224), tokens(76), torch.float32, 5e-5)
 
 
 def test_the_configuration_converts_to_open_clip_and_back() -> None:

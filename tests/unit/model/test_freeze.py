@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -253,7 +254,7 @@ def test_locked_batch_norm_stays_frozen_after_evaluation_and_excludes_sync(
 
 
 def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
-    batch = next(iter(t._batches()))
+    batch = replace(next(iter(t._batches())), packing=())  # packed for data.micro_batches=1
     for module in (t.learner.model, t.learner.objective):
         module.zero_grad()
     loss, _ = forward_backward(t.learner.model, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision)

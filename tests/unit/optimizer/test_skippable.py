@@ -82,7 +82,7 @@ def test_state_on_the_host_is_restored_by_undo() -> None:
 
 
 def test_gradients_on_the_host_of_another_device_are_not_stepped() -> None:
-    """With cpu_offload the weights are on the host and the flag is not: it is read."""
+    """The flag is read if the weights are on the host, as with cpu_offload."""
     weight = torch.nn.Parameter(torch.zeros(2))
     step = SkippableStep(torch.optim.AdamW([weight], fused=True), torch.device("cuda"), preserve=True)
     weight.grad = torch.full((2,), torch.nan)
