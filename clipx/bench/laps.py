@@ -21,6 +21,7 @@ from clipx.bench.training import captions
 from clipx.distributed.comm import Comm
 from clipx.model.flops import ForwardFlops, peak_tflops
 from clipx.model.packer import TextPacker
+from clipx.report.console import stdout_console
 from clipx.trainer.spec import RunSpec, compose
 
 
@@ -104,7 +105,7 @@ def race(comm: Comm, course: Course) -> tuple[list[Row], dict[str, list[float]]]
     try:
         losses = {name: contender.warm_up(course.steps) for name, contender in contenders.items()}
         turns = {name: partial(_turn, contender, course.steps) for name, contender in contenders.items()}
-        times = interleaved(turns, course.rounds, comm)
+        times = interleaved(turns, course.rounds, comm, log=stdout_console().print)
         seconds = {name: [turn / course.steps for turn in turns] for name, turns in times.items()}
         rows = [row(course, name, one, losses[name], seconds[name], comm) for name, one in contenders.items()]
     finally:

@@ -22,8 +22,10 @@ K = TypeVar("K")
 # -------------------------------------------------------------------------------------------------------- time
 
 
-def interleaved(steps: Mapping[K, Callable[[], object]], rounds: int, comm: Comm) -> dict[K, list[float]]:
-    """Returns the seconds of each step in each round. Collective.
+def interleaved(
+    steps: Mapping[K, Callable[[], object]], rounds: int, comm: Comm, log: Callable[[str], None] | None = None
+) -> dict[K, list[float]]:
+    """Returns the seconds of each step in each round. Collective. Rounds are reported to `log` as they end.
 
     The steps of a round run one after the other, in rotating order: a temporary load of the machine slows all steps of
     a round, and the effects of a step on caches and memory reach each of the others.
@@ -34,6 +36,8 @@ def interleaved(steps: Mapping[K, Callable[[], object]], rounds: int, comm: Comm
         for name in names[i % len(names) :] + names[: i % len(names)]:
             comm.barrier()
             times[name].append(seconds(steps[name], comm.device))
+        if log is not None:
+            log(f"round {i + 1} of {rounds}: {', '.join(f'{name} {turns[-1]:.3g} s' for name, turns in times.items())}")
     return times
 
 
