@@ -34,7 +34,7 @@ class Memory:
     optimizer: int
     average: int  # moving average of the weights
     per_sample: int  # state of the objective
-    batch: int
+    batch: int  # images of a step and of the next one
     buckets: int  # DDP's copies of the gradients
     peak: int  # maximum over a step, without the parts above
     activations: int = field(metadata={"part_of": "peak"})
@@ -81,7 +81,7 @@ class MemoryModel:
             optimizer=self.optimizer,
             average=0 if spec.optimizer.ema_decay is None else masters or stored_bytes(model),
             per_sample=stored_bytes(self.objective(ranks, b * ranks)),
-            batch=b * 3 * spec.model.image.size**2,
+            batch=2 * b * 3 * spec.model.image.size**2,  # the next one is copied during a step
             buckets=gradients if ranks > 1 else 0,
             peak=max(backward, towers.activations + loss, stepping),
             activations=towers.activations,
