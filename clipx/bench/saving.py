@@ -29,6 +29,7 @@ from clipx.distributed.comm import Comm
 
 _BLOCK = (768, 3072)  # weight of an MLP of ViT-B
 _WORK = 512  # side of the matrices that the training thread multiplies meanwhile
+_ALONE = 40  # steps without a save, before and after each one
 _ROUNDS = 10  # rounds of steps with and without an outage
 
 Wait = Callable[[], object]
@@ -69,8 +70,7 @@ def race(comm: Comm, folder: str, parameters: int, repeats: int, seed: int) -> d
             names = list(contestants)
             for name in names[i % len(names) :] + names[: i % len(names)]:
                 path = root / name
-                alone = statistics.mean(work() for _ in range(20))
-                timings[name].append(_timed_save(lambda name=name, path=path: contestants[name](path), work, alone))  # type: ignore[misc]
+                timings[name].append(_timed_save(lambda name=name, path=path: contestants[name](path), work))  # type: ignore[misc]
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
                 os.sync()  # otherwise pending writes would delay the next save
     finally:
@@ -93,7 +93,8 @@ def state(parameters: int, device: torch.device, seed: int) -> dict[str, Tensor]
     return tensors
 
 
-def _timed_save(save: Callable[[], Wait], work: Callable[[], float], alone: float) -> SaveTiming:
+def _timed_save(save: Callable[[], Wait], work: Callable[[], float]) -> SaveTiming:
+    alone = [work() for _ in range(_ALONE)]
     start = time.perf_counter()
     wait = save()
     stall = time.perf_counter() - start
@@ -103,7 +104,10 @@ def _timed_save(save: Callable[[], Wait], work: Callable[[], float], alone: floa
         steps.append(work())
     done.result()
     total = time.perf_counter() - start
-    return SaveTiming(stall, total, statistics.mean(steps) / alone if len(steps) > 2 else 1.0)
+    if len(steps) <= 2:
+        return SaveTiming(stall, total, 1.0)
+    alone += [work() for _ in range(_ALONE)]  # before and after: the speed of a machine drifts
+    return SaveTiming(stall, total, statistics.mean(steps) / statistics.mean(alone))
 
 
 def _in_thread(wait: Wait) -> Future[object]:

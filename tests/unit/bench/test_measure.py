@@ -101,8 +101,10 @@ def test_a_killed_rank_is_named_before_the_ranks_that_lost_it() -> None:
 def test_rounds_rotate_the_order_and_ratios_are_taken_within_rounds() -> None:
     order: list[str] = []
     steps = {name: lambda name=name: order.append(name) or time.sleep(0) for name in "abc"}
-    times = interleaved(steps, 3, Comm(0, 1, 0, torch.device("cpu")))
+    lines: list[str] = []
+    times = interleaved(steps, 3, Comm(0, 1, 0, torch.device("cpu")), lines.append)
     assert "".join(order) == "abcbcacab"
+    assert [line.partition(": a ")[0] for line in lines] == [f"round {i} of 3" for i in (1, 2, 3)]
     assert all(len(taken) == 3 for taken in times.values())
     assert ratio([1.0, 30.0, 2.0], [2.0, 60.0, 1.0]) == 0.5
 
