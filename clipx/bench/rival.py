@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,13 +109,13 @@ def _model(spec: RunSpec, precision: str, device: torch.device, seed: int) -> nn
     import open_clip
 
     torch.manual_seed(seed)
-    logging.getLogger().setLevel(logging.ERROR)  # open_clip warns that the weights are random
     name = f"clipx-{spec.model.name}-{os.getpid()}"
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.json"
         path.write_text(json.dumps(config_of(spec.model)), encoding="utf-8")
         open_clip.add_model_config(path)
-        model: Any = open_clip.create_model(name, precision=precision, device=device, output_dict=True)
+        with _only_errors():  # it warns that the weights are random
+            model: Any = open_clip.create_model(name, precision=precision, device=device, output_dict=True)
     if spec.model.image.checkpointing != "none":
         model.visual.set_grad_checkpointing()
     if spec.model.text.checkpointing != "none":
@@ -122,6 +123,17 @@ def _model(spec: RunSpec, precision: str, device: torch.device, seed: int) -> nn
     model.train()
     built: nn.Module = model
     return built
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
 
 
 def _optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer:

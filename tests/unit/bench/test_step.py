@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Sequence
@@ -93,7 +94,9 @@ def test_each_run_is_measured_with_its_overrides() -> None:
 
 
 def test_a_step_of_open_clip_is_its_trainers_on_the_same_data_and_towers() -> None:
+    level = logging.getLogger().level
     ours, theirs = race(HERE, course("precision=fp32", rivals=["eager"]))[0]
+    assert logging.getLogger().level == level, "the warnings of the process are still shown"
     assert (ours.implementation, theirs.implementation) == ("clipx", "open_clip")
     assert theirs.name == "open_clip fp32 eager"
     assert (ours.tokens, ours.tflops_padded * ours.seconds) == (
