@@ -113,10 +113,13 @@ def restarts_of_identical_run(uninterrupted: Path, sweep: Path, job: str) -> int
 def check_preemption(uninterrupted: Path, sweep: Path, signal: str) -> None:
     job = submitted(sweep, "hydra.launcher.partition=low")
     wait_for_steps(sweep / "0")
-    other = ("srun", "--partition=main", f"--nodes={len(slurm_cluster.NODES)}", "--exclusive", "sleep", "600")
-    with subprocess.Popen(other) as preempting:
+    # A batch job: a signal to srun is lost while it starts its step.
+    options = ("--partition=main", f"--nodes={len(slurm_cluster.NODES)}", "--exclusive", "--output=/dev/null")
+    other = output_of("sbatch", "--parsable", *options, "--wrap=sleep infinity")
+    try:
         wait_until(lambda: states(sweep)["0"][0] == "requeued", lambda: f"not preempted: {logs(sweep / '0')}")
-        preempting.terminate()
+    finally:
+        output_of("scancel", other)
     assert restarts_of_identical_run(uninterrupted, sweep, job) == 1
     assert f"{signal}: stopped after step" in logs(sweep / "0")
 
