@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.processes import children_of
 from helpers.runs import SMALL, VIT, run, start
 from helpers.samples import img2dataset, write_tar
@@ -65,6 +66,7 @@ def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_its_pid(tm
     assert line.startswith(f"error: a loader process of this rank died (pid {worker}, by SIGKILL)")
 
 
+@pytest.mark.slow
 def test_full_shared_memory_raises_an_error_that_names_the_fix(tmp_path: Path) -> None:
     """Simulates a container with little /dev/shm by a mount namespace."""
     command = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {sys.executable} -m clipx.train " + " ".join(

@@ -35,7 +35,7 @@ def start_ranks(folder: Path, *options: str) -> list[Fork]:
     ("options", "failed"),
     [
         (("objective.rank=1",), 1),
-        (("objective.rank=1", "objective.blocked=true"), 1),
+        pytest.param(("objective.rank=1", "objective.blocked=true"), 1, marks=pytest.mark.slow),
         pytest.param(("objective.rank=0",), 0, marks=pytest.mark.slow),
         pytest.param(("objective.rank=0", "objective.blocked=true"), 0, marks=pytest.mark.slow),
     ],

@@ -247,6 +247,7 @@ def test_the_other_ranks_report_the_loss_of_rank_0_and_its_store(tmp_path: Path)
         assert "\nerror (rank 1): rank 0, or its launcher on 127.0.0.1, was lost at step " in two.stderr(1)
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_killed_torchrun_end(tmp_path: Path) -> None:
     with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
         two.wait_for_steps(2)
@@ -258,6 +259,7 @@ def test_the_ranks_of_a_killed_torchrun_end(tmp_path: Path) -> None:
         assert not list(two.folder.glob("saved.*"))
 
 
+@pytest.mark.slow
 def test_a_frozen_rank_is_ended_by_the_watchdog(tmp_path: Path) -> None:
     """The watchdog acts long before the collective times out."""
     with job(tmp_path, "none", 2, "distributed.watchdog_s=30") as two:

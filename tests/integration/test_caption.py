@@ -43,7 +43,10 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return load_file(out)
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches"),
+    [pytest.param(1, 2, marks=pytest.mark.slow), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)],
+)
 def test_loss_and_all_gradients_equal_a_single_process(
     tmp_path: Path, single: dict[str, torch.Tensor], ranks: int, micro_batches: int
 ) -> None:

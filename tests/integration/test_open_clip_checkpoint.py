@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import open_clip
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.runs import VIT, compose, events, run, small
 from open_clip.factory import get_model_config
 from open_clip.loss import SigLipLoss
@@ -119,7 +120,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
 # --------------------------------------------------------------------------------------- from clipx to open_clip
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", slow_except(OPTIONS, "tiny"))
 def test_a_step_of_open_clip_from_clipxs_checkpoint_equals_clipxs_step(
     runs: dict[str, Exported], tmp_path: Path, name: str
 ) -> None:
@@ -145,7 +146,12 @@ def test_export_reports_the_samples_that_open_clip_repeats(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(
-    "name", ["RN50", "ViT-S-16", "ViT-B-32-quickgelu", "convnext_base_w", "ViT-B-16-SigLIP", "coca_ViT-B-32"]
+    "name",
+    slow_except(
+        ["RN50", "ViT-S-16", "ViT-B-32-quickgelu", "convnext_base_w", "ViT-B-16-SigLIP", "coca_ViT-B-32"],
+        "RN50",
+        "ViT-S-16",
+    ),
 )
 def test_parameters_have_the_order_of_open_clips_model(name: str) -> None:
     config = get_model_config(name)
@@ -162,7 +168,7 @@ def test_parameters_have_the_order_of_open_clips_model(name: str) -> None:
 # --------------------------------------------------------------------------------------- from open_clip to clipx
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", slow_except(OPTIONS, "tiny"))
 def test_a_step_of_clipx_from_open_clips_checkpoint_equals_open_clips_step(
     runs: dict[str, Exported], tmp_path: Path, name: str
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import SCRIPTS
+from helpers.cases import slow_except
 from helpers.objective_cases import AVERAGES, VARIANTS, specs
 from helpers.runs import SMALL, VIT, losses, run, torchrun
 from helpers.scripts.objective_grid import COUNTED, Collectives
@@ -31,7 +32,10 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return load_file(out)
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches"),
+    [pytest.param(2, 1, marks=pytest.mark.slow), (2, 2), pytest.param(4, 1, marks=pytest.mark.slow)],
+)
 def test_loss_and_all_gradients_equal_a_single_process(
     tmp_path: Path, single: dict[str, torch.Tensor], ranks: int, micro_batches: int
 ) -> None:
@@ -80,7 +84,7 @@ def part(found: dict[str, torch.Tensor], variant: str, micro_batches: int) -> di
     return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", slow_except([1, 2, 3], 2))
 def test_objectives_on_any_number_of_ranks_and_micro_batches_match_a_single_process(
     grid: Callable[[int], Grid], ranks: int
 ) -> None:

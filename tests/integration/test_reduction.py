@@ -68,6 +68,7 @@ def recommended(*words: str) -> list[str]:
     return [*[word for word in others if word.partition("=")[0] not in found], *(f"{k}={v}" for k, v in found.items())]
 
 
+@pytest.mark.slow
 def test_the_recipe_of_each_error_trains_like_ddp(tmp_path: Path) -> None:
     """bfloat16 weights gathered by FSDP: losses on two ranks within the rounding of autocast's own casts."""
     recipes = {" ".join(recommended(*words)): recommended(*words) for words in REFUSED}

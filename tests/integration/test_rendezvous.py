@@ -18,6 +18,7 @@ import pytest
 import submitit
 import torch
 from helpers import SCRIPTS, forks
+from helpers.cases import slow_except
 from helpers.processes import free_ports
 from helpers.scripts.rendezvous import main as meeting
 from helpers.scripts.rendezvous import run_in_fork
@@ -192,7 +193,7 @@ def test_all_joined_ranks_name_the_missing_ranks(by_hand: Start, port: int) -> N
     assert [rank.wait() for rank in ranks] == [Exit.FAILED] * 2
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", slow_except(["127.0.0.1", "no-such-host.invalid"], "127.0.0.1"))
 def test_an_unreachable_rank_0_is_named(by_hand: Start, port: int, host: str) -> None:
     (rank,) = outputs(lonely := by_hand(1, 2, SHORT, MASTER_ADDR=host))
     assert rank["error"].startswith(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.objective_cases import spec
 from helpers.scripts import fused_loss
 
@@ -20,7 +21,7 @@ from clipx.errors import ConfigError
 triton = pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", slow_except([1, 3], 1))
 def test_the_kernels_match_dense_losses_on_any_number_of_ranks(ranks: int, tmp_path: Path) -> None:
     """Odd sizes, several blocks and tiles, tiles of other ranks' samples; InfoNCE, DCL and a moving average.
 
@@ -45,7 +46,7 @@ def test_the_kernels_match_dense_losses_on_any_number_of_ranks(ranks: int, tmp_p
         assert found["scale"] < 5e-3, case
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", slow_except([80, 90], 80))
 @pytest.mark.parametrize("name", ["_lse", "_softmax"])
 def test_the_kernels_compile_for_devices_that_are_not_here(
     name: str, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -12,7 +12,7 @@ from helpers import ROOT
 
 @pytest.mark.parametrize(
     "selected",
-    ["packed and repeats or default or profile", pytest.param("", marks=pytest.mark.slow)],
+    ["packed and repeats or default", pytest.param("", marks=pytest.mark.slow)],
 )
 def test_the_gpu_tests_pass_on_the_cpu(selected: str) -> None:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "gpu", "-k", selected, "tests/gpu")

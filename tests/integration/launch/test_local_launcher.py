@@ -133,6 +133,7 @@ def sweep_with(tmp_path: Path, *options: str, check: bool = True) -> subprocess.
     )
 
 
+@pytest.mark.slow
 def test_a_sweeper_gets_the_values_of_the_points(tmp_path: Path) -> None:
     done = sweep_with(tmp_path, *LOCAL, *QUICK, "evaluator=[retrieval]")
     values = json.loads(done.stdout.rpartition("values ")[2])

@@ -36,7 +36,7 @@ def test_all_loaders_run_and_the_last_line_is_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("utils", "said"),
     [
-        (None, "spdl is not installed"),
+        pytest.param(None, "spdl is not installed", marks=pytest.mark.slow),
         # spdl's wheels contain no FFmpeg. If the system has none either, they raise this error.
         (
             "def get_ffmpeg_versions():\n    raise RuntimeError('Failed to import libspdl.')\n",

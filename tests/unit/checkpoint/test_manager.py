@@ -161,6 +161,7 @@ def test_delete_previous_keeps_only_the_newest_locally(tmp_path: Path, uploading
     assert left[-1] == 7 and set(left) <= {*before, 7}, "uploads may still have been in progress when 7 was saved"
 
 
+@pytest.mark.slow
 def test_an_outage_at_the_end_sets_the_exit_code_and_a_resume_uploads_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_bucket: str, proxy: FaultyProxy
 ) -> None:

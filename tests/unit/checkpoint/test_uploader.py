@@ -17,6 +17,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from helpers.cases import slow_except
 from helpers.s3_server import FaultyProxy, admin
 from helpers.uploads import UploadEvents, same_files, save, steps, upload
 from helpers.waiting import wait_until
@@ -177,7 +178,15 @@ def test_abandoned_multipart_uploads_are_aborted(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    ("mode", "amount"), [("down", 0), ("hang", 0), ("cut", 100), ("status", 503), ("status", 400), ("some", 3)]
+    ("mode", "amount"),
+    [
+        ("down", 0),
+        ("status", 400),
+        *(
+            pytest.param(mode, amount, marks=pytest.mark.slow)
+            for mode, amount in [("hang", 0), ("cut", 100), ("status", 503), ("some", 3)]
+        ),
+    ],
 )
 def test_an_outage_only_delays_uploads(
     run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str, amount: int
@@ -345,6 +354,7 @@ def process(run_dir: Path, own_bucket: str) -> Iterator[Callable[[str], subproce
         one.communicate()
 
 
+@pytest.mark.slow
 def test_a_kill_between_files_leaves_no_listed_checkpoint(
     run_dir: Path,
     own_bucket: str,
@@ -373,7 +383,7 @@ def test_a_kill_between_files_leaves_no_listed_checkpoint(
 
 
 @pytest.mark.parametrize("then", ["time.sleep(1)", "time.sleep(1); raise RuntimeError('by the training')"])
-@pytest.mark.parametrize("mode", ["hang", "down"])
+@pytest.mark.parametrize("mode", slow_except(["hang", "down"], "down"))
 def test_a_process_exits_immediately_during_an_outage(
     run_dir: Path,
     proxy: FaultyProxy,

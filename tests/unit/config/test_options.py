@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from helpers.cases import slow_except
 from helpers.runs import NEEDED
 from helpers.runs import compose as quick_compose
 from hydra import compose as hydra_compose
@@ -155,7 +156,7 @@ def test_every_option_composes_into_a_typed_spec_and_back(group: str, name: str)
     assert json.dumps(to_dict(spec)) == json.dumps(OmegaConf.to_container(node, enum_to_str=True))
 
 
-@pytest.mark.parametrize("name", names("model"))
+@pytest.mark.parametrize("name", slow_except(names("model"), "tiny", "rn50", "vit_b32", "vit_b16_siglip", "coca_tiny"))
 def test_every_model_builds_on_the_meta_device_with_its_optimizer(name: str) -> None:
     spec = composed("model", name)
     assert spec.model.name == name

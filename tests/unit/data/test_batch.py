@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.samples import Numbers
 from helpers.waiting import wait_until
 from torch import Tensor
@@ -93,7 +94,7 @@ def whole() -> list[Batch]:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("part", [1, 3, 7, 23, 24, PART_SAMPLES])
+@pytest.mark.parametrize("part", slow_except([1, 3, 7, 23, 24, PART_SAMPLES], 1, 7, PART_SAMPLES))
 def test_batches_do_not_depend_on_the_size_of_their_parts(whole: list[Batch], part: int, workers: int) -> None:
     found = list(loader(part=part, workers=workers, micro_batches=2))
     assert len(found) == len(whole) == 4

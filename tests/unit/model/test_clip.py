@@ -9,6 +9,7 @@ import open_clip.model  # type: ignore[import-untyped]
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.cases import slow_except
 from helpers.runs import compose
 from torch import Tensor
 
@@ -86,7 +87,7 @@ def tokens() -> Tensor:
 # ----------------------------------------------------------------------------------------- published architectures
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", slow_except(PUBLISHED, "rn50", "vit_b32"))
 def test_published_architecture_has_the_published_counts(name: str) -> None:
     model = published(name)
     counts = parameter_count(model) + 1, parameter_count(model.image), len(model.state_dict()) + 1
@@ -94,7 +95,7 @@ def test_published_architecture_has_the_published_counts(name: str) -> None:
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "tiny", "coca_tiny"])
+@pytest.mark.parametrize("name", slow_except([*PUBLISHED, "tiny", "coca_tiny"], "rn50", "vit_b32", "tiny", "coca_tiny"))
 def test_first_line_of_the_yaml_states_the_counts(name: str) -> None:
     model = published(name)
     title = (CONF_DIR / "model" / f"{name}.yaml").read_text().splitlines()[0]

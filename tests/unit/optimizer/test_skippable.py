@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.optimizers import CPU, OPTIONS, Optimizing
 from torch import Tensor
 
@@ -37,14 +38,14 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", slow_except(OPTIONS, "adamw", "lion", "muon"))
 def test_a_skipped_step_changes_neither_weights_nor_state(option: str) -> None:
     expected = trained(option, 0, 1, 2)
     assert_equal(trained(option, 0, None, 1, None, None, 2), expected)
     assert_equal(trained(option, None, 0, 1, 2), expected)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", slow_except(OPTIONS, "adamw", "lion", "muon"))
 def test_finite_steps_equal_those_of_the_plain_optimizer(option: str) -> None:
     made = Optimizing(f"optimizer={option}", dtype=torch.float32)
     for number in range(3):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.optimizers import OPTIONS, Optimizing
 from helpers.runs import SMALL, run, save_checkpoint, small
 from torch import Tensor
@@ -51,8 +52,8 @@ def assert_same(a: Optimizing, b: Optimizing) -> None:
         assert torch.equal(tensor, other[name]) and tensor.dtype == other[name].dtype, name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("dtype", slow_except([torch.float32, torch.float64], torch.float32))
+@pytest.mark.parametrize("option", slow_except(OPTIONS, "adamw", "muon"))
 def test_an_optimizer_resumes_from_a_checkpoint_bit_for_bit(option: str, dtype: torch.dtype, tmp_path: Path) -> None:
     overrides = (f"optimizer={option}", "optimizer.layer_decay=0.7", "optimizer.text_lr_scale=0.5")
     through, stopped, resumed = (Optimizing(*overrides, dtype=dtype, constant=True) for _ in range(3))
@@ -113,9 +114,7 @@ def test_plain_numbers_in_optimizer_state_keep_value_and_type(tmp_path: Path) ->
     assert other.param_groups[0]["step"] == 12
 
 
-@pytest.mark.parametrize(
-    "option", ["lamb", "muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lion", "sgd"))]
-)
+@pytest.mark.parametrize("option", slow_except(["lamb", "muon", "lion", "sgd"], "lamb"))
 def test_a_run_resumes_bit_for_bit_with_every_optimizer(option: str, tmp_path: Path) -> None:
     """Same test as tests/unit/trainer/test_trainer.py has for AdamW, with a drop of the rate and clipping."""
     overrides = (f"optimizer={option}", "optimizer.clip_norm=1.0", "schedule=constant_cooldown", "checkpoint.every=2st")

@@ -105,6 +105,7 @@ def test_a_missing_file_and_a_second_source_of_the_speed_are_errors(tmp_path: Pa
         planned("x.json", "mfu=0.4")
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_measured_speed_as_its_source(tmp_path: Path) -> None:
     import sys
 

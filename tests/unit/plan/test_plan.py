@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import SCRIPTS
+from helpers.cases import slow_except
 from helpers.runs import compose, run
 from torch import Tensor
 
@@ -90,8 +91,14 @@ def test_flops_match_the_formula(vit_b32: Plan) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("precision=amp_bf16", "model.image.checkpointing=1", "model.text.checkpointing=selective"),
-        ("model.image.checkpointing=tower", "model.patch_dropout=0.5", "model.image.options.drop_path_rate=0.1"),
+        pytest.param(
+            ("precision=amp_bf16", "model.image.checkpointing=1", "model.text.checkpointing=selective"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("model.image.checkpointing=tower", "model.patch_dropout=0.5", "model.image.options.drop_path_rate=0.1"),
+            marks=pytest.mark.slow,
+        ),
         ("model.weights=unread.pt", "model.image.lock=all", "model.text.lock=norms"),
     ],
 )
@@ -162,7 +169,7 @@ def test_predicted_activations_match_the_tensors_saved_by_autograd() -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [pytest.param((), marks=pytest.mark.slow), ("data.micro_batches=2", "model.text.checkpointing=1")],
+    slow_except([(), ("data.micro_batches=2", "model.text.checkpointing=1")], ()),
 )
 def test_predicted_memory_matches_a_real_step(overrides: tuple[str, ...]) -> None:
     """Resident memory of a fresh process; captions of 18 tokens on average."""
@@ -309,6 +316,7 @@ def test_per_sample_state_is_divided_over_the_ranks() -> None:
     assert MemoryModel(spec).memory(4, MemoryModel(spec).towers(2)).per_sample == pytest.approx(8e6 * 8 / 4, abs=100)
 
 
+@pytest.mark.slow
 def test_published_settings_are_listed_in_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "SETTINGS", published.SETTINGS[:1])
     found = published.plans(planned("gpu=A100", "device_memory_gb=40", "published=true"), lambda text: None)

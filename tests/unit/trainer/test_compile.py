@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.runs import SMALL, VIT, compose, events, losses, small, torchrun
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -58,7 +59,7 @@ def gradients(model: CLIP) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective"])
+@pytest.mark.parametrize("checkpointing", slow_except(["none", "selective"], "none"))
 def test_each_tower_is_two_graphs_for_any_depth_and_text_length(checkpointing: str) -> None:
     """Six blocks, four batches of different lengths: a graph for the last block of each tower, one for the others, no
     break.
@@ -148,6 +149,7 @@ def test_a_run_reports_once_that_it_has_more_graphs_than_the_limit(
     assert not [one for one in events(tmp_path / "many") if one["event"] == "recompile_limit"]
 
 
+@pytest.mark.slow
 def test_ranks_with_compiled_blocks_match_eager_ranks(tmp_path: Path) -> None:
     """DDP averages the gradients of compiled blocks; each block is one graph, which its optimizer does not split."""
     for name, options in (("eager", ()), ("compiled", ("compile.towers=true", "compile.backend=aot_eager"))):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.host_reads import HostReads
 from helpers.objective_cases import SETTINGS
 from helpers.optimizers import OPTIONS
@@ -43,6 +44,19 @@ CASES = [
     ("model.image.checkpointing=1", "model.text.checkpointing=selective"),
     ("model=coca_tiny", "objective=coca"),
 ]
+QUICK = (
+    *(case for case in OBJECTIVES if case[0] in ("objective=infonce", "objective=siglip", "objective=fastclip_v2")),
+    ("optimizer=adamw", "optimizer.non_finite=skip", "optimizer.clip_norm=1"),
+    ("optimizer=lion", "optimizer.non_finite=skip", "optimizer.clip_norm=1"),
+    (
+        "precision=amp_bf16",
+        "data.micro_batches=2",
+        "optimizer.ema_decay=0.9",
+        "objective=fastclip_v3",
+        "objective.rho=2",
+    ),
+    ("model.image.checkpointing=1", "model.text.checkpointing=selective"),
+)
 
 
 @pytest.fixture
@@ -63,7 +77,7 @@ def reads_of_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return copies
 
 
-@pytest.mark.parametrize("overrides", CASES, ids=" ".join)
+@pytest.mark.parametrize("overrides", slow_except(CASES, *QUICK), ids=" ".join)
 def test_steps_between_logs_read_nothing(
     overrides: tuple[str, ...], tmp_path: Path, reads_of_copies: list[int]
 ) -> None:

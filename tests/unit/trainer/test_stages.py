@@ -124,8 +124,8 @@ def test_an_unsupported_image_size_is_rejected_by_tower_name(name: str, size: in
     [
         ("vit_base_patch32_clip_224", 96),
         ("eva02_tiny_patch14_224", 112),
-        ("resnet50_clip", 160),
-        ("convnext_tiny", 100),
+        pytest.param("resnet50_clip", 160, marks=pytest.mark.slow),
+        pytest.param("convnext_tiny", 100, marks=pytest.mark.slow),
     ],
 )
 def test_towers_for_several_image_sizes_have_the_same_weights(name: str, size: int) -> None:

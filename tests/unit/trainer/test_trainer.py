@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.runs import SMALL, VIT, compose, events, rows, run, small, start, tensors
 from helpers.slurm_jobs import held, release
 from helpers.waiting import wait_until
@@ -45,7 +46,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-@pytest.mark.parametrize("overrides", [(), ("data.workers=2",)])
+@pytest.mark.parametrize("overrides", slow_except([(), ("data.workers=2",)], ("data.workers=2",)))
 def test_a_run_resumed_after_ten_steps_matches_an_uninterrupted_run_bit_for_bit(
     tmp_path: Path, uninterrupted: Path, overrides: tuple[str, ...]
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_run_resumed_after_ten_steps_matches_an_uninterrupted_run_bit_for_bit(
     assert_same_run(uninterrupted, run_dir)
 
 
+@pytest.mark.slow
 def test_more_frequent_evaluation_and_saving_do_not_change_the_run(tmp_path: Path, uninterrupted: Path) -> None:
     run_dir = tmp_path / "busy"
     Trainer(

@@ -226,7 +226,11 @@ def flag(tmp_path: Path) -> Flag:
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize(
     ("payload", "name"),
-    [(Flag.pickled, "weights.pt"), (Flag.saved, "weights.pth"), (Flag.saved_of_old, "pytorch_model.bin")],
+    [
+        (Flag.pickled, "weights.pt"),
+        pytest.param(Flag.saved, "weights.pth", marks=pytest.mark.slow),
+        pytest.param(Flag.saved_of_old, "pytorch_model.bin", marks=pytest.mark.slow),
+    ],
 )
 def test_a_pickle_with_code_raises_an_error_without_running_it(
     payload: Callable[[Flag], bytes], name: str, flag: Flag, tmp_path: Path

@@ -212,7 +212,14 @@ def test_sporadic_request_failures_are_retried(bucket: str, proxy: FaultyProxy, 
     assert captions(open_train(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
-OUTAGES = [("down", 0), ("status", 500), ("status", 503), ("hang", 0), ("cut", 700)]
+OUTAGES = [
+    ("down", 0),
+    ("cut", 700),
+    *(
+        pytest.param(mode, amount, marks=pytest.mark.slow)
+        for mode, amount in [("status", 500), ("status", 503), ("hang", 0)]
+    ),
+]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -353,8 +360,8 @@ def equal_batches(found: list[Batch], expected: list[Batch]) -> bool:
     return all(bool((a.image == b.image).all()) and a.index.tolist() == b.index.tolist() for a, b in pairs)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("cache_gb", [0.0, 1.0])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("cache_gb", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_workers_read_the_same_stream_despite_faults(
     bucket: str, tmp_path: Path, proxy: FaultyProxy, workers: int, cache_gb: float
 ) -> None:
