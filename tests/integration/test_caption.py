@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import SCRIPTS
+from helpers.cases import slow_except
 from helpers.runs import SMALL, VIT, compose, losses, run, small, torchrun
 from helpers.scripts.resume_each_step import FIVE, differences
 from safetensors.torch import load_file
@@ -62,6 +63,7 @@ def test_loss_and_all_gradients_equal_a_single_process(
         )
 
 
+@pytest.mark.slow
 def test_a_resumed_captioner_matches_an_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
     assert differences(tmp_path, *COCA, *FIVE[len(VIT) :], steps=range(3, 4)) == []
 
@@ -141,7 +143,7 @@ def test_captions_of_a_folder_are_one_line_each_and_bad_images_are_named(
     assert f"out={out} exists already" in again.stderr
 
 
-@pytest.mark.parametrize("method", [("method=sample", "seed=3", "top_p=0.9"), ("beams=2",)])
+@pytest.mark.parametrize("method", slow_except([("method=sample", "seed=3", "top_p=0.9"), ("beams=2",)], ("beams=2",)))
 def test_captions_do_not_depend_on_batch_size_or_ranks(trained: Path, pictures: Path, method: tuple[str, ...]) -> None:
     options = (*method, "max_bad_share=1", "precision=fp64")
     whole = caption(trained, pictures, *options).stdout

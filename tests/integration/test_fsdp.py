@@ -146,6 +146,7 @@ def test_gradients_reduced_in_16_bits_change_results_little(two: Results) -> Non
     assert not torch.equal(found[2:], whole[2:])
 
 
+@pytest.mark.slow
 def test_synced_batch_norms_match_a_single_process_on_the_whole_batch(tmp_path: Path) -> None:
     """Weights and running statistics, also with norms inside micro-batches: float64, to 1e-9."""
     expected = trained(tmp_path / "alone", list(RESNET))

@@ -115,6 +115,7 @@ def test_hinge_loss_and_gradient_equal_their_definition() -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_other_processes_of_a_run_import_the_plugins_module() -> None:
     """Spawned loader workers, and jobs on other machines, import it by the name in the environment."""
     code = (

@@ -31,6 +31,7 @@ PLUGIN = PLUGINS / "faults"
 LONG = (*LOCAL, *SMALL, *VIT, "duration=20st", "checkpoint.every=end")
 
 
+@pytest.mark.slow
 def test_parallel_points_get_separate_devices_and_fail_independently(tmp_path: Path) -> None:
     sweep = tmp_path / "s, 1"
     two = ("hydra.launcher.tasks=2", "hydra.launcher.parallelism=2", f"hydra.sweep.dir='{sweep}'")

@@ -88,6 +88,7 @@ def test_an_error_of_one_rank_is_raised() -> None:
         Processes("cpu", 1).run(fail_on, 1, ranks=2)
 
 
+@pytest.mark.slow
 def test_the_error_that_made_other_ranks_fail_is_raised(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="^the cause$"):
         Processes("cpu", 1).run(fail_late, tmp_path / "consequence", ranks=2)

@@ -171,9 +171,9 @@ def test_a_caption_has_as_many_tokens_as_are_counted() -> None:
     ("words", "expected"),
     [
         ([], ["eager"]),
-        (["open_clip=[]"], []),
-        (["open_clip=[compiled]"], ["compiled"]),
-        (["model.patch_dropout=0,0.5"], []),
+        pytest.param(["open_clip=[]"], [], marks=pytest.mark.slow),
+        pytest.param(["open_clip=[compiled]"], ["compiled"], marks=pytest.mark.slow),
+        pytest.param(["model.patch_dropout=0,0.5"], [], marks=pytest.mark.slow),
         (["model.patch_dropout=0,0.5", "open_clip=[eager]"], ["eager"]),
     ],
 )

@@ -109,8 +109,8 @@ def test_a_save_holds_the_values_at_the_call(tmp_path: Path, monkeypatch: pytest
     "overrides",
     [
         ("optimizer.ema_decay=0.9", "objective=fastclip_v1"),  # with BatchNorm, an average and per-sample state
-        ("precision=bf16", "optimizer.ema_decay=0.9"),  # with master weights
-        ("optimizer=muon",),
+        pytest.param(("precision=bf16", "optimizer.ema_decay=0.9"), marks=pytest.mark.slow),  # with master weights
+        pytest.param(("optimizer=muon",), marks=pytest.mark.slow),
     ],
 )
 def test_a_step_changes_the_weights_only_after_they_are_copied(

@@ -182,6 +182,7 @@ def test_an_outage_at_the_end_sets_the_exit_code_and_a_resume_uploads_the_rest(
     assert other.steps_done == 6
 
 
+@pytest.mark.slow
 def test_an_outage_at_the_start_does_not_begin_a_new_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_bucket: str, proxy: FaultyProxy
 ) -> None:

@@ -220,7 +220,7 @@ def test_an_outage_only_delays_uploads(
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("mode", ["down", "hang"])
+@pytest.mark.parametrize("mode", slow_except(["down", "hang"], "down"))
 def test_an_upload_interrupted_within_a_file_is_restarted(
     run_dir: Path,
     own_bucket: str,

@@ -353,6 +353,7 @@ def test_held_out_samples_are_those_of_all_sources_or_of_the_named_source(table:
 # ----------------------------------------------------------------------------------------------------------- runs
 
 
+@pytest.mark.slow
 def test_resuming_is_bit_exact_and_samples_are_counted_by_source(
     tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

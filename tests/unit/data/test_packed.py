@@ -38,6 +38,7 @@ def test_packed_values_equal_the_original_list() -> None:
             packed[place]
 
 
+@pytest.mark.slow
 def test_a_value_takes_ten_bytes_more_than_its_text() -> None:
     texts = (f"images/{i:09d}.jpg" for i in range(5_000))
     gc.collect()

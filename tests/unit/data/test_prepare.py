@@ -305,6 +305,7 @@ runpy.run_module("clipx.data.prepare", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_without_rewriting_finished_shards(tmp_path: Path) -> None:
     paths = write_images(tmp_path / "in", 60, (400, 400))
     path = table(tmp_path, [(f"in/{p.name}", f"picture {p.stem}") for p in paths])

@@ -295,6 +295,7 @@ def start_writer(samples: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_can_write_at_the_same_time(cache: Path) -> None:
     writers = [start_writer(1500), start_writer(1500)]
     for process in writers:

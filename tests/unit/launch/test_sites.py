@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.cases import slow_except
 from helpers.slurm_jobs import launch
 from helpers.waiting import wait_until
 
@@ -23,7 +24,9 @@ ROOT = CONF_DIR.parent
 SITES = ROOT / "launch/sites"
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (SITES / "hydra/launcher").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name", slow_except(sorted(path.stem for path in (SITES / "hydra/launcher").glob("*.yaml")), "my_cluster")
+)
 def test_the_options_of_a_site_generate_a_script(tmp_path: Path, name: str) -> None:
     run = ("model=vit_b32", "data=laion400m", "data.shards=/data/{00000..41407}.tar", f"hydra.sweep.dir={tmp_path}/s")
     site = ("--config-dir", str(SITES), "-m", f"hydra/launcher={name}", "hydra.launcher.dry_run=true")

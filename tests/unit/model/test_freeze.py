@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.runs import VIT, compose, events, small, tensors
 from torch import Tensor, nn
 
@@ -201,7 +202,7 @@ LOCKS = {
 }
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("name", slow_except(LOCKS, "image", "part", "masters"))
 def test_locked_parameters_are_bit_equal_after_training_and_others_change(
     weights: dict[str, Path], tmp_path: Path, name: str
 ) -> None:

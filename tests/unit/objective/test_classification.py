@@ -110,6 +110,7 @@ def test_the_text_tower_is_not_computed(start: Path, tmp_path: Path) -> None:
     assert all(row["train/tokens_per_second"] == 0 for row in rows(tmp_path / "x"))
 
 
+@pytest.mark.slow
 def test_the_head_learns_the_digits_and_zero_shot_still_works(start: Path, tmp_path: Path) -> None:
     """The metrics contain the head's accuracy, measured on the same images as zero-shot."""
     words = ("data=digits", "data.workers=0", "data.batch_size=64", "duration=3ep", "objective.head=random")

@@ -68,7 +68,7 @@ def test_an_optimizer_resumes_from_a_checkpoint_bit_for_bit(option: str, dtype: 
     assert_same(through, resumed)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", slow_except(OPTIONS, "adamw", "muon"))
 def test_a_checkpoint_does_not_depend_on_the_groups(option: str, tmp_path: Path) -> None:
     """A run may resume with other layer-wise rates: the state is stored per parameter."""
     stopped = Optimizing(f"optimizer={option}")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import SCRIPTS
-from helpers.cases import slow_except
 from helpers.runs import compose, run
 from torch import Tensor
 
@@ -167,10 +166,8 @@ def test_predicted_activations_match_the_tensors_saved_by_autograd() -> None:
     del kept
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    slow_except([(), ("data.micro_batches=2", "model.text.checkpointing=1")], ()),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), ("data.micro_batches=2", "model.text.checkpointing=1")])
 def test_predicted_memory_matches_a_real_step(overrides: tuple[str, ...]) -> None:
     """Resident memory of a fresh process; captions of 18 tokens on average."""
     spec = planned(*MEDIUM, *overrides, "text_tokens=18")
@@ -289,6 +286,7 @@ def test_steps_hours_and_cost_follow_from_the_samples(vit_b32: Plan) -> None:
     assert gradients == 4 * (87_849_216 + 63_428_096)
 
 
+@pytest.mark.slow
 def test_ranks_are_the_fewest_with_enough_memory() -> None:
     tight = ("data.batch_size=1024", "reserve_gb=0.1")
     one = plan(planned(*tight), lambda text: None, largest=False)
@@ -299,6 +297,7 @@ def test_ranks_are_the_fewest_with_enough_memory() -> None:
         plan(planned(*tight, "device_memory_gb=0.2"), lambda text: None)
 
 
+@pytest.mark.slow
 def test_sharding_divides_weights_and_optimizer_state() -> None:
     medium = (*MEDIUM, "ranks=8", "text_tokens=18")
     whole, part = (
@@ -327,6 +326,7 @@ def test_published_settings_are_listed_in_a_table(monkeypatch: pytest.MonkeyPatc
     assert published.table(found).row_count == 1
 
 
+@pytest.mark.slow
 def test_every_published_setting_composes() -> None:
     for setting in published.SETTINGS:
         spec = published._spec(setting, planned())

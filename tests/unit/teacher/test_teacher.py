@@ -218,6 +218,7 @@ def test_stored_embeddings_equal_the_live_teacher_for_equal_views(trained: Path,
             assert other[name] == pytest.approx(expected[name], abs=0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_stored_embeddings_work_with_loader_processes_on_several_ranks(stored: Path, tmp_path: Path) -> None:
     options = (*SMALL, *VIT, *DATA, "objective=distillation", f"teacher.embeddings={stored}", "precision=fp64")
     command = ("-m", "clipx.train", *options, "checkpoint=none")

@@ -95,6 +95,7 @@ def test_evaluation_and_micro_batches_add_a_bounded_number_of_graphs() -> None:
     assert counters["graph_break"] == {}
 
 
+@pytest.mark.slow
 def test_a_run_with_everything_compiled_matches_eager_mode(tmp_path: Path) -> None:
     """Learning rates that change with each step cause no recompilation."""
     chosen = ("optimizer=lion", "checkpoint=none", "duration=5st", "objective.tile=16")
@@ -126,6 +127,7 @@ def test_a_run_with_everything_compiled_matches_eager_mode(tmp_path: Path) -> No
         torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_a_run_reports_once_that_it_has_more_graphs_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from clipx.trainer.trainer import Trainer
 PARTS = ("computation_ms", "communication_ms", "overlap_ms", "other_ms")
 
 
+@pytest.mark.slow
 def test_a_trace_of_two_ranks_has_communication_and_its_parts_sum_to_the_step(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "profiler.steps=[2,3]", "checkpoint=none")

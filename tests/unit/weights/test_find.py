@@ -185,6 +185,7 @@ def hub_cache(home: Path, folder: Path, name: str) -> None:
     folder.rename(snapshot)
 
 
+@pytest.mark.slow
 def test_a_hub_repository_is_read_from_the_cache_and_named_if_unreachable(
     state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

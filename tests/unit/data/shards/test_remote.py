@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import fsspec
 import pytest
+from helpers.cases import slow_except
 from helpers.runs import rows, run
 from helpers.s3_server import FaultyProxy, admin, forget_sessions
 from helpers.samples import captions, img2dataset, read_all, write_tar
@@ -397,7 +398,7 @@ def test_a_permanent_outage_ends_the_stream_with_a_one_line_error(bucket: str, p
         list(stream)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", slow_except([0, 2], 2))
 def test_expired_credentials_end_the_stream_with_their_reason_and_no_bad_sample(
     bucket: str, proxy: FaultyProxy, workers: int
 ) -> None:
@@ -409,7 +410,7 @@ def test_expired_credentials_end_the_stream_with_their_reason_and_no_bad_sample(
     assert not [bad for batch in found for bad in batch.bad]
 
 
-@pytest.mark.parametrize("status", [400, 403])
+@pytest.mark.parametrize("status", slow_except([400, 403], 400))
 def test_credentials_renewed_within_retry_s_lose_no_sample(bucket: str, proxy: FaultyProxy, status: int) -> None:
     source = open_train(f"{bucket}/*.tar")
     proxy.set("status", status)
