@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 from helpers import SCRIPTS
+from helpers.cases import slow_except
 from helpers.runs import torchrun
 from helpers.scripts.resume_each_step import OBJECTIVES, differences, options
 
-QUICK = ("fastclip_v3",)  # the other objectives combine the same parts differently, or have no state
 
-
-@pytest.mark.parametrize(
-    "objective", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OBJECTIVES]
-)
+# The other objectives combine the same parts differently, or have no state.
+@pytest.mark.parametrize("objective", slow_except(OBJECTIVES, "fastclip_v3"))
 def test_a_run_resumes_from_every_step_bit_for_bit(tmp_path: Path, objective: str) -> None:
     assert differences(tmp_path, *options(objective)) == []
 
@@ -24,9 +22,7 @@ def test_a_run_with_loader_workers_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert differences(tmp_path, *options("fastclip_v3"), "data.workers=2", steps=range(3, 5)) == []
 
 
-@pytest.mark.parametrize(
-    "objective", ["fastclip_v3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("infonce", "isogclr"))]
-)
+@pytest.mark.parametrize("objective", slow_except(["fastclip_v3", "infonce", "isogclr"], "fastclip_v3"))
 def test_a_run_on_two_ranks_resumes_bit_for_bit(tmp_path: Path, objective: str) -> None:
     torchrun(2, str(SCRIPTS / "resume_each_step.py"), str(tmp_path), objective)
     for rank in range(2):
