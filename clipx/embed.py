@@ -120,20 +120,27 @@ def embed(spec: EmbedSpec) -> None:
 
     Raises ConfigError if `out` contains embeddings of another model, other data or other options.
     """
-    data = spec.data
+    data, seed = spec.data, 0
     if data is None:
         run_dir = Path(spec.run)
         require(
             RunDir(run_dir).config.is_file(),
             f"run={spec.run} is not a run directory and has no data: give data=…",
         )
-        data = load_run(run_dir).data
+        saved = load_run(run_dir)
+        data, seed = saved.data, saved.seed
+    else:
+        require(
+            not data.mismatched,
+            f"data.mismatched={data.mismatched} is a function of the seed of a run: remove it, or embed the data of a "
+            "run by run=… without data=…",
+        )
     with imports():
         from clipx.teacher.embedding_writer import write_embeddings
 
     comm = spec.distributed.build()
     try:
-        write_embeddings(spec, data, comm)
+        write_embeddings(spec, data, seed, comm)
     finally:
         comm.close()
 

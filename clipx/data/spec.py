@@ -103,6 +103,10 @@ class DataSpec:
     """Minimum length of an image's shorter side in pixels. A training sample with a smaller image is a bad sample: it
     is counted and replaced. Held-out samples are not filtered. 0: no limit."""
 
+    mismatched: float = 0.0
+    """Share of the training samples with the captions of another sample, in [0, 1]: noise for experiments. These
+    samples are a function of the seed and of the number of samples. Held-out samples keep their captions."""
+
     replacement: bool = False
     """Draws each sample uniformly from the whole data set, instead of each sample exactly once per epoch."""
 
@@ -141,6 +145,7 @@ class DataSpec:
         )
         for name, limit in (("min_caption_chars", self.min_caption_chars), ("min_side", self.min_side)):
             require(limit >= 0, f"data.{name}={limit} is negative: give 0 for no limit, or more")
+        require(0 <= self.mismatched <= 1, f"data.mismatched={self.mismatched} must be in [0, 1]: 0 for no exchange")
         require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must be in [0, 1]")
 
     def check_ranks(self, ranks: int) -> None:
@@ -198,6 +203,15 @@ def open_data(data: DataSpec) -> Dataset:
     from clipx.data.filter import Filtered
 
     return replace(opened, train=Filtered(opened.train, data.min_caption_chars, data.min_side))
+
+
+def exchange_captions(dataset: Dataset, data: DataSpec, seed: int) -> Dataset:
+    """Returns the data set with the captions of `data.mismatched` of its training samples exchanged."""
+    if not data.mismatched:
+        return dataset
+    from clipx.data.mismatch import Mismatched
+
+    return replace(dataset, train=Mismatched.of(dataset.train, data.mismatched, seed))
 
 
 def open_on_all_ranks(data: DataSpec, comm: Comm, open_one: Callable[[DataSpec], Dataset] = open_data) -> Dataset:

@@ -17,7 +17,7 @@ from torch import Tensor
 from clipx.config.saved import to_dict
 from clipx.data.loader import EvalBatch, ImageView, check_workers, eval_batch_loader
 from clipx.data.source import BadRecord, Source
-from clipx.data.spec import Dataset, DataSpec, open_on_all_ranks
+from clipx.data.spec import Dataset, DataSpec, exchange_captions, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError, require
 from clipx.model.clip import CLIP
@@ -48,16 +48,17 @@ Files = dict[str, list[Any]]
 """{name: [bytes, SHA-256]}"""
 
 
-def write_embeddings(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
-    """Embeds a split of `data` and writes it to `spec.out`. Continues an interrupted run. Collective.
+def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> None:
+    """Embeds a split of `data`, as a run with this seed reads it, and writes it to `spec.out`. Collective.
 
-    Raises ConfigError if `spec.out` holds embeddings with another plan, and DataError if too many samples are bad.
+    Continues an interrupted run. Raises ConfigError if `spec.out` holds embeddings with another plan, and DataError if
+    too many samples are bad.
     """
     if spec.data is not None:  # else those of the machine on which the run was trained
         check_workers(spec.data.workers, comm)
     precision = spec.precision.build(comm.device)
     weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
-    source = _source(open_on_all_ranks(data, comm), spec.split, data)
+    source = _source(exchange_captions(open_on_all_ranks(data, comm), data, seed), spec.split, data)
     store = EmbeddingStore(spec.out, spec.retry_s)
     writer = EmbeddingWriter(
         model=model,
@@ -87,6 +88,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, comm: Comm) -> None:
         "samples_per_shard": spec.samples_per_shard,
         "max_pixels": data.max_pixels,
         **({"min_caption_chars": data.min_caption_chars, "min_side": data.min_side} if spec.split == "train" else {}),
+        **({"mismatched": [data.mismatched, seed]} if data.mismatched else {}),
     }
     comm.require_equal(embeddings=plan)
     with _lock(store, comm):

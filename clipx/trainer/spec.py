@@ -179,6 +179,11 @@ class RunSpec:
             f"objective={self.objective.kind} does not train the decoder of model={self.model.name}: choose "
             "objective=coca, or model=vit_b32",
         )
+        require(
+            self.objective.reads_text or not self.data.mismatched,
+            f"data.mismatched={self.data.mismatched} has no effect on objective={self.objective.kind}, which reads no "
+            "captions: remove it",
+        )
         self.model.check_fits(self.duration, Length(0, self.data.batch_size))
         require(
             self.objective.reads_text or self.model.text.frozen,

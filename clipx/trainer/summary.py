@@ -37,13 +37,16 @@ def facts(trainer: Trainer) -> dict[str, str]:
     parameters = parameter_count(model) + parameter_count(objective)
     held = 0 if dataset.held_out is None else sum(dataset.held_out.sizes)
     published = "" if dataset.published is None else f" of {dataset.published:,} published"
+    unusable = f"{len(dataset.train.bad):,} unusable"
+    if spec.data.mismatched:
+        unusable += f", {round(spec.data.mismatched * n):,} with the captions of another"
     lines = {
         "run": f"{spec.name} in {trainer.rundir.path}",
         "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(model.image):,} of them in "
         f"the image tower; {trainer.learner.format.kind} on {comm.world} x {comm.device.type}",
         "format": describe(trainer.learner.precision, trainer.learner.converted),
         "device": device_line(trainer),
-        "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {len(dataset.train.bad):,} unusable",
+        "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {unusable}",
         "batch": f"global batch {batch:,} = {parts}",
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",
         "schedule": spec.schedule.describe(trainer.length),

@@ -18,7 +18,7 @@ from clipx.data.batch import Batch
 from clipx.data.loader import check_workers
 from clipx.data.order import SampleOrder
 from clipx.data.prefetch import DevicePrefetcher
-from clipx.data.spec import Dataset, open_on_all_ranks
+from clipx.data.spec import Dataset, exchange_captions, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import Exit, Stopped, require
@@ -103,8 +103,7 @@ class Trainer:
             self._open_run()
 
     def _build_data(self) -> None:
-        spec, comm = self.spec, self.comm
-        batch = spec.data.batch_size
+        spec, comm, batch = self.spec, self.comm, self.spec.data.batch_size
         check_ranks(spec.stages, spec.data, comm.world)
         check_workers(spec.data.workers, comm)
         self.dataset = open_on_all_ranks(spec.data, comm)
@@ -122,6 +121,7 @@ class Trainer:
         active = {name: e for name, e in spec.evaluator.items() if e.every != "none"}
         suite = Suite.open(active, spec.data, self.dataset, comm)
         self.order = spec.data.order(train, spec.seed)
+        self.dataset = exchange_captions(self.dataset, spec.data, spec.seed)
         self.bad_samples = BadSampleCounter(spec.data.max_bad_share, self.order.samples // comm.world, comm.world)
         total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
         require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
