@@ -48,8 +48,7 @@ class CoCaObjectiveSpec(LearnedTemperatureSpec):
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.captioning import Captioning
         from clipx.objective.losses.contrastive import in_batch
-        from clipx.objective.losses.temperature import GlobalTemperature
 
-        temperature = GlobalTemperature(self.init_temperature, self.max_scale)
+        temperature = self.build_temperature()
         weights = self.contrastive_weight, self.caption_weight
         return Captioning(comm, temperature, in_batch, self.tiling(comm, length), *weights)

@@ -29,7 +29,6 @@ class DCLSpec(LearnedTemperatureSpec):
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.contrastive import Contrastive, negatives_only
-        from clipx.objective.losses.temperature import GlobalTemperature
 
-        temperature = GlobalTemperature(self.init_temperature, self.max_scale)
+        temperature = self.build_temperature()
         return Contrastive(comm, temperature, negatives_only, self.tiling(comm, length))

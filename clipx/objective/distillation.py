@@ -48,8 +48,7 @@ class DistillationSpec(LearnedTemperatureSpec):
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.distillation import Distillation
-        from clipx.objective.losses.temperature import GlobalTemperature
 
-        temperature = GlobalTemperature(self.init_temperature, self.max_scale)
+        temperature = self.build_temperature()
         weights = self.contrastive_weight, self.distill_weight
         return Distillation(comm, temperature, weights, self.tiling(comm, length))

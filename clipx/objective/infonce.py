@@ -27,7 +27,6 @@ class InfoNCESpec(LearnedTemperatureSpec):
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.contrastive import Contrastive, in_batch
-        from clipx.objective.losses.temperature import GlobalTemperature
 
-        temperature = GlobalTemperature(self.init_temperature, self.max_scale)
+        temperature = self.build_temperature()
         return Contrastive(comm, temperature, in_batch, self.tiling(comm, length))

@@ -35,7 +35,6 @@ class SigLIPSpec(LearnedTemperatureSpec):
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.sigmoid import Sigmoid
-        from clipx.objective.losses.temperature import GlobalTemperature
 
-        temperature = GlobalTemperature(self.init_temperature, self.max_scale)
+        temperature = self.build_temperature()
         return Sigmoid(comm, temperature, self.init_bias, self.tiling(comm, length))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
     from clipx.objective.base import Objective
     from clipx.objective.losses.contrastive import Tiling
+    from clipx.objective.losses.temperature import Temperature
 
 _SPLIT_BATCH = 8192  # below it, float32 products take about 1 % of a step of ViT-B/32 on an H100 (estimate)
 
@@ -66,6 +67,10 @@ class ObjectiveSpec:
 
     open_clip_loss: ClassVar[str | None] = None
     """Class of `open_clip.loss` with the same values and gradients. None: there is no such class."""
+
+    def exchanged(self) -> ObjectiveTraffic | None:
+        """Returns `traffic` with the options of this spec, for `clipx.plan`."""
+        return self.traffic
 
     def fixed_temperature(self) -> tuple[float, str]:
         """Returns (τ, its origin) for an exported model where no global temperature was learned."""
@@ -159,15 +164,30 @@ class TiledSpec(ObjectiveSpec):
         return comm.device.type == "cuda" and length.batch >= _SPLIT_BATCH
 
 
+class TemperatureRule(StrEnum):
+    """Rules of the temperature of all pairs."""
+
+    learned = "learned"
+    """log 1/τ is a parameter, trained at the model's learning rate."""
+
+    constant = "constant"
+    """τ stays at its initial value."""
+
+
 @dataclass(kw_only=True, slots=True)
 class LearnedTemperatureSpec(TiledSpec):
-    """Base class of the options of objectives with one learned temperature for all pairs."""
+    """Base class of the options of objectives with one temperature for all pairs, learned unless it is constant."""
+
+    temperature: TemperatureRule = TemperatureRule.learned
+    """Rule of the temperature. learned: log 1/τ is a parameter, trained at the model's learning rate. constant: τ is
+    init_temperature in the whole run."""
 
     init_temperature: float = 0.07
-    """Initial temperature τ of all pairs; log 1/τ is learned. In [1/max_scale, 1]. The reference is 0.07."""
+    """Initial temperature τ of all pairs, in [1/max_scale, 1]. The reference is 0.07."""
 
     max_scale: float = 100.0
-    """Largest inverse temperature 1/τ; clamped after each step. Above 1. The reference is 100."""
+    """Largest inverse temperature 1/τ: a learned one is clamped after each step, a constant one must not exceed it.
+    Above 1. The reference is 100."""
 
     def __post_init__(self) -> None:
         TiledSpec.__post_init__(self)
@@ -177,3 +197,20 @@ class LearnedTemperatureSpec(TiledSpec):
             f"objective.init_temperature={self.init_temperature} must be in [1/max_scale, 1] = "
             f"[{1 / self.max_scale:g}, 1]: the reference is 0.07",
         )
+
+    def build_temperature(self) -> Temperature:
+        """Returns the temperature of all pairs, learned or constant."""
+        from clipx.objective.losses.temperature import ConstantTemperature, GlobalTemperature
+
+        if self.temperature is TemperatureRule.constant:
+            return ConstantTemperature(self.init_temperature)
+        return GlobalTemperature(self.init_temperature, self.max_scale)
+
+    def exchanged(self) -> ObjectiveTraffic | None:
+        if self.traffic is None or self.temperature is TemperatureRule.learned:
+            return self.traffic
+        return replace(self.traffic, parameters=self.traffic.parameters - 1)
+
+    def fixed_temperature(self) -> tuple[float, str]:
+        tau = self.init_temperature
+        return tau, f"the constant temperature {tau:g} of objective={self.kind}"

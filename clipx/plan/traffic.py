@@ -57,12 +57,13 @@ class StepShape:
 
 def objective_traffic(spec: ObjectiveSpec) -> ObjectiveTraffic:
     """Returns the traffic of an objective. Raises ConfigError if its spec does not declare it."""
-    if spec.traffic is None:
+    traffic = spec.exchanged()
+    if traffic is None:
         raise ConfigError(
             f"objective={spec.kind} does not declare what it exchanges between ranks: define the property traffic of "
             "its spec, see clipx/objective/spec.py"
         )
-    return spec.traffic
+    return traffic
 
 
 def ddp_traffic(shape: StepShape) -> Traffic:

@@ -118,13 +118,18 @@ def objective(run_dir: Path) -> Mapping[str, Tensor]:
     ("objective", "scale", "said"),
     [
         ("sogclr", 1 / 0.05, "logit_scale is 20: the constant temperature 0.05 of objective=sogclr"),
+        ("dcl", 1 / 0.04, "logit_scale is 25: the constant temperature 0.04 of objective=dcl"),
         ("isogclr", 1 / 0.03, "logit_scale is 33.33: the initial temperature 0.03 of objective=isogclr, which learns one temperature per sample"),
     ],
 )  # fmt: skip
 def test_export_reports_a_temperature_that_is_not_one_learned_scalar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str, scale: float, said: str
 ) -> None:
-    options = ["objective.temperature=0.05"] if objective == "sogclr" else ["objective.rho=2"]
+    options = {
+        "sogclr": ["objective.temperature=0.05"],
+        "dcl": ["objective.temperature=constant", "objective.init_temperature=0.04"],
+        "isogclr": ["objective.rho=2"],
+    }[objective]
     short = ("duration=1st", "schedule.warmup=1st")
     Trainer(small(tmp_path / "run", *VIT, "model.image.size=32", *short, f"objective={objective}", *options)).fit()
     exported(tmp_path / "run", tmp_path / "out", "format=open_clip")

@@ -77,6 +77,23 @@ def test_value_and_gradients_match_the_definition(variant: str) -> None:
         finish_step(module, (step + 1) * B, own)
 
 
+@pytest.mark.parametrize("name", ["infonce", "dcl", "siglip"])
+def test_a_constant_temperature_is_the_learned_one_that_does_not_move(name: str) -> None:
+    learned, constant = build(name), build(name, "objective.temperature=constant")
+    assert "temperature.log_scale" not in dict(constant.named_parameters())
+    assert "temperature.log_scale" not in constant.state_dict()
+    own = optimizer(constant)
+    for step in range(2):
+        x, y = features(B, seed=step)
+        found = score(constant, x, y, torch.arange(B), step * B)
+        assert found.metrics["temperature"].item() == pytest.approx(0.2, abs=1e-7)
+        if step == 0:
+            wanted = score(learned, x, y, torch.arange(B)).tensors
+            del wanted["temperature.log_scale"]
+            assert_same(found.tensors, wanted, atol=1e-6)  # 1/τ is stored in float32
+        finish_step(constant, (step + 1) * B, own)
+
+
 def batches(steps: int) -> list[Tensor]:
     """Returns the sample indices of consecutive steps, with recurring and new samples and repeats within a step."""
     generator = torch.Generator().manual_seed(5)

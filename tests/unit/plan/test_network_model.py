@@ -11,9 +11,10 @@ from helpers.runs import NEEDED, compose
 from clipx.bench.network import _OBJECTIVES
 from clipx.config.registry import CONF_DIR
 from clipx.objective.infonce import InfoNCESpec
+from clipx.objective.spec import TemperatureRule
 from clipx.plan.alpha_beta import Cluster, CollectiveTime, Link, fit_link, one_node
 from clipx.plan.step_time import Machine, Model, step
-from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic
+from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic, objective_traffic
 
 FAST, SLOW = Link(3e-6, 300e9), Link(10e-6, 40e9)
 MACHINE = Machine(8, FAST, SLOW, 400e12, 30e12)
@@ -97,6 +98,13 @@ def test_every_objective_declares_its_traffic() -> None:
     traffic = {name: compose(f"objective={name}").objective.traffic for name in names}
     assert None not in traffic.values()
     assert {traffic[name] for name in _OBJECTIVES} == set(traffic.values())
+
+
+def test_a_constant_temperature_is_not_summed_over_the_ranks() -> None:
+    assert objective_traffic(InfoNCESpec()) == INFONCE and INFONCE.parameters == 1
+    constant = InfoNCESpec(temperature=TemperatureRule.constant)
+    found = ddp_traffic(StepShape(objective_traffic(constant), 256, 64, 512, 151_277_312))
+    assert found.loss == {"all_gather": (2, 64 * 256 * (2 * 512 + 3) * 4)}
 
 
 def test_traffic_of_infonce_with_ddp_and_fsdp() -> None:
