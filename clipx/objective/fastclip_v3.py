@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.objective.fcco import FCCOSpec, GradientRule, check_positive_rho, check_rho, check_temperature
+from clipx.objective.fcco import (
+    FCCOSpec,
+    GradientRule,
+    check_positive_rho,
+    check_rho,
+    check_temperature,
+    default_rho,
+    describe_rho,
+)
 from clipx.objective.spec import ObjectiveTraffic
 
 if TYPE_CHECKING:
@@ -34,10 +42,10 @@ class FastCLIPv3Spec(FCCOSpec):
     temperature_lr: float = 2e-4
     """Learning rate of log 1/τ: constant, without warm-up or schedule; a third of it while τ ≤ 0.03. Above 0."""
 
-    rho: float = 6.5
+    rho: float | None = None
     """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
-    Above 0 and below log(samples - 1); larger for larger data: 6.5 for 3 million samples, 8.5 for 12 million, 16 for
-    315 million."""
+    Above 0 and below log(samples - 1). null: computed from the number of samples n, min(6.5 (log n / 14.8)^3.2,
+    0.8 log n): 0.6 for 1,000 samples. Published: 6.5 for 2.7 million, 8.5 for 9.2 million, 16 for 315 million."""
 
     tau_gradient: GradientRule = GradientRule.exact
     """Gradient of the temperature. exact: that of the loss as defined. official: that of FastCLIP's published code,
@@ -56,6 +64,9 @@ class FastCLIPv3Spec(FCCOSpec):
         )
         check_positive_rho(self.rho)
 
+    def describe(self, length: Length) -> str:
+        return f"{FCCOSpec.describe(self, length)}, {describe_rho(self.rho, length.epoch)}"
+
     def check(self, batch: int, samples: int | None) -> None:
         if samples is not None:
             check_rho(self.rho, samples, batch)
@@ -67,7 +78,8 @@ class FastCLIPv3Spec(FCCOSpec):
         self.check(length.batch, length.epoch)
         temperature = GlobalTemperature(self.init_temperature, 1 / self.min_temperature, slow=True)
         official = self.tau_gradient is GradientRule.official
-        combine = robust_official(self.rho) if official else robust(self.rho)
+        rho = self.rho or default_rho(length.epoch)
+        combine = robust_official(rho) if official else robust(rho)
         objective = GlobalFCCO(*self.parts(comm, length), temperature, combine, self.tau_gradient.through_pairs)
         objective.constant_lr = self.temperature_lr
         return objective

@@ -72,6 +72,10 @@ class ObjectiveSpec:
         """Returns `traffic` with the options of this spec, for `clipx.plan`."""
         return self.traffic
 
+    def describe(self, length: Length) -> str | None:
+        """Returns the values that the objective computes for a run of `length`, for the log. None: there are none."""
+        return None
+
     def fixed_temperature(self) -> tuple[float, str]:
         """Returns (τ, its origin) for an exported model where no global temperature was learned."""
         return 0.07, f"the initial temperature 0.07 of CLIP, since objective={self.kind} has no temperature"

@@ -51,6 +51,8 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",
         "schedule": spec.schedule.describe(trainer.length),
     }
+    if computed := spec.objective.describe(trainer.length):
+        lines["objective"] = f"{spec.objective.kind}: {computed}"
     if norm := batchnorm_line(trainer.learner.model, spec, comm.world):
         lines["norm"] = norm
     if locked := frozen_count(trainer.learner.model):

@@ -113,10 +113,11 @@ def test_indivisible_micro_batches_raise_an_error_with_the_nearest_values(batch:
 @pytest.mark.parametrize("value", ["0", "-0.2", "1.01"])
 def test_gamma_must_be_above_0_and_at_most_1(name: str, value: str) -> None:
     message = rf"objective.gamma.minimum={float(value)} must be in \(0, 1\]"
+    options = ("objective.gamma.schedule=cosine", f"objective.gamma.minimum={value}")
     with pytest.raises(ConfigError, match=message):
-        spec(name, f"objective.gamma.minimum={value}")
+        spec(name, *options)
     with pytest.raises(ConfigError, match=message):
-        compose(f"objective={name}", f"objective.gamma.minimum={value}")
+        compose(f"objective={name}", *options)
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
@@ -136,7 +137,7 @@ def test_gamma_must_be_finite(value: str) -> None:
         (("schedule=fitted", "minimum=0.2"), "objective.gamma.minimum=0.2 has no effect with schedule=fitted"),
         (
             ("schedule=fitted", "decay=50%"),
-            "objective.gamma.decay=50% has no effect with schedule=fitted: remove it, or write objective.gamma.decay=null",
+            "objective.gamma.decay=50% has no effect with schedule=fitted: remove it, or choose objective.gamma.schedule=cosine",
         ),
         (
             ("schedule=linear",),
@@ -222,4 +223,4 @@ def test_rho_is_checked_at_composition_if_the_data_size_is_known(tmp_path: Path)
 
 def test_rho_is_checked_after_the_trainer_has_counted_the_data(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"objective.rho=6.5 must be below log\(samples - 1\) = 5.541"):
-        Trainer(small(tmp_path, *VIT, "objective=fastclip_v3"))
+        Trainer(small(tmp_path, *VIT, "objective=fastclip_v3", "objective.rho=6.5"))
