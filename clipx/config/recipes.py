@@ -7,7 +7,8 @@ an interpolation, as `recipe: ${data}` is. conf/train.yaml chooses the precision
 from __future__ import annotations
 
 _DEFAULT = "auto"
-_PRECISIONS = dict.fromkeys(("cc3m", "cc12m", "laion400m", "laion2b", "datacomp1b"), "amp_bf16")
+_REAL_IMAGES = ("cc3m", "cc12m", "laion400m", "laion2b", "datacomp_small", "datacomp_medium", "datacomp1b")
+_PRECISIONS = dict.fromkeys(_REAL_IMAGES, "amp_bf16")
 
 
 def recipe_precision(data: str) -> str:

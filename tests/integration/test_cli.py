@@ -63,7 +63,7 @@ def test_composing_a_large_run_imports_no_heavy_module() -> None:
 @pytest.mark.parametrize("command", [TRAIN, EVALUATE], ids=["train", "evaluate"])
 def test_help_lists_the_options_of_each_group(command: tuple[str, ...]) -> None:
     text = run(*command, "--help").stdout
-    assert "data: benchmark, cc12m, cc3m, csv, datacomp1b, digits, folder" in text
+    assert "data: benchmark, cc12m, cc3m, csv, datacomp1b, datacomp_medium, datacomp_small, digits, folder" in text
     assert "evaluator: linear_probe, retrieval, zeroshot" in text
 
 
