@@ -11,8 +11,8 @@ from clipx.errors import ConfigError
 from clipx.storage.safe_json import read_regular
 
 
-def read_saved(path: Path) -> dict[str, Any]:
-    """Returns the values in a YAML file that `config.saved.save` wrote.
+def read_saved(path: Path, what: str = "a saved configuration") -> dict[str, Any]:
+    """Returns the values in a YAML file that `config.saved.save` wrote, or of another kind that errors call `what`.
 
     Raises ConfigError for content that `save` never writes: objects to construct, interpolations, aliases, repeated
     keys.
@@ -20,9 +20,9 @@ def read_saved(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(read_regular(path).decode(), _PlainLoader)
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, impossible numbers
-        raise ConfigError(f"{path} cannot be read as a saved configuration: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path} cannot be read as {what}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} is not a saved configuration: restore it")
+        raise ConfigError(f"{path} is not {what}, which is a mapping: restore it")
     return values
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,11 +94,7 @@ class RunDir:
 
     def _differences(self, spec: ResumableSpec) -> list[str]:
         saved, now = self._saved(type(spec)), dict(flatten(to_dict(spec)))
-        changed = [key for key in sorted(saved | now) if _unset_as_none(saved.get(key)) != _unset_as_none(now.get(key))]
-        # If a group's option changed, ignore the keys that only the earlier option had.
-        replaced = tuple(key.removesuffix("kind") for key in changed if key.endswith(".kind"))
-        changed = [key for key in changed if key in now or not key.startswith(replaced)]
-        lines = {key: f"{key}: {saved.get(key)} -> {now.get(key)}" for key in changed}
+        lines = {key: f"{key}: {saved.get(key)} -> {now.get(key)}" for key in changed_keys(saved, now)}
         refused = [line for key, line in lines.items() if _rule(key) is _REFUSED]
         if refused:
             more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
@@ -140,6 +136,22 @@ class RunDir:
                 file.write(json_text(value) + "\n")
         except OSError as error:  # a full disk must not end the run
             log.warning("%s cannot be written (%s): %s", name, error, value)
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns the keys whose values differ, sorted. Of a group with another option, only the keys of the present one.
+
+    `before`, `now`: values by dotted key.
+    """
+    keys = sorted({*before, *now})
+    changed = [key for key in keys if _unset_as_none(before.get(key)) != _unset_as_none(now.get(key))]
+    replaced = tuple(key.removesuffix("kind") for key in changed if key.endswith(".kind"))
+    return [key for key in changed if key in now or not key.startswith(replaced)]
+
+
+def is_silent(key: str) -> bool:
+    """Returns whether a key has no effect on the trained model: a path, logging, speed."""
+    return _rule(key) is _SILENT
 
 
 def _unset_as_none(value: Any) -> Any:

@@ -21,7 +21,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase, setbase
 from omegaconf import OmegaConf
 
-import clipx.wise_ft  # noqa: F401  # registers its options
+import clipx.check  # registers its options, as does the next one
+import clipx.wise_ft  # noqa: F401
 from clipx.cli import cli
 from clipx.config.duration import Length, check_cadence
 from clipx.config.registry import CONF_DIR
@@ -41,8 +42,9 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 LENGTH = Length(10_000, 100, 100_000)
 
 GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" and (CONF_DIR / f.name).is_dir())
-# Folders without a module: hydra/ belongs to Hydra, a recipe to a data set's option, an experiment to a run.
-WITHOUT_MODULE = {"hydra", "recipe", "experiment"}
+# Folders without a module: hydra/ belongs to Hydra, a recipe to a data set's option, an experiment to a run, an
+# expectation to clipx.check (tests/unit/config/test_expectation.py).
+WITHOUT_MODULE = {"hydra", "recipe", "experiment", "expectation"}
 OF_ANOTHER_COMMAND = {"bench"}  # tests/unit/bench composes its options
 LISTS = {"evaluator", "logger"}
 
@@ -87,14 +89,18 @@ def test_every_field_of_a_run_is_a_value_or_a_group() -> None:
 
 def test_the_documented_models_and_data_sets_exist() -> None:
     models = "rn50 rn101 vit_s16 vit_b32 vit_b16 vit_l14 vit_h14 vit_g14 vit_bigg14 convnext_base_w tiny"
-    data = "shapes digits csv webdataset folder benchmark cc3m cc12m laion400m laion2b datacomp1b"
+    data = "shapes digits csv webdataset folder benchmark cc3m cc12m laion400m laion2b datacomp_small datacomp_medium datacomp1b"
     assert set(names("model")) >= set(models.split())
     assert set(names("data")) >= set(data.split())
 
 
 def test_every_file_is_an_option_composed_by_these_tests() -> None:
     covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
-    covered |= {f"{group}/{name}.yaml" for group in ("recipe", "experiment", "hydra/launcher") for name in names(group)}
+    covered |= {
+        f"{group}/{name}.yaml"
+        for group in ("recipe", "experiment", "expectation", "hydra/launcher")
+        for name in names(group)
+    }
     covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
     covered |= {
         "train.yaml",
@@ -103,6 +109,7 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
         "embed.yaml",
         "caption.yaml",
         "wise_ft.yaml",
+        "check.yaml",
         "plan.yaml",
         "bench.yaml",
         "index.yaml",

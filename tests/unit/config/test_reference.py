@@ -21,6 +21,7 @@ from clipx.train import main
 COMMANDS = [
     *(
         "caption",
+        "check",
         "data.index",
         "data.prepare.spec",
         "embed",
@@ -88,6 +89,7 @@ def test_the_specs_of_every_group_and_command_are_checked() -> None:
         "train",
         "hydra",
         "experiment",
+        "expectation",
         "recipe",
         "index",
     }

@@ -1,0 +1,77 @@
+"""Final metrics of a run, read from the files that training and evaluations wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clipx.errors import ConfigError
+from clipx.evaluator.recorded import recorded_metrics
+
+COUNTERS = {"samples": 64, "epoch": 0.5, "seconds": 1.0}
+
+
+def write_metrics(run_dir: Path, *rows: dict[str, float]) -> None:
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({**COUNTERS, **row}) + "\n" for row in rows))
+
+
+def test_only_the_last_step_counts_and_training_takes_precedence(tmp_path: Path) -> None:
+    write_metrics(tmp_path, {"step": 2, "eval/z/top1": 0.1}, {"step": 4, "eval/z/top1": 0.2, "train/loss": 3.0})
+    for step, value in ((2, 0.7), (4, 0.8)):
+        text = json.dumps({"model": "m", "step": step, "data": "shapes", "eval/z/top1": value, "eval/z/top5": value})
+        (tmp_path / f"evaluation-shapes-step-{step}.json").write_text(text)
+    found = {name: one.value for name, one in recorded_metrics(tmp_path, 4, "shapes").items()}
+    assert found == {
+        "eval/z/top1": 0.2,
+        "eval/z/top5": 0.8,
+        "eval/z/shapes/top1": 0.8,
+        "eval/z/shapes/top5": 0.8,
+    }
+
+
+def test_metrics_on_other_data_have_the_name_of_the_data(tmp_path: Path) -> None:
+    values = {"model": "m", "step": 4, "data": "imagenet", "eval/z/top1": 0.3}
+    (tmp_path / "evaluation-imagenet-step-4.json").write_text(json.dumps(values))
+    assert set(recorded_metrics(tmp_path, 4, "shapes")) == {"eval/z/imagenet/top1"}
+    assert recorded_metrics(tmp_path, 4, "shapes")["eval/z/imagenet/top1"].place == "evaluation-imagenet-step-4.json"
+
+
+def test_sets_alone_and_evaluations_of_several_steps_are_read(tmp_path: Path) -> None:
+    models = [{"model": "m", "step": step, "eval/z/imagenet/top1": step / 10} for step in (2, 4)]
+    (tmp_path / "evaluation-sets.json").write_text(json.dumps({"data": "sets", "models": models}))
+    found = recorded_metrics(tmp_path, 4, "shapes")
+    assert {name: one.value for name, one in found.items()} == {"eval/z/imagenet/top1": 0.4}
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"step": 4}', '{"data": "d", "models": 3}', '{"data":"d","models":[1]}']
+)
+def test_another_file_with_the_name_of_an_evaluation_is_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "evaluation-x.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"evaluation-x.json is not an evaluation that clipx\.evaluate wrote"):
+        recorded_metrics(tmp_path, 4, "shapes")
+
+
+def test_the_average_of_datacomp_has_the_number_of_its_sets(tmp_path: Path) -> None:
+    path = tmp_path / "eval_results.jsonl"
+    lines = [
+        {"key": "imagenet1k", "dataset": "ImageNet 1k", "metrics": {"acc1": 0.3, "main_metric": 0.25}},
+        {"key": "retrieval/flickr30k", "dataset": "Flickr", "metrics": {"main_metric": 0.75}},
+        {"key": "fairness/fairface", "dataset": "FairFace", "metrics": {"main_metric": None}},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = recorded_metrics(tmp_path, 4, "shapes", path)
+    assert {name: one.value for name, one in found.items()} == {
+        "datacomp/imagenet1k": 0.25,
+        "datacomp/retrieval/flickr30k": 0.75,
+        "datacomp/average_of_2": 0.5,
+    }
+
+
+@pytest.mark.parametrize("content", ["", "x\n", '{"key": "a", "metrics": {}}\n', '{"key": "a", "metrics": 1}\n'])
+def test_a_file_without_results_of_datacomp_is_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "r.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match=r"is not an eval_results\.jsonl of DataComp's evaluate\.py"):
+        recorded_metrics(tmp_path, 4, "shapes", tmp_path / "r.jsonl")

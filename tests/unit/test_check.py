@@ -1,0 +1,245 @@
+"""`clipx.check`: compares a small finished run with expectations that it reaches, misses or does not measure."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.runs import SMALL, rows, run
+
+import clipx.check
+from clipx.check import CheckSpec
+from clipx.errors import ClipxError
+
+CHECK = (sys.executable, "-m", "clipx.check")
+TRAINED = (*SMALL, "evaluator=[retrieval]")
+METRIC = "eval/retrieval/image_to_text/recall@5"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("check") / "run"
+    run(sys.executable, "-m", "clipx.train", *TRAINED, f"run_dir={run_dir}", "seed=3")
+    return run_dir
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of a check in this process: the exit code, the output, and the error without its prefix."""
+
+    code: int
+    out: str
+    error: str
+
+
+Check = Callable[..., Checked]
+
+
+def write_expectation(folder: Path, metrics: dict[str, dict[str, object]], **values: object) -> Path:
+    filled = {name: {"source": "Table 1", **metric} for name, metric in metrics.items()}
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({"overrides": list(TRAINED), "metrics": filled, **values}))
+    return path
+
+
+@pytest.fixture
+def check(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Writes an expectation and checks a run. `metrics`: values of ExpectedMetric by name."""
+
+    def checked(
+        metrics: dict[str, dict[str, object]],
+        run_dir: Path = trained,
+        options: dict[str, Any] | None = None,
+        **values: object,
+    ) -> Checked:
+        path = write_expectation(tmp_path, metrics, **values)
+        try:
+            clipx.check.check(CheckSpec(**{"run": str(run_dir), "expected": str(path), **(options or {})}))
+        except ClipxError as error:
+            return Checked(error.exit_code, capsys.readouterr().out, str(error))
+        return Checked(0, capsys.readouterr().out, "")
+
+    return checked
+
+
+def reached(trained: Path, metric: str = METRIC) -> float:
+    return rows(trained)[-1][metric]
+
+
+def cells(out: str, name: str) -> list[str]:
+    """Returns the cells of the row of a table that starts with `name`."""
+    line = next(line for line in out.splitlines() if re.match(rf"│ {re.escape(name)} ", line))
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_a_run_within_its_expectation_exits_with_0(trained: Path, check: Check) -> None:
+    value = reached(trained)
+    done = check({METRIC: {"value": value + 0.01, "tolerance": 0.02}})
+    assert (done.code, done.error) == (0, "")
+    assert cells(done.out, METRIC) == [
+        METRIC,
+        f"{value + 0.01:.4g} ± 0.02",
+        f"{value:.4g}",
+        "within",
+        "metrics.jsonl",
+    ]
+    assert " has the configuration of data.samples=256" in done.out, "the seed differs, which is no difference"
+    assert f"source of {METRIC}: Table 1" in done.out
+
+
+def test_better_and_worse_depend_on_the_direction(trained: Path, check: Check) -> None:
+    rank = "eval/retrieval/image_to_text/median_rank"
+    done = check(
+        {
+            METRIC: {"value": reached(trained) - 0.01},
+            rank: {"value": reached(trained, rank) + 1, "lower_is_better": True},
+        }
+    )
+    assert done.code == 0
+    assert cells(done.out, METRIC)[3] == cells(done.out, rank)[3] == "better"
+    done = check({rank: {"value": reached(trained, rank) - 1, "lower_is_better": True}})
+    assert done.code == 1 and cells(done.out, rank)[3] == "worse"
+
+
+def test_a_run_below_its_expectation_exits_with_1(trained: Path, check: Check) -> None:
+    done = check({METRIC: {"value": reached(trained) + 0.01}})
+    assert done.code == 1
+    assert cells(done.out, METRIC)[3] == "worse"
+    assert done.error == f"1 of 1 expected metrics not reached: {METRIC} is worse"
+    done = check({METRIC: {"value": reached(trained) + 0.01}}, options={"tolerance": 0.02})
+    assert done.code == 0 and cells(done.out, METRIC)[3] == "within"
+
+
+def test_a_missing_metric_names_the_command_and_the_nearest_name(trained: Path, check: Check) -> None:
+    absent = "eval/retrieval/image_to_text/recall_5"
+    done = check({absent: {"value": 0.5, "command": "python -m clipx.evaluate run=RUN"}})
+    assert done.code == 1
+    assert cells(done.out, absent)[2:4] == ["", "missing"]
+    assert f"missing: {absent}; the run has {METRIC}" in done.out
+    assert f"measure {absent} by: python -m clipx.evaluate run={trained}" in done.out
+    assert f"{absent} is missing" in done.error
+
+
+def test_metrics_of_clipx_evaluate_and_means_count(trained: Path, tmp_path: Path, check: Check) -> None:
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    run(
+        sys.executable,
+        "-m",
+        "clipx.evaluate",
+        f"run={copy}",
+        "evaluator=[zeroshot]",
+        "data=digits",
+        "data.name=other",
+        "data.workers=0",
+    )
+    found = json.loads((copy / "evaluation-other-step-4.json").read_text())
+    names = ["eval/zeroshot/other/chance", METRIC]
+    mean = (found["eval/zeroshot/chance"] + reached(trained)) / 2
+    done = check({"both": {"value": mean, "mean_of": names}}, run_dir=copy)
+    assert done.code == 0, done.out
+    assert cells(done.out, "both")[2:] == [f"{mean:.4g}", "within", "evaluation-other-step-4.json, metrics.jsonl"]
+
+
+def test_results_of_datacomp_count(check: Check, tmp_path: Path) -> None:
+    results = tmp_path / "eval_results.jsonl"
+    results.write_text(
+        "".join(json.dumps({"key": f"set{i}", "metrics": {"main_metric": i / 10}}) + "\n" for i in (1, 3))
+    )
+    done = check({"datacomp/average_of_2": {"value": 0.2}}, options={"results": str(results)})
+    assert done.code == 0 and cells(done.out, "datacomp/average_of_2")[3] == "within"
+
+
+def test_changed_configuration_is_listed_before_the_metrics(trained: Path, check: Check) -> None:
+    done = check(
+        {METRIC: {"value": reached(trained)}},
+        overrides=[*TRAINED, "data.batch_size=64", "duration=8st", "objective=dcl"],
+        samples=300,
+        ranks=8,
+        notes=["The source shuffles less."],
+    )
+    assert done.code == 0
+    listed = {
+        cells(done.out, key)[0]: cells(done.out, key)[1:] for key in ("data.batch_size", "duration", "objective.kind")
+    }
+    assert listed == {"data.batch_size": ["64", "32"], "duration": ["8st", "4st"], "objective.kind": ["dcl", "infonce"]}
+    assert cells(done.out, "training samples")[1:] == ["300", "256"]
+    assert cells(done.out, "ranks")[1:] == ["8", "1"]
+    assert done.out.index("data.batch_size") < done.out.index(METRIC)
+    assert "differs from" in done.out and " in 5 values" in done.out
+    assert "note: The source shuffles less." in done.out
+
+
+def test_an_unfinished_run_is_an_error(trained: Path, tmp_path: Path, check: Check) -> None:
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    marks = [line for line in (copy / "events.jsonl").read_text().splitlines() if '"end"' not in line]
+    (copy / "events.jsonl").write_text("\n".join(marks) + "\n")
+    done = check({METRIC: {"value": 0.0}}, run_dir=copy)
+    assert done.code == 2
+    assert done.error == (
+        f"run={copy} is not finished: wait for its end, or continue it with python -m clipx.train resume={copy}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"run": "/nowhere"}, "run=/nowhere holds no run (no config.yaml): check the path"),
+        ({"expected": "cc3m_rn50"}, "expected=cc3m_rn50 is not an option: choose one of cc12m_vit_b32_fastclip_v3"),
+        ({"tolerance": -1.0}, "tolerance=-1.0 must be at least 0"),
+        ({"results": "/nowhere.jsonl"}, "results=/nowhere.jsonl does not exist"),
+        ({"results": __file__}, "is not an eval_results.jsonl"),
+    ],
+)
+def test_invalid_options_exit_with_2(check: Check, options: dict[str, object], message: str) -> None:
+    done = check({METRIC: {"value": 0.0}}, options=options)
+    assert done.code == 2
+    assert message in done.error and len(done.error.splitlines()) == 1
+
+
+def test_options_without_effect_are_errors(trained: Path, check: Check, tmp_path: Path) -> None:
+    done = check({METRIC: {"value": 0.0, "tolerance": 0.1}}, options={"tolerance": 0.2})
+    assert done.code == 2 and "tolerance=0.2 has no effect" in done.error
+    results = tmp_path / "eval_results.jsonl"
+    results.write_text(json.dumps({"key": "a", "metrics": {"main_metric": 0.5}}) + "\n")
+    done = check({METRIC: {"value": 0.0}}, options={"results": str(results)})
+    assert done.code == 2 and f"results={results} has no effect" in done.error
+
+
+def test_overrides_that_do_not_compose_are_named(check: Check) -> None:
+    done = check({METRIC: {"value": 0.0}}, overrides=["experiment=absent"])
+    assert done.code == 2
+    assert "overrides=['experiment=absent'] of the expectation: experiment=absent is not an option" in done.error
+
+
+def test_the_command_searches_the_folder_of_config_dir_and_exits_with_1(trained: Path, tmp_path: Path) -> None:
+    for group in ("expectation", "experiment"):
+        (tmp_path / group).mkdir()
+    (tmp_path / "experiment" / "own.yaml").write_text("# @package _global_\noptimizer: {lr: 0.5}\n")
+    write_expectation(tmp_path / "expectation", {METRIC: {"value": 2.0}}, overrides=[*TRAINED, "experiment=own"])
+    done = run(*CHECK, f"run={trained}", "expected=mine", "--config-dir", str(tmp_path), check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"error: 1 of 1 expected metrics not reached: {METRIC} is worse\n"
+    assert " in 1 value: it is another experiment" in done.stdout
+    assert cells(done.stdout, "optimizer.lr")[1] == "0.5"
+
+
+def test_the_command_imports_no_torch(trained: Path) -> None:
+    code = f"""
+import sys
+from clipx.check import CheckSpec, NotReached, check
+try:
+    check(CheckSpec(run={str(trained)!r}, expected="cc3m_rn50_openclip"))
+except NotReached:
+    sys.exit("torch" in sys.modules)
+"""
+    done = run(sys.executable, "-c", code, check=False)
+    assert done.returncode == 0, done.stderr
+    assert cells(done.stdout, "data.batch_size")[1:] == ["1024", "32"]
