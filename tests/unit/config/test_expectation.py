@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers import ROOT
 from helpers.runs import compose
 
 from clipx.config.expectation import load_expectation
@@ -15,6 +16,7 @@ from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec
 
 SHIPPED = sorted(path.stem for path in (CONF_DIR / "expectation").glob("*.yaml"))
+DOCS = (ROOT / "docs" / "recipes.md").read_text()
 VALID = {"overrides": ["data=digits"], "metrics": {"eval/zeroshot/top1": {"value": 0.5, "source": "a table"}}}
 
 
@@ -52,6 +54,31 @@ def test_the_recipes_of_datacomp_have_its_scales() -> None:
         assert (spec.data.batch_size, spec.optimizer.lr, spec.optimizer.weight_decay) == (4096, 5e-4, 0.2)
         assert (spec.schedule.warmup, spec.optimizer.betas, spec.optimizer.eps) == ("500st", [0.9, 0.98], 1e-6)
         assert spec.data.replacement
+
+
+def test_the_table_of_the_documentation_has_the_shipped_values() -> None:
+    columns = (
+        "eval/zeroshot/imagenet/top1",
+        "flickr30k/mean_recall@1",
+        "mscoco/mean_recall@1",
+        "datacomp/average_of_38",
+    )
+    documented = {
+        name: dict(zip(columns, map(str.strip, cells.split("|")), strict=True))
+        for name, cells in re.findall(r"^\| `(\w+)` \|((?:[\d. ]*\|){3}[\d. ]*)\| [ao]", DOCS, re.MULTILINE)
+    }
+    assert sorted(documented) == SHIPPED
+    for name, row in documented.items():
+        metrics = load_expectation(name, [CONF_DIR]).metrics
+        assert {key: f"{100 * one.value:.2f}" for key, one in metrics.items()} == {k: v for k, v in row.items() if v}
+
+
+def test_the_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(example)
+    found = load_expectation(str(tmp_path / "mine.yaml"), [])
+    assert compose(*found.overrides).duration == "5ep"
+    assert len(found.metrics) == 3
 
 
 def written(folder: Path, values: object) -> str:
