@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import platform
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +16,7 @@ from clipx.checkpoint.resume import CHECKPOINTS, Resume
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, removed_values, save, to_dict
 from clipx.data.source import BadRecord
+from clipx.distributed.consistency import code_version
 from clipx.errors import CheckpointError, ConfigError
 from clipx.escape import json_text
 
@@ -119,6 +122,12 @@ class RunDir:
                 "that wrote it, or correct the file"
             ) from error
 
+    def started(self, step: int, world: int) -> None:
+        """Appends the start of the run at `step` with `world` ranks: its versions of clipx, torch, timm and Python."""
+        packages = {name: found for name in ("torch", "timm") if (found := _version(name))}
+        python = platform.python_version()
+        self.event("start", step=step, world=world, clipx=code_version(), **packages, python=python)
+
     def event(self, kind: str, **facts: Any) -> None:
         """Appends an event to events.jsonl: time, kind and `facts`."""
         self._append("events.jsonl", {"time": time.time(), "event": kind, **facts})
@@ -152,6 +161,14 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def is_silent(key: str) -> bool:
     """Returns whether a key has no effect on the trained model: a path, logging, speed."""
     return _rule(key) is _SILENT
+
+
+def _version(package: str) -> str | None:
+    """Returns the version of an installed package without importing it. None if it has no metadata."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _unset_as_none(value: Any) -> Any:

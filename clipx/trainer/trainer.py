@@ -231,7 +231,7 @@ class Trainer:
             config, step = to_dict(spec), self.steps_done
             built = [logger.build(self.rundir.path, spec.name, config, step) for logger in spec.logger.values()]
             self.sinks = Sinks([Jsonl(self.rundir.metrics, step, self._warn), *built], self.rundir.event)
-            self.rundir.event("start", step=step, world=comm.world)
+            self.rundir.started(step, comm.world)
         screen = Screen(comm.is_main)
         for name, text in facts(self).items():
             screen.print(f"{name:8} {text}")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 import yaml
 from helpers.runs import small
 
+import clipx
 from clipx.data.source import BadRecord
 from clipx.errors import CheckpointError, ConfigError
 from clipx.run.directory import RunDir, flatten
@@ -180,3 +184,13 @@ def test_events_have_a_kind_and_a_time(tmp_path: Path) -> None:
 
 def test_flatten_returns_each_leaf_by_key() -> None:
     assert dict(flatten({"a": {"b": 1, "c": {}}, "d": [1]})) == {"a.b": 1, "a.c": {}, "d": [1]}
+
+
+def test_the_start_of_a_run_is_recorded_with_its_versions(tmp_path: Path) -> None:
+    RunDir(tmp_path).started(3, 2)
+    (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
+    event = json.loads(line)
+    assert (event["event"], event["step"], event["world"]) == ("start", 3, 2)
+    assert event["clipx"].startswith(f"{clipx.__version__}+")
+    assert (event["timm"], event["python"]) == (timm.__version__, platform.python_version())
+    assert event["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
