@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import shlex
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -133,7 +135,7 @@ class Sweep:
     def save(self, spec: LaunchSpec) -> None:
         """Writes `sweep.json`: points of this and of earlier launches, their jobs, and the settings for `resume`."""
         path = launch_dir(self.folder) / "sweep.json"
-        known = {"launches": [], "points": []} | (read_json(path) or {})
+        known = {"commands": [], "launches": [], "points": []} | (read_json(path) or {})
         launches, rows = known["launches"], {row["folder"]: row for row in known["points"]}
         if (launch := launch_record(spec)) not in launches:
             launches.append(launch)
@@ -151,7 +153,8 @@ class Sweep:
                 "launch": launches.index(launch) if again or before is None else before.get("launch"),
             }
         jobs = sorted({row["job"] for row in rows.values() if row["job"]}, key=int)
-        write_json(path, {"launches": launches, "jobs": jobs, "points": list(rows.values())})
+        commands = list(dict.fromkeys([*known["commands"], _command()]))
+        write_json(path, {"commands": commands, "launches": launches, "jobs": jobs, "points": list(rows.values())})
 
     def job_returns(self, ended: bool = True) -> list[JobReturn]:
         """Returns Hydra's result of each point: its value or an error. ended=False reports all as launched."""
@@ -218,6 +221,14 @@ def launch_record(spec: LaunchSpec) -> dict[str, Any]:
 
 
 _me = functools.cache(Holder.current)
+
+
+def _command() -> str:
+    """Returns the command line of this process, for a shell, without the path of its program."""
+    program = Path(sys.argv[0])
+    module = {"clipx.train": "clipx.train", "train.py": "clipx.train", "__main__.py": program.parent.name}
+    words = ["python", "-m", module[program.name]] if program.name in module else [program.name]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def _check_path(folder: Path, key: str) -> None:
