@@ -141,10 +141,14 @@ class Screen:
 
 def format_value(name: str, value: float) -> str:
     """Formats a metric: shares as percentages, integers in full, other numbers to four significant digits, nan, inf."""
-    share = name.rsplit("/", 1)[-1].startswith(("top", "recall@", "mean_per_class", "chance"))
-    if share:
+    if is_share(name):
         return f"{value:.2%}"
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
+
+
+def is_share(name: str) -> bool:
+    """Returns whether a metric is a share between 0 and 1, shown as a percentage."""
+    return name.rsplit("/", 1)[-1].startswith(("top", "recall@", "mean_recall@", "mean_per_class", "chance"))
 
 
 def is_headline(name: str) -> bool:

@@ -1,0 +1,107 @@
+"""Statistics of runs that differ in their seeds: spread, differences, mean curves, samples to reach a value."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+Curve = Sequence[tuple[float, float]]
+"""(samples seen, value) in ascending order of the samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean of `n` values and their sample standard deviation, None for one value."""
+
+    n: int
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Difference of two groups of runs. `paired` is None if the groups have no seed in common."""
+
+    mean: float  # difference of the means
+    pooled: float | None  # pooled standard deviation; None unless both groups have at least two seeds
+    n: tuple[int, int]  # seeds of both groups
+    paired: Spread | None  # of the differences between runs of the same seed
+
+    @property
+    def units(self) -> float | None:
+        """Difference of the means in units of the pooled deviation (Cohen's d). None without a positive deviation."""
+        return self.mean / self.pooled if self.pooled else None
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Mean and deviation over seeds after a number of samples."""
+
+    samples: float
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Number of samples after which a curve reaches a value. `first`: at or before the first point of the curve."""
+
+    samples: float
+    first: bool
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Returns the mean and the sample standard deviation (n - 1) of at least one value."""
+    return Spread(len(values), statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def difference(a: Mapping[str, float], b: Mapping[str, float]) -> Difference:
+    """Returns the difference a - b of two groups, each with a value for each of its seeds."""
+    first, second = spread(list(a.values())), spread(list(b.values()))
+    pooled = None
+    if first.deviation is not None and second.deviation is not None:
+        squares = (first.n - 1) * first.deviation**2 + (second.n - 1) * second.deviation**2
+        pooled = math.sqrt(squares / (first.n + second.n - 2))
+    both = [a[seed] - b[seed] for seed in a if seed in b]
+    return Difference(first.mean - second.mean, pooled, (first.n, second.n), spread(both) if both else None)
+
+
+def mean_curve(curves: Sequence[Curve], most: int = 120) -> list[CurvePoint]:
+    """Returns the mean and the deviation over runs at the numbers of samples at which all runs have a finite value.
+
+    If these are more than `most`, neighbouring ones are first averaged within each run, in `most` intervals.
+    """
+    finite = [{at: value for at, value in curve if math.isfinite(value)} for curve in curves]
+    common = sorted(set.intersection(*map(set, finite))) if finite else []
+    found = []
+    for interval in _intervals(common, most):
+        whole = spread([statistics.fmean(curve[at] for at in interval) for curve in finite])
+        found.append(CurvePoint(statistics.fmean(interval), whole.mean, whole.deviation))
+    return found
+
+
+def _intervals(places: Sequence[float], most: int) -> list[Sequence[float]]:
+    """Splits places into at most `most` neighbouring intervals of nearly equal length."""
+    number = min(len(places), most)
+    bounds = [len(places) * k // number for k in range(number + 1)] if number else []
+    return [places[a:b] for a, b in pairwise(bounds)]
+
+
+def samples_to_reach(curve: Sequence[CurvePoint], target: float, lowest: bool = False) -> Reached | None:
+    """Returns the number of samples at which the mean first reaches `target`, None if it never does.
+
+    It is interpolated linearly between the two points of the crossing. `lowest`: a low value is a good one.
+    """
+    sign = -1 if lowest else 1
+    before: CurvePoint | None = None
+    for point in curve:
+        if sign * point.mean >= sign * target:
+            if before is None:
+                return Reached(point.samples, first=True)
+            share = (target - before.mean) / (point.mean - before.mean)
+            return Reached(before.samples + share * (point.samples - before.samples), first=False)
+        before = point
+    return None

@@ -1,0 +1,100 @@
+"""Statistics over seeds, compared with numpy and with their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from clipx.report.seed_statistics import CurvePoint, difference, mean_curve, samples_to_reach, spread
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 40])
+def test_spread_is_the_mean_and_the_sample_deviation(n: int) -> None:
+    values = RANDOM.normal(0.5, 0.1, n)
+    found = spread(values.tolist())
+    assert (found.n, found.mean) == (n, pytest.approx(values.mean()))
+    assert found.deviation == pytest.approx(values.std(ddof=1))
+
+
+def test_one_value_has_no_deviation() -> None:
+    assert spread([0.25]).deviation is None
+    assert difference({"0": 1.0}, {"0": 2.0, "1": 3.0}).pooled is None
+    assert difference({"0": 1.0}, {"0": 2.0, "1": 3.0}).units is None
+
+
+def test_equal_values_have_no_difference_in_units_of_their_deviation() -> None:
+    found = difference({"0": 1.0, "1": 1.0}, {"0": 2.0, "1": 2.0})
+    assert (found.mean, found.pooled, found.units) == (-1.0, 0.0, None)
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (5, 5), (5, 3), (2, 7)])
+def test_the_difference_is_that_of_means_over_the_pooled_deviation(n: int, m: int) -> None:
+    a = {str(seed): float(value) for seed, value in enumerate(RANDOM.normal(0.6, 0.02, n))}
+    b = {str(seed): float(value) for seed, value in enumerate(RANDOM.normal(0.5, 0.05, m))}
+    found = difference(a, b)
+    mean_a, mean_b = sum(a.values()) / n, sum(b.values()) / m
+    squares = sum((x - mean_a) ** 2 for x in a.values()) + sum((x - mean_b) ** 2 for x in b.values())
+    assert found.n == (n, m)
+    assert found.mean == pytest.approx(mean_a - mean_b)
+    assert found.pooled == pytest.approx(math.sqrt(squares / (n + m - 2)))
+    assert found.units == pytest.approx((mean_a - mean_b) / math.sqrt(squares / (n + m - 2)))
+    both = np.array([a[seed] - b[seed] for seed in map(str, range(min(n, m)))])
+    assert found.paired is not None
+    assert (found.paired.n, found.paired.mean) == (min(n, m), pytest.approx(both.mean()))
+    assert found.paired.deviation == pytest.approx(both.std(ddof=1))
+
+
+def test_runs_without_a_common_seed_are_not_paired() -> None:
+    assert difference({"0": 1.0, "1": 2.0}, {"2": 1.0, "3": 2.0}).paired is None
+
+
+def test_a_mean_curve_has_the_places_of_all_runs_and_no_infinite_values() -> None:
+    curves = [
+        [(1.0, 1.0), (2.0, 2.0), (3.0, math.nan), (4.0, 4.0)],
+        [(1.0, 3.0), (2.0, 2.0), (3.0, 3.0), (5.0, 4.0)],
+    ]
+    assert mean_curve(curves) == [CurvePoint(1.0, 2.0, pytest.approx(math.sqrt(2))), CurvePoint(2.0, 2.0, 0.0)]
+    assert mean_curve([]) == []
+    assert mean_curve([[(1.0, 1.0)], [(2.0, 1.0)]]) == []
+    assert mean_curve([[(1.0, 5.0)]]) == [CurvePoint(1.0, 5.0, None)]
+
+
+def test_a_long_curve_is_averaged_in_intervals() -> None:
+    values = RANDOM.normal(0, 1, (3, 100))
+    places = np.arange(100) * 10.0
+    found = mean_curve([list(zip(places.tolist(), row.tolist(), strict=True)) for row in values], most=20)
+    parts = values.reshape(3, 20, 5).mean(2)
+    assert [point.samples for point in found] == pytest.approx(places.reshape(20, 5).mean(1).tolist())
+    assert [point.mean for point in found] == pytest.approx(parts.mean(0).tolist())
+    assert [point.deviation for point in found] == pytest.approx(parts.std(0, ddof=1).tolist())
+    uneven = mean_curve([[(float(k), 0.0) for k in range(47)]], most=10)
+    assert len(uneven) == 10
+    assert sum(point.samples * n for point, n in zip(uneven, [4, 5, 5, 4, 5, 5, 4, 5, 5, 5], strict=True)) == sum(
+        range(47)
+    )
+
+
+def test_samples_to_reach_are_interpolated_between_evaluations() -> None:
+    curve = [
+        CurvePoint(100, 0.1, None),
+        CurvePoint(200, 0.5, None),
+        CurvePoint(300, 0.4, None),
+        CurvePoint(400, 0.9, None),
+    ]
+    assert samples_to_reach(curve, 0.3).samples == pytest.approx(150)  # type: ignore[union-attr]
+    assert samples_to_reach(curve, 0.5).samples == pytest.approx(200)  # type: ignore[union-attr]
+    assert samples_to_reach(curve, 0.65).samples == pytest.approx(350)  # type: ignore[union-attr]
+    assert samples_to_reach(curve, 0.95) is None
+    first = samples_to_reach(curve, 0.05)
+    assert first is not None and (first.samples, first.first) == (100, True)
+
+
+def test_a_low_target_is_reached_from_above() -> None:
+    curve = [CurvePoint(10, 3.0, None), CurvePoint(20, 2.0, None), CurvePoint(30, 1.0, None)]
+    found = samples_to_reach(curve, 1.25, lowest=True)
+    assert found is not None and found.samples == pytest.approx(27.5)
+    assert samples_to_reach(curve, 0.5, lowest=True) is None
