@@ -70,6 +70,7 @@ def _parser() -> _Parser:
         )
         command.add_argument("--lowest", action="store_true", help="the lowest value is the best; a loss implies it")
     best.add_argument("--json", action="store_true", help="print one JSON document")
+    _report_command(commands)
     commands.add_parser("script", help="prints the script of a run, to submit or start by hand: script --help")
     return parser
 
@@ -78,6 +79,30 @@ def _sweep_command(commands: argparse._SubParsersAction[_Parser], name: str, tex
     command = commands.add_parser(name, help=text, description=text)
     command.add_argument("sweep", type=Path, metavar="SWEEP", help="folder of the sweep, hydra.sweep.dir")
     return command
+
+
+def _report_command(commands: argparse._SubParsersAction[_Parser]) -> None:
+    text = "writes one page that compares the points, grouped by their overrides without the seed: report.html, .json"
+    command = commands.add_parser("report", help=text, description=text)
+    command.add_argument("sweeps", type=Path, nargs="+", metavar="SWEEP", help="folders of sweeps, compared together")
+    command.add_argument(
+        "--metric", metavar="NAME[,NAME…]", help="such as eval/zeroshot/top1; several: their mean (default: the first "
+        "headline metric, for retrieval the mean of both directions)"
+    )  # fmt: skip
+    command.add_argument("--lowest", action="store_true", help="the lowest value is the best; a loss implies it")
+    command.add_argument(
+        "--by", metavar="KEY[,KEY…]", help="overrides whose values are the contenders, a colour each (default: "
+        "contender or objective if it varies, else the first override that is no number)"
+    )  # fmt: skip
+    command.add_argument(
+        "--x", metavar="KEY", help="numeric override of the horizontal axis (default: data.batch_size if it varies, "
+        "else the first number)"
+    )  # fmt: skip
+    command.add_argument(
+        "--baseline", metavar="KEY=VALUE[,KEY=VALUE…]", help="group that the others are compared with (default: the "
+        "first contender)"
+    )  # fmt: skip
+    command.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html in the first SWEEP)")
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -94,6 +119,12 @@ def _run(arguments: argparse.Namespace) -> None:
             resume(arguments.sweep)
         case "best":
             print_best(arguments.sweep, arguments.metric, arguments.lowest, arguments.json)
+        case "report":
+            # imported late: statistics and figures of no other command
+            from clipx_launch.commands.report.command import write
+
+            a = arguments
+            write(a.sweeps, a.metric, a.lowest, a.by, a.x, a.baseline, a.out)
         case _:
             results.write(arguments.sweep, arguments.metric, arguments.lowest)
 

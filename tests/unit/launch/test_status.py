@@ -248,7 +248,7 @@ def truncated_sweep(folder: Path) -> list[str]:
         (broken_point, 1, "{folder}/s/0/.launch/point.json cannot be read: restore it, or delete it and launch again"),
         (truncated_sweep, 1, "{folder}/s/.launch/sweep.json cannot be read: restore it, or delete it and launch again"),
         (lambda folder: ["status", "--watch", "--json"], 2, "argument --json: not allowed with argument --watch: clipx-sweep status --help lists the commands and options"),
-        (lambda folder: ["stats"], 2, "argument COMMAND: invalid choice: 'stats' (choose from 'status', 'logs', 'cancel', 'resume', 'best', 'results', 'script'): clipx-sweep --help lists the commands and options"),
+        (lambda folder: ["stats"], 2, "argument COMMAND: invalid choice: 'stats' (choose from 'status', 'logs', 'cancel', 'resume', 'best', 'results', 'report', 'script'): clipx-sweep --help lists the commands and options"),
         (lambda folder: ["logs", str(folder), "--lines", "-1"], 2, "--lines=-1 must be 0 (all) or more"),
         (lambda folder: ["cancel", str(folder), "--wait=nan"], 2, "--wait=nan must be 0 s or more: the default is 120"),
     ],

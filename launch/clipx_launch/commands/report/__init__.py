@@ -1,0 +1,1 @@
+"""`clipx-sweep report`: one page of a sweep, points grouped by their overrides without the seed."""

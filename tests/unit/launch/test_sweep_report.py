@@ -1,0 +1,392 @@
+"""`clipx-sweep report`: the page and the JSON document of a sweep, written through its points."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.runs import VIT, small
+from helpers.sweeps import make_sweep, train
+
+from clipx_launch.__main__ import main
+from clipx_launch.options import LocalSpec
+from clipx_launch.point import Point, Result
+from clipx_launch.sweep import Planned, Sweep
+
+I2T, T2I = (f"eval/retrieval/{way}/recall@1" for way in ("image_to_text", "text_to_image"))
+SHARES = (0.25, 0.5, 0.75, 1.0)  # of the samples, at which runs are evaluated
+TOTAL = 640
+
+
+def write_sweep(folder: Path, *typed: list[str], first: int = 0) -> list[Point]:
+    """Writes a sweep as a launcher does, with a point for each list of overrides, none of them composed or started."""
+    spec = small(Path("run"))
+    sweep = Sweep(folder, dict(enumerate(typed, start=first)))
+    for index, overrides in sweep.overrides.items():
+        sweep.planned.append(
+            Planned(Point(folder=folder / f"{index}", index=index, overrides=overrides, content="x"), spec)
+        )
+    sweep.pending = list(sweep.planned)
+    sweep.create_points()
+    (folder / ".launch").mkdir(exist_ok=True)
+    sweep.save(LocalSpec())
+    return [planned.point for planned in sweep.planned]
+
+
+def write_run(point: Point, final: float, state: str = "finished", **more: float) -> None:
+    """Writes a run whose evaluations grow linearly to `final`, at a step of 16 samples and 10 ms."""
+    rows = []
+    for share in SHARES:
+        row = {"step": share * TOTAL / 16, "samples": share * TOTAL, "epoch": share, "seconds": 1.75e9 + share}
+        rows.append({**row, "train/loss": 3 - share, "train/samples_per_second": 1600.0, **more})
+        rows.append({**row, I2T: share * final - 0.01, T2I: share * final + 0.01})
+    (point.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    event = {
+        "time": 1.75e9,
+        "event": "start",
+        "clipx": "0.1.0+1f",
+        "torch": "2.15.0",
+        "timm": "1.0.31",
+        "python": "3.11",
+    }
+    (point.folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    point.write_result(Result(state, error=None if state == "finished" else "RuntimeError: <b>a bug</b>\nof line 2"))
+
+
+def value_of(overrides: dict[str, str]) -> float:
+    """Returns the final metric of a point of the sweep below: reproducible and different for each."""
+    number = {"infonce": 0.3, "dcl": 0.4, "sogclr": 0.6}[overrides["objective"]]
+    number += 0.001 * int(overrides["data.batch_size"]) - 0.1 * float(overrides["data.mismatched"])
+    return number + 0.01 * math.sin(37 * (number + int(overrides["seed"])))
+
+
+GRID = [
+    {"objective": o, "data.batch_size": b, "data.mismatched": m, "seed": s}
+    for o in ("infonce", "dcl", "sogclr")
+    for b in ("64", "16")
+    for m in ("0", "0.2")
+    for s in ("0", "1", "2")
+]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a sweep of 36 points: one failed, one never ended, one has no finite metric."""
+    folder = tmp_path_factory.mktemp("report") / "a sweep"
+    command, sys.argv = sys.argv, ["/home/a/clipx/train.py", "-m", "objective=infonce,dcl,sogclr", "logger=[]"]
+    try:
+        points = write_sweep(folder, *([f"{key}={value}" for key, value in typed.items()] for typed in GRID))
+    finally:
+        sys.argv = command
+    for point, typed in zip(points, GRID, strict=True):
+        gamma = {"train/gamma": 0.6, "train/log_u": -2.0} if typed["objective"] == "sogclr" else {}
+        write_run(point, value_of(typed), **gamma)
+    write_run(points[35], math.nan)
+    (points[34].launch_dir / "result.json").unlink()
+    (points[33].launch_dir / "result.json").unlink()
+    points[33].write_result(Result("failed", 1, error="RuntimeError: <b>a bug</b>\nof line 2"))
+    return folder
+
+
+def report(*arguments: str | Path) -> tuple[str, dict[str, Any]]:
+    """Returns the page and the document, written to report.html in the first folder."""
+    assert main(["report", *map(str, arguments)]) == 0
+    page = Path(arguments[0]) / "report.html"
+    return page.read_text(encoding="utf-8"), json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def written(sweep: Path) -> tuple[str, dict[str, Any]]:
+    return report(sweep)
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in their order, and collects what the tests read."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags, self.ids, self.text = Counter[str](), Counter[str](), ""
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        self.ids.update(value or "" for name, value in attrs if name == "id")
+        if tag not in ("meta", "wbr", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def finished() -> list[dict[str, str]]:
+    return GRID[:33]
+
+
+def test_cells_have_the_mean_and_the_deviation_of_their_seeds(written: tuple[str, dict[str, Any]]) -> None:
+    _, document = written
+    assert document["metric"] == [I2T, T2I]
+    assert len(document["cells"]) == 12
+    for cell in document["cells"]:
+        same = [typed for typed in finished() if all(typed[k] == v for k, v in cell["overrides"].items())]
+        values = [value_of(typed) for typed in same]
+        assert cell["points"] == 3
+        assert cell["seeds"] == [typed["seed"] for typed in same]
+        if not values:
+            assert cell["mean"] is None
+            continue
+        assert cell["mean"] == pytest.approx(np.mean(values))
+        assert cell["deviation"] == pytest.approx(np.std(values, ddof=1))
+        assert cell["values"] == {typed["seed"]: pytest.approx(value_of(typed)) for typed in same}
+        assert cell["metrics"][I2T]["mean"] == pytest.approx(np.mean(values) - 0.01)
+        assert cell["step_ms"]["mean"] == pytest.approx(10)
+        assert cell["samples_per_second"] == {"mean": 1600, "deviation": 0}
+        assert [point["samples"] for point in cell["curve"]] == [share * TOTAL for share in SHARES]
+    assert [cell["overrides"]["data.batch_size"] for cell in document["cells"][:3]] == ["16", "16", "64"], "not sorted"
+
+
+def test_differences_compare_groups_with_the_same_other_overrides(written: tuple[str, dict[str, Any]]) -> None:
+    _, document = written
+    assert (document["by"], document["x"], document["baseline"]) == (
+        ["objective"],
+        "data.batch_size",
+        {"objective": "infonce"},
+    )
+    found = {(json.dumps(d["a"]), json.dumps(d["b"])): d for d in document["differences"]}
+    expected = 0
+    for a, b in combinations([cell for cell in document["cells"] if cell["seeds"]], 2):
+        if any(a["overrides"][key] != b["overrides"][key] for key in ("data.batch_size", "data.mismatched")):
+            continue
+        expected += 1
+        pair = found[json.dumps(a["overrides"]), json.dumps(b["overrides"])]
+        x, y = (np.array(list(cell["values"].values())) for cell in (a, b))
+        pooled = math.sqrt((x.var(ddof=1) * (len(x) - 1) + y.var(ddof=1) * (len(y) - 1)) / (len(x) + len(y) - 2))
+        assert pair["difference"] == pytest.approx(x.mean() - y.mean())
+        assert pair["units"] == pytest.approx((x.mean() - y.mean()) / pooled)
+        assert pair["paired"]["mean"] == pytest.approx((x - y).mean())
+        assert pair["paired"]["deviation"] == pytest.approx((x - y).std(ddof=1))
+    assert len(found) == expected == 3 * 3 + 1
+
+
+def test_samples_to_reach_the_final_mean_of_the_baseline(written: tuple[str, dict[str, Any]]) -> None:
+    _, document = written
+    means = {tuple(cell["overrides"].values()): cell["mean"] for cell in document["cells"]}
+    assert len(document["samples_to_reach"]) == 11
+    for reach in document["samples_to_reach"]:
+        name, *cell = reach["group"].values()
+        ratio = means["infonce", *cell] / means[name, *cell]  # evaluations grow linearly from the first one
+        assert reach["target"] == pytest.approx(means["infonce", *cell])
+        assert (reach["samples"], reach["ratio"]) == (pytest.approx(TOTAL * ratio), pytest.approx(ratio))
+
+
+def test_a_worse_group_does_not_reach_the_baseline(sweep: Path) -> None:
+    page, document = report(sweep, "--baseline", "objective=dcl")
+    notes = [reach["note"] for reach in document["samples_to_reach"] if reach["group"]["objective"] == "infonce"]
+    assert notes == ["not reached"] * 4
+    assert '<td class="n">not reached</td>' in page
+
+
+def test_points_that_are_not_counted_are_listed(written: tuple[str, dict[str, Any]]) -> None:
+    page, document = written
+    left = {item["point"]: item["reason"] for item in document["left_out"]}
+    assert left.keys() == {"33", "34", "35"}
+    assert left["33"] == "failed at step 40: RuntimeError: <b>a bug</b>"
+    assert left["34"] == "waiting at step 40"
+    assert left["35"] == "has no finite value of eval/retrieval/recall@1 (mean of 2)"
+    shown = Page(page).text
+    assert "33 of 36 points in 12 groups; 3 left out" in shown
+    assert "0 of 3" in shown
+    for reason in left.values():
+        assert reason in shown
+
+
+def test_the_page_is_whole_without_a_network_and_shows_all_sections(written: tuple[str, dict[str, Any]]) -> None:
+    page = Page(written[0])
+    assert "http" not in written[0]
+    assert not [a for a in page.attributes if a[1] == "src" or (a[1] == "href" and not str(a[2]).startswith("#"))]
+    assert set(page.ids.values()) == {1}
+    for title in ("Results", "Metric against data.batch_size", "Metric against samples seen", "Differences",
+                  "Samples to reach", "Training loss", "γ", "log u", "Time per step", "Points left out"):  # fmt: skip
+        assert f"<h2>{title}</h2>" in written[0]
+    assert "<h2>Temperature τ</h2>" not in written[0], "no run has logged a temperature"
+    assert page.tags["figure"] == 2 + 4 + 4 + 2 * 3 + 4, "panels by mismatched; curves, losses; γ, log u; matrices"
+    assert page.tags["script"] == page.tags["style"] == 1
+
+
+def test_commands_versions_and_dates_are_those_of_the_runs(sweep: Path, written: tuple[str, dict[str, Any]]) -> None:
+    page, document = written
+    assert document["commands"] == ["python -m clipx.train -m objective=infonce,dcl,sogclr 'logger=[]'"]
+    assert document["versions"] == {"clipx": ["0.1.0+1f"], "torch": ["2.15.0"], "timm": ["1.0.31"], "python": ["3.11"]}
+    assert document["dates"] == ["2025-06-15", "2025-06-15"]
+    shown = Page(page).text
+    assert "python -m clipx.train -m objective=infonce,dcl,sogclr 'logger=[]'" in shown
+    assert "python -m clipx.train objective=sogclr data.batch_size=16 data.mismatched=0.2 seed=2" in shown
+    assert "clipx 0.1.0+1f; torch 2.15.0; timm 1.0.31; python 3.11" in shown
+    assert str(sweep) not in page + json.dumps(document)
+
+
+def test_text_of_users_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script>&\"\n\x1b\u202e</td>"
+    folder = tmp_path / "a <b>sweep & more"
+    points = write_sweep(folder, ["+contender=plain"], [f"+contender={evil}"], [f"+a=<i>{evil}", "+contender=plain"])
+    for point, final in zip(points, (0.5, 0.6, 0.7), strict=True):
+        write_run(point, final, "finished" if final < 0.7 else "failed")
+    text, document = report(folder)
+    page = Page(text)
+    assert (page.tags["script"], page.tags["i"], page.tags["b"] > 0) == (1, 0, True)
+    assert "alert" not in text.split("<script>")[-1]
+    assert not [c for c in text if not c.isprintable() and c != "\n"]
+    assert "<script>alert('x')</script>&\"\\n\\x1b\\u202e</td>" in page.text
+    assert evil in [cell["overrides"].get("contender") for cell in document["cells"]]
+    assert "one seed: no deviation" in page.text
+
+
+def test_sweeps_in_several_folders_are_compared_together(sweep: Path, tmp_path: Path) -> None:
+    cell = ["data.batch_size=16", "data.mismatched=0", "seed=0"]
+    for point in write_sweep(tmp_path, ["objective=siglip", *cell], ["objective=dcl", *cell]):
+        write_run(point, 0.5)
+    _, document = report(sweep, tmp_path)
+    assert len(document["cells"]) == 13
+    (found,) = [cell for cell in document["cells"] if cell["overrides"]["objective"] == "siglip"]
+    assert (found["mean"], found["deviation"]) == (pytest.approx(0.5), None)
+    (pair,) = [d for d in document["differences"] if "siglip" in d["b"].values() and "infonce" in d["a"].values()]
+    assert (pair["units"], pair["seeds"], pair["paired"]["n"]) == (None, [3, 1], 1)
+    (repeated,) = [item for item in document["left_out"] if item["point"] == f"{tmp_path.name}/1"]
+    assert repeated["reason"] == "has the overrides and the seed of a sweep/18", "a seed was counted twice"
+
+
+def tuned(*typed: str) -> list[list[str]]:
+    """Returns the overrides of points, each with two seeds."""
+    return [[*text.split(), f"seed={seed}"] for text in typed for seed in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "arguments", "by", "x", "tied", "baseline"),
+    [
+        (tuned("duration=4ep"), [], [], None, [], {}),
+        (tuned("optimizer.lr=1e-2", "optimizer.lr=1e-3"), [], [], "optimizer.lr", [], {"optimizer.lr": "1e-3"}),
+        (tuned("optimizer.lr=1e-2", "optimizer.lr=1e-3"), ["--by", "optimizer.lr"], ["optimizer.lr"], None, [], {"optimizer.lr": "1e-3"}),
+        (tuned("objective=a optimizer.lr=1", "objective=b optimizer.lr=2"), [], ["objective"], None, ["optimizer.lr"], {"objective": "a"}),
+        (tuned("objective=a optimizer.lr=1", "objective=a optimizer.lr=2", "objective=b optimizer.lr=2"), [], ["objective"], "optimizer.lr", [], {"objective": "a"}),
+        (tuned("optimizer=lion model=a", "optimizer=lion model=b", "optimizer=sgd model=a"), ["--by", "optimizer,model"], ["optimizer", "model"], None, [], {"optimizer": "lion", "model": "a"}),
+        (tuned("duration=4ep", "duration=4ep stages=1"), [], ["stages"], None, [], {"stages": "(not given)"}),
+        (tuned("model=a lr=1 data.batch_size=8", "model=a lr=1 data.batch_size=64", "model=b lr=2 data.batch_size=8"), ["--baseline", "model=b"], ["model"], "data.batch_size", ["lr"], {"model": "b"}),
+    ],
+)  # fmt: skip
+def test_roles_of_overrides_are_chosen_by_what_varies(
+    tmp_path: Path, typed: list[list[str]], arguments: list[str], by: list[str], x: str | None, tied: list[str],
+    baseline: dict[str, str],
+) -> None:  # fmt: skip
+    for number, point in enumerate(write_sweep(tmp_path, *typed)):
+        write_run(point, 0.4 + 0.01 * number)
+    text, document = report(tmp_path, *arguments)
+    assert [document[key] for key in ("by", "x", "tied", "baseline")] == [by, x, tied, baseline]
+    Page(text)
+    if not baseline:
+        assert "<h2>Differences</h2>" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--x", "data.batchsize"], "--x=data.batchsize does not vary between groups of points: give one of objective, data.batch_size, data.mismatched (did you mean data.batch_size?)"),
+        (["--by", "seed"], "--by=seed does not vary between groups of points: give one of objective,"),
+        (["--x", "objective"], "--x=objective must be a number for all points, and is infonce and dcl and sogclr: choose another key"),
+        (["--by", "data.batch_size", "--x", "data.batch_size"], "--x=data.batch_size is also in --by=data.batch_size: choose another key for one of them"),
+        (["--baseline", "objective"], "--baseline=objective is not KEY=VALUE[,KEY=VALUE…]"),
+        (["--baseline", "objective=dlc"], "--baseline=objective=dlc: no point has objective=dlc: give one of infonce, dcl, sogclr"),
+        (["--metric", "recall"], "metric=recall is not a metric of these runs"),
+        (["--metric", f"train/loss,{I2T}"], "mixes losses, shares or other numbers"),
+        (["--out", "report.txt"], "--out=report.txt must end in .html"),
+        (["--out", "nowhere/report.html"], "--out=nowhere/report.html: nowhere is not a folder"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit_print_a_one_line_error(
+    sweep: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["report", str(sweep), *arguments]) == 2
+    out, errors = capsys.readouterr()
+    assert (out, errors.count("\n")) == ("", 1)
+    assert message in errors
+
+
+def test_folders_without_a_sweep_and_repeated_folders_print_a_one_line_error(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(sweep), str(tmp_path)]) == 2
+    assert f"{tmp_path} contains no sweep (no .launch/sweep.json)" in capsys.readouterr().err
+    assert main(["report", str(sweep), str(sweep)]) == 2
+    assert "a folder is given twice" in capsys.readouterr().err
+
+
+def test_a_sweep_without_finished_points_prints_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sweep(tmp_path, ["seed=0"], ["seed=1"])
+    assert main(["report", str(tmp_path)]) == 2
+    assert "none of the 2 points has finished with a value of train/loss" in capsys.readouterr().err
+
+
+def test_a_loss_is_compared_by_its_lowest_value(sweep: Path) -> None:
+    _, document = report(sweep, "--metric", "train/loss")
+    assert (document["metric"], document["lowest"]) == (["train/loss"], True)
+    assert {cell["mean"] for cell in document["cells"]} == {2.0}
+    assert {reach["samples"] for reach in document["samples_to_reach"]} == {TOTAL}
+
+
+def test_trained_points_are_reported_with_their_curves(tmp_path: Path) -> None:
+    typed = [[f"objective={name}", f"seed={seed}"] for name in ("infonce", "dcl") for seed in (0, 1)]
+    quick = ("duration=4st", "data.samples=64", "data.held_out_samples=16", "checkpoint=none", *VIT)
+    common = (*quick, "evaluator=[retrieval]", "evaluator.retrieval.every=2st")
+    for planned in make_sweep(tmp_path, *typed, common=common).planned:
+        train(planned)
+    text, document = report(tmp_path)
+    assert [cell["overrides"] for cell in document["cells"]] == [{"objective": "infonce"}, {"objective": "dcl"}]
+    for first, cell in zip((0, 2), document["cells"], strict=True):
+        rows = [(tmp_path / f"{first + seed}/metrics.jsonl").read_text().splitlines() for seed in (0, 1)]
+        last = [next(row for line in reversed(of) if I2T in (row := json.loads(line))) for of in rows]
+        values = [(row[I2T] + row[T2I]) / 2 for row in last]
+        assert cell["mean"] == pytest.approx(np.mean(values))
+        assert cell["deviation"] == pytest.approx(np.std(values, ddof=1))
+        assert [point["samples"] for point in cell["curve"]] == [64, 128]
+        assert cell["step_ms"]["mean"] > 0
+    assert all(len(found) == 1 for found in document["versions"].values())
+    assert document["versions"]["clipx"][0].startswith("0.1.0+")
+    assert "<h2>Temperature τ</h2>" in text
+
+
+@pytest.mark.slow
+def test_the_page_of_300_points_is_smaller_than_10_mb(tmp_path: Path) -> None:
+    typed = [
+        [f"contender=c{c}", f"data.batch_size={b}", f"data.mismatched={m}", f"seed={s}"]
+        for c in range(10) for b in (16, 64, 256) for m in (0, 0.2) for s in range(5)
+    ]  # fmt: skip
+    random = np.random.default_rng(0)
+    for point in write_sweep(tmp_path, *typed):
+        write_run(point, float(random.normal(0.5, 0.02)))
+        row = {"epoch": 1, "seconds": 1.75e9, "train/temperature": 0.07, "train/gamma": 0.5, "train/log_u": -1.0}
+        extra = [{"step": s, "samples": 16 * s, **row, "train/loss": float(random.normal())} for s in range(1, 400)]
+        with (point.folder / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in extra)
+    text, document = report(tmp_path)
+    assert len(text.encode()) < 10e6
+    assert (len(document["cells"]), document["left_out"]) == (60, [])
