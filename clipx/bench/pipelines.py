@@ -23,13 +23,14 @@ import torch
 from PIL import Image
 
 from clipx.data.batch import Batch
-from clipx.data.loader import ImageView, TrainBatches, train_loader
+from clipx.data.loader import TrainBatches, train_loader
 from clipx.data.order import Order
 from clipx.data.shards.urls import expand
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.data.source import Source
 from clipx.data.spec import open_data
 from clipx.data.transform import random_box
+from clipx.data.views import ImageView, view_of
 from clipx.data.webdataset import Shards
 from clipx.distributed.comm import Comm
 from clipx.model.tokenizer import Tokenizer
@@ -287,7 +288,7 @@ def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:
     source = open_data(spec.data).train
     batch = min(spec.data.batch_size, sum(source.sizes))
     order = spec.data.order(source, spec.seed)
-    view = ImageView(spec.model.image.size, spec.data.crop_scale, spec.data.max_pixels)
+    view = view_of(spec.model.image, spec.data)
     stream = TrainBatches(source, order, view, spec.model.text.build_tokenizer(), spec.seed)
     loader = _loader(stream, batch, spec.data.workers, spec.data.prefetch)
     return _per_second(loader, batch, count, spec.data.workers * spec.data.prefetch)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clipx.data.batch import Batch
+from clipx.model.clip import empty_input
 from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
 
@@ -30,6 +31,6 @@ def captions(texts: int, length: int, seed: int) -> Tensor:
 def batch_for(model: ModelSpec, size: int, device: torch.device, seed: int) -> Batch:
     """Returns a random batch of uint8 images and captions."""
     random = torch.Generator().manual_seed(seed)
-    image = torch.randint(0, 256, (size, 3, model.image.size, model.image.size), generator=random, dtype=torch.uint8)
-    image = image.contiguous(memory_format=torch.channels_last)
+    image = empty_input(model.image, size, torch.device("cpu"))
+    image = image.normal_(generator=random) if image.is_floating_point() else image.random_(0, 256, generator=random)
     return Batch(image, captions(size, model.text.context_length, seed), torch.arange(size)).to(device)

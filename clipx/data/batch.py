@@ -1,6 +1,6 @@
 """Batches of training samples, and their parts: loader processes make at most PART_SAMPLES samples at a time.
 
-Shape suffixes: b samples of a rank, S side of an image in pixels, L length of a text.
+Shape suffixes: b samples of a rank, S side of an image in pixels, F stored features, L length of a text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _INLINE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Batch of b samples of this rank. image_b3SS uint8; tokens_bL int64; index_b int64, the indices in the source.
+    """Batch of b samples of this rank. image_b3SS uint8, or image_bF float32 for stored features; tokens_bL int64;
+    index_b int64, the indices in the source.
 
     Tokens and indices stay on the host, where reading them needs no synchronisation. `targets` are the rows that the
     objective compares with, one per sample: labels, or a teacher's embeddings.
@@ -212,10 +213,12 @@ class JoinedBatch:
         )
 
 
-def _empty_like(image_n3SS: Tensor, size: int, pin: bool) -> Tensor:
-    """Returns uninitialised [size, 3, S, S] in channels-last memory."""
-    _, channels, height, width = image_n3SS.shape
-    empty = torch.empty((size, height, width, channels), dtype=image_n3SS.dtype, pin_memory=pin)
+def _empty_like(image: Tensor, size: int, pin: bool) -> Tensor:
+    """Returns uninitialised [size, 3, S, S] in channels-last memory, or [size, F] for stored features."""
+    if image.ndim == 2:
+        return torch.empty((size, image.shape[1]), dtype=image.dtype, pin_memory=pin)
+    _, channels, height, width = image.shape
+    empty = torch.empty((size, height, width, channels), dtype=image.dtype, pin_memory=pin)
     return empty.permute(0, 3, 1, 2)
 
 

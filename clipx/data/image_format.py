@@ -32,7 +32,11 @@ _MAGIC = (  # (offset, bytes, format)
     (0, b"PK\3\4", "ZIP"),
 )
 _DAMAGED = ((0, b"\xff\xd8", "JPEG"), (0, b"\x89PNG", "PNG"), (8, b"WEBP", "WebP"))
+NPY = b"\x93NUMPY"
+"""First bytes of an .npy file."""
+
 _TEXT = frozenset(string.printable.encode())
+_NPY_READ = "image is stored features (.npy), not pixels: set model.image.features"
 _HEAD = 1024  # bytes that are inspected
 
 
@@ -41,6 +45,8 @@ def reason_unread(encoded: bytes) -> str:
     head = encoded[:_HEAD]
     if not head.strip(b"\0"):
         return "image is empty" if not head else "image consists of zero bytes"
+    if head.startswith(NPY):
+        return _NPY_READ
     for offset, mark, name in _DAMAGED:
         if head.startswith(mark, offset):
             return f"image is {name} with a damaged header"

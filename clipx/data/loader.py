@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange
 from clipx.data.loader_processes import ProcessLoader
 from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
-from clipx.data.transform import decode, eval_transform, train_transform
+from clipx.data.views import View
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import check_cores
 from clipx.errors import DataError
@@ -25,16 +24,6 @@ from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
 
 _MAX_SUBSTITUTES = 100  # replacements tried for one sample of a batch before the run fails
-
-
-@dataclass(frozen=True, slots=True)
-class ImageView:
-    """Image input of a model: squares of `size` pixels. Training crops have an area share within `crop_scale`."""
-
-    size: int
-    crop_scale: Sequence[float]
-    max_pixels: int
-    stretch: bool = False  # model.image.stretch; evaluation only
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +48,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
 
     source: Source
     order: SampleOrder
-    view: ImageView
+    view: View
     tokenizer: Tokenizer
     seed: int
     second: SecondView | None = None
@@ -72,19 +61,18 @@ class TrainBatches(Dataset["Batch | DataError"]):
         """
         captions, indices, targets, bad = [], [], [], list[BadRecord]()
         try:
-            views_bSS3 = [_empty_pixels(len(positions), size) for size in self._sizes()]
+            views = self.view.allocate(len(positions), None if self.second is None else self.second.size)
             wanted = [self.order(position) for position in positions]
             prefetch_samples(self.source, wanted)
-            for position, first, *outs_SS3 in zip(positions, wanted, *views_bSS3, strict=True):
+            for position, first, *outs in zip(positions, wanted, *views, strict=True):
                 rng = random.Random(f"{self.seed}/{position}")
-                index, caption, rows = self._draw(position, first, rng, bad, *outs_SS3)
+                index, caption, rows = self._draw(position, first, rng, bad, *outs)
                 captions.append(caption)
                 indices.append(index)
                 targets.append(rows)
         except DataError as error:
             return error
-        # channels-last memory: the layout of decoded pixels, and the one that convolutions prefer
-        image, *others = (view_bSS3.permute(0, 3, 1, 2) for view_bSS3 in views_bSS3)
+        image, *others = map(self.view.batch, views)
         return Batch(
             image=image,
             tokens=self.tokenizer(captions),
@@ -95,18 +83,13 @@ class TrainBatches(Dataset["Batch | DataError"]):
             second_tokens=None if self.second is None else self.second.tokenizer(captions),
         )
 
-    def _sizes(self) -> list[int]:
-        """Returns the sizes of the views of each image."""
-        second = [] if self.second is None or self.second.size == self.view.size else [self.second.size]
-        return [self.view.size, *second]
-
     def _draw(
-        self, position: int, index: int, rng: random.Random, bad: list[BadRecord], *outs_SS3: Tensor
+        self, position: int, index: int, rng: random.Random, bad: list[BadRecord], *outs: Tensor
     ) -> tuple[int, str, tuple[Tensor, ...]]:
         for _ in range(_MAX_SUBSTITUTES):
             try:
                 sample = self.source.read(index)
-                train_transform(sample.image, self.view.crop_scale, self.view.max_pixels, rng, *outs_SS3)
+                self.view.load(sample.image, rng, *outs)
                 caption = sample.draw_caption(rng)
                 return index, caption, () if self.targets is None else self.targets.rows(index, sample, caption)
             except BadSample as error:
@@ -182,7 +165,7 @@ def check_workers(workers: int, comm: Comm) -> None:
 def train_loader(
     source: Source,
     order: SampleOrder,
-    view: ImageView,
+    view: View,
     tokenizer: Tokenizer,
     *,
     seed: int,
@@ -210,33 +193,15 @@ def train_loader(
     return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin)
 
 
-def _empty_pixels(count: int, size: int) -> Tensor:
-    """Returns an uninitialised [count, size, size, 3] uint8 tensor.
-
-    In a loader process it is in memory shared with the trainer, so that the batch is passed on without a copy. Raises
-    DataError if the shared memory is full.
-    """
-    shape = (count, size, size, 3)
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8)
-    try:
-        shared = torch.UntypedStorage._new_shared(math.prod(shape))  # as in torch's default_collate
-    except RuntimeError as error:
-        raise DataError(
-            f"the shared memory for {count} samples of {math.prod(shape) / 1e6:,.1f} MB cannot be allocated ({error}): "
-            f"each loader process keeps data.prefetch batches there, of at most {PART_SAMPLES} samples; lower "
-            "data.workers or data.prefetch, or give the machine or container more /dev/shm, e.g. with docker's "
-            "--shm-size"
-        ) from None
-    return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
-
-
 # ---------------------------------------------------------------------------------------------- evaluation
 
 
 @dataclass(frozen=True, slots=True)
 class EvalBatch:
-    """The m good samples of one evaluation batch. image_m3SS uint8; index_m, their indices in the source."""
+    """The m good samples of one evaluation batch. index_m: their indices in the source.
+
+    image_m3SS uint8, or image_mF float32 for stored features.
+    """
 
     image: Tensor
     index: Sequence[int]
@@ -248,7 +213,7 @@ class EvalBatch:
 @dataclass(frozen=True)
 class _EvalBatches(Dataset["EvalBatch | DataError"]):
     source: Source
-    view: ImageView
+    view: View
 
     def __getitem__(self, indices: range) -> EvalBatch | DataError:
         good: list[tuple[int, Sample, Tensor]] = []
@@ -258,17 +223,16 @@ class _EvalBatches(Dataset["EvalBatch | DataError"]):
             for index in indices:
                 try:
                     sample = self.source.read(index)
-                    image = decode(sample.image, self.view.max_pixels)
-                    pixels = torch.tensor(eval_transform(image, self.view.size, self.view.stretch))
+                    row = self.view.load_for_evaluation(sample.image)
                 except BadSample as error:
                     bad.append(BadRecord(self.source.key(index), str(error)))
                 else:
-                    good.append((index, sample, pixels))
+                    good.append((index, sample, row))
         except DataError as error:
             return error
-        stacked = default_collate([p for _, _, p in good]) if good else torch.empty(0, 0, 0, 3, dtype=torch.uint8)
+        rows = default_collate([row for _, _, row in good]) if good else self.view.allocate(0)[0]
         return EvalBatch(
-            image=stacked.permute(0, 3, 1, 2),  # in channels-last memory
+            image=self.view.batch(rows),
             index=[i for i, _, _ in good],
             captions=[s.captions for _, s, _ in good],
             labels=[s.label for _, s, _ in good],
@@ -277,7 +241,7 @@ class _EvalBatches(Dataset["EvalBatch | DataError"]):
 
 
 def eval_loader(
-    source: Source, view: ImageView, *, batch: int, rank: int, world: int, workers: int, prefetch: int
+    source: Source, view: View, *, batch: int, rank: int, world: int, workers: int, prefetch: int
 ) -> DataLoader[EvalBatch]:
     """Returns a loader of every world-th batch of the source, starting at batch `rank`.
 
@@ -289,7 +253,7 @@ def eval_loader(
 
 
 def eval_batch_loader(
-    source: Source, view: ImageView, batches: Sequence[range], workers: int, prefetch: int
+    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int
 ) -> DataLoader[EvalBatch]:
     """Returns a loader with one evaluation batch for each of the given index ranges of the source."""
     return ProcessLoader(_EvalBatches(source, view), batches, workers, prefetch)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clipx.config.messages import did_you_mean
 from clipx.config.names import check_metric_part
@@ -118,6 +118,12 @@ class MixtureSpec(DataSpec):
         ]
         weights = [Fraction(repr(source.weight)) for source in sources]  # the decimal value: 0.1 is exactly 1/10
         return MixedOrder(train.names, orders, weights, random.Random(f"{seed}/mixture/{stream}"))
+
+    def image_options(self) -> Iterator[tuple[str, Any]]:
+        yield from DataSpec.image_options(self)
+        for name, source in self._sorted():
+            for key, value in source.image_options():
+                yield f"sources.{name}.{key}", value
 
     def _sorted(self) -> list[tuple[str, DataSpec]]:
         """Returns the sources sorted by name, so that nothing depends on the order of the overrides."""

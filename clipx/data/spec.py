@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from clipx.config import limits
 from clipx.config.names import check_name
 from clipx.config.registry import MISSING
-from clipx.errors import require
+from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from clipx.data.order import SampleOrder
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_IMAGE_OPTIONS = ("crop_scale", "max_pixels", "min_side")
 MAX_PIXELS = (2**31 - 1) // 3  # upper limit of max_pixels: 2 GiB as RGB, beyond which libraries of images fail
 
 
@@ -177,6 +178,10 @@ class DataSpec:
         """Opens the data as an evaluation set: its held-out part if one is given explicitly, else all of it."""
         return self.open()
 
+    def image_options(self) -> Iterator[tuple[str, Any]]:
+        """Yields (key, value) of the options that are set and have an effect on images only."""
+        return non_default_values(self, _IMAGE_OPTIONS)
+
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
         """Returns the order in which the opened training source is read."""
         from clipx.data.order import Order
@@ -190,6 +195,12 @@ def non_default_values(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[st
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
         if f.name in keys and (value := getattr(data, f.name)) != default:
             yield f.name, value
+
+
+def check_takes_features(data: DataSpec, key: str = "data") -> None:
+    """Raises ConfigError if an option is set that has no effect on stored features. `key`: key of the data."""
+    for name, value in data.image_options():
+        raise ConfigError(f"{key}.{name}={value} has no effect on stored features (model.image.features): remove it")
 
 
 def open_data(data: DataSpec) -> Dataset:

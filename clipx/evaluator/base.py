@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from clipx.data.class_names import class_embeddings
-from clipx.data.loader import ImageView, eval_loader
+from clipx.data.loader import eval_loader
 from clipx.data.source import BadRecord, BadSample, Sample, Source
 from clipx.data.spec import DataSpec
+from clipx.data.views import View, view_of
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
 from clipx.model.blocks import named_blocks
@@ -54,7 +55,7 @@ class Embedder:
     comm: Comm
     precision: Precision
     tokenizer: Tokenizer
-    view: ImageView
+    view: View
     workers: int
     prefetch: int
     max_bad_share: float
@@ -87,7 +88,7 @@ class Embedder:
             comm=comm,
             precision=precision,
             tokenizer=model_spec.text.build_tokenizer(),
-            view=ImageView(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.stretch),
+            view=view_of(model_spec.image, data),
             workers=data.workers,
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
@@ -117,7 +118,7 @@ class Embedder:
         """Returns an embedder with the loader options of other data. It shares the cache of this one."""
         return replace(
             self,
-            view=replace(self.view, max_pixels=data.max_pixels),
+            view=self.view.for_data(data),
             workers=data.workers,
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
@@ -165,7 +166,7 @@ class Embedder:
                 mine += zip(loaded.index, loaded.captions, loaded.labels, strict=True)
         # All ranks run the same number of forward passes, because those of a sharded model are collective.
         for _ in range(passes):
-            blank = torch.zeros(1, 3, self.view.size, self.view.size, dtype=torch.uint8)
+            blank = self.view.batch(self.view.allocate(1)[0].zero_())
             x_mD = self._call(self.model.encode_image, moved(blank, self.comm.device))
             rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
         assert rows is not None

@@ -1,6 +1,7 @@
 """CLIP: an image tower and a text tower with one embedding space (arXiv:2103.00020).
 
-Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, L length of a text, D embedding.
+Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, F stored features of a sample, L length
+of a text, D embedding.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipx.model.batchnorm import BATCH_NORM, to_dtype
+from clipx.model.features import FeatureTower
 from clipx.model.packer import TextPacker
 from clipx.model.spec import FIXED, ClipSpec, Varying
 from clipx.model.text import CUDA_MULTIPLE, Packing, TextTower
+from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
 from clipx.model.vit import product_dtype
 
@@ -48,12 +51,16 @@ class CLIP(nn.Module):
 
     def build_towers(self, spec: Any, varying: Varying) -> None:
         """Builds the modules on the current default device. `spec`: the spec of this kind of model."""
-        self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
+        self.image: ImageTower | FeatureTower
+        if spec.image.features is None:
+            self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
+        else:
+            self.image = FeatureTower(spec.image, spec.embed_dim)
         self.text = TextTower(spec.text, spec.embed_dim, spec.quick_gelu)
 
-    def forward(self, image_BCSS: Tensor, tokens_BL: Tensor | Packing) -> tuple[Tensor, ...]:
+    def forward(self, image: Tensor, tokens_BL: Tensor | Packing) -> tuple[Tensor, ...]:
         """Returns (image_BD, text_BD), see encode_image and encode_text. Tokens [B, 0] skip the text tower: [B, 0]."""
-        image_BD = self.encode_image(image_BCSS)
+        image_BD = self.encode_image(image)
         if isinstance(tokens_BL, Tensor) and not tokens_BL.shape[1]:
             return image_BD, image_BD.new_empty(len(image_BD), 0)
         return image_BD, self.encode_text(tokens_BL)
@@ -81,12 +88,27 @@ class CLIP(nn.Module):
             self.get_submodule(name).eval()
         return self
 
-    def encode_image(self, image_BCSS: Tensor) -> Tensor:
+    def encode_image(self, image: Tensor) -> Tensor:
         """[B, 3, S, S], RGB, uint8 or floating point in [0, 1] -> [B, D] of unit norm.
 
-        S is model.image.size, or a size of `varying`. Raises ValueError for another shape or dtype.
+        S is model.image.size, or a size of `varying`. With model.image.features, `image` is [B, F] in floating point.
+        Raises ValueError for another shape or dtype.
         """
-        return unit(self.image(self._input(image_BCSS)))
+        return unit(self.image(self._input(image)))
+
+    def encode_trunk(self, image: Tensor) -> Tensor:
+        """Images as for encode_image -> pooled features of the trunk [B, W] before the projection, in float32 or wider.
+
+        A trunk with an attention pool that projects (CLIP's ResNets) gives the features after it: W = D.
+        """
+        features_BW: Tensor = self.image.trunk(self._input(image))
+        return features_BW.to(_at_least_float32(features_BW.dtype))
+
+    @property
+    def trunk_width(self) -> int:
+        """W, the number of features of encode_trunk."""
+        projection = self.image.projection
+        return projection.in_features if isinstance(projection, nn.Linear) else self.embed_dim
 
     def encode_text(self, tokens_BL: Tensor | Packing) -> Tensor:
         """[B, L] token ids from the Tokenizer, or these packed by `packer` -> [B, D] of unit norm.
@@ -114,9 +136,23 @@ class CLIP(nn.Module):
         """Returns the names of class tokens and similar learned tokens among named_parameters()."""
         return {f"image.{name}" for name in self.image.class_tokens()}
 
-    def _input(self, image_BCSS: Tensor) -> Tensor:
+    def _input(self, image: Tensor) -> Tensor:
         """Returns what the image tower takes: uint8 images unchanged, or (pixels - mean) / std in the dtype of the
-        weights."""
+        weights; stored features in this dtype."""
+        return self._pixels(image) if self.spec.image.features is None else self._features(image)
+
+    def _features(self, features_BF: Tensor) -> Tensor:
+        width = self.spec.image.features
+        if features_BF.ndim != 2 or features_BF.shape[1] != width:
+            raise ValueError(
+                f"stored features have shape {list(features_BF.shape)}, must be [B, {width}]: give features of this "
+                "width, or set model.image.features"
+            )
+        if not features_BF.is_floating_point():
+            raise ValueError(f"stored features are {features_BF.dtype}, must be floating point: convert them")
+        return features_BF.to(self.text.positional_embedding.dtype)
+
+    def _pixels(self, image_BCSS: Tensor) -> Tensor:
         if image_BCSS.ndim != 4 or tuple(image_BCSS.shape[1:]) not in [(3, size, size) for size in self.image_sizes]:
             accepted = " or ".join(f"[B, 3, {size}, {size}]" for size in self.image_sizes)
             raise ValueError(
@@ -133,6 +169,15 @@ class CLIP(nn.Module):
         if image_BCSS.dtype == torch.uint8:
             pixels_BCSS = pixels_BCSS / 255
         return ((pixels_BCSS - self.mean_C11) / self.std_C11).to(own.dtype)
+
+
+def empty_input(spec: ImageTowerSpec, samples: int, device: torch.device) -> Tensor:
+    """Returns an uninitialised input of the image tower: [B, 3, S, S] uint8 in channels-last memory, or [B, F] float32
+    for stored features."""
+    if spec.features is not None:
+        return torch.empty((samples, spec.features), device=device)
+    image_BCSS = torch.empty((samples, 3, spec.size, spec.size), dtype=torch.uint8, device=device)
+    return image_BCSS.to(memory_format=torch.channels_last)
 
 
 def parameter_count(module: nn.Module) -> int:

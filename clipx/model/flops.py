@@ -29,19 +29,21 @@ class ForwardFlops:
         """Counts on the meta device. Operations other than matrix products and convolutions, under 1 %, count as 0."""
         from torch.utils.flop_counter import FlopCounterMode
 
+        from clipx.model.clip import empty_input
+
         meta = torch.device("meta")
         # Without gradients: the counter looks for the autograd history of tensors that an attention pool derives from
         # its weights.
         model = spec.build(meta, torch.float32).requires_grad_(False)
-        side, length = spec.image.size, spec.text.context_length
-        image_13SS = torch.empty((1, 3, side, side), dtype=torch.uint8, device=meta)
+        length = spec.text.context_length
+        image = empty_input(spec.image, 1, meta)
         tokens_1L = torch.empty((1, length), dtype=torch.long, device=meta)
         with torch.no_grad(), FlopCounterMode(display=False) as of_image:
-            model.encode_image(image_13SS)
+            model.encode_image(image)
         with torch.no_grad(), FlopCounterMode(display=False) as of_both:
-            model(image_13SS, tokens_1L)
-        image = of_image.get_total_flops()
-        return cls(image, of_both.get_total_flops() - image)
+            model(image, tokens_1L)
+        of_text = of_both.get_total_flops() - of_image.get_total_flops()
+        return cls(of_image.get_total_flops(), of_text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class ModelSpec:
     effect on training."""
 
     image: ImageTowerSpec = MISSING
-    """Image tower: a timm architecture and its projection to the embedding."""
+    """Image tower: a timm architecture, or stored features, and its projection to the embedding."""
 
     text: TextTowerSpec = MISSING
     """Text tower: a transformer over tokens and its projection to the embedding."""
@@ -96,6 +96,11 @@ class ModelSpec:
         start, end = self.patch_dropout, self.patch_dropout_end
         for key, share in (("patch_dropout", start), ("patch_dropout_end", end)):
             require(0 <= share < 1, f"model.{key}={share} must be in [0, 1): 0.5 drops half of the patches")
+            require(
+                not share or self.image.features is None,
+                f"model.{key}={share} has no effect with model.image.features={self.image.features}, which have no "
+                "patches: remove it",
+            )
         if self.patch_dropout_schedule is Course.constant:
             require(
                 end == 0,
@@ -144,14 +149,15 @@ class ModelSpec:
             if tower.frozen:
                 frozen.append(name)
                 scale = lr_scales[name]
+                reason = f"{name}.lock=all" if tower.lock == "all" else f"{name}.projection=none"
                 require(
                     scale == 1,
-                    f"optimizer.{name}_lr_scale={scale:g} has no effect with model.{name}.lock=all: remove one of them",
+                    f"optimizer.{name}_lr_scale={scale:g} has no effect with model.{reason}: remove one of them",
                 )
         require(
             len(frozen) < 2 or objective_learns,
-            "model.image.lock=all and model.text.lock=all leave no trainable weights: lock one tower only, or give the "
-            "number of highest blocks to train",
+            f"model.image.{'lock=all' if self.image.has_weights else 'projection=none'} and model.text.lock=all leave "
+            "no trainable weights: lock one tower only, or give the number of highest blocks to train",
         )
 
     def check_fits(self, duration: str, length: Length) -> None:
@@ -269,6 +275,11 @@ class CoCaSpec(ClipSpec):
             f"model.kind=coca predicts the next token and needs a causal text tower with CLIP's tokenizer: remove "
             f"model.text.causal={str(self.text.causal).lower()}, pool={self.text.pool} and "
             f"tokenizer={self.text.tokenizer}",
+        )
+        require(
+            self.image.features is None,
+            f"model.image.features={self.image.features} cannot be combined with model.kind=coca, whose decoder reads "
+            "the tokens of an image: choose model=stored_features, or give model.image.timm",
         )
         require(
             self.image.projection is Projection.linear,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from clipx.config import limits
-from clipx.config.registry import MISSING
+from clipx.config.messages import missing_value
 from clipx.errors import require
 from clipx.storage.url import check_url
 
@@ -73,10 +74,15 @@ CLIP_VOCABULARY = 49_408
 
 @dataclass(kw_only=True, slots=True)
 class ImageTowerSpec:
-    """Image tower: any architecture of timm, and its projection to the embedding."""
+    """Image tower: any architecture of timm, or stored features, and its projection to the embedding."""
 
-    timm: str = MISSING
-    """Name of a timm architecture, from timm.list_models()."""
+    timm: str | None = None
+    """Name of a timm architecture, from timm.list_models(). Required without features, excludes features."""
+
+    features: int | None = None
+    """Number of stored features of each sample, which the tower reads in place of an image, in [1, 65536]. It then has
+    a projection only, linear or none, and no other option of the image tower may be set. null: the tower reads
+    images."""
 
     size: int = 224
     """Side of the square input images in pixels, in [8, 8192]. A ViT needs a multiple of its patch size."""
@@ -120,9 +126,21 @@ class ImageTowerSpec:
     @property
     def frozen(self) -> bool:
         """True if no parameter of the tower is trained."""
-        return self.lock == "all" and self.lock_norms
+        return (self.lock == "all" and self.lock_norms) or not self.has_weights
+
+    @property
+    def architecture(self) -> str:
+        """Name of the timm architecture of a tower that reads images."""
+        assert self.timm is not None
+        return self.timm
+
+    @property
+    def has_weights(self) -> bool:
+        """False for stored features without a projection."""
+        return self.features is None or self.projection is not Projection.none
 
     def __post_init__(self) -> None:
+        self._check_input()
         _check_checkpointing("image", self.checkpointing)
         _check_freezing("image", self.lock, self.lock_norms, self.checkpointing)
         require(self.size >= 8, f"model.image.size={self.size} is too small: give at least 8 pixels")
@@ -136,6 +154,26 @@ class ImageTowerSpec:
             "remove it, and load weights with model.weights",
         )
         require(min(self.std) > 0, f"model.image.std={self.std} must be above 0 in each channel")
+
+    def _check_input(self) -> None:
+        """Checks that the tower reads images or stored features, not both. Raises ConfigError."""
+        if self.features is None:
+            require(bool(self.timm), missing_value("model.image.timm"))
+            return
+        key = f"model.image.features={self.features}"
+        require(self.features >= 1, f"{key} must be at least 1")
+        limits.check_limit("model.image.features", self.features, limits.WIDTH)
+        require(
+            self.projection is not Projection.head,
+            f"model.image.projection=head is timm's classifier, which {key} does not have: choose linear or none",
+        )
+        for f in fields(self):
+            default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            value = getattr(self, f.name)
+            require(
+                f.name in ("features", "projection") or value == default,
+                f"model.image.{f.name}={value} has no effect with {key}, which replaces the image: remove one of them",
+            )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -84,13 +84,13 @@ def _trunk(spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
         options = _with_sizes(spec, options, varying.sizes)
     if varying.patch_dropout:
         options = _with_patch_dropout(spec, options)
-    return timm.create_model(spec.timm, pretrained=False, num_classes=0, **options)
+    return timm.create_model(spec.architecture, pretrained=False, num_classes=0, **options)
 
 
 def _rehearse(spec: ImageTowerSpec, options: dict[str, Any]) -> Any:
     """Builds the trunk on the meta device. Raises ConfigError for any error of timm or torch."""
     try:
-        return _rehearsed(spec.timm, options, [spec.size])
+        return _rehearsed(spec.architecture, options, [spec.size])
     except Exception as error:
         raise ConfigError(
             f"model.image.size={spec.size} and model.image.options={spec.options} do not fit timm's {spec.timm} "
@@ -117,11 +117,11 @@ def _with_sizes(spec: ImageTowerSpec, options: dict[str, Any], sizes: Sequence[i
     timm interpolates the positional embedding of a ViT. Raises ConfigError for a size that does not fit.
     """
     with contextlib.suppress(TypeError):  # raised by timm for an architecture without this option
-        _rehearsed(spec.timm, {"dynamic_img_size": True, **options}, [])
+        _rehearsed(spec.architecture, {"dynamic_img_size": True, **options}, [])
         options = {"dynamic_img_size": True, **options}
     for size in sizes:
         try:
-            _rehearsed(spec.timm, options, [size])
+            _rehearsed(spec.architecture, options, [size])
         except Exception as error:
             raise ConfigError(
                 f"stages: image_size={size} does not fit timm's {spec.timm} built for model.image.size={spec.size} "
@@ -138,7 +138,7 @@ def _with_patch_dropout(spec: ImageTowerSpec, options: dict[str, Any]) -> dict[s
     )
     options = {**options, "patch_drop_rate": 0.5}  # any value but 0, with which timm builds no patch_drop module
     try:
-        dropout = _rehearsed(spec.timm, options, [spec.size]).patch_drop
+        dropout = _rehearsed(spec.architecture, options, [spec.size]).patch_drop
         require(isinstance(dropout, PatchDropout | PatchDropoutWithIndices), "its patch_drop is of another type")
     except Exception as error:
         raise ConfigError(
@@ -157,12 +157,13 @@ def _size_option(spec: ImageTowerSpec) -> dict[str, int]:
 
     Raises ConfigError for an unknown architecture or tag.
     """
+    name = spec.architecture
     try:
-        require(timm.is_model(spec.timm), f"model.image.timm={spec.timm} is not a model of timm{_near(spec.timm)}")
-        cfg = get_pretrained_cfg(spec.timm)
+        require(timm.is_model(name), f"model.image.timm={name} is not a model of timm{_near(name)}")
+        cfg = get_pretrained_cfg(name)
     except RuntimeError as error:  # a known architecture, an unknown tag of weights
         raise ConfigError(
-            f"model.image.timm={spec.timm} has a tag that timm does not know: use {spec.timm.partition('.')[0]}"
+            f"model.image.timm={name} has a tag that timm does not know: use {name.partition('.')[0]}"
         ) from error
     return {"img_size": spec.size} if cfg is not None and cfg.fixed_input_size else {}
 
@@ -198,6 +199,11 @@ def _projection(trunk: Any, embed_dim: int, spec: ImageTowerSpec) -> nn.Module:
             f"{embed_dim}: set it, or remove model.image.projection",
         )
         return nn.Identity()
+    return linear_projection(width, embed_dim)
+
+
+def linear_projection(width: int, embed_dim: int) -> nn.Linear:
+    """Returns a linear layer without bias, with initial weights of deviation width^-.5."""
     projection = nn.Linear(width, embed_dim, bias=False)
     nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
     return projection

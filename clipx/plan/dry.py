@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from clipx.model.clip import empty_input
 from clipx.model.freeze import freeze
 from clipx.model.spec import ModelSpec, Varying
 from clipx.model.text import Packing
@@ -174,8 +175,7 @@ class DryRun:
             self._observer = None
 
     def _batch(self, samples: int, tokens: float) -> tuple[Tensor, Packing]:
-        side = self.spec.image.size
-        image = torch.empty(samples, 3, side, side, dtype=torch.uint8).to(memory_format=torch.channels_last)
+        image = empty_input(self.spec.image, samples, torch.device("cpu"))
         return image, _packing(samples, round(tokens * samples), self.spec.text.context_length)
 
     def _embed(self, batch: Tensor | Packing) -> Tensor:

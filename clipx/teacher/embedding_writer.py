@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from clipx.config.saved import to_dict
-from clipx.data.loader import EvalBatch, ImageView, check_workers, eval_batch_loader
+from clipx.data.loader import EvalBatch, check_workers, eval_batch_loader
 from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Dataset, DataSpec, exchange_captions, open_on_all_ranks
+from clipx.data.views import View, view_of
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError, require
 from clipx.model.clip import CLIP
@@ -66,7 +67,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         precision=precision,
         tokenizer=model_spec.text.build_tokenizer(),
         source=source,
-        view=ImageView(model_spec.image.size, data.crop_scale, data.max_pixels, model_spec.image.stretch),
+        view=view_of(model_spec.image, data),
         samples_per_shard=spec.samples_per_shard,
         batch_size=spec.batch_size,
         parquet=spec.format == "parquet",
@@ -208,7 +209,7 @@ class EmbeddingWriter:
     precision: Precision
     tokenizer: Tokenizer
     source: Source
-    view: ImageView
+    view: View
     samples_per_shard: int
     batch_size: int
     parquet: bool

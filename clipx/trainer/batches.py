@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from clipx.data.batch import Batch
-from clipx.data.loader import ImageView, train_loader
+from clipx.data.loader import train_loader
+from clipx.data.views import view_of
 
 if TYPE_CHECKING:
     from clipx.trainer.trainer import Trainer
@@ -19,7 +20,7 @@ def remaining_batches(trainer: Trainer) -> Iterator[Batch]:
         loader = train_loader(
             trainer.dataset.train,
             trainer.order,
-            ImageView(stage.image_size, spec.data.crop_scale, spec.data.max_pixels),
+            view_of(spec.model.image, spec.data, stage.image_size),
             trainer.tokenizer,
             seed=spec.seed,
             samples=samples,

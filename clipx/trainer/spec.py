@@ -17,7 +17,7 @@ from clipx.config.duration import Duration, Length
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name
 from clipx.config.registry import MISSING, option
-from clipx.data.spec import DataSpec
+from clipx.data.spec import DataSpec, check_takes_features
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
 from clipx.escape import escaped
@@ -198,6 +198,7 @@ class RunSpec:
     def _check_groups(self) -> None:
         """Checks the rules between all other groups. Raises ConfigError."""
         check_stages(self.stages, self.model, self.data, self.duration)
+        self._check_stored_features()
         for batch in {self.data.batch_size} | {stage.batch_size or self.data.batch_size for stage in self.stages}:
             self.objective.check(batch, self.data.published)
         self.teacher.check(self.objective.kind, self.objective.taught, self.data.kind, self.data.indexed)
@@ -212,6 +213,24 @@ class RunSpec:
             best is None or best.startswith(tuple(numbers)),
             f"checkpoint.best={best} is not a metric of an evaluator of this run: give one of "
             f"{', '.join(f'{number}…' for number in numbers) or 'them (evaluator=[] has none)'}, or null",
+        )
+
+    def _check_stored_features(self) -> None:
+        """Checks that no option of images is set if the model reads stored features. Raises ConfigError."""
+        if self.model.image.features is None:
+            return
+        read = f"model.image.features={self.model.image.features}"
+        check_takes_features(self.data)
+        for name, evaluator in self.evaluator.items():
+            for key, data in evaluator.sets.items():
+                check_takes_features(data, f"evaluator.{name}.sets.{key}")
+        for i, stage in enumerate(self.stages):
+            for key, value in (("image_size", stage.image_size), ("patch_dropout", stage.patch_dropout)):
+                require(not value, f"stages.{i}.{key}={value} has no effect with {read}: remove it")
+        require(
+            self.teacher.weights is None,
+            f"teacher.weights={self.teacher.weights} embeds images, and {read} reads none: give "
+            "teacher.embeddings of the same samples",
         )
 
     def check_format(self, precision: PrecisionSpec) -> None:

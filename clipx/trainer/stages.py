@@ -101,10 +101,10 @@ def _check(key: str, spec: StageSpec, micro_batches: int) -> None:
     )
 
 
-def _settings(spec: StageSpec, model: ModelSpec, data: DataSpec) -> tuple[int, int, float, float]:
-    """Returns image size, batch size, factor of the learning rate, and patch dropout."""
-    size, batch = spec.image_size or model.image.size, spec.batch_size or data.batch_size
-    return size, batch, spec.lr_scale, spec.patch_dropout
+def _settings(spec: StageSpec, model: ModelSpec, data: DataSpec) -> tuple[int | None, int, float, float]:
+    """Returns image size, None for stored features, batch size, factor of the learning rate, and patch dropout."""
+    size = None if model.image.features is not None else spec.image_size or model.image.size
+    return size, spec.batch_size or data.batch_size, spec.lr_scale, spec.patch_dropout
 
 
 def _check_order(specs: Sequence[StageSpec], duration: str, length: Length) -> None:
@@ -140,7 +140,7 @@ class Stage:
 
     start: int
     end: int
-    image_size: int
+    image_size: int | None  # None: stored features
     batch_size: int
     lr_scale: float
     patch_dropout: float
@@ -189,7 +189,7 @@ class StagePlan:
             )
             stages.append(Stage(start, start + steps * batch, size, batch, lr_scale, dropout))
         own = any(stage.patch_dropout for stage in stages)
-        sizes = sorted({stage.image_size for stage in stages} - {model.image.size})
+        sizes = sorted({stage.image_size for stage in stages if stage.image_size} - {model.image.size})
         course = None if own else model.patch_dropout_over(replace(length, total=stages[-1].end))
         return cls(stages, course, Varying(own or model.drops_patches, tuple(sizes)))
 
@@ -225,7 +225,8 @@ class StagePlan:
     def row(self, samples_seen: int) -> dict[str, float]:
         """Returns the settings to log for the step after so many samples, without those constant in the run."""
         stage = self.at(samples_seen)
-        several = {"train/image_size": stage.image_size, "train/batch_size": stage.batch_size}
+        size = {} if stage.image_size is None else {"train/image_size": stage.image_size}
+        several = {**size, "train/batch_size": stage.batch_size}
         return {
             **(several if len(self.stages) > 1 else {}),
             **({"train/patch_dropout": self.patch_dropout(samples_seen)} if self.varying.patch_dropout else {}),
@@ -244,7 +245,8 @@ class StagePlan:
     def describe(self) -> str:
         """Returns a description of the stages in one line."""
         return "; ".join(
-            f"{s.steps:,} steps of {s.batch_size:,} at {s.image_size} pixels, up to sample {s.end:,}"
+            f"{s.steps:,} steps of {s.batch_size:,}{'' if s.image_size is None else f' at {s.image_size} pixels'}, up "
+            f"to sample {s.end:,}"
             for s in self.stages
         )
 

@@ -133,7 +133,8 @@ def _utilisation(trainer: Trainer, samples: float, tokens: float, before: int) -
     device."""
     if trainer.utilisation is None:
         return {}
-    pixels = (trainer.plan.at(before).image_size / trainer.spec.model.image.size) ** 2
+    size = trainer.spec.model.image.size
+    pixels = ((trainer.plan.at(before).image_size or size) / size) ** 2
     seen = pixels * (1 - trainer.plan.patch_dropout(before))
     return {"mfu": trainer.utilisation.of(seen * samples, tokens, trainer.comm.world)}
 

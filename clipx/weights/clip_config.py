@@ -95,7 +95,7 @@ def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
     covered = TRAINING if image.projection is Projection.linear else TRAINING | {"global_pool"}
     other = {key: value for key, value in image.options.items() if key not in covered}
     _require(not other, f"model.image.options={other} has no counterpart there: remove it")
-    usual = timm.get_pretrained_cfg(image.timm)
+    usual = timm.get_pretrained_cfg(image.architecture)
     size = usual.input_size[-1] if usual is not None and usual.fixed_input_size else image.size
     _require(
         size == image.size,
@@ -106,7 +106,7 @@ def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
         not (spec.quick_gelu and isinstance(trunk, VisionTransformer)),
         f"model.quick_gelu=true, which open_clip does not support for a tower from timm, such as {image.timm}",
     )
-    pool = "" if image.projection is Projection.linear else _pool_of(trunk, image.timm)
+    pool = "" if image.projection is Projection.linear else _pool_of(trunk, image.architecture)
     drop = image.options.get("drop_path_rate")
     return {
         "timm_model_name": image.timm,

@@ -52,7 +52,7 @@ def _values(spec: ModelSpec) -> dict[str, Any]:
 def _trunk(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     """Returns timm's name without the tag of weights, and the options that define the architecture."""
     image = spec.image
-    return image.timm.partition(".")[0], {key: v for key, v in image.options.items() if key not in TRAINING}
+    return (image.timm or "").partition(".")[0], {key: v for key, v in image.options.items() if key not in TRAINING}
 
 
 def _form(spec: ModelSpec) -> dict[str, Any]:

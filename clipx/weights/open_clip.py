@@ -42,6 +42,11 @@ LAYOUTS: dict[type[ModelSpec], Layout] = {
 def _layout_of(spec: ModelSpec) -> Layout:
     if type(spec) not in LAYOUTS:
         raise CheckpointError(f"open_clip has no layout for model.kind={spec.kind}: export it with format=safetensors")
+    if spec.image.features is not None:
+        raise CheckpointError(
+            f"open_clip has no tower for model.image.features={spec.image.features}: use format=safetensors, or "
+            "weights of a run"
+        )
     return LAYOUTS[type(spec)]
 
 

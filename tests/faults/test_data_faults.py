@@ -14,8 +14,9 @@ from helpers.samples import img2dataset, write_tar
 from helpers.waiting import wait_until
 
 from clipx.config.typed import last_of_each
-from clipx.data.loader import ImageView, train_loader
+from clipx.data.loader import train_loader
 from clipx.data.order import Order
+from clipx.data.views import ImageView
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.model.tokenizer import Tokenizer
 

@@ -7,9 +7,10 @@ import torch
 from helpers import needs_cuda
 from helpers.samples import Numbers
 
-from clipx.data.loader import ImageView, TrainLoader, train_loader
+from clipx.data.loader import TrainLoader, train_loader
 from clipx.data.order import Order
 from clipx.data.prefetch import DevicePrefetcher
+from clipx.data.views import ImageView
 from clipx.model.packer import TextPacker
 from clipx.model.text import Packing
 from clipx.model.tokenizer import Tokenizer

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from clipx.data.loader import ImageView
 from clipx.data.source import BadRecord, BadSample, Sample
 from clipx.data.spec import Classes, Dataset
+from clipx.data.views import ImageView
 from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
 from clipx.model.tokenizer import Tokenizer

@@ -20,9 +20,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from clipx.data import batch as batches_of
 from clipx.data.batch import PART_SAMPLES, Batch, Packers, Part, PartRange, mapped
-from clipx.data.loader import ImageView, SecondView, TrainLoader, train_loader
+from clipx.data.loader import SecondView, TrainLoader, train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
+from clipx.data.views import ImageView
 from clipx.errors import DataError
 from clipx.model.coca import CaptionPacker
 from clipx.model.packer import TextPacker

@@ -18,10 +18,11 @@ from helpers.samples import captions, img2dataset, jpeg, write_tar
 
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.data.index import IndexSpec, index
-from clipx.data.loader import ImageView, eval_loader, train_loader
+from clipx.data.loader import eval_loader, train_loader
 from clipx.data.mixture import Mixture
 from clipx.data.source import BadSample, Source
 from clipx.data.spec import open_data
+from clipx.data.views import ImageView
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer

@@ -21,11 +21,12 @@ from PIL import Image
 
 from clipx.data.batch import Batch
 from clipx.data.csv import CsvSpec
-from clipx.data.loader import EvalBatch, ImageView, eval_loader, train_loader
+from clipx.data.loader import EvalBatch, eval_loader, train_loader
 from clipx.data.loader_processes import exit_with_trainer
 from clipx.data.order import Order
 from clipx.data.source import Sample, Source
 from clipx.data.transform import decode, eval_transform
+from clipx.data.views import ImageView
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer

@@ -19,10 +19,11 @@ from helpers.samples import Numbers, encode, img2dataset, picture, write_tar
 
 from clipx.config.registry import CONF_DIR
 from clipx.config.saved import from_dict, to_dict
-from clipx.data.loader import ImageView, train_loader
+from clipx.data.loader import train_loader
 from clipx.data.mixture import MixedOrder, Mixture, _common_classes
 from clipx.data.order import Order
 from clipx.data.spec import Classes
+from clipx.data.views import ImageView
 from clipx.errors import CheckpointError, ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.spec import RunSpec

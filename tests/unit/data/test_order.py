@@ -14,8 +14,9 @@ from helpers.runs import compose, small
 from helpers.samples import Numbers
 from scipy import stats
 
-from clipx.data.loader import ImageView, train_loader
+from clipx.data.loader import train_loader
 from clipx.data.order import Order
+from clipx.data.views import ImageView
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.trainer import Trainer
 

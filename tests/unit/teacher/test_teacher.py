@@ -19,10 +19,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from clipx.data.batch import Batch
-from clipx.data.loader import ImageView, SecondView, train_loader
+from clipx.data.loader import SecondView, train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import train_transform
+from clipx.data.views import ImageView
 from clipx.distributed.comm import Comm
 from clipx.embed import embed
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError

@@ -27,7 +27,7 @@ from helpers.samples import captions, img2dataset, read_all, write_tar
 from helpers.waiting import wait_until
 
 from clipx.data.batch import Batch
-from clipx.data.loader import ImageView, train_loader
+from clipx.data.loader import train_loader
 from clipx.data.order import Order
 from clipx.data.shards import cache, remote
 from clipx.data.shards.cache import Access, ShardFile
@@ -35,6 +35,7 @@ from clipx.data.shards.index import index_shards
 from clipx.data.shards.remote import fetch, open_sequential, prefetch_spans
 from clipx.data.shards.tar import TXT
 from clipx.data.source import BadSample, Source
+from clipx.data.views import ImageView
 from clipx.data.webdataset import Shards, WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer

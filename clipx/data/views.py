@@ -1,0 +1,189 @@
+"""Views: what the image tower of a model reads of a sample, and its layout in a batch.
+
+An image is read as uint8 pixels, stored features (.npy) as float32 numbers.
+
+Shape suffixes: n samples, S side of an image in pixels, F stored features of a sample.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from clipx.data.batch import PART_SAMPLES
+from clipx.data.image_format import NPY
+from clipx.data.source import BadSample
+from clipx.data.spec import DataSpec, check_takes_features
+from clipx.data.transform import decode, eval_transform, train_transform
+from clipx.errors import DataError
+from clipx.model.tower_spec import ImageTowerSpec
+
+
+class View(Protocol):
+    """Input of an image tower, read from the encoded image or the stored features of a sample."""
+
+    def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
+        """Returns uninitialised tensors for the inputs of so many samples, sample by sample.
+
+        The first is for this view; the second, with `second_size`, for the same crops in another size, in pixels. In a
+        loader process they are in memory shared with the trainer, so that a batch is passed on without a copy. Raises
+        DataError if the shared memory is full.
+        """
+
+    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
+        """Reads a training sample into its row of each allocated tensor. Raises BadSample."""
+
+    def load_for_evaluation(self, encoded: bytes) -> Tensor:
+        """Returns the row of an evaluation sample. Raises BadSample."""
+
+    def batch(self, rows: Tensor) -> Tensor:
+        """Returns rows as the model takes them."""
+
+    def for_data(self, data: DataSpec) -> View:
+        """Returns the view with the limits of other data."""
+
+
+def view_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) -> View:
+    """Returns the view of a model on data. `size`: side of the images in pixels. None: model.image.size.
+
+    Raises ConfigError for an option of images that is set for stored features.
+    """
+    if image.features is None:
+        return ImageView(size or image.size, data.crop_scale, data.max_pixels, image.stretch)
+    check_takes_features(data)
+    return FeatureView(image.features)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageView:
+    """Squares of `size` pixels. Training crops have an area share within `crop_scale`.
+
+    Rows are [S, S, 3] uint8, and a batch of them is [n, 3, S, S] in channels-last memory: the layout of decoded pixels,
+    and the one that convolutions prefer.
+    """
+
+    size: int
+    crop_scale: Sequence[float]
+    max_pixels: int
+    stretch: bool = False  # model.image.stretch; evaluation only
+
+    def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
+        sizes = [self.size] if second_size in (None, self.size) else [self.size, second_size]
+        return [empty_rows((samples, size, size, 3), torch.uint8) for size in sizes]
+
+    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
+        train_transform(encoded, self.crop_scale, self.max_pixels, rng, *outs)
+
+    def load_for_evaluation(self, encoded: bytes) -> Tensor:
+        return torch.tensor(eval_transform(decode(encoded, self.max_pixels), self.size, self.stretch))
+
+    def batch(self, rows: Tensor) -> Tensor:
+        return rows.permute(0, 3, 1, 2)
+
+    def for_data(self, data: DataSpec) -> ImageView:
+        return replace(self, max_pixels=data.max_pixels)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureView:
+    """Stored features: `width` numbers of each sample. Rows are [F] float32, and a batch of them is [n, F]."""
+
+    width: int
+
+    def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
+        assert second_size is None, "a teacher model reads images"
+        return [empty_rows((samples, self.width), torch.float32)]
+
+    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
+        outs[0].copy_(self.load_for_evaluation(encoded))
+
+    def load_for_evaluation(self, encoded: bytes) -> Tensor:
+        return torch.from_numpy(parse_features(encoded, self.width))
+
+    def batch(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def for_data(self, data: DataSpec) -> FeatureView:
+        check_takes_features(data)
+        return self
+
+
+def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Returns an uninitialised tensor, in memory shared with the trainer if this is a loader process.
+
+    Raises DataError if the shared memory is full.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if get_worker_info() is None or not size:
+        return torch.empty(shape, dtype=dtype)
+    try:
+        shared = torch.UntypedStorage._new_shared(size)  # as in torch's default_collate
+    except RuntimeError as error:
+        raise DataError(
+            f"the shared memory for {shape[0]} samples of {size / 1e6:,.1f} MB cannot be allocated ({error}): "
+            f"each loader process keeps data.prefetch batches there, of at most {PART_SAMPLES} samples; lower "
+            "data.workers or data.prefetch, or give the machine or container more /dev/shm, e.g. with docker's "
+            "--shm-size"
+        ) from None
+    return torch.empty(0, dtype=dtype).set_(shared).view(shape)
+
+
+# ------------------------------------------------------------------------------------------------- stored features
+
+
+def parse_features(encoded: bytes, width: int) -> NDArray[np.float32]:
+    """Returns the `width` numbers of an .npy file of one row in float16, float32 or float64.
+
+    Nothing is unpickled. Raises BadSample.
+    """
+    if not encoded.startswith(NPY):
+        raise BadSample("image is not stored features (.npy)")
+    start = _data_start(encoded)
+    try:
+        shape, dtype = _described(encoded[:start])
+    except Exception as error:  # numpy raises errors of several types on a damaged header
+        raise BadSample(f"features have a damaged header: {' '.join(str(error).split())[:120]}") from None
+    if dtype.kind != "f" or dtype.itemsize > 8:
+        raise BadSample(f"features are {dtype}, must be float16, float32 or float64")
+    if len(shape) != 1:
+        raise BadSample(f"features have shape {list(shape)}, must be one row")
+    if shape[0] != width:
+        raise BadSample(f"features have {shape[0]} numbers, model.image.features={width}")
+    if len(encoded) - start != width * dtype.itemsize:
+        raise BadSample(f"features have {len(encoded) - start} bytes of data, must be {width * dtype.itemsize}")
+    with np.errstate(over="ignore"):
+        row_F: NDArray[np.float32] = np.frombuffer(encoded, dtype, width, start).astype(np.float32)
+    if not np.isfinite(row_F).all():
+        raise BadSample("features have a value that is not finite in float32")
+    return row_F
+
+
+def _data_start(encoded: bytes) -> int:
+    """Returns the number of bytes before the data of an .npy file."""
+    digits = 2 if encoded[6:7] == b"\1" else 4  # of the length of the header, in format 1.0 and in later ones
+    return 8 + digits + int.from_bytes(encoded[8 : 8 + digits], "little")
+
+
+@lru_cache(maxsize=64)  # one header for all samples of a data set: numpy takes 20 us to read it
+def _described(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Returns (shape, dtype) of the header of an .npy file. Raises ValueError or others for a damaged one."""
+    file = io.BytesIO(header)
+    version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+    elif version == (2, 0):
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)  # type: ignore[no-untyped-call]
+    else:
+        raise ValueError(f"format {version[0]}.{version[1]}, must be 1.0 or 2.0")
+    return shape, dtype

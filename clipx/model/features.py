@@ -1,0 +1,56 @@
+"""Feature tower: a projection of stored image features to the embedding, in place of an image tower.
+
+Shape suffixes: B batch, F stored features of a sample, D embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from clipx.errors import require
+from clipx.model.tower_spec import ImageTowerSpec, Projection
+from clipx.model.vision import linear_projection
+
+
+class FeatureTower(nn.Module):
+    """Stored features [B, F] -> features [B, D] of any norm. It has the interface of an ImageTower without blocks.
+
+    Initial weights of the projection: normal with deviation F^-.5, as in an ImageTower.
+    """
+
+    takes_pixels: ClassVar[bool] = False
+
+    def __init__(self, spec: ImageTowerSpec, embed_dim: int) -> None:
+        """Raises ConfigError for projection=none with features that are not D."""
+        super().__init__()
+        assert spec.features is not None
+        self.trunk: Any = nn.Identity()  # without blocks
+        if spec.projection is Projection.none:
+            require(
+                spec.features == embed_dim,
+                f"model.image.projection=none needs model.embed_dim={spec.features}, the number of stored features, "
+                f"not {embed_dim}: set it, or remove model.image.projection",
+            )
+            self.projection: nn.Module = nn.Identity()
+        else:
+            self.projection = linear_projection(spec.features, embed_dim)
+
+    def forward(self, features_BF: Tensor) -> Tensor:
+        features_BD: Tensor = self.projection(self.trunk(features_BF))
+        return features_BD
+
+    def fold_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
+        """Does nothing: features have no channels."""
+
+    def set_patch_dropout(self, share: float) -> None:
+        """Does nothing: features have no patches."""
+
+    def positional_embeddings(self) -> set[str]:
+        """Returns no names: the tower has no positional embeddings."""
+        return set()
+
+    def class_tokens(self) -> set[str]:
+        """Returns no names: the tower has no tokens."""
+        return set()
