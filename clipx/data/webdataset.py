@@ -1,4 +1,5 @@
 """WebDataset shards, as written by img2dataset: jpg (or jpeg, png, webp) + txt + json, with random access by an index.
+npy in place of an image holds stored features (model.image.features).
 
 Reopening a data set only checks the sizes and modification times of its shards. Only members on an allow-list are read,
 and none of them can execute code.
@@ -47,7 +48,8 @@ _GAP = 1 << 16  # bytes between the members of a sample up to which one request 
 @option("data")
 @dataclass(kw_only=True, slots=True)
 class WebDatasetSpec(DataSpec):
-    """WebDataset shards, as written by img2dataset: tar files of jpg (or jpeg, png, webp) + txt and/or json."""
+    """WebDataset shards, as written by img2dataset: tar files of jpg (or jpeg, png, webp) + txt and/or json. npy in
+    place of an image: stored features for model.image.features."""
 
     kind: str = "webdataset"
     """Kind of data: WebDataset shards."""

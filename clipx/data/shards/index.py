@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RETRY_S = 120.0
 """Default time in seconds for the retries of a remote read."""
 
-_VERSION = 4
+_VERSION = 5
 # Keys of fsspec's file systems for the modification time or checksum of a file; those of local files first.
 _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 # Remote shards read concurrently: a reader mostly waits for the network. Up to this number, threads read them, because
@@ -154,7 +154,7 @@ def _index_shard(captions: Sequence[int], retry_s: float, item: _Lookup) -> None
     rows, bad, notes = [], list[BadRecord](), list[BadRecord]()
     digest = hashlib.sha256()
     for sample in tar.samples:
-        digest.update(f"{sample.name} {sorted(sample.members.items())}\n".encode("utf-8", "replace"))
+        digest.update(f"{sample.name} {sorted(sample.read.items())}\n".encode("utf-8", "replace"))
         if fault := sample.fault(captions):
             bad.append(BadRecord(f"{item.url}:{sample.name}", fault))
         else:

@@ -10,8 +10,10 @@ from typing import IO, Any
 from clipx.data.shards.remote import open_sequential
 from clipx.data.source import MAX_BYTES, MAX_TEXT
 
-COLUMNS = {"jpg": 0, "jpeg": 0, "png": 0, "webp": 0, "txt": 1, "json": 2, "cls": 3}
+COLUMNS = {"jpg": 0, "jpeg": 0, "png": 0, "webp": 0, "npy": 0, "txt": 1, "json": 2, "cls": 3}
 """{extension: column} of the members that are read. All others are ignored."""
+
+_FEATURES = "npy"  # stored features in place of an image; ignored in a sample with an image
 
 IMAGE, TXT, JSON, CLS = range(4)
 _MISSING = (0, -1)
@@ -28,10 +30,17 @@ class TarSample:
     members: dict[str, tuple[int, int]] = field(default_factory=dict)
     """{extension: (offset, size)}."""
 
+    @property
+    def read(self) -> dict[str, tuple[int, int]]:
+        """The members that are read: all, or all but npy in a sample with an image."""
+        if any(column == IMAGE and name != _FEATURES for name, column in COLUMNS.items() if name in self.members):
+            return {name: span for name, span in self.members.items() if name != _FEATURES}
+        return self.members
+
     def row(self) -> list[tuple[int, int]]:
         """Returns (offset, size) of each column of the index table."""
         row = [_MISSING] * 4
-        for extension, span in self.members.items():
+        for extension, span in self.read.items():
             row[COLUMNS[extension]] = span
         return row
 
