@@ -1,4 +1,4 @@
-"""`python -m clipx.embed run=… out=…`: embeds the images of a data source and all their captions, and writes shards.
+"""`python -m clipx.embed run=… out=…`: embeds the images of a data source and their captions, and writes shards.
 
 Runs on any number of ranks, which share the shards. A killed run continues when it is started again.
 """
@@ -42,6 +42,19 @@ class EmbeddingFormat(StrEnum):
     parquet = "parquet"
     """Parquet tables."""
 
+    webdataset = "webdataset"
+    """WebDataset shards of image features and captions, as data=webdataset reads them."""
+
+
+class EmbeddedFeatures(StrEnum):
+    """Features of an image."""
+
+    embedding = "embedding"
+    """The embedding, of unit norm."""
+
+    trunk = "trunk"
+    """The pooled features of the image tower before its projection."""
+
 
 class EmbeddingDtype(StrEnum):
     """Number format of stored embeddings."""
@@ -78,7 +91,12 @@ class EmbedSpec:
     """Samples to embed: `train` or `held_out`."""
 
     format: EmbeddingFormat = EmbeddingFormat.npy
-    """File format: `npy`, which teacher.embeddings reads, or `parquet`."""
+    """File format: `npy`, which teacher.embeddings reads, `parquet`, or `webdataset`: image features and captions, on
+    which model=stored_features trains a text tower. webdataset stores no text embeddings and leaves out bad samples."""
+
+    features: EmbeddedFeatures = EmbeddedFeatures.embedding
+    """Features of each image: `embedding`, or `trunk`, the pooled features of the image tower before its projection,
+    which needs format=webdataset and is not available for model.kind=coca."""
 
     dtype: EmbeddingDtype = EmbeddingDtype.float32
     """Number format of the stored embeddings: `float16`, `float32` or `float64`."""
@@ -108,6 +126,10 @@ class EmbedSpec:
         require(bool(self.out), "out= is empty: give a folder, or a URL of one")
         if "://" in self.out:
             check_folder_url("out", self.out)
+        require(
+            self.features is EmbeddedFeatures.embedding or self.format is EmbeddingFormat.webdataset,
+            f"features={self.features} needs format=webdataset, not {self.format}: give it, or remove features",
+        )
         for key, number in (("samples_per_shard", self.samples_per_shard), ("batch_size", self.batch_size)):
             require(number >= 1, f"{key}={number} must be at least 1")
         limits.check_limit("batch_size", self.batch_size, limits.EMBEDDED)

@@ -9,8 +9,8 @@
         manifest.json       the plan and all records; written when all shards are complete
 
 Row i of shard k is sample k * samples_per_shard + i of the source. In Parquet format, a shard is one file with one row
-per sample and the columns index, key, image, captions and text. All files are written under temporary names and renamed
-when they are complete.
+per sample and the columns index, key, image, captions and text. In WebDataset format, it is a tar (feature_shards.py).
+All files are written under temporary names and renamed when they are complete.
 """
 
 from __future__ import annotations

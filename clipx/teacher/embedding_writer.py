@@ -17,7 +17,7 @@ from torch import Tensor
 from clipx.config.saved import to_dict
 from clipx.data.loader import EvalBatch, check_workers, eval_batch_loader
 from clipx.data.source import BadRecord, Source
-from clipx.data.spec import Dataset, DataSpec, exchange_captions, open_on_all_ranks
+from clipx.data.spec import Classes, Dataset, DataSpec, exchange_captions, open_on_all_ranks
 from clipx.data.views import View, view_of
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError, require
@@ -37,6 +37,7 @@ from clipx.teacher.embedding_store import (
     npy_files,
     record_file,
 )
+from clipx.teacher.feature_shards import shard_file, usage, write_classes, write_shard
 from clipx.teacher.live import weights_digest
 from clipx.weights.load import load_model
 
@@ -59,7 +60,13 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         check_workers(spec.data.workers, comm)
     precision = spec.precision.build(comm.device)
     weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
-    source = _source(exchange_captions(open_on_all_ranks(data, comm), data, seed), spec.split, data)
+    require(
+        spec.features == "embedding" or not model_spec.captions,
+        f"features={spec.features} is not available for model.kind={model_spec.kind}, which pools the tokens of the "
+        "trunk itself: remove it",
+    )
+    dataset = exchange_captions(open_on_all_ranks(data, comm), data, seed)
+    source = _source(dataset, spec.split, data)
     store = EmbeddingStore(spec.out, spec.retry_s)
     writer = EmbeddingWriter(
         model=model,
@@ -70,7 +77,8 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         view=view_of(model_spec.image, data),
         samples_per_shard=spec.samples_per_shard,
         batch_size=spec.batch_size,
-        parquet=spec.format == "parquet",
+        format=spec.format,
+        trunk=spec.features == "trunk",
         dtype=spec.dtype,
         store=store,
     )
@@ -79,7 +87,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         "model": to_dict(model_spec),
         "weights": weights_digest(weights.model),
         "scale": None if weights.log_scale is None else math.exp(weights.log_scale),
-        "width": model.embed_dim,
+        "width": writer.width,
         "precision": spec.precision.on(comm.device).kind,
         "dtype": str(spec.dtype),
         "format": str(spec.format),
@@ -88,6 +96,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         "samples": sum(source.sizes),
         "samples_per_shard": spec.samples_per_shard,
         "max_pixels": data.max_pixels,
+        **({"features": str(spec.features)} if spec.format == "webdataset" else {}),
         **({"min_caption_chars": data.min_caption_chars, "min_side": data.min_side} if spec.split == "train" else {}),
         **({"mismatched": [data.mismatched, seed]} if data.mismatched else {}),
     }
@@ -95,7 +104,8 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     with _lock(store, comm):
         comm.run_on_main(lambda: _check_plan(store, plan))
         records = _write_missing(writer, data, comm)
-        comm.run_on_main(lambda: _finish(store, plan, records, data.max_bad_share))
+        classes = dataset.classes if spec.format == "webdataset" else None
+        comm.run_on_main(lambda: _finish(store, plan, records, data.max_bad_share, classes))
 
 
 def _source(dataset: Dataset, split: str, data: DataSpec) -> Source:
@@ -165,8 +175,10 @@ def _write_missing(writer: EmbeddingWriter, data: DataSpec, comm: Comm) -> list[
     return [found[number] for number in range(total)]
 
 
-def _finish(store: EmbeddingStore, plan: dict[str, Any], records: list[Record], max_bad_share: float) -> None:
-    """Writes the manifest and prints a summary. Raises DataError if too many samples are bad."""
+def _finish(
+    store: EmbeddingStore, plan: dict[str, Any], records: list[Record], max_bad_share: float, classes: Classes | None
+) -> None:
+    """Writes the class names and the manifest, and prints a summary. Raises DataError if too many samples are bad."""
     bad = [item for record in records for item in record["bad"]]
     captions = sum(record["captions"] for record in records)
     if len(bad) > max_bad_share * plan["samples"] or not captions:
@@ -175,6 +187,7 @@ def _finish(store: EmbeddingStore, plan: dict[str, Any], records: list[Record], 
             f"{len(bad):,} of {plan['samples']:,} samples are bad, more than data.max_bad_share={max_bad_share}; the "
             f"first: {key}: {reason}"
         )
+    class_files = write_classes(store, classes)
     store.put_json(MANIFEST, {**plan, "captions": captions, "bad": len(bad), "shards": records})
     console = stdout_console()
     console.print(
@@ -184,25 +197,35 @@ def _finish(store: EmbeddingStore, plan: dict[str, Any], records: list[Record], 
     )
     if plan["format"] == "npy" and plan["split"] == "train" and store.folder is not None:
         console.print(f"distill from them: objective=distillation teacher.embeddings={store.out}")
+    if plan["format"] == "webdataset":
+        labels = sum(record["labels"] for record in records) == plan["samples"] - len(bad)
+        line = usage(store.out, plan["split"], plan["width"], labels, class_files)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 @dataclass(slots=True)
 class ShardEmbeddings:
-    """Embeddings of the samples of a shard. `image` and `captions` have one item per sample of `samples`."""
+    """Embeddings of the samples of a shard. `image`, `captions` and `labels` have one item per sample of `samples`."""
 
     samples: range
     image: list[Tensor | None] = field(default_factory=list)
     captions: list[Sequence[str]] = field(default_factory=list)
+    labels: list[int | str | None] = field(default_factory=list)
     text_mD: list[Tensor] = field(default_factory=list)
     bad: list[BadRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.image, self.captions = [None] * len(self.samples), [()] * len(self.samples)
+        n = len(self.samples)
+        self.image, self.captions, self.labels = [None] * n, [()] * n, [None] * n
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWriter:
-    """Embeds the samples of a source with the evaluation transform and writes them. `dtype`: name of a NumPy dtype."""
+    """Embeds the samples of a source with the evaluation transform and writes them.
+
+    `format`: npy, parquet or webdataset, which has no text embeddings. `trunk`: writes the features before the
+    projection instead of the image embedding. `dtype`: name of a NumPy dtype.
+    """
 
     model: CLIP
     device: torch.device
@@ -212,9 +235,15 @@ class EmbeddingWriter:
     view: View
     samples_per_shard: int
     batch_size: int
-    parquet: bool
+    format: str
+    trunk: bool
     dtype: str
     store: EmbeddingStore
+
+    @property
+    def width(self) -> int:
+        """Number of features of an image."""
+        return self.model.trunk_width if self.trunk else self.model.embed_dim
 
     def shards(self) -> int:
         """Returns the number of shards."""
@@ -244,10 +273,12 @@ class EmbeddingWriter:
         shard.bad += batch.bad
         if not batch.index:
             return
-        image_mD = self._call(self.model.encode_image, batch.image)
-        for index, row_D, captions in zip(batch.index, image_mD, batch.captions, strict=True):
-            shard.image[index - shard.samples.start] = row_D
-            shard.captions[index - shard.samples.start] = captions
+        image_mD = self._call(self.model.encode_trunk if self.trunk else self.model.encode_image, batch.image)
+        for index, row_D, captions, label in zip(batch.index, image_mD, batch.captions, batch.labels, strict=True):
+            place = index - shard.samples.start
+            shard.image[place], shard.captions[place], shard.labels[place] = row_D, captions, label
+        if self.format == "webdataset":
+            return
         texts = [caption for captions in batch.captions for caption in captions]
         for at in range(0, len(texts), self.batch_size):
             tokens_bL = self.tokenizer(texts[at : at + self.batch_size])
@@ -258,19 +289,33 @@ class EmbeddingWriter:
             return encode(batch.to(self.device)).cpu()
 
     def _put(self, number: int, shard: ShardEmbeddings) -> Record:
+        record = self._put_features(number, shard) if self.format == "webdataset" else self._put_both(number, shard)
+        record |= {"samples": len(shard.samples), "bad": [[bad.key, bad.reason] for bad in shard.bad]}
+        self.store.put_json(record_file(number), record)
+        return record
+
+    def _put_features(self, number: int, shard: ShardEmbeddings) -> Record:
+        samples = [
+            (index, row.numpy().astype(self.dtype), captions, label)
+            for index, row, captions, label in zip(
+                shard.samples, shard.image, shard.captions, shard.labels, strict=True
+            )
+            if row is not None
+        ]
+        name = shard_file(number)
+        return {
+            "captions": sum(len(captions) for _, _, captions, _ in samples),
+            "labels": sum(label is not None for *_, label in samples),
+            "files": {name: self.store.put(name, write_shard(samples))},
+        }
+
+    def _put_both(self, number: int, shard: ShardEmbeddings) -> Record:
         missing_D = torch.full((self.model.embed_dim,), torch.nan)
         image_nD = torch.stack([missing_D if row is None else row for row in shard.image])
         text_mD = torch.cat([*shard.text_mD, torch.empty(0, self.model.embed_dim)])
         image, text = (x.numpy().astype(self.dtype) for x in (image_nD, text_mD))
-        put = self._put_parquet if self.parquet else self._put_npy
-        record = {
-            "samples": len(shard.samples),
-            "captions": len(text),
-            "files": put(number, shard, image, text),
-            "bad": [[bad.key, bad.reason] for bad in shard.bad],
-        }
-        self.store.put_json(record_file(number), record)
-        return record
+        put = self._put_parquet if self.format == "parquet" else self._put_npy
+        return {"captions": len(text), "files": put(number, shard, image, text)}
 
     def _put_npy(self, number: int, shard: ShardEmbeddings, image: NDArray[Any], text: NDArray[Any]) -> Files:
         hashes = [caption_hash(caption) for captions in shard.captions for caption in captions]
