@@ -188,7 +188,7 @@ def test_bad_samples_have_no_captions_and_too_many_are_an_error(trained: Path, t
         (("samples_per_shard=0",), ConfigError, "samples_per_shard=0 must be at least 1"),
         (("batch_size=0",), ConfigError, "batch_size=0 must be at least 1"),
         (("out=s3://",), ConfigError, "out=s3:// is not the URL of a folder"),
-        (("format=csv",), ConfigError, "format=csv: Invalid value 'csv', expected one of [npy, parquet]"),
+        (("format=csv",), ConfigError, "format=csv: Invalid value 'csv', expected one of [npy, parquet, webdataset]"),
     ],
 )  # fmt: skip
 def test_invalid_options_raise_a_one_line_error(
