@@ -98,16 +98,15 @@ class Panels:
         self._tag(contender, line, *caps, *lines)
 
     def by_contender(self, dots: Sequence[Dot], names: Sequence[str], metric: str) -> str:
-        """Returns the metric of each contender as a row: the mean with its deviation, and the seeds as small dots."""
+        """Returns the metric of each contender as a row: the mean with its deviation, below it the seeds as dots."""
         figure, axes = self._axes(metric, height=0.75 + 0.24 * len(dots), horizontal=True)
         factor = 100 if is_share(metric) else 1
         for row, dot in enumerate(dots):
             style = series_style(dot.contender)
-            (seeds,) = axes.plot(
-                [factor * value for value in dot.values], [row] * len(dot.values), "|", color=style.colour, ms=7
-            )
+            places = [factor * value for value in dot.values], [row + 0.25] * len(dot.values)
+            (seeds,) = axes.plot(*places, ".", color=style.colour, ms=4, alpha=0.6)
             mean, half = factor * dot.spread.mean, factor * (dot.spread.deviation or 0)
-            line, caps, lines = axes.errorbar([mean], [row], xerr=[half], **_line(style), ms=5, elinewidth=1, capsize=2)
+            line, caps, lines = axes.errorbar([mean], [row], xerr=[half], **_line(style), ms=5, elinewidth=1.4)
             self._tag(dot.contender, seeds, line, *caps, *lines)
         axes.set_yticks(range(len(dots)), [_cut(names[dot.contender]) for dot in dots], color=INK)
         axes.set_ylim(len(dots) - 0.5, -0.5)
@@ -162,4 +161,4 @@ def _line(style: SeriesStyle) -> dict[str, Any]:
 
 def _cut(text: str) -> str:
     text = escaped(text)
-    return text if len(text) <= 24 else f"{text[:23]}…"
+    return text if len(text) <= 26 else f"{text[:13]}…{text[-12:]}"

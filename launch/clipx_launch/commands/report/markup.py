@@ -67,8 +67,9 @@ def matrix(title: str, names: Sequence[str], entries: Sequence[Sequence[str]], m
 def figures(panels: Iterable[tuple[str, str]]) -> str:
     """Returns panels, each a title or an empty text, and an <svg>, in as many columns as the page has room for."""
     captions = ((f"<figcaption>{text(title)}</figcaption>" if title else "", svg) for title, svg in panels)
-    shown = (f"<figure>{caption}{svg}</figure>\n" for caption, svg in captions)
-    return f'<div class="panels">\n{"".join(shown)}</div>'
+    shown = [f"<figure>{caption}{svg}</figure>\n" for caption, svg in captions]
+    few = " few" if len(shown) <= 2 else ""
+    return f'<div class="panels{few}">\n{"".join(shown)}</div>'
 
 
 def legend(names: Sequence[str], swatches: Sequence[str]) -> str:
@@ -126,6 +127,7 @@ th[aria-sort=ascending] button::after {{ content: " ▲" }} th[aria-sort=descend
 .scroll td:first-child, .scroll th:first-child {{ position: sticky; left: 0; background: {SURFACE} }}
  .matrix thead th {{ text-align: right }}
 .panels {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); gap: .8rem 1.2rem }}
+.few {{ grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)) }}
 figure {{ margin: 0 }} figcaption {{ font-size: 13px; font-weight: 600 }} figure.matrix {{ margin: .4rem 0 }}
 .matrices {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 600px), 1fr)); gap: 0 1.2rem }}
 svg {{ width: 100%; height: auto; display: block; stroke-linejoin: round; stroke-linecap: butt }}

@@ -108,7 +108,7 @@ class _Drawn:
             return self._panels.against(dots, x, self._metric.label, limits)
 
         shown = f"by {' and '.join(layout.by) or 'group'}" if x is None else f"against {x}"
-        bars = "Error bars: one deviation over the seeds" + ("; small marks: the seeds." if x is None else ".")
+        bars = "Error bars: one deviation over the seeds" + ("; small dots: the seeds." if x is None else ".")
         return section(
             f"Metric {shown}", paragraph(bars), "" if x is None else self._legend(),
             *self._grid(layout.cell_keys, cells, draw),
