@@ -113,6 +113,11 @@ def _content(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
+def clean_text(clean: Clean, text: str) -> str:
+    """Returns a text cleaned as before tokenization."""
+    return _CLEAN[clean](text)
+
+
 def _canonical(text: str) -> str:
     return " ".join(repaired(text).replace("_", " ").translate(_NO_PUNCTUATION).lower().split())
 

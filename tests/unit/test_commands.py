@@ -12,7 +12,15 @@ ROOT = CONF_DIR.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 PLACES = ("clipx/**/*.py", "launch/**/*", "conf/**/*.yaml", "docs/**/*.md", "*.md")
 # Names of threads, and of jobs in Hydra's logs.
-OTHERS = {"clipx-cache", "clipx-read", "clipx-uploader", "clipx-bench", "clipx-index", "clipx-prepare"}
+OTHERS = {
+    "clipx-cache",
+    "clipx-read",
+    "clipx-uploader",
+    "clipx-bench",
+    "clipx-index",
+    "clipx-prepare",
+    "clipx-vocabulary",
+}
 
 
 def test_commands_that_are_named_exist() -> None:

@@ -113,6 +113,7 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
         "plan.yaml",
         "bench.yaml",
         "index.yaml",
+        "vocabulary.yaml",
         "prepare.yaml",
     }
     files = {str(path.relative_to(CONF_DIR)) for path in CONF_DIR.rglob("*") if path.is_file()}

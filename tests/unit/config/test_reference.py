@@ -24,6 +24,7 @@ COMMANDS = [
         "check",
         "data.index",
         "data.prepare.spec",
+        "data.vocabulary",
         "embed",
         "evaluate",
         "export",

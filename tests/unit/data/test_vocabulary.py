@@ -1,0 +1,110 @@
+"""`clipx.data.vocabulary` writes a tokenizer of the most frequent words, whose last token is the end token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers.runs import compose
+from helpers.samples import Numbers, img2dataset, write_tar
+
+from clipx.data.shapes import TEMPLATES
+from clipx.data.spec import Classes, Dataset
+from clipx.data.vocabulary import VocabularySpec, _texts, count_words, vocabulary, word_tokenizer
+from clipx.errors import ConfigError, DataError
+from clipx.model.hf_tokenizer import FileTokenizer
+from clipx.model.tower_spec import Clean
+
+PAD, END, UNKNOWN = range(3)
+
+
+def tokenizer(path: Path, counts: Counter[str], size: int, length: int = 6) -> FileTokenizer:
+    word_tokenizer(counts, size).save(str(path))
+    return FileTokenizer(str(path), length, size, Clean.clip)
+
+
+def test_ids_follow_the_frequency_of_words_and_then_the_alphabet(tmp_path: Path) -> None:
+    counts = count_words(["a red dot", "A blue dot, a dot", "Red !! <end>"])
+    # dot 3, a 3, red 2, then once each: !! , < > blue end
+    assert counts == Counter({"a": 3, "dot": 3, "red": 2, ",": 1, "blue": 1, "!!": 1, "<": 1, "end": 1, ">": 1})
+    words = word_tokenizer(counts, 64).get_vocab()
+    expected = ["<pad>", "<end>", "<unk>", "a", "dot", "red", "!!", ",", "<", ">", "blue", "end"]
+    assert sorted(words, key=words.__getitem__) == expected
+    assert word_tokenizer(counts, 7).get_vocab().keys() == set(expected[:7])
+
+
+def test_the_last_token_of_every_row_is_the_end_token(tmp_path: Path) -> None:
+    tokens = tokenizer(tmp_path / "w.json", count_words(["a red dot and a blue dot"]), 16)
+    ids = {word: i for i, word in enumerate(["a", "dot", "and", "blue", "red"], start=3)}
+    a, dot, red = ids["a"], ids["dot"], ids["red"]
+    rows = tokens(["A RED  dot", "green dot", "", "a a a a a a a dot", "<end> a"])
+    assert rows.tolist() == [
+        [PAD, PAD, a, red, dot, END],
+        [PAD, PAD, PAD, UNKNOWN, dot, END],
+        [PAD, PAD, PAD, PAD, PAD, END],
+        [a, a, a, a, a, END],
+        [PAD, UNKNOWN, UNKNOWN, UNKNOWN, a, END],
+    ]
+
+
+def test_no_word_of_the_data_and_its_prompts_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "folder/words.json"
+    options = ("data=shapes", "data.samples=64", "data.held_out_samples=16")
+    spec = compose(*options, f"out={out}", config_name="vocabulary")
+    assert isinstance(spec, VocabularySpec)
+    vocabulary(spec)
+    size = len(json.loads(out.read_text())["model"]["vocab"])
+    line = f"model.text.tokenizer={out} model.text.vocabulary={size} model.text.pool=last model.text.packed=false"
+    assert f"use it: {line}\n" in capsys.readouterr().out
+    run = compose(*options, *line.split(), "model.text.context_length=20")
+    dataset = run.data.open()
+    assert dataset.classes is not None
+    tokens = run.model.text.build_tokenizer()
+    captions = [caption for i in range(64) for caption in dataset.train.read(i).captions]
+    prompts = [template.replace("{}", name) for template in TEMPLATES for name in dataset.classes.names]
+    rows = tokens([*captions, *prompts])
+    assert (rows != UNKNOWN).all() and (rows[:, -1] == END).all()
+    words = [len(re.findall(r"\w+|[^\w\s]+", text)) for text in (*captions, *prompts)]
+    assert (rows != PAD).sum(1).tolist() == [n + 1 for n in words]
+    before = out.read_bytes()
+    vocabulary(spec)
+    assert out.read_bytes() == before
+
+
+def test_bad_samples_are_skipped_up_to_the_share_of_the_data() -> None:
+    source = Numbers([8], broken=frozenset({2}))
+    dataset = Dataset(source, None, Classes(["cat"], ["a photo of a {}"]))
+    captions = [caption for i in range(8) if i != 2 for caption in source.read(i).captions]
+    assert list(_texts(dataset, 0.2)) == [*captions, "cat", "a photo of a "]
+    with pytest.raises(DataError, match=r"^more than data\.max_bad_share=0\.1 of the samples are bad, the last: "):
+        list(_texts(dataset, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("size=3",), "size=3 must be at least 4: three special tokens and one word"),
+        (("out=words.txt",), r"out=words.txt must be a file name that ends in \.json"),
+        (("data=shapes", "data.batch_size=8"), r"data\.batch_size=8 has no effect on the words of captions: remove it"),
+    ],
+)
+def test_invalid_options_are_rejected(options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        compose(*options, config_name="vocabulary")
+
+
+def test_a_vocabulary_needs_data_and_words() -> None:
+    with pytest.raises(ConfigError, match="^data has no value: give the data whose captions are read"):
+        vocabulary(compose(config_name="vocabulary"))
+    with pytest.raises(DataError, match="^the captions have no words: give other data$"):
+        word_tokenizer(Counter(), 8)
+
+
+def test_captions_of_shards_are_read_from_their_keys(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
+    spec = compose("data=webdataset", f"data.shards={shard}", f"out={tmp_path}/w.json", config_name="vocabulary")
+    vocabulary(spec)
+    assert "caption" in json.loads((tmp_path / "w.json").read_text())["model"]["vocab"]
