@@ -374,6 +374,21 @@ def test_trained_points_are_reported_with_their_curves(tmp_path: Path) -> None:
     assert "<h2>Temperature τ</h2>" in text
 
 
+def test_seeds_evaluated_after_different_samples_have_no_common_curve(tmp_path: Path) -> None:
+    for point in write_sweep(tmp_path, *tuned("objective=infonce", "objective=dcl")):
+        write_run(point, 0.5)
+        path = point.folder / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [{**row, "samples": row["samples"] + point.index} for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text, document = report(tmp_path)
+    assert [cell["curve"] for cell in document["cells"]] == [[], []]
+    assert {reach["note"] for reach in document["samples_to_reach"]} == {
+        "the seeds were not evaluated after the same samples"
+    }
+    assert "No group has seeds that were evaluated after the same samples." in text
+
+
 @pytest.mark.slow
 def test_the_page_of_300_points_is_smaller_than_10_mb(tmp_path: Path) -> None:
     typed = [

@@ -116,12 +116,14 @@ class _Drawn:
 
     def held_out(self) -> str:
         """Returns the curves of the metric. All panels have the same limits."""
-        curves = self._curves(self._metric)
+        title, curves = "Metric against samples seen", self._curves(self._metric)
+        if not curves:
+            return section(title, paragraph("No group has seeds that were evaluated after the same samples."))
         limits = limits_of(point for cell in curves.values() for curve in cell for point in curve.points)
         once = all(len(curve.points) == 1 for cell in curves.values() for curve in cell)
         note = " Points were evaluated once: evaluator.NAME.every=… evaluates during the run." if once else ""
         return section(
-            "Metric against samples seen",
+            title,
             paragraph(f"Mean over the seeds and a band of one deviation.{note}"),
             self._legend(),
             *self._grid(
