@@ -200,6 +200,22 @@ def test_unused_large_members_are_not_read(tmp_path: Path, monkeypatch: pytest.M
     assert sum(read) == len(jpeg(1)) + len("far away")
 
 
+def test_npy_is_read_in_place_of_an_image_and_ignored_next_to_one(tmp_path: Path) -> None:
+    stored = b"\x93NUMPY, whose content the reader of shards does not check"
+    members = [("a.npy", stored), ("a.txt", b"a"), ("b.npy", stored), ("b.jpg", jpeg(1)), ("b.txt", b"b")]
+    members += [("c.png", jpeg(2)), ("c.txt", b"c"), ("c.npy", stored), ("d.npy", b""), ("d.txt", b"d")]
+    source = open_train(write_tar(tmp_path / "a.tar", members))
+    assert [(s.image, *s.captions) for s in read_all(source)] == [(stored, "a"), (jpeg(1), "b"), (jpeg(2), "c")]
+    assert reasons(source) == {"a.tar:d": "image is missing or empty"}
+
+
+def test_the_fingerprint_of_images_does_not_depend_on_a_member_npy(tmp_path: Path) -> None:
+    images = [("a.jpg", jpeg(1)), ("a.txt", b"a")]
+    plain = open_train(write_tar(tmp_path / "a.tar", images))
+    both = open_train(write_tar(tmp_path / "b.tar", [*images, ("a.npy", b"x")]))
+    assert plain.fingerprint == both.fingerprint
+
+
 def test_samples_with_the_same_name_stay_separate(tmp_path: Path) -> None:
     members = [("x.jpg", jpeg(1)), ("x.txt", b"one"), ("x.jpg", jpeg(2)), ("x.txt", b"two")]
     source = open_train(write_tar(tmp_path / "a.tar", members))

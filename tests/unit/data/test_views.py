@@ -1,0 +1,177 @@
+"""Views: features of .npy files in batches and evaluation, the reasons of bad files, and options without effect."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import compose
+from helpers.samples import Numbers, jpeg
+
+from clipx.data.batch import Batch
+from clipx.data.loader import EvalBatch, eval_loader, train_loader
+from clipx.data.order import Order
+from clipx.data.source import BadSample, Sample
+from clipx.data.transform import decode
+from clipx.data.views import FeatureView, ImageView, parse_features, view_of
+from clipx.errors import ConfigError, DataError
+from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import ImageTowerSpec
+
+WIDTH, TOKENIZER = 6, Tokenizer(8)
+
+
+def npy(array: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+def features(index: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.random.default_rng(index).normal(size=WIDTH).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Stored(Numbers):
+    """Samples with stored features."""
+
+    def read(self, index: int) -> Sample:
+        sample = Numbers.read(self, index)
+        return replace(sample, image=self.images.get(index) or npy(features(index)))
+
+
+@pytest.mark.parametrize("dtype", ["<f2", ">f2", "<f4", ">f4", "<f8", ">f8"])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_features_of_any_float_format_are_read_as_float32(dtype: str, version: tuple[int, int]) -> None:
+    row = np.array([0.5, -2, 1 / 3, 0, 1e-3, 7], dtype=dtype)
+    file = io.BytesIO()
+    np.lib.format.write_array(file, row, version=version, allow_pickle=False)  # type: ignore[no-untyped-call]
+    found = parse_features(file.getvalue(), WIDTH)
+    assert found.dtype == np.dtype("float32")
+    np.testing.assert_array_equal(found, row.astype(np.float32))
+
+
+class _Payload:
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.flag,)
+
+
+@pytest.mark.parametrize(
+    ("encoded", "reason"),
+    [
+        (jpeg(), "image is not stored features (.npy)"),
+        (b"", "image is not stored features (.npy)"),
+        (npy(np.zeros(5)), "features have 5 numbers, model.image.features=6"),
+        (npy(np.zeros((1, 6))), "features have shape [1, 6], must be one row"),
+        (npy(np.float32(1)), "features have shape [], must be one row"),
+        (npy(np.zeros(6, dtype=np.int64)), "features are int64, must be float16, float32 or float64"),
+        (npy(np.zeros(6, dtype=np.complex64)), "features are complex64, must be float16, float32 or float64"),
+        (npy(np.zeros(6, dtype=np.longdouble)), f"features are {np.dtype(np.longdouble)}, must be float16, "),
+        (npy(np.array([1, 2, np.nan, 4, 5, 6])), "features have a value that is not finite in float32"),
+        (npy(np.array([1, 2, 1e39, 4, 5, 6])), "features have a value that is not finite in float32"),
+        (npy(np.zeros(6))[:-1], "features have 47 bytes of data, must be 48"),
+        (npy(np.zeros(6)) + b"x", "features have 49 bytes of data, must be 48"),
+        (npy(np.zeros(6))[:40], "features have a damaged header: "),
+        (b"\x93NUMPY", "features have a damaged header: "),
+        (b"\x93NUMPY\x03\x00" + npy(np.zeros(6))[8:], "features have a damaged header: "),
+        (npy(np.zeros(6)).replace(b"descr", b"d\0scr"), "features have a damaged header: "),
+        (npy(np.zeros(6)).replace(b"(6,)", b"f(6)"), "features have a damaged header: "),
+    ],
+)
+def test_other_files_are_bad_samples_with_a_reason(encoded: bytes, reason: str) -> None:
+    with pytest.raises(BadSample) as caught:
+        parse_features(encoded, WIDTH)
+    assert str(caught.value).startswith(reason) and "\n" not in str(caught.value)
+
+
+def test_an_object_array_is_not_unpickled(tmp_path: Path) -> None:
+    payload = _Payload(tmp_path / "executed")
+    encoded = npy(np.array([payload] * 6, dtype=object), allow_pickle=True)
+    with pytest.raises(BadSample, match="^features are object, must be float16"):
+        parse_features(encoded, WIDTH)
+    assert not payload.flag.exists()
+    pickle.loads(pickle.dumps(payload))
+    assert payload.flag.exists(), "unpickling the payload works, so the test can fail"
+
+
+def test_stored_features_are_a_bad_image() -> None:
+    with pytest.raises(
+        BadSample, match=r"^image is stored features \(\.npy\), not pixels: set model\.image\.features$"
+    ):
+        decode(npy(features(0)), 10**6)
+    out = torch.empty(4, 4, 3, dtype=torch.uint8)
+    with pytest.raises(BadSample, match="^image is stored features"):
+        ImageView(4, [1.0, 1.0], 10**6).load(npy(features(0)), random.Random(0), out)
+
+
+def batches(source: Numbers, **options: Any) -> list[Batch]:
+    order = Order(source.sizes, seed=3, window=30)
+    settings = {"seed": 3, "batch": 12, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False, **options}
+    loader = train_loader(source, order, FeatureView(WIDTH), TOKENIZER, samples=range(72), **settings)
+    return list(loader)
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"part": 5}, {"workers": 1, "part": 5}])
+def test_a_batch_has_the_features_of_its_samples(options: dict[str, Any]) -> None:
+    source = Stored([17, 13], images={4: npy(np.zeros(WIDTH + 1)), 9: jpeg()})
+    found = batches(source, **options)
+    assert len(found) == 6
+    bad = {record.key: record.reason for batch in found for record in batch.bad}
+    assert bad == {
+        "sample 4": f"features have {WIDTH + 1} numbers, model.image.features={WIDTH}",
+        "sample 9": "image is not stored features (.npy)",
+    }
+    for batch in found:
+        assert (batch.image.dtype, batch.image.shape) == (torch.float32, (12, WIDTH))
+        for row, index in zip(batch.image, batch.index.tolist(), strict=True):
+            assert torch.equal(row, torch.from_numpy(features(index)))
+
+
+def test_features_in_place_of_images_end_the_run_with_the_fix() -> None:
+    source = Stored([8])
+    loader = train_loader(
+        source, Order(source.sizes, 0, 8), ImageView(4, [1.0, 1.0], 10**6), TOKENIZER,
+        seed=0, samples=range(4), batch=4, rank=0, world=1, workers=0, prefetch=1, pin=False,
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"not pixels: set model\.image\.features$"):
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_evaluation_batches_have_the_features_of_the_good_samples(workers: int) -> None:
+    source = Stored([8], broken=frozenset({0, 1, 2, 5}))
+    found: list[EvalBatch] = list(
+        eval_loader(source, FeatureView(WIDTH), batch=3, rank=0, world=1, workers=workers, prefetch=1)
+    )
+    assert [list(batch.index) for batch in found] == [[], [3, 4], [6, 7]]
+    assert found[0].image.shape == (0, WIDTH)
+    for batch in found[1:]:
+        assert torch.equal(batch.image, torch.stack([torch.from_numpy(features(i)) for i in batch.index]))
+
+
+def test_the_view_of_a_model_follows_its_input() -> None:
+    data = compose("data=csv", "data.path=x", "data.crop_scale=[0.5,1]", "data.max_pixels=1000").data
+    image = ImageTowerSpec(timm="test_vit", size=32, stretch=True)
+    assert view_of(image, data) == ImageView(32, [0.5, 1.0], 1000, True)
+    assert view_of(image, data, 16) == ImageView(16, [0.5, 1.0], 1000, True)
+    plain = compose("data=csv", "data.path=x").data
+    assert view_of(ImageTowerSpec(features=7), plain) == FeatureView(7)
+    with pytest.raises(ConfigError, match=r"^data\.crop_scale=\[0\.5, 1\.0\] has no effect on stored features"):
+        view_of(ImageTowerSpec(features=7), data)
+
+
+def test_the_view_takes_the_limits_of_other_data() -> None:
+    data = compose("data=csv", "data.path=x", "data.max_pixels=1000").data
+    assert ImageView(8, [0.9, 1.0], 10**6).for_data(data) == ImageView(8, [0.9, 1.0], 1000)
+    with pytest.raises(ConfigError, match=r"^data\.max_pixels=1000 has no effect on stored features"):
+        FeatureView(WIDTH).for_data(data)

@@ -1,0 +1,191 @@
+"""A model of stored features: embeddings, options, FLOPs, and errors for what needs images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.runs import compose
+from torch import nn
+
+from clipx.errors import CheckpointError, ConfigError
+from clipx.model.features import FeatureTower
+from clipx.model.flops import ForwardFlops
+from clipx.model.tower_spec import ImageTowerSpec
+from clipx.optimizer.groups import parameter_groups
+from clipx.weights.compare import check_same
+from clipx.weights.open_clip import config_of
+
+MODEL = ("model=stored_features", "model.image.features=24", "model.embed_dim=16")
+CPU = torch.device("cpu")
+
+
+def model(*overrides: str, dtype: torch.dtype = torch.float64):  # type: ignore[no-untyped-def]
+    return compose(*MODEL, *overrides).model.build(CPU, dtype)
+
+
+def test_the_embedding_is_the_unit_projection_of_the_features() -> None:
+    torch.manual_seed(0)
+    clip = model()
+    stored_BF = torch.randn(5, 24, dtype=torch.float64)
+    expected = torch.stack([clip.image.projection.weight @ row for row in stored_BF])
+    torch.testing.assert_close(clip.encode_image(stored_BF), F.normalize(expected, dim=-1), rtol=0, atol=1e-12)
+    tokens = torch.randint(1, 40_000, (5, 16))
+    image_BD, text_BD = clip(stored_BF, tokens)
+    assert torch.equal(image_BD, clip.encode_image(stored_BF)) and torch.equal(text_BD, clip.encode_text(tokens))
+
+
+def test_the_projection_is_initialized_as_that_of_an_image_tower() -> None:
+    torch.manual_seed(0)
+    weight = FeatureTower(ImageTowerSpec(features=400), 300).projection.weight
+    assert weight.shape == (300, 400)
+    assert weight.std().item() == pytest.approx(400**-0.5, rel=0.01) and abs(weight.mean()) < 1e-3
+
+
+def test_without_projection_the_embedding_is_the_unit_features_and_has_no_parameters() -> None:
+    clip = model("model.image.projection=none", "model.image.features=16")
+    stored_BF = torch.randn(3, 16, dtype=torch.float64)
+    torch.testing.assert_close(clip.encode_image(stored_BF), F.normalize(stored_BF, dim=-1), rtol=0, atol=1e-12)
+    assert not [name for name, _ in clip.named_parameters() if name.startswith("image.")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_take_the_dtype_of_the_weights(dtype: torch.dtype) -> None:
+    found = model(dtype=dtype).encode_image(torch.randn(2, 24))
+    assert found.dtype == torch.float32 and found.shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        (torch.zeros(2, 23), r"stored features have shape \[2, 23\], must be \[B, 24\]: "),
+        (torch.zeros(2, 3, 8, 8), r"stored features have shape \[2, 3, 8, 8\], must be \[B, 24\]: "),
+        (torch.zeros(2, 24, dtype=torch.int64), r"stored features are torch\.int64, must be floating point: convert"),
+    ],
+)
+def test_other_inputs_are_rejected(stored: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        model().encode_image(stored)
+
+
+def test_the_tower_has_no_blocks_tokens_and_positional_embeddings() -> None:
+    clip = model()
+    assert clip.positional_embeddings() == {"text.positional_embedding"} and clip.class_tokens() == set()
+    assert isinstance(clip.image.trunk, nn.Identity) and not clip.image.takes_pixels
+    assert clip.trunk_width == 24
+    stored_BF = torch.randn(2, 24, dtype=torch.float64)
+    assert torch.equal(clip.encode_trunk(stored_BF), stored_BF)
+
+
+def test_flops_of_the_image_tower_are_those_of_the_projection() -> None:
+    found = ForwardFlops.of(compose(*MODEL).model)
+    assert found.image == 2 * 24 * 16
+    assert found.text == ForwardFlops.of(compose(*MODEL, "model.image.features=48").model).text
+
+
+@pytest.mark.parametrize("projection", ["linear", "none"])
+def test_the_projection_is_one_of_the_parameter_groups(projection: str) -> None:
+    spec = compose(*MODEL, "model.image.features=16", f"model.image.projection={projection}")
+    clip = spec.model.build(CPU, torch.float32)
+    names = [name for group in parameter_groups(clip, nn.Module(), spec.optimizer) for name, _ in group["params"]]  # type: ignore[arg-type]
+    assert ("model.image.projection.weight" in names) == (projection == "linear")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("model.image.features=0",), r"model\.image\.features=0 must be at least 1"),
+        (("model.image.timm=resnet18",), r"model\.image\.timm=resnet18 has no effect with model\.image\.features=24, "),
+        (("model.image.size=48",), r"model\.image\.size=48 has no effect with model\.image\.features=24, "),
+        (("model.image.stretch=true",), r"model\.image\.stretch=True has no effect with model\.image\.features=24, "),
+        (("model.image.options={depth: 3}",), r"model\.image\.options=\{'depth': 3\} has no effect with "),
+        (("model.image.mean=[0,0,0]",), r"model\.image\.mean=\[0\.0, 0\.0, 0\.0\] has no effect with "),
+        (("model.image.checkpointing=1",), r"model\.image\.checkpointing=1 has no effect with "),
+        (("model.image.lock=all", "model.weights=x"), r"model\.image\.lock=all has no effect with "),
+        (("model.image.projection=head",), r"model\.image\.projection=head is timm's classifier, which "),
+        (("model.patch_dropout=0.5",), r"model\.patch_dropout=0\.5 has no effect with model\.image\.features=24, which "),
+        (("model.image.features=null",), r"model\.image\.timm has no value: it is required, add model\.image\.timm="),
+        (("data.min_side=9",), r"data\.min_side=9 has no effect on stored features \(model\.image\.features\): remove"),
+        (("data.crop_scale=[1,1]",), r"data\.crop_scale=\[1\.0, 1\.0\] has no effect on stored features "),
+        (("data.max_pixels=9",), r"data\.max_pixels=9 has no effect on stored features "),
+        (
+            ("+data@evaluator.retrieval.sets.x=csv", "evaluator.retrieval.sets.x.max_pixels=9"),
+            r"evaluator\.retrieval\.sets\.x\.max_pixels=9 has no effect on stored features ",
+        ),
+        (
+            ("stages=[{until: 50%, image_size: 32},{batch_size: 64}]",),
+            r"stages\.0\.image_size=32 has no effect with model\.image\.features=24: remove it",
+        ),
+        (
+            ("stages=[{until: 50%, patch_dropout: 0.5},{batch_size: 64}]",),
+            r"stages\.0\.patch_dropout=0\.5 has no effect with model\.image\.features=24: remove it",
+        ),
+        (
+            ("objective=distillation", "teacher.weights=x"),
+            r"teacher\.weights=x embeds images, and model\.image\.features=24 reads none: give ",
+        ),
+        (
+            ("model.image.projection=none", "optimizer.image_lr_scale=0.5"),
+            r"optimizer\.image_lr_scale=0\.5 has no effect with model\.image\.projection=none: remove one of them",
+        ),
+        (
+            ("model.image.projection=none", "model.text.lock=all", "model.weights=x"),
+            r"model\.image\.projection=none and model\.text\.lock=all leave no trainable weights",
+        ),
+    ],
+)  # fmt: skip
+def test_options_of_images_are_rejected(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        compose(*MODEL, *overrides)
+
+
+def test_options_of_images_are_rejected_in_the_sources_of_a_mixture() -> None:
+    mixture = ("data=mixture", "+data@data.sources.a=csv", "data.sources.a.path=x", "data.sources.a.min_side=9")
+    with pytest.raises(ConfigError, match=r"^data\.sources\.a\.min_side=9 has no effect on stored features "):
+        compose(*MODEL, *mixture)
+
+
+def test_coca_and_another_width_are_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"^model\.image\.features=9 cannot be combined with model\.kind=coca"):
+        replace(compose("model=coca_tiny", "objective=coca").model, image=ImageTowerSpec(features=9))
+    with pytest.raises(ConfigError, match=r"^model\.image\.projection=none needs model\.embed_dim=24, the number of "):
+        model("model.image.projection=none")
+
+
+def test_stages_with_other_settings_train_and_are_described_without_pixels() -> None:
+    from clipx.config.duration import Length
+    from clipx.trainer.stages import StagePlan
+
+    spec = compose(*MODEL, "stages=[{until: 50%, batch_size: 32},{batch_size: 64}]")
+    length = Length(256, 32, 256)
+    plan = StagePlan.build(spec.stages, spec.model, spec.data, "1ep", length)
+    assert plan.describe() == "4 steps of 32, up to sample 128; 2 steps of 64, up to sample 256"
+    assert plan.row(0) == {"train/batch_size": 32}
+
+
+def test_open_clip_has_no_such_tower() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"^open_clip has no tower for model\.image\.features=24: use format=safe"
+    ):
+        config_of(compose(*MODEL).model)
+
+
+def test_weights_of_another_input_are_rejected() -> None:
+    ours, theirs = compose(*MODEL).model, compose(*MODEL, "model.image.features=32").model
+    with pytest.raises(CheckpointError, match=r"model\.image\.features=32, expected 24: choose the model of these"):
+        check_same(ours, theirs, "x")
+    images = compose("model=tiny").model
+    with pytest.raises(CheckpointError, match=r"model\.image\.features=none, expected 24"):
+        check_same(ours, images, "x")
+
+
+def test_a_saved_run_without_the_option_reads_images(tmp_path: Path) -> None:
+    from clipx.config.saved import from_dict, to_dict
+    from clipx.trainer.spec import RunSpec
+
+    values = to_dict(compose("model=tiny"))
+    del values["model"]["image"]["features"]
+    assert from_dict(RunSpec, values).model.image.features is None
