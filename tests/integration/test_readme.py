@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 
+import helpers.runs
 import pytest
 from helpers import ROOT
 
@@ -27,6 +29,17 @@ def test_every_training_command_in_the_readme_composes() -> None:
         words = [word for word in command.replace("'", "").split() if "=" in word and "…" not in word]
         points = [word.split(",")[0] if "-m" in command.split() and "[" not in word else word for word in words]
         compose(*points)
+
+
+def test_every_command_on_stored_features_composes() -> None:
+    section = (ROOT / "docs/finetuning.md").read_text().split("## Train a text tower on stored image features")[1]
+    text = section.split("\n## ")[0].replace("\\\n", " ").replace("'", "")
+    commands = re.findall(r"^python -m clipx\.([\w.]+) (.*)$", text, re.MULTILINE)
+    assert [name for name, _ in commands] == ["embed", "embed", "train", "data.vocabulary", "train"]
+    for name, words in commands:
+        importlib.import_module(f"clipx.{name}")  # registers its options
+        spec = helpers.runs.compose(*words.split(), config_name=name.rpartition(".")[2])
+        assert name != "train" or spec.model.image.features == 96
 
 
 @pytest.mark.parametrize("path", re.findall(r"`(clipx/[\w/]+\.py|conf/[\w/]+\.yaml|tests/[\w/]+\.py)`", README))
