@@ -19,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from clipx.config import plugins
-from clipx.config.recipes import recipe_precision
+from clipx.config.recipes import choose, recipe_precision
 from clipx.errors import ConfigError
 
 __all__ = ["CONF_DIR", "MISSING", "PACKAGE", "discover", "discover_installed", "option", "spec_class"]
@@ -31,6 +31,7 @@ CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent /
 Spec = TypeVar("Spec")
 
 OmegaConf.register_new_resolver("recipe_precision", recipe_precision, replace=True)  # in conf/train.yaml
+OmegaConf.register_new_resolver("choose", choose, replace=True)  # in conf/experiment
 
 
 def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
