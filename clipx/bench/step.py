@@ -91,8 +91,11 @@ class StepSpec(BenchSpec):
                 f"{word} is set by loader=true: remove one of them",
             )
         for words in self.runs().values():
-            taught = compose(*words, f"data.batch_size={self.batch}").objective.taught
-            require(not taught, "objective=distillation needs a teacher, which this benchmark does not have: remove it")
+            found = compose(*words, f"data.batch_size={self.batch}").objective
+            require(
+                not found.taught,
+                f"objective={found.kind} needs a teacher, which this benchmark does not have: remove it",
+            )
 
     def runs(self) -> dict[str, list[str]]:
         """Returns the overrides of each run, by the overrides in which it differs from the others. Raises

@@ -32,6 +32,7 @@ class DistillationSpec(LearnedTemperatureSpec):
     Above 0."""
 
     taught: ClassVar[bool] = True
+    untaught: ClassVar[str | None] = "infonce"
 
     def __post_init__(self) -> None:
         LearnedTemperatureSpec.__post_init__(self)

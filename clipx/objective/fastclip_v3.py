@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
-from clipx.errors import require
-from clipx.objective.fcco import (
-    FCCOSpec,
-    GradientRule,
-    check_positive_rho,
-    check_rho,
-    check_temperature,
-    default_rho,
-    describe_rho,
-)
-from clipx.objective.spec import ObjectiveTraffic
+from clipx.objective.fcco import GradientRule, default_rho
+from clipx.objective.robust import RobustSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -26,60 +17,25 @@ if TYPE_CHECKING:
 
 @option("objective")
 @dataclass(kw_only=True, slots=True)
-class FastCLIPv3Spec(FCCOSpec):
+class FastCLIPv3Spec(RobustSpec):
     """τ (½mean[log(ε+g1) + log(ε+g2)] + ρ) over the data set; τ is learned and at least min_temperature
     (arXiv:2407.01445). τ converges to where the mean KL of a row's softmax over its negatives from uniform is ρ."""
 
     kind: str = "fastclip_v3"
     """Type of the objective; set by objective=fastclip_v3."""
 
-    init_temperature: float = 0.07
-    """Initial temperature τ of all pairs; learned. In [min_temperature, 1]."""
-
-    min_temperature: float = 0.01
-    """Smallest temperature τ; clamped after each step. In [0.001, 1]."""
-
-    temperature_lr: float = 2e-4
-    """Learning rate of log 1/τ: constant, without warm-up or schedule; a third of it while τ ≤ 0.03. Above 0."""
-
-    rho: float | None = None
-    """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
-    Above 0 and below log(samples - 1). null: computed from the number of samples n, min(6.5 (log n / 14.8)^3.2,
-    0.8 log n): 0.6 for 1,000 samples. Published: 6.5 for 2.7 million, 8.5 for 9.2 million, 16 for 315 million."""
-
     tau_gradient: GradientRule = GradientRule.exact
     """Gradient of the temperature. exact: that of the loss as defined. official: that of FastCLIP's published code,
     with which its published settings were tuned: twice the gradient through the pairs, and no ε in the gradient of the
     factor τ."""
 
-    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2)
-
-    def __post_init__(self) -> None:
-        FCCOSpec.__post_init__(self)
-        check_temperature("min_temperature", self.min_temperature, 1e-3)
-        check_temperature("init_temperature", self.init_temperature, self.min_temperature)
-        require(
-            self.temperature_lr > 0,
-            f"objective.temperature_lr={self.temperature_lr} must be above 0: the default is 2e-4",
-        )
-        check_positive_rho(self.rho)
-
-    def describe(self, length: Length) -> str:
-        return f"{FCCOSpec.describe(self, length)}, {describe_rho(self.rho, length.epoch)}"
-
-    def check(self, batch: int, samples: int | None) -> None:
-        if samples is not None:
-            check_rho(self.rho, samples, batch)
-
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import GlobalFCCO, robust, robust_official
-        from clipx.objective.losses.temperature import GlobalTemperature
 
         self.check(length.batch, length.epoch)
-        temperature = GlobalTemperature(self.init_temperature, 1 / self.min_temperature, slow=True)
-        official = self.tau_gradient is GradientRule.official
         rho = self.rho or default_rho(length.epoch)
-        combine = robust_official(rho) if official else robust(rho)
-        objective = GlobalFCCO(*self.parts(comm, length), temperature, combine, self.tau_gradient.through_pairs)
+        combine = robust_official(rho) if self.tau_gradient is GradientRule.official else robust(rho)
+        kappa = self.tau_gradient.through_pairs
+        objective = GlobalFCCO(*self.parts(comm, length), self.build_temperature(), combine, kappa)
         objective.constant_lr = self.temperature_lr
         return objective

@@ -36,6 +36,16 @@ class ObjectiveTraffic:
     parameters: int = 1
     """Parameters of the objective, whose gradients are summed over the ranks."""
 
+    prototypes: int = 0
+    """Rows of the width of an embedding, for the images and for the texts, whose gradients are summed `updates`
+    times."""
+
+    updates: int = 0
+    """Sums of the gradients of `prototypes`, an all_reduce each."""
+
+    summed: int = 0
+    """Further numbers that one all_reduce sums."""
+
 
 @dataclass(kw_only=True, slots=True)
 class ObjectiveSpec:
@@ -58,6 +68,13 @@ class ObjectiveSpec:
 
     taught: ClassVar[bool] = False
     """True if the objective needs a teacher's embeddings with each batch."""
+
+    teacher_logits: ClassVar[bool] = True
+    """True if the objective compares with a teacher's logits, its similarities divided by its temperature. False: with
+    its similarities."""
+
+    untaught: ClassVar[str | None] = None
+    """Objective with the cost of this one without its teacher, which `clipx.plan` recommends. None: no such one."""
 
     captions: ClassVar[bool] = False
     """True if the objective needs the loss of each caption in addition to the embeddings."""

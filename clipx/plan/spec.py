@@ -106,7 +106,7 @@ class PlanSpec(RunSpec):
         require(
             not self.objective.taught,
             f"objective={self.objective.kind} needs a teacher, whose time and memory a plan does not count: plan with "
-            "objective=infonce and add the teacher's forward (docs/distillation.md)",
+            f"objective={self.objective.untaught or 'infonce'} and add the teacher's forward (docs/distillation.md)",
         )
         objective_traffic(self.objective)
         require(

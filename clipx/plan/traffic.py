@@ -72,7 +72,8 @@ def ddp_traffic(shape: StepShape) -> Traffic:
     gathers = [2 * shape.dim * _FLOAT] + ([extra.statistics * _FLOAT] if extra.statistics else [])
     gathers += [_LONG, extra.written * _FLOAT] if extra.read else []
     sums = ([batch * extra.read * _FLOAT] if extra.read else []) + ([] if extra.statistics else [_FLOAT])
-    sums += [extra.parameters * _FLOAT] if extra.parameters else []
+    sums += [size * _FLOAT for size in (extra.parameters, extra.summed) if size]
+    sums += [2 * extra.prototypes * shape.dim * _FLOAT] * extra.updates
     loss = {"all_gather": (len(gathers), batch * sum(gathers)), "all_reduce": (len(sums), sum(sums))}
     buffers = {"broadcast": (1, shape.buffers)} if shape.buffers else {}
     return Traffic(

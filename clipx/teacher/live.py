@@ -31,7 +31,7 @@ class Teacher:
     """Image size and tokenizer of the teacher, which the loader applies to each sample."""
 
     scale: float
-    """α, the inverse of the teacher's temperature."""
+    """α, the inverse of the teacher's temperature, or 1 if its similarities are used without it."""
 
     precision: Precision
     micro_batches: int
@@ -41,12 +41,13 @@ class Teacher:
     description: str
 
     @classmethod
-    def build(cls, spec: TeacherSpec, comm: Comm, run: Precision, micro_batches: int) -> Teacher:
+    def build(cls, spec: TeacherSpec, comm: Comm, run: Precision, micro_batches: int, logits: bool = True) -> Teacher:
         """Loads the teacher of `spec.weights` onto the device.
 
         Args:
             run: precision of the student.
             micro_batches: number of forward passes per batch.
+            logits: whether the products of the embeddings are logits. False: similarities, without a temperature.
 
         Raises CheckpointError or ConfigError.
         """
@@ -59,7 +60,7 @@ class Teacher:
         return cls(
             model=model,
             view=SecondView(size, model_spec.text.build_tokenizer(), model.packer),
-            scale=_scale(spec, found),
+            scale=_scale(spec, found) if logits else 1.0,
             precision=precision,
             micro_batches=micro_batches,
             digest=weights_digest(found.model),

@@ -1,7 +1,9 @@
-"""Options of the teacher, whose image-text similarities a student learns with `objective=distillation`.
+"""Options of the teacher, whose image-text similarities a student learns with `objective=distillation`, or which are
+the reference of `objective=drrho_clip`.
 
 A teacher is a model that embeds each batch (`live`), or embeddings of all samples that `python -m clipx.embed` wrote
-(`stored`). In both cases the objective gets image_bT and text_bT, whose products are the teacher's logits.
+(`stored`). In both cases the objective gets image_bT and text_bT, whose products are the teacher's logits, or its
+similarities for an objective with `teacher_logits` False.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class TeacherPrecision(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class TeacherSpec:
-    """Teacher for objective=distillation: a model (weights) or its stored embeddings (embeddings)."""
+    """Teacher for objective=distillation, or reference for drrho_clip: a model (weights) or its stored embeddings
+    (embeddings)."""
 
     weights: str | None = None
     """Teacher model, in any form that model.weights accepts. Its configuration is loaded with the weights. null: no
@@ -51,7 +54,8 @@ class TeacherSpec:
 
     temperature: float | None = None
     """Temperature of the teacher's softmax over a batch, above 0; the logits are divided by it. null: the temperature
-    that the teacher was trained with. Needs weights or embeddings."""
+    that the teacher was trained with. Needs weights or embeddings. Must be null with drrho_clip, which uses the
+    temperature of the model."""
 
     precision: TeacherPrecision = TeacherPrecision.run
     """Number format of the teacher model: run (the precision of the student), fp32, bf16 or fp16. Needs weights."""
@@ -96,12 +100,13 @@ class TeacherSpec:
             return f"teacher.weights={self.weights}"
         return None if self.embeddings is None else f"teacher.embeddings={self.embeddings}"
 
-    def check(self, objective: str, taught: bool, data: str, indexed: bool) -> None:
+    def check(self, objective: str, taught: bool, logits: bool, data: str, indexed: bool) -> None:
         """Raises ConfigError if the teacher does not fit the objective or the data.
 
         Args:
             objective: kind of the objective.
             taught: whether the objective needs a teacher.
+            logits: whether it compares with the teacher's logits, not with its similarities.
             data: kind of the data.
             indexed: whether the data has sample indices.
         """
@@ -113,7 +118,12 @@ class TeacherSpec:
         require(
             self.source_option is None or taught,
             f"{self.source_option} has no effect with objective={objective}, which uses no teacher: choose "
-            "objective=distillation, or drop it",
+            "objective=distillation or objective=drrho_clip, or drop it",
+        )
+        require(
+            self.temperature is None or logits,
+            f"teacher.temperature={self.temperature} has no effect with objective={objective}, which divides the "
+            "teacher's similarities by the temperature of the model: drop it",
         )
         require(
             self.embeddings is None or indexed,
@@ -121,12 +131,13 @@ class TeacherSpec:
             "teacher.weights instead",
         )
 
-    def build(self, comm: Comm, precision: Precision, micro_batches: int) -> Teacher | None:
+    def build(self, comm: Comm, precision: Precision, micro_batches: int, logits: bool) -> Teacher | None:
         """Loads the teacher model onto the device. Returns None if there is none.
 
         Args:
             precision: precision of the run.
             micro_batches: data.micro_batches of the run.
+            logits: whether the products of the embeddings are logits, not similarities.
 
         Raises ClipxError if the weights cannot be loaded, or if their configuration or temperature is unknown.
         """
@@ -134,10 +145,10 @@ class TeacherSpec:
             return None
         from clipx.teacher.live import Teacher
 
-        return Teacher.build(self, comm, precision, self.micro_batches or micro_batches)
+        return Teacher.build(self, comm, precision, self.micro_batches or micro_batches, logits)
 
-    def open(self, train: Source) -> StoredEmbeddings | None:
-        """Opens the stored embeddings of the training samples. Returns None if there are none.
+    def open(self, train: Source, logits: bool) -> StoredEmbeddings | None:
+        """Opens the stored embeddings of the training samples. Returns None if there are none. `logits`: see `build`.
 
         Raises DataError if they are incomplete or of other data, and ConfigError if the temperature is unknown.
         """
@@ -145,4 +156,4 @@ class TeacherSpec:
             return None
         from clipx.teacher.stored import StoredEmbeddings
 
-        return StoredEmbeddings.open(self.embeddings, self.temperature, train)
+        return StoredEmbeddings.open(self.embeddings, self.temperature, train, logits)

@@ -63,7 +63,7 @@ class StoredEmbeddings:
     samples_per_shard: int
     width: int
     scale: float
-    """α, the inverse of the teacher's temperature."""
+    """α, the inverse of the teacher's temperature, or 1 if its similarities are used without it."""
 
     digest: str
     """Digest of the teacher's weights."""
@@ -71,11 +71,12 @@ class StoredEmbeddings:
     description: str
 
     @classmethod
-    def open(cls, folder: str, temperature: float | None, train: Source) -> StoredEmbeddings:
+    def open(cls, folder: str, temperature: float | None, train: Source, logits: bool = True) -> StoredEmbeddings:
         """Opens the embeddings of the training source `train`.
 
         Args:
             temperature: temperature of the teacher; None: the stored one.
+            logits: whether the products of the embeddings are logits. False: similarities, without a temperature.
 
         Raises DataError if they are incomplete or of other data, and ConfigError if the temperature is unknown.
         """
@@ -92,7 +93,7 @@ class StoredEmbeddings:
                 f"run's training data ({train.fingerprint}, {sum(train.sizes):,}): write it with this run's data=…"
             )
         _check_files(place, manifest.shards, named)
-        scale = manifest.scale if temperature is None else 1 / temperature
+        scale = (manifest.scale if temperature is None else 1 / temperature) if logits else 1.0
         if scale is None:
             raise ConfigError(
                 f"{named} has no temperature (the model was trained without a single one, or saved without it): give "

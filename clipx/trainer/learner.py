@@ -89,7 +89,8 @@ class Learner:
         self.precision = self.format.build(comm.device)
         spec.compile.check_device(comm.device)
         spec.compile.configure(spec.deterministic)
-        self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches)
+        logits = spec.objective.teacher_logits
+        self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches, logits)
         seed_all(spec.seed)
         self.weights = self.model = spec.model.build(comm.device, self.precision.stored, varying)
         freeze(self.weights, spec.model)

@@ -117,7 +117,7 @@ class RunSpec:
     """Compilation by torch.compile of the towers' blocks, the loss and the optimizer's step. Off by default."""
 
     teacher: TeacherSpec = field(default_factory=TeacherSpec)
-    """Teacher of objective=distillation: a model, or stored embeddings."""
+    """Teacher of objective=distillation, or reference of drrho_clip: a model, or stored embeddings."""
 
     evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
     """Evaluators by name: zero-shot classification, retrieval and linear probe, each at its interval. Chosen by a list,
@@ -201,7 +201,8 @@ class RunSpec:
         self._check_stored_features()
         for batch in {self.data.batch_size} | {stage.batch_size or self.data.batch_size for stage in self.stages}:
             self.objective.check(batch, self.data.published)
-        self.teacher.check(self.objective.kind, self.objective.taught, self.data.kind, self.data.indexed)
+        taught, logits = self.objective.taught, self.objective.teacher_logits
+        self.teacher.check(self.objective.kind, taught, logits, self.data.kind, self.data.indexed)
         self.distributed.check_micro_batches(self.data.micro_batches)
         self.distributed.check_optimizer(self.optimizer.kind, self.optimizer.shardable)
         self.check_format(self.precision)

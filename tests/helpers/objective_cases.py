@@ -21,6 +21,7 @@ from clipx.objective.spec import ObjectiveSpec
 from clipx.precision.spec import Precision
 from helpers import objective_reference
 from helpers.objective_reference import MovingAverage
+from helpers.prototype_reference import Prototypes
 from helpers.runs import NEEDED, compose
 
 ONE = Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu"))
@@ -31,6 +32,10 @@ _AVERAGE = ("objective.eps=0.05", "objective.gamma.minimum=0.3")
 _COSINE = (*_AVERAGE, "objective.gamma.schedule=cosine", "objective.gamma.decay=3ep")
 _CONSTANT = (*_AVERAGE, "objective.gamma.schedule=constant", "objective.gamma.decay=null")
 _OWN = (*_LEARNED, "objective.min_temperature=0.03", "objective.rho=1.5")
+_PROTOTYPES = (
+    *("objective.prototypes=12", "objective.updates=3", "objective.prototype_lr=0.05", "objective.restart=24sa"),
+    "objective.clip=0.3",
+)
 _EACH = (*_OWN, "objective.temperature_betas=[0.8,0.9]", "objective.temperature_eps=1e-3")
 
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -43,10 +48,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "fastclip_v1": (*_COSINE, "objective.temperature=0.2"),
     "fastclip_v2": (*_COSINE, *_EACH, "objective.temperature_lr=0.02"),
     "fastclip_v3": (*_COSINE, *_OWN, "objective.temperature_lr=0.05"),
+    "neuclip": (*_OWN, "objective.eps=0.05", "objective.temperature_lr=0.05", *_PROTOTYPES),
 }
 """Values at which every option shows."""
 
-AVERAGES = tuple(name for name, options in SETTINGS.items() if "objective.eps=0.05" in options)
+AVERAGES = tuple(name for name, options in SETTINGS.items() if "objective.gamma.minimum=0.3" in options)
 EACH = ("isogclr", "fastclip_v2")  # one temperature per sample
 VARIANTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SETTINGS, ()),
@@ -93,12 +99,15 @@ def build(
     samples: int = 30,
     batch: int = 6,
     epochs: int = 6,
+    width: int = 5,
     comm: Comm = ONE,
     dtype: torch.dtype = torch.float64,
 ) -> Objective:
-    """Builds an objective of `VARIANTS` for a data set of `samples`."""
+    """Builds an objective of `VARIANTS` for a data set of `samples` and embeddings of `width`."""
     length = Length(epoch=samples, batch=batch, total=epochs * samples)
-    return spec(*_flat(variant), *overrides).build(comm, length).to(dtype)
+    module = spec(*_flat(variant), *overrides).build(comm, length)
+    module.prepare(None, width)
+    return module.to(dtype)
 
 
 def average(variant: str) -> MovingAverage:
@@ -118,6 +127,13 @@ def average(variant: str) -> MovingAverage:
         betas=(0.8, 0.9),
         adam_eps=float(values.get("temperature_eps", 0)),
     )
+
+
+def prototypes(module: Objective, **changed: float) -> Prototypes:
+    """Returns the reference definition of the state of `neuclip` at the values of `SETTINGS`."""
+    values = {"eps": 0.05, "rho": 1.5, "clip": 0.3, "updates": 3, "lr": 0.05, "restart": 24, **changed}
+    rows, squares = (list(module.get_buffer(name).clone()) for name in ("prototypes_2mD", "squares_2mD"))
+    return Prototypes(rows, squares, **values)  # type: ignore[arg-type]
 
 
 def gamma(variant: str, seen: int, samples: int) -> float:

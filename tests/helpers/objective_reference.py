@@ -148,7 +148,7 @@ class MovingAverage:
         """`log_scale` is log 1/τ: a leaf if learned, else a number; ignored with one τ per sample."""
         if self.kind in ("isogclr", "fastclip_v2"):
             return self._individual(similarities(x, y), index, gamma, epoch)
-        return self._global(similarities(x, y), log_scale, index, gamma)
+        return self.of_pairs(similarities(x, y), log_scale, index, gamma)
 
     def commit(self, index: Sequence[int], step: Step) -> None:
         """Stores the state of the batch. The last of equal indices wins."""
@@ -158,7 +158,8 @@ class MovingAverage:
     def _u(self, index: int, side: int) -> float | None:
         return self.kept[index].u[side] if index in self.kept else None
 
-    def _global(self, s: Pairs, log_scale: Tensor | float, index: Sequence[int], gamma: float) -> Step:
+    def of_pairs(self, s: Pairs, log_scale: Tensor | float, index: Sequence[int], gamma: float) -> Step:
+        """Computes a step from the similarities, with one temperature for all pairs."""
         tau = (-torch.as_tensor(log_scale, dtype=torch.float64)).exp()
         terms, logs, samples = [], [], []
         for i, number in enumerate(index):

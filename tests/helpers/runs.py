@@ -52,6 +52,7 @@ NEEDED = {
     "classification": ("model.weights=outputs/zero", "model.text.lock=all"),
     "coca": ("model=coca_tiny",),
     "distillation": ("teacher.weights=outputs/teacher",),
+    "drrho_clip": ("teacher.embeddings=outputs/embeddings",),
     "finetune": ("model.weights=outputs/zero",),
 }
 # Metrics that depend on the clock and the process.

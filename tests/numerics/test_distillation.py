@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import objective_reference
+from helpers.largest_result import LargestResult
 from helpers.objective_cases import ONE, assert_same, features, spec
 from helpers.runs import compose, torchrun
 from helpers.scripts import objective_grid
 from open_clip.loss import DistillClipLoss
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipx.config.duration import Length
 from clipx.errors import ConfigError
@@ -175,19 +175,6 @@ def test_the_loss_ignores_autocast_and_scores_16_bit_features_in_32_bits() -> No
     assert found["image"].dtype == torch.bfloat16
     torch.testing.assert_close(found["loss"], wide["loss"], rtol=0, atol=0)
     torch.testing.assert_close(found["image"], wide["image"].bfloat16(), rtol=0, atol=0)
-
-
-class LargestResult(TorchDispatchMode):
-    """Records the largest number of elements that an operation returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for value in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(value, Tensor):
-                self.numel = max(self.numel, value.numel())
-        return out
 
 
 def test_no_tensor_of_the_size_of_all_pairs_is_allocated() -> None:

@@ -219,6 +219,50 @@ def test_stored_embeddings_equal_the_live_teacher_for_equal_views(trained: Path,
             assert other[name] == pytest.approx(expected[name], abs=0, rel=1e-6)
 
 
+DRRHO = ("objective=drrho_clip", "objective.rho=2", "precision=fp64")
+
+
+def test_the_reference_of_drrho_clip_is_live_or_stored(trained: Path, tmp_path: Path) -> None:
+    """Compares the logged losses of four steps in float64. The temperature of the teacher has no effect."""
+    embed(compose(f"run={trained}", f"out={tmp_path}/wide", "dtype=float64", "precision=fp64", config_name="embed"))
+    options = (*SMALL, *VIT, *DATA, *DRRHO, *PLAIN, "duration=4st", "model.embed_dim=48")
+    found = {}
+    for name, source in (("live", f"teacher.weights={trained}"), ("stored", f"teacher.embeddings={tmp_path}/wide")):
+        Trainer(compose(*options, source, f"run_dir={tmp_path}/{name}", f"name={name}")).fit()
+        found[name] = losses(tmp_path / name)
+    assert len(found["live"]) == 4
+    assert found["stored"] == pytest.approx(found["live"], abs=1e-9, rel=0)
+
+
+def test_the_targets_of_drrho_clip_are_similarities(stored: Path, trained: Path) -> None:
+    """The embeddings have unit norm: they are not multiplied by the inverse temperature of the teacher."""
+    train = compose(*SMALL, *DATA).data.open().train
+    found = StoredEmbeddings.open(str(stored), None, train, logits=False)
+    sample = train.read(0)
+    image, text = found.rows(0, sample, sample.captions[0])
+    assert image.norm().item() == pytest.approx(1, abs=1e-3) and text.norm().item() == pytest.approx(1, abs=1e-3)
+    assert Teacher.build(TeacherSpec(weights=str(trained)), ONE, FP64, 1, logits=False).scale == 1.0
+
+
+def test_a_run_with_drrho_clip_resumes_bit_for_bit(stored: Path, tmp_path: Path) -> None:
+    options = (
+        *SMALL,
+        *VIT,
+        *DATA,
+        *DRRHO,
+        f"teacher.embeddings={stored}",
+        "checkpoint.every=1st",
+        "checkpoint.keep_last=9",
+    )
+    Trainer(compose(*options, "duration=4st", f"run_dir={tmp_path}/run", "name=run")).fit()
+    expected = tensors(tmp_path / "run", 4)
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    Trainer(compose(*options, "duration=4st", f"run_dir={tmp_path}/again", "name=run", "resume=step:2")).fit()
+    found = tensors(tmp_path / "again", 4)
+    assert found.keys() == expected.keys() and any(name.startswith("objective") for name in found)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 @pytest.mark.slow
 def test_stored_embeddings_work_with_loader_processes_on_several_ranks(stored: Path, tmp_path: Path) -> None:
     options = (*SMALL, *VIT, *DATA, "objective=distillation", f"teacher.embeddings={stored}", "precision=fp64")
@@ -340,6 +384,8 @@ def test_embeddings_of_other_data_raise_an_error_before_training(stored: Path, t
         (["objective=distillation"], "objective=distillation needs a teacher: give teacher.weights=…"),
         (["teacher.weights=a"], "teacher.weights=a has no effect with objective=infonce, which uses no teacher: choose"),
         (["teacher.embeddings=a"], "teacher.embeddings=a has no effect with objective=infonce"),
+        (["objective=drrho_clip", "teacher.weights=a", "teacher.temperature=0.1"],
+         "teacher.temperature=0.1 has no effect with objective=drrho_clip, which divides the teacher's similarities by"),
         (["teacher.temperature=0.1"], "teacher.temperature=0.1 has no effect without a teacher"),
         (["teacher.precision=bf16"], "teacher.precision=bf16 has no effect without teacher.weights: drop it"),
         (["objective=distillation", "teacher.embeddings=a", "teacher.micro_batches=2"],
@@ -385,9 +431,9 @@ def test_a_teacher_without_a_learned_temperature_requires_the_option(tmp_path: P
     assert math.isfinite(found[-1]["train/distill_loss"])
 
 
-def test_a_plan_with_a_teacher_raises_an_error() -> None:
+@pytest.mark.parametrize(("objective", "instead"), [("distillation", "infonce"), ("drrho_clip", "fastclip_v3")])
+def test_a_plan_with_a_teacher_raises_an_error(objective: str, instead: str) -> None:
     importlib.import_module("clipx.plan.spec")
-    with pytest.raises(
-        ConfigError, match="^objective=distillation needs a teacher, whose time and memory a plan does not count"
-    ):
-        compose("objective=distillation", "teacher.weights=a", config_name="plan")
+    message = f"^objective={objective} needs a teacher, whose time and memory a plan does not count: plan with objective={instead} "
+    with pytest.raises(ConfigError, match=message):
+        compose(f"objective={objective}", "teacher.weights=a", config_name="plan")

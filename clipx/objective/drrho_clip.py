@@ -1,0 +1,76 @@
+"""DRRho-CLIP: the robust global contrastive loss on pair losses minus those of a reference model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from clipx.config.registry import option
+from clipx.errors import require
+from clipx.objective.fcco import FCCOSpec, default_rho
+from clipx.objective.robust import RobustSpec
+from clipx.objective.spec import ObjectiveTraffic, TemperatureRule
+
+if TYPE_CHECKING:
+    from clipx.config.duration import Length
+    from clipx.distributed.comm import Comm
+    from clipx.objective.base import Objective
+    from clipx.objective.losses.temperature import Temperature
+
+
+@option("objective")
+@dataclass(kw_only=True, slots=True)
+class DRRhoCLIPSpec(RobustSpec):
+    """FastCLIP v3's loss of the similarities minus those of a reference model (arXiv:2505.06699). The group `teacher`
+    names the reference, of which only the similarities are used: it may be smaller than the model."""
+
+    kind: str = "drrho_clip"
+    """Type of the objective; set by objective=drrho_clip. It needs teacher.embeddings=… or teacher.weights=…"""
+
+    temperature: TemperatureRule = TemperatureRule.learned
+    """Rule of the temperature. learned: as in fastclip_v3. constant: τ is init_temperature in the whole run, and ρ has
+    no effect; the published recipe has 0.01."""
+
+    taught: ClassVar[bool] = True
+    teacher_logits: ClassVar[bool] = False
+    untaught: ClassVar[str | None] = "fastclip_v3"
+    traffic: ClassVar[ObjectiveTraffic | None] = None  # depends on the width of the reference's embeddings
+
+    def __post_init__(self) -> None:
+        RobustSpec.__post_init__(self)
+        learned = self.temperature is TemperatureRule.learned
+        for name, value, default in (("rho", self.rho, None), ("temperature_lr", self.temperature_lr, 2e-4)):
+            require(
+                learned or value == default,
+                f"objective.{name}={value} has no effect with objective.temperature=constant: remove it",
+            )
+
+    def describe(self, length: Length) -> str:
+        described = RobustSpec if self.temperature is TemperatureRule.learned else FCCOSpec
+        return described.describe(self, length)
+
+    def check(self, batch: int, samples: int | None) -> None:
+        if self.temperature is TemperatureRule.learned:
+            RobustSpec.check(self, batch, samples)
+
+    def fixed_temperature(self) -> tuple[float, str]:
+        tau = self.init_temperature
+        return tau, f"the constant temperature {tau:g} of objective={self.kind}"
+
+    def build_temperature(self) -> Temperature:
+        from clipx.objective.losses.temperature import ConstantTemperature
+
+        if self.temperature is TemperatureRule.constant:
+            return ConstantTemperature(self.init_temperature)
+        return RobustSpec.build_temperature(self)
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.losses.drrho_clip import DRRhoCLIP
+        from clipx.objective.losses.fcco import robust, times_tau
+
+        self.check(length.batch, length.epoch)
+        learned = self.temperature is TemperatureRule.learned
+        combine = robust(self.rho or default_rho(length.epoch)) if learned else times_tau
+        objective = DRRhoCLIP(*self.parts(comm, length), self.build_temperature(), combine)
+        objective.constant_lr = self.temperature_lr if learned else None
+        return objective

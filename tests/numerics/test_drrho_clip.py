@@ -1,0 +1,282 @@
+"""DRRho-CLIP against its definition; limiting cases, invariances, memory, ranks, options."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import objective_reference as reference
+from helpers.largest_result import LargestResult
+from helpers.objective_cases import ONE, assert_same, build, features, gamma, read, spec
+from helpers.runs import compose, torchrun
+from helpers.scripts import objective_grid
+from safetensors.torch import load_file
+from torch import Tensor
+
+from clipx.config.duration import Length
+from clipx.errors import ConfigError
+from clipx.objective.base import Objective, StepInputs
+
+B, N, WIDTH = 6, 30, 9  # the width of the reference differs from the model's
+SETTINGS = (
+    *("objective.eps=0.05", "objective.gamma.schedule=cosine", "objective.gamma.minimum=0.3"),
+    *("objective.gamma.decay=3ep", "objective.init_temperature=0.2", "objective.min_temperature=0.03"),
+)
+LEARNED = (*SETTINGS, "objective.rho=1.5", "objective.temperature_lr=0.05")
+CONSTANT = (*SETTINGS, "objective.temperature=constant")
+both = pytest.mark.parametrize("options", [LEARNED, CONSTANT], ids=["learned", "constant"])
+
+
+def drrho(*options: str, dtype: torch.dtype = torch.float64, batch: int = B) -> Objective:
+    return spec("drrho_clip", *options).build(ONE, Length(N, batch, 6 * N)).to(dtype)
+
+
+def reference_model(batch: int = B, seed: int = 5, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Returns unit embeddings of a reference model."""
+    image, text = features(batch, WIDTH, seed=seed, dtype=dtype, pull=1.5)
+    return image.detach(), text.detach()
+
+
+def score(
+    module: Objective, x: Tensor, y: Tensor, given: tuple[Tensor, Tensor], index: Tensor | None = None, seen: int = 0
+) -> dict[str, Tensor]:
+    """Returns loss, metrics and all gradients of a step."""
+    x, y = (t.detach().clone().requires_grad_() for t in (x, y))
+    module.zero_grad()
+    module.before_step(seen)
+    loss, metrics = module(StepInputs(x, y, torch.arange(len(x)) if index is None else index, targets=given))
+    loss.backward()
+    assert x.grad is not None and y.grad is not None
+    own = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "image": x.grad, "text": y.grad, **metrics, **own}
+
+
+def excess(x: Tensor, y: Tensor, given: tuple[Tensor, Tensor]) -> reference.Pairs:
+    """Returns s_ij - r_ij, whose differences to the positive pair are the model's pair losses minus the reference's."""
+    s, r = reference.similarities(x, y), reference.similarities(*given)
+    return [[s[i][j] - r[i][j] for j in range(len(s))] for i in range(len(s))]
+
+
+# ------------------------------------------------------------------------------------------------------ definition
+
+
+@both
+def test_value_gradients_and_state_of_many_steps_match_the_definition(options: tuple[str, ...]) -> None:
+    """Takes 12 steps in two and a half epochs, with recurring samples, in float64 to 1e-10."""
+    learned = options is LEARNED
+    module = drrho(*options)
+    exact = reference.MovingAverage("fastclip_v3" if learned else "fastclip_v1", eps=0.05, rho=1.5)
+    own = torch.optim.SGD(module.parameters(), lr=0.05) if learned else None
+    generator = torch.Generator().manual_seed(3)
+    for step in range(12):
+        seen, index = step * B, torch.randperm(N // 2, generator=generator)[:B]
+        x, y = features(B, seed=step)
+        given = reference_model(seed=50 + step)
+        at = module.temperature().detach().log().clone().requires_grad_()
+        found = score(module, x, y, given, index, seen)
+        outcome = exact.of_pairs(excess(x, y, given), at, index.tolist(), gamma("fastclip_v3", seen, N))
+        leaves = {"image": x, "text": y, **({"temperature.log_scale": at} if learned else {})}
+        grads = torch.autograd.grad(outcome.loss, list(leaves.values()))
+        wanted = {"loss": outcome.loss.detach(), **dict(zip(leaves, grads, strict=True))}
+        assert_same({name: found[name] for name in wanted}, wanted, atol=1e-10)
+        if own is not None:
+            own.step()
+        module.after_step(seen + B)
+        exact.commit(index.tolist(), outcome)
+        table = read(module, N)
+        for number, kept in exact.kept.items():
+            torch.testing.assert_close(
+                table[number], torch.tensor(kept.columns, dtype=torch.float64), rtol=0, atol=1e-10
+            )
+
+
+@pytest.mark.parametrize("tau", [0.01, 0.2])
+def test_the_published_definition_of_the_first_step(tau: float) -> None:
+    """Compares the loss at γ = 1 and constant τ with the mean of τ log(ε + mean_j exp((ℓ_ij - ℓref_ij)/τ)), written
+    without loops."""
+    x, y = features(B)
+    image, text = reference_model()
+    options = (*CONSTANT, f"objective.init_temperature={tau}", "objective.min_temperature=0.01", "objective.eps=1e-4")
+    found = score(drrho(*options), x, y, (image, text))
+    losses = x @ y.T - (x * y).sum(1, keepdim=True) - (image @ text.T - (image * text).sum(1, keepdim=True))
+    other = y @ x.T - (x * y).sum(1, keepdim=True) - (text @ image.T - (image * text).sum(1, keepdim=True))
+    away = ~torch.eye(B, dtype=torch.bool)
+    rows = [(1e-4 + (part[away].view(B, B - 1) / tau).exp().mean(1)).log().mean() for part in (losses, other)]
+    loss = tau * (rows[0] + rows[1]) / 2
+    dx, dy = torch.autograd.grad(loss, (x, y))
+    assert_same(
+        {n: found[n] for n in ("loss", "image", "text")}, {"loss": loss.detach(), "image": dx, "text": dy}, atol=1e-7
+    )
+
+
+# ------------------------------------------------------------------------------------------------- limiting cases
+
+
+def test_a_reference_with_equal_similarities_gives_fastclip_v3() -> None:
+    """The pair losses of a reference that cannot distinguish the pairs are 0."""
+    x, y = features(B)
+    same = torch.ones(B, 1, dtype=torch.float64)
+    found = score(drrho(*LEARNED), x, y, (same, same))
+    module = build("fastclip_v3", "objective.temperature_lr=0.05")
+    module.before_step(0)
+    loss, _ = module(StepInputs(x, y, torch.arange(B)))
+    dx, dy, d = torch.autograd.grad(loss, (x, y, module.get_parameter("temperature.log_scale")))
+    wanted = {"loss": loss.detach(), "image": dx, "text": dy, "temperature.log_scale": d}
+    assert_same({name: found[name] for name in wanted}, wanted, atol=1e-12)
+
+
+def test_a_model_equal_to_its_reference_weights_all_negatives_alike() -> None:
+    x, y = features(B)
+    found = score(drrho(*LEARNED, "objective.eps=0"), x, y, (x.detach(), y.detach()))
+    assert found["loss"].item() == pytest.approx(0.2 * 1.5, abs=1e-7)  # τ in float32
+    mean = (y.sum(0) - B * y) / (B - 1)  # mean of y_j - y_i over the negatives, with the sum over j ≠ i
+    both_sides = (mean + (y.sum(0) - y) / (B - 1) - y) / (2 * B)
+    torch.testing.assert_close(found["image"], both_sides.detach(), rtol=0, atol=1e-6)
+
+
+def test_pairs_that_the_reference_finds_hard_get_less_weight() -> None:
+    """A negative that the reference scores like the positive pair counts less than one that it tells apart."""
+    x = F.normalize(torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]]).double(), dim=1)
+    y = F.normalize(x + 0.3, dim=1)
+    image = torch.eye(3).double()
+    text = image.clone()
+    text[1] = image[0]  # to the reference, the second text matches the first image as well as the first text does
+    found = score(drrho(*CONSTANT), x, y, (image, text))
+    plain = score(drrho(*CONSTANT), x, y, (torch.ones(3, 1).double(), torch.ones(3, 1).double()))
+    hard, easy = ((run["image"][0] @ y[1], run["image"][0] @ y[2]) for run in (found, plain))
+    assert hard[0] < hard[1]
+    assert easy[0].item() == pytest.approx(easy[1].item())
+
+
+# ---------------------------------------------------------------------------------------------------- invariances
+
+
+@both
+@pytest.mark.parametrize("tile", [1, 4, 1000])
+def test_results_do_not_depend_on_the_tile(options: tuple[str, ...], tile: int) -> None:
+    x, y = features(B)
+    found = score(drrho(*options, f"objective.tile={tile}"), x, y, reference_model())
+    assert_same(found, score(drrho(*options), x, y, reference_model()), atol=1e-12)
+
+
+def test_the_loss_is_invariant_to_batch_order_and_swapped_sides() -> None:
+    x, y = features(B)
+    image, text = reference_model()
+    order = torch.randperm(B, generator=torch.Generator().manual_seed(1))
+    whole = score(drrho(*LEARNED), x, y, (image, text))
+    shuffled = score(drrho(*LEARNED), x[order], y[order], (image[order], text[order]))
+    assert_same(shuffled, {**whole, "image": whole["image"][order], "text": whole["text"][order]}, atol=1e-12)
+    swapped = score(drrho(*LEARNED), y, x, (text, image))
+    assert_same(swapped, {**whole, "image": whole["text"], "text": whole["image"]}, atol=1e-12)
+
+
+def test_a_frozen_tower_and_the_reference_get_no_gradient() -> None:
+    x, y = features(B)
+    image, text = (t.requires_grad_() for t in reference_model())
+    whole = score(drrho(*LEARNED), x, y, (image.detach(), text.detach()))
+    module = drrho(*LEARNED)
+    module.before_step(0)
+    loss, _ = module(StepInputs(x.detach(), y, torch.arange(B), targets=(image, text)))
+    loss.backward()
+    assert image.grad is text.grad is x.grad is None
+    torch.testing.assert_close(y.grad, whole["text"], rtol=0, atol=0)
+
+
+def test_a_skipped_step_keeps_the_table() -> None:
+    module = drrho(*LEARNED)
+    score(module, *features(B), reference_model())
+    module.after_step(B, torch.ones(()))
+    assert read(module, N).isnan().all()
+
+
+def test_the_loss_ignores_autocast_and_scores_16_bit_features_in_32_bits() -> None:
+    x, y = features(B, dtype=torch.float32)
+    given = reference_model(dtype=torch.float32)
+    whole = score(drrho(*LEARNED, dtype=torch.float32), x, y, given)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(score(drrho(*LEARNED, dtype=torch.float32), x, y, given), whole, atol=0)
+    small = [t.detach().bfloat16() for t in (x, y)]
+    found = score(drrho(*LEARNED, dtype=torch.float32), *small, given)
+    wide = score(drrho(*LEARNED, dtype=torch.float32), *(t.float() for t in small), given)
+    assert found["image"].dtype == torch.bfloat16
+    torch.testing.assert_close(found["loss"], wide["loss"], rtol=0, atol=0)
+    torch.testing.assert_close(found["image"], wide["image"].bfloat16(), rtol=0, atol=0)
+
+
+def test_split_products_are_within_a_thousandth_of_float64() -> None:
+    x, y = features(200, 64)
+    given = reference_model(200)
+    options = (*CONSTANT, "objective.init_temperature=0.03")
+    exact = score(drrho(*options, batch=200), x, y, given, torch.arange(200) % N)
+    module = drrho(*options, "objective.products=split_fp16", "objective.tile=48", dtype=torch.float32, batch=200)
+    found = score(module, x.float(), y.float(), tuple(t.float() for t in given), torch.arange(200) % N)
+    for side in ("image", "text"):
+        assert (found[side].double() - exact[side]).norm() < 1e-3 * exact[side].norm()
+
+
+def test_no_tensor_of_the_size_of_all_pairs_is_allocated() -> None:
+    batch = 256
+    x, y = features(batch, 16)
+    module = drrho(*LEARNED, "objective.tile=16", batch=batch)
+    given = reference_model(batch)
+    with LargestResult() as seen:
+        score(module, x, y, given, torch.arange(batch) % N)
+    assert seen.numel <= 2 * batch * (16 + WIDTH) < batch**2
+
+
+# ------------------------------------------------------------------------------------ ranks and micro-batches
+
+
+def test_ranks_and_micro_batches_equal_a_single_process(tmp_path: Path) -> None:
+    """Compares the loss on each rank, metrics, all gradients of two steps and the table in float64 to 1e-10."""
+    specs = {tile: {"": spec("drrho_clip", *LEARNED, f"objective.tile={tile}")} for tile in ("auto", "5")}
+    objective_grid.main(tmp_path / "1", specs["auto"], [1, 3])
+    alone = load_file(tmp_path / "1")
+    (tmp_path / "specs").write_bytes(pickle.dumps(specs["5"]))
+    for ranks in (2, 3):
+        torchrun(ranks, objective_grid.__file__, str(tmp_path / str(ranks)), str(tmp_path / "specs"), "1", "2")
+    for found in (alone, *(load_file(tmp_path / str(ranks)) for ranks in (2, 3))):
+        assert len(found) > 40
+        for name, value in found.items():
+            _, _, what = name.split("/", 2)  # the second part is the number of micro-batches
+            expected = alone[f"/1/{what}"]
+            torch.testing.assert_close(
+                value, expected.expand_as(value), rtol=0, atol=1e-10, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+# -------------------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), "objective=drrho_clip needs a teacher: give teacher.weights=…"),
+        (("teacher.embeddings=a", "teacher.temperature=0.01"), "teacher.temperature=0.01 has no effect with objective=drrho_clip"),
+        (("teacher.embeddings=a", "objective.temperature=constant", "objective.rho=4"), "objective.rho=4.0 has no effect with"),
+        (("teacher.embeddings=a", "objective.temperature=constant", "objective.temperature_lr=1e-3"),
+         "objective.temperature_lr=0.001 has no effect with objective.temperature=constant: remove it"),
+        (("teacher.embeddings=a", "objective.rho=0"), "objective.rho=0.0 must be above 0"),
+        (("teacher.embeddings=a", "objective.init_temperature=2"), "objective.init_temperature=2.0 must be in [0.01, 1]"),
+        (("teacher.embeddings=a", "objective.tau_gradient=exact"), "objective.tau_gradient"),
+    ],
+)  # fmt: skip
+def test_wrong_options_raise_an_error(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("objective=drrho_clip", *overrides)
+    assert message in str(caught.value)
+
+
+@both
+def test_specs_of_these_tests_equal_composed_ones(options: tuple[str, ...]) -> None:
+    composed = compose("objective=drrho_clip", "teacher.embeddings=x", *options).objective
+    assert composed == spec("drrho_clip", *options)
+
+
+def test_the_temperature_of_an_exported_model() -> None:
+    constant = compose("objective=drrho_clip", "teacher.embeddings=x", *CONSTANT).objective
+    assert constant.fixed_temperature() == (0.2, "the constant temperature 0.2 of objective=drrho_clip")
+    assert drrho(*CONSTANT).constant_lr is None and drrho(*LEARNED).constant_lr == 0.05
