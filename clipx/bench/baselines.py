@@ -50,8 +50,8 @@ class Contestant:
         return loss.detach()
 
 
-def contestant(name: str, comm: Comm, batch: int, seed: int) -> Contestant:
-    """Builds `open_clip`, `open_clip_plain`, `open_clip_siglip`, or an objective of clipx. `batch` is b.
+def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant:
+    """Builds `open_clip`, `open_clip_plain`, `open_clip_siglip`, or an objective of clipx. `batch` is b, `dim` D.
 
     A loss of open_clip with the suffix `_bf16` runs under bfloat16 autocast, as open_clip's trainer runs it with
     precision=amp_bf16.
@@ -60,15 +60,16 @@ def contestant(name: str, comm: Comm, batch: int, seed: int) -> Contestant:
         return _autocast(_open_clip(name.removesuffix(AUTOCAST), comm), comm.device.type)
     if name.startswith("open_clip"):
         return _open_clip(name, comm)
-    return _clipx(name, comm, batch, seed)
+    return _clipx(name, comm, batch, dim, seed)
 
 
-def _clipx(name: str, comm: Comm, batch: int, seed: int) -> Contestant:
+def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant:
     total = batch * comm.world
     samples = max(SAMPLES, 10 * total)
     objective = compose(f"objective={name}").objective.build(
         comm, Length(epoch=samples, batch=total, total=10 * samples)
     )
+    objective.prepare(None, dim)
     objective.to(comm.device)
     random = torch.Generator().manual_seed(seed)
     index_b = torch.randperm(samples, generator=random)[comm.rank * batch :][

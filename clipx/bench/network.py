@@ -22,7 +22,7 @@ from clipx.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, objecti
 from clipx.trainer.spec import compose
 
 # One objective for each communication pattern.
-_OBJECTIVES = ("infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr")
+_OBJECTIVES = ("infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr", "neuclip")
 # Run whose traffic is counted over a few steps of two processes.
 _RUN = (
     "data.samples=256", "data.held_out_samples=48", "data.batch_size=32", "data.workers=0", "duration=4st",

@@ -32,7 +32,7 @@ def race(
     """Measures the losses `names` in turns. Collective. `size` is (b, D); `references` has the loss that must have the
     same gradients, by name."""
     batch, dim = size
-    racers = {name: contestant(name, comm, batch, seed) for name in names}
+    racers = {name: contestant(name, comm, batch, dim, seed) for name in names}
     image_bD, text_bD = features(comm, batch, dim, seed)
     counters, losses, gradients = {}, {}, {}
     for name, racer in racers.items():  # also the warm-up: the first step of a size is slower
@@ -63,8 +63,8 @@ def memory(comm: Comm, size: tuple[int, int], name: str, seed: int) -> int:
     batch, dim = size
     return_freed_memory()
     small = min(batch, _WARM_UP)
-    contestant(name, comm, small, seed).step(*features(comm, small, dim, seed))
-    loss = contestant(name, comm, batch, seed)
+    contestant(name, comm, small, dim, seed).step(*features(comm, small, dim, seed))
+    loss = contestant(name, comm, batch, dim, seed)
     image_bD, text_bD = features(comm, batch, dim, seed)
     return peak_memory(lambda: loss.step(image_bD, text_bD), comm.device)
 

@@ -66,7 +66,9 @@ class MemoryModel:
         """Builds the objective of one of `ranks` devices without memory."""
         samples = self.spec.samples or batch
         with torch.device("meta"):
-            return self.spec.objective.build(_comm(ranks, "meta"), Length(samples, batch, samples))
+            objective = self.spec.objective.build(_comm(ranks, "meta"), Length(samples, batch, samples))
+            objective.prepare(None, self.dry.model.embed_dim)
+        return objective
 
     def memory(self, ranks: int, towers: TowerMemory) -> Memory:
         """Returns the memory of one of `ranks` devices with the micro-batch of `towers`."""

@@ -340,4 +340,5 @@ def host_batch(spec: RunSpec, step: int = 0) -> Batch:
     image = image.contiguous(memory_format=torch.channels_last)
     texts = ["a red circle" + " and a blue square" * ((i + step) % 4) for i in range(b)]
     tokens = spec.model.text.build_tokenizer()(texts)
-    return Batch(image, tokens, torch.randperm(256, generator=generator)[:b]).pin_memory()
+    targets = tuple(torch.randn(b, 12, generator=generator) for _ in range(2 * spec.objective.taught))
+    return Batch(image, tokens, torch.randperm(256, generator=generator)[:b], targets=targets).pin_memory()

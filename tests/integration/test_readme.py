@@ -45,3 +45,13 @@ def test_every_command_on_stored_features_composes() -> None:
 @pytest.mark.parametrize("path", re.findall(r"`(clipx/[\w/]+\.py|conf/[\w/]+\.yaml|tests/[\w/]+\.py)`", README))
 def test_every_file_in_the_readme_exists_or_is_the_example(path: str) -> None:
     assert (ROOT / path).is_file() or "hinge" in path
+
+
+def test_the_example_of_a_weak_reference_composes() -> None:
+    importlib.import_module("clipx.embed")  # registers its options
+    text = (ROOT / "docs" / "objectives.md").read_text()
+    commands = re.findall(r"^python -m clipx\.(train|embed) (.*)$", text, re.MULTILINE)
+    assert [name for name, _ in commands] == ["train", "embed", "train"]
+    weak, _, strong = (compose(*words.split(), config_name=name) for name, words in commands)
+    assert (strong.objective.kind, weak.objective.kind) == ("drrho_clip", "infonce")
+    assert weak.model.embed_dim < strong.model.embed_dim and weak.model.text.width < strong.model.text.width

@@ -11,16 +11,28 @@ import torch
 import torch.nn.functional as F
 from helpers import objective_cases as cases
 from helpers import objective_reference as reference
-from helpers.objective_cases import AVERAGES, EACH, SETTINGS, VARIANTS, assert_same, build, features, read, score
+from helpers.largest_result import LargestResult
+from helpers.objective_cases import (
+    AVERAGES,
+    EACH,
+    SETTINGS,
+    VARIANTS,
+    assert_same,
+    build,
+    features,
+    prototypes,
+    read,
+    score,
+)
 from helpers.runs import compose
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipx.objective.base import Objective, StepInputs
 
 N = 30  # samples of the data set
 B = 6
+ROBUST = ("fastclip_v3", "neuclip")  # one temperature that converges by ρ
 
 every = pytest.mark.parametrize("name", SETTINGS)
 every_average = pytest.mark.parametrize("name", AVERAGES)
@@ -53,10 +65,12 @@ def test_specs_of_these_tests_equal_composed_ones(name: str) -> None:
 # ------------------------------------------------------------------------------------------------------ definition
 
 
-def expected(variant: str, module: Objective, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the value of a stateless objective and its leaf parameters other than x and y."""
+def expected(variant: str, module: Objective, x: Tensor, y: Tensor, seen: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns the value of an objective without a table, and its leaf parameters other than x and y."""
     own = {"temperature.log_scale": log_scale(module)}
     alpha = own["temperature.log_scale"].exp()
+    if variant == "neuclip":
+        return prototypes(module).step(x, y, own["temperature.log_scale"], seen).loss, own
     if variant == "siglip":
         own["bias"] = module.get_parameter("bias").detach().clone().requires_grad_()
         return reference.siglip(x, y, alpha, own["bias"]), own
@@ -70,7 +84,7 @@ def test_value_and_gradients_match_the_definition(variant: str) -> None:
     for step in range(3):
         x, y = features(B, seed=step)
         found = score(module, x, y, torch.arange(B), step * B)
-        loss, leaves = expected(variant, module, x, y)
+        loss, leaves = expected(variant, module, x, y, step * B)
         grads = torch.autograd.grad(loss, (x, y, *leaves.values()))
         wanted = dict(zip(("image", "text", *leaves), grads, strict=True), loss=loss.detach())
         assert_same(found.tensors, wanted, atol=1e-10)
@@ -316,11 +330,11 @@ def test_results_are_finite_at_the_lowest_temperature_with_extreme_features(name
     """bfloat16 and τ = 0.01 give logits of ±100 and g of e^±200. The moving average jumps between the extremes."""
     tau = "objective.temperature" if name in ("sogclr", "fastclip_v1") else "objective.init_temperature"
     overrides = [f"{tau}=0.01", "objective.tile=4"]
-    if name in (*EACH, "fastclip_v3"):
+    if name in (*EACH, *ROBUST):
         overrides += ["objective.min_temperature=0.01"]
-    if name in AVERAGES:
+    if name in (*AVERAGES, "neuclip"):
         overrides += ["objective.eps=1e-14"]
-    module = build(name, *overrides, dtype=torch.float32)
+    module = build(name, *overrides, width=8, dtype=torch.float32)
     own = optimizer(module)
     for step, this in enumerate((kind, "all alike", "one right pair", kind, "one wrong pair", "all opposite")):
         x, y = adversarial(this, B)
@@ -384,20 +398,6 @@ def test_16_bit_features_are_scored_in_32_bits_with_rounded_gradients(name: str)
 # ----------------------------------------------------------------------------------------------------------- memory
 
 
-class LargestResult(TorchDispatchMode):
-    """Records the largest number of elements in the storage of an operation's result."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        results = out if isinstance(out, (tuple, list)) else (out,)
-        for t in results:
-            if isinstance(t, Tensor):
-                self.numel = max(self.numel, t.untyped_storage().nbytes() // t.element_size())
-        return out
-
-
 def tensors() -> list[Tensor]:
     """Returns all live tensors. Checks classes, as `isinstance` on lazily imported modules warns."""
     return [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
@@ -407,7 +407,7 @@ def tensors() -> list[Tensor]:
 def test_no_tensor_of_the_size_of_all_pairs_is_allocated(name: str) -> None:
     """Uses 64 samples of width 4 in tiles of 8: 4,096 pairs, 256 features. All live tensors are searched."""
     size = 64
-    module = build(name, "objective.tile=8", batch=size, samples=200)
+    module = build(name, "objective.tile=8", batch=size, samples=200, width=4)
     x, y = features(size, width=4)
     module.before_step(0)
     module(StepInputs(x.detach(), y.detach(), torch.arange(size)))  # allocates what exists from the first step on
@@ -647,9 +647,10 @@ def test_per_sample_temperatures_are_clamped(name: str, rho: float, pull: float,
 @pytest.mark.parametrize("rate", ["down", "up"])
 @pytest.mark.parametrize(("name", "low", "high"), [
     ("infonce", 0.02, 1.0), ("dcl", 0.02, 1.0), ("siglip", 0.02, 1.0), ("fastclip_v0", 0.02, 1.0), ("fastclip_v3", 0.03, 1.0),
+    ("neuclip", 0.03, 1.0),
 ])  # fmt: skip
 def test_the_learned_temperature_is_clamped(name: str, low: float, high: float, rate: str) -> None:
-    module = build(name, *(() if name == "fastclip_v3" else ("objective.max_scale=50",)))
+    module = build(name, *(() if name in ROBUST else ("objective.max_scale=50",)))
     score(module, *features(B), torch.arange(B))
     with torch.no_grad():
         module.temperature.log_scale += 30 if rate == "down" else -30
@@ -677,9 +678,9 @@ def test_the_temperature_rate_of_v3_falls_to_a_third_below_0_03(start: float, fa
         assert other.item() != pytest.approx(-math.log(start), abs=1e-6 * factor, rel=0)
 
 
-def test_only_v3_has_a_separate_learning_rate() -> None:
-    assert build("fastclip_v3", "objective.temperature_lr=2e-4").constant_lr == 2e-4
-    assert [name for name in SETTINGS if build(name).constant_lr is not None] == ["fastclip_v3"]
+def test_the_robust_losses_have_a_separate_learning_rate() -> None:
+    assert all(build(name, "objective.temperature_lr=2e-4").constant_lr == 2e-4 for name in ROBUST)
+    assert tuple(name for name in SETTINGS if build(name).constant_lr is not None) == ROBUST
 
 
 # --------------------------------------------------------------------------------------------------------- compilation

@@ -31,12 +31,13 @@ def run(sizes: Sizes, report: Report) -> None:
 
 
 def _race(sizes: Sizes, report: Report, comm: Comm, local: int) -> None:
-    pair = features(comm, local, sizes.pick(_WIDTH, 8), sizes.seed)
+    dim = sizes.pick(_WIDTH, 8)
+    pair = features(comm, local, dim, sizes.seed)
     which = f"{local} of {local * comm.world}"
     for name, bf16 in (("infonce", False), ("open_clip", True), ("open_clip", False)):
         label = f"loss {which} {name}{' amp_bf16' if bf16 else ''}"
         try:
-            call = _step(contestant(name, comm, local, sizes.seed), pair, sizes.device, bf16)
+            call = _step(contestant(name, comm, local, dim, sizes.seed), pair, sizes.device, bf16)
             report.number(label, milliseconds(call, sizes.place, _ROUNDS), "ms")
             report.number(f"{label} memory", peak_memory(call, sizes.place) / 2**30, "GiB")
         except torch.OutOfMemoryError as error:

@@ -31,6 +31,16 @@ Normaliser = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """(ℓ_b2, pos_b2, B) -> (a_b2, loss_b2); column 0 is the image's row, 1 the text's. The loss is that of each sample."""
 
 
+class PairNormaliser:
+    """A `Normaliser` that reads the embeddings: `gathered` is called once in a step, before the normaliser."""
+
+    def gathered(self, pairs: Pairs) -> None:
+        raise NotImplementedError
+
+    def __call__(self, lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
 def in_batch(lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     """Normaliser of the softmax over all pairs of the row (InfoNCE)."""
     a_b2 = torch.logaddexp(lse_b2, pos_b2)
@@ -141,6 +151,8 @@ class _ContrastiveLoss(torch.autograd.Function):
     ) -> Tensor:
         with full_precision(image.device.type):
             pairs = Pairs.gather(image, text, comm, tiling)
+            if isinstance(normaliser, PairNormaliser):
+                normaliser.gathered(pairs)
             alpha = scale.to(pairs.dtype)
             lse_b2 = pairs.lse(alpha)
             a_b2, loss_b2 = normaliser(lse_b2, alpha * pairs.own()[:, None].expand(-1, 2), pairs.batch)

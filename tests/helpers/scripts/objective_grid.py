@@ -35,7 +35,7 @@ from clipx.trainer.gradcache import forward_backward
 
 SIZE, SAMPLES, LR = 24, 61, 0.5  # a number of samples that no number of ranks divides
 # on two ranks, with the smallest and the largest number of micro-batches
-COUNTED = ("infonce", "siglip", "fastclip_v1", "fastclip_v3")
+COUNTED = ("infonce", "siglip", "fastclip_v1", "fastclip_v3", "neuclip")
 Collectives = dict[str, dict[str, int]]
 
 
@@ -66,7 +66,9 @@ class Run:
         self.model = Towers()
         self.parallel = DistributedDataParallel(self.model) if comm.world > 1 else self.model
         self.taught = spec.taught
-        self.objective = spec.build(comm, Length(epoch=SAMPLES, batch=SIZE, total=6 * SAMPLES)).double()
+        self.objective = spec.build(comm, Length(epoch=SAMPLES, batch=SIZE, total=6 * SAMPLES))
+        self.objective.prepare(None, 5)
+        self.objective.double()
         objectives = ((f"objective.{name}", p) for name, p in self.objective.named_parameters())
         self.parameters = dict((*self.model.named_parameters(), *objectives))
 
@@ -114,6 +116,7 @@ def main(out: Path, specs: dict[str, ObjectiveSpec], micro_batches: list[int]) -
             for step in range(2):
                 found |= {f"{variant}/{number}/{step}/{name}": t for name, t in run.step(step).items()}
             found[f"{variant}/{number}/table"] = read(run.objective, SAMPLES).contiguous()
+            found |= {f"{variant}/{number}/{name}": t.clone() for name, t in run.objective.state_dict().items()}
             if comm.world == 2 and variant in COUNTED and number in (micro_batches[0], micro_batches[-1]):
                 counts[f"{variant}/{number}"] = run.collectives()
     if comm.is_main:

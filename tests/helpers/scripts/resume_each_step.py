@@ -14,8 +14,10 @@ from clipx.trainer.trainer import Trainer
 
 OBJECTIVES = (
     *("infonce", "dcl", "siglip", "sogclr", "isogclr"),
-    *("fastclip_v0", "fastclip_v1", "fastclip_v2", "fastclip_v3"),
+    *("fastclip_v0", "fastclip_v1", "fastclip_v2", "fastclip_v3", "neuclip"),
 )
+# The prototypes are replaced in steps 0, 1, 3 and 4.
+_PROTOTYPES = ("objective.prototypes=50", "objective.updates=2", "objective.restart=3st", "objective.rho=2")
 STEPS = 5
 # Five steps of 36 in epochs of 75 samples: samples return, γ falls, and steps 2 and 4 are in the middle of an epoch.
 # Dropout draws random numbers, in two micro-batches.
@@ -29,7 +31,7 @@ FIVE = (
 
 def options(objective: str) -> tuple[str, ...]:
     rho = ("objective.rho=2",) if objective in ("isogclr", "fastclip_v2", "fastclip_v3") else ()  # below log(75 - 1)
-    return (*FIVE, f"objective={objective}", *rho)
+    return (*FIVE, f"objective={objective}", *rho, *(_PROTOTYPES if objective == "neuclip" else ()))
 
 
 def end(run_dir: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:

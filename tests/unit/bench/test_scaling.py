@@ -92,7 +92,7 @@ def test_invalid_scaling_options_raise_a_one_line_error(options: dict[str, objec
 @pytest.mark.slow
 def test_steps_of_each_kind_of_objective_transfer_the_predicted_bytes(tmp_path: Path) -> None:
     moved = network._moved(NetworkBenchSpec(run_dir=str(tmp_path)), Processes("cpu", 2))
-    assert moved.keys() == {"infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr"}
+    assert moved.keys() == {"infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr", "neuclip"}
     for name, row in moved.items():
         counted, formula = row["counted"], row["formula"]
         assert {kind: size for kind, (_, size) in counted.items()} == {

@@ -158,18 +158,25 @@ def test_a_tile_must_be_auto_or_a_positive_integer(name: str, value: str) -> Non
         spec(name, f"objective.tile={value}")
 
 
+ROBUST = ("fastclip_v3", "neuclip")
 OUT_OF_RANGE = [
-    *((name, "eps=-1e-9", "must be at least 0") for name in AVERAGES),
+    *((name, "eps=-1e-9", "must be at least 0") for name in (*AVERAGES, "neuclip")),
     *((name, "init_temperature=0.001", r"must be in \[") for name in SETTINGS if name not in ("sogclr", "fastclip_v1")),
     *((name, "init_temperature=1.5", r"must be in \[") for name in SETTINGS if name not in ("sogclr", "fastclip_v1")),
     *((name, f"temperature={tau}", "must") for name in ("sogclr", "fastclip_v1") for tau in (0, -0.1, 2)),
     *((name, "max_scale=0.5", "must be above 1") for name in ("infonce", "dcl", "siglip", "fastclip_v0")),
-    *((name, f"temperature_lr={lr}", "must be above 0") for name in (*EACH, "fastclip_v3") for lr in ("0", "-0.1")),
-    *((name, f"min_temperature={tau}", r"must be in \[") for name in (*EACH, "fastclip_v3") for tau in (0, 1.5)),
+    *((name, f"temperature_lr={lr}", "must be above 0") for name in (*EACH, *ROBUST) for lr in ("0", "-0.1")),
+    *((name, f"min_temperature={tau}", r"must be in \[") for name in (*EACH, *ROBUST) for tau in (0, 1.5)),
     *((name, "temperature_betas=[0.9]", "must be two numbers") for name in EACH),
     *((name, "temperature_betas=[0.9,1.0]", "must be two numbers") for name in EACH),
     *((name, "temperature_eps=0", "must be above 0") for name in EACH),
-    *((name, f"rho={rho}", "must be above 0") for name in (*EACH, "fastclip_v3") for rho in ("0", "-1")),
+    *((name, f"rho={rho}", "must be above 0") for name in (*EACH, *ROBUST) for rho in ("0", "-1")),
+    *(("neuclip", f"prototypes={count}", "must be at least 1") for count in ("0", "-3")),
+    *(("neuclip", f"{key}={value}", "must be above 0") for key in ("prototype_lr", "clip") for value in ("0", "-1")),
+    ("neuclip", "updates=-1", "must be at least 0"),
+    ("neuclip", "restart=0st", "must be above zero"),
+    ("neuclip", "restart=2ep", "must be in steps or samples"),
+    ("neuclip", "restart=soon", "is not a duration"),
 ]
 
 
@@ -194,7 +201,7 @@ def test_a_gradient_must_be_exact_or_official(name: str, key: str) -> None:
         ("infonce", "rho=1"), ("dcl", "eps=0.1"), ("siglip", "gamma.minimum=1"), ("fastclip_v1", "init_temperature=0.1"),
         ("fastclip_v1", "temperature_lr=0.1"), ("fastclip_v0", "rho=1"), ("sogclr", "tau_gradient=exact"),
         ("fastclip_v3", "multiply_tau=false"), ("fastclip_v2", "multiply_tau=false"),
-        ("fastclip_v3", "temperature_betas=[0,0]"), ("fastclip_v3", "max_scale=50"),
+        ("fastclip_v3", "temperature_betas=[0,0]"), ("fastclip_v3", "max_scale=50"), ("neuclip", "gamma.minimum=0.5"),
     ],
 )  # fmt: skip
 def test_an_option_of_another_objective_is_not_a_key(name: str, option: str) -> None:
@@ -202,7 +209,7 @@ def test_an_option_of_another_objective_is_not_a_key(name: str, option: str) -> 
         compose(f"objective={name}", f"objective.{option}")
 
 
-@pytest.mark.parametrize("name", [*EACH, "fastclip_v3"])
+@pytest.mark.parametrize("name", [*EACH, *ROBUST])
 def test_rho_must_be_below_the_largest_reachable_kl(name: str) -> None:
     """KL(softmax of a row's negatives ‖ uniform) is below log(n-1), and the stationary point is where it equals ρ."""
     limit = math.log(N - 1)

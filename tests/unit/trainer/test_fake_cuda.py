@@ -25,6 +25,8 @@ OBJECTIVES = {
     **{name: (f"objective={name}",) for name in ("infonce", "openclip", "dcl", "siglip", "fastclip_v0", "fastclip_v1")},
     **{name: (f"objective={name}", RHO) for name in ("fastclip_v3", "isogclr", "fastclip_v2")},
     "sogclr": ("objective=sogclr",),
+    "neuclip": ("objective=neuclip", RHO, "objective.prototypes=48", "objective.tile=16"),
+    "drrho_clip": ("objective=drrho_clip", RHO, "teacher.embeddings=none"),
 }
 OPTIMIZERS = ("adamw", "sgd", "lamb", "lion", "muon")
 FORMATS = ("amp_bf16", "amp_fp16", "bf16", "fp16", "fp64")
@@ -63,6 +65,8 @@ def step(device: FakeCuda, *overrides: str, steps: int = 2) -> None:
         "siglip",
         "fastclip_v2",
         "fastclip_v3",
+        "neuclip",
+        "drrho_clip",
         "adamw",
         "lion",
         "amp_bf16",

@@ -85,7 +85,7 @@ def objective(*overrides: str) -> Objective:
     return spec.build(Comm(0, 1, 0, CPU), Length(10_000, 8))
 
 
-LEARNED = ["infonce", "dcl", "fastclip_v3", "siglip"]
+LEARNED = ["infonce", "dcl", "fastclip_v3", "siglip", "neuclip"]
 
 
 @pytest.mark.parametrize("name", LEARNED)
