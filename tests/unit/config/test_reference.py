@@ -23,6 +23,7 @@ COMMANDS = [
         "caption",
         "check",
         "data.index",
+        "data.openclipart.spec",
         "data.prepare.spec",
         "data.vocabulary",
         "embed",

@@ -1,0 +1,1 @@
+"""`python -m clipx.data.openclipart`: builds the data set of captioned pictures in two Debian packages."""
