@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.runs import SMALL, compose, losses, rows, small, tensors, torchrun, untimed_rows
 
 from clipx.data.transform import decode, eval_transform
@@ -21,6 +22,7 @@ from clipx.embed import embed
 from clipx.errors import CheckpointError, ConfigError, DataError
 from clipx.evaluate import evaluate
 from clipx.export import export
+from clipx.teacher.feature_shards import write_shard
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_into, load_weights
 
@@ -178,15 +180,34 @@ def test_a_run_resumes_bit_for_bit(stored: Path, tmp_path: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_two_ranks_with_micro_batches_match_a_single_process(stored: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("distributed", slow_except(["ddp", "fsdp"], "fsdp"))
+@pytest.mark.parametrize("projection", slow_except(["linear", "none"], "linear"))
+def test_two_ranks_with_micro_batches_match_a_single_process(
+    stored: Path, tmp_path: Path, distributed: str, projection: str
+) -> None:
     options = features(stored, "precision=fp64", "evaluator=[retrieval]", "evaluator.retrieval.every=2st")
+    options = (*options, f"model.image.projection={projection}", f"model.embed_dim={TRUNK}")
     trained(tmp_path / "one", options)
-    torchrun(2, "-m", "clipx.train", *options, "data.micro_batches=2", f"run_dir={tmp_path}/two")
+    words = (*options, f"distributed={distributed}", "data.micro_batches=2", f"run_dir={tmp_path}/two")
+    torchrun(2, "-m", "clipx.train", *words)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
     recalls = [
         [row for row in untimed_rows(tmp_path / name) if any("eval/" in k for k in row)] for name in ("one", "two")
     ]
     assert recalls[0] == recalls[1] and recalls[0]
+
+
+def test_a_linear_probe_learns_labels_from_the_embeddings(stored: Path, tmp_path: Path) -> None:
+    """The label is whether the first feature is above its median, which a linear layer can tell."""
+    rows_NF = np.stack([row for _, row, _ in samples(stored / "train")])
+    for name, part in (("train", range(240)), ("held_out", range(240, TRAIN))):
+        labels = (rows_NF[:, 0] > np.median(rows_NF[:, 0])).astype(int).tolist()
+        (tmp_path / name).mkdir()
+        write_shard([(i, rows_NF[i], ["a caption"], labels[i]) for i in part])(f"{tmp_path}/{name}/0.tar")
+    shutil.copy(stored / "words.json", tmp_path)
+    evaluators = ("evaluator=[linear_probe]", "evaluator.linear_probe.every=end", "duration=1st", "schedule.warmup=0st")
+    trained(tmp_path / "run", features(tmp_path, *evaluators))
+    assert rows(tmp_path / "run")[-1]["eval/linear_probe/top1"] > 0.75
 
 
 def test_features_without_projection_train_the_text_tower_alone(stored: Path, tmp_path: Path) -> None:
