@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipx.bench.measure import Collectives
+from clipx.bench.measure import BACKWARD, Collectives
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
-from clipx.objective.base import StepInputs
+from clipx.objective.base import Metrics, Objective, StepInputs
+from clipx.objective.spec import ObjectiveSpec
 from clipx.trainer.spec import compose
 
 AUTOCAST = "_bf16"  # suffix of the losses under autocast
@@ -44,22 +45,22 @@ class Contestant:
             x.grad = None
         loss = self.forward(image_bD, text_bD)
         if counter is not None:
-            counter.backward = True
+            counter.part = BACKWARD
         loss.backward()
         self.done()
         return loss.detach()
 
 
 def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant:
-    """Builds `open_clip`, `open_clip_plain`, `open_clip_siglip`, or an objective of clipx. `batch` is b, `dim` D.
+    """Builds an objective of clipx, or a loss of open_clip (see `open_clip`). `batch` is b, `dim` D.
 
     A loss of open_clip with the suffix `_bf16` runs under bfloat16 autocast, as open_clip's trainer runs it with
     precision=amp_bf16.
     """
     if name.endswith(AUTOCAST):
-        return _autocast(_open_clip(name.removesuffix(AUTOCAST), comm), comm.device.type)
+        return _autocast(open_clip(name.removesuffix(AUTOCAST), comm), comm.device.type)
     if name.startswith("open_clip"):
-        return _open_clip(name, comm)
+        return open_clip(name, comm)
     return _clipx(name, comm, batch, dim, seed)
 
 
@@ -90,17 +91,43 @@ def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant
     return Contestant(forward, list(objective.parameters()), done=done)
 
 
-def _open_clip(name: str, comm: Comm) -> Contestant:
+def open_clip(name: str, comm: Comm) -> Contestant:
+    """Builds a loss of open_clip in float32: SigLipLoss, or ClipLoss with both flags (`open_clip`), with
+    gather_with_grad alone (`open_clip_gathered`), or with neither (`open_clip_plain`)."""
     losses = _open_clip_losses()
     ranks = {"rank": comm.rank, "world_size": comm.world}
     if name == "open_clip_siglip":
         scale, bias = _parameter(math.log(10), comm), _parameter(-10.0, comm)
         siglip = losses.SigLipLoss(**ranks)
         return Contestant(lambda x_bD, y_bD: siglip(x_bD, y_bD, scale.exp(), bias), [scale, bias], comm.world)
-    both = name == "open_clip"
     scale = _parameter(-math.log(0.07), comm)
-    loss = losses.ClipLoss(local_loss=both, gather_with_grad=both, **ranks)
+    loss = losses.ClipLoss(local_loss=name == "open_clip", gather_with_grad=name != "open_clip_plain", **ranks)
     return Contestant(lambda x_bD, y_bD: loss(x_bD, y_bD, scale.exp()), [scale], comm.world)
+
+
+class OpenClipObjective(Objective):
+    """Loss of open_clip as the objective of a Learner, whose data parallelism averages over the ranks as open_clip's.
+
+    The value is not that of the global batch: open_clip's ranks have different losses.
+    """
+
+    def __init__(self, loss: Contestant) -> None:
+        super().__init__()
+        self.loss, self.learned = loss, nn.ParameterList(loss.parameters)
+
+    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
+        return self.loss.forward(inputs.image, inputs.text) / self.loss.share, {}
+
+
+@dataclass(kw_only=True, slots=True)
+class OpenClipSpec(ObjectiveSpec):
+    """Options of a loss of open_clip in a step of clipx. Not in the registry: no run trains with it."""
+
+    kind: str = "open_clip"
+    """Name of the loss, see `open_clip`."""
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        return OpenClipObjective(open_clip(self.kind, comm))
 
 
 def _autocast(exact: Contestant, device_type: str) -> Contestant:

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOCAL, PLAIN, SIGLIP = "open_clip", "open_clip_plain", "open_clip_siglip"
+LOCAL, GATHERED = "open_clip", "open_clip_gathered"
+PLAIN, SIGLIP = "open_clip_plain", "open_clip_siglip"
 LOCAL_BF16, SIGLIP_BF16 = f"{LOCAL}_bf16", f"{SIGLIP}_bf16"  # under autocast, as open_clip's trainer runs them on CUDA
-_LABELS = {
+LABELS = {
     LOCAL: "open_clip ClipLoss, local_loss + gather_with_grad",
+    GATHERED: "open_clip ClipLoss, gather_with_grad",
     PLAIN: "open_clip ClipLoss, neither",
     SIGLIP: "open_clip SigLipLoss",
     LOCAL_BF16: "open_clip ClipLoss, local_loss + gather_with_grad, amp_bf16",
@@ -176,7 +178,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        return _LABELS.get(self.name, f"clipx {self.name}")
+        return LABELS.get(self.name, f"clipx {self.name}")
 
 
 # ------------------------------------------------------------------------------------------------- measurement

@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,19 +131,35 @@ _KINDS = {
 _SUMMING = {"reduce_scatter", "all_reduce", "reduce"}
 
 
+FORWARD, BACKWARD = "forward", "backward"  # parts of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call of a collective by a process."""
+
+    part: str  # of the step
+    kind: str
+    sent: int  # bytes
+    received: int  # bytes
+    largest: int  # elements of the largest tensor
+
+
 class Collectives(TorchDispatchMode):
-    """Context that counts the calls and bytes that a process sends to and receives from its process group.
+    """Context that records the calls and bytes that a process sends to and receives from its process group.
 
     Every function of torch.distributed, its autograd variants and C++ callers such as DDP's reducer reach a process
     group through the operators of c10d (`_c10d_functional` for the functional ones), and autograd runs the backward
     under the caller's modes: all collectives of both implementations are counted, none is computed from a formula.
     """
 
-    def __init__(self) -> None:
+    part: str
+    """Part of the step in which the next calls are recorded. The caller sets it."""
+
+    def __init__(self, part: str = FORWARD) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.kinds: dict[str, dict[str, int]] = {}
-        self.largest_gradient = 0
-        self.backward = False
+        self.calls: list[Call] = []
+        self.part = part
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -164,12 +181,24 @@ class Collectives(TorchDispatchMode):
                 sent += _tensors(value)
             if not argument.name.startswith("input") and kind != "send" and func.namespace == "c10d":
                 received += _tensors(value)
-        row = self.kinds.setdefault(kind, {"calls": 0, "sent": 0, "received": 0})
-        row["calls"] += 1
-        row["sent"] += sum(map(_bytes, sent))
-        row["received"] += sum(map(_bytes, received))
-        if self.backward or kind in _SUMMING:
-            self.largest_gradient = max(self.largest_gradient, *(x.numel() for x in (*sent, *received)))
+        largest = max(x.numel() for x in (*sent, *received))
+        self.calls.append(Call(self.part, kind, sum(map(_bytes, sent)), sum(map(_bytes, received)), largest))
+
+    @property
+    def kinds(self) -> dict[str, dict[str, int]]:
+        """Calls, bytes sent and bytes received by kind of collective."""
+        found: dict[str, dict[str, int]] = {}
+        for call in self.calls:
+            row = found.setdefault(call.kind, {"calls": 0, "sent": 0, "received": 0})
+            row["calls"] += 1
+            row["sent"] += call.sent
+            row["received"] += call.received
+        return found
+
+    @property
+    def largest_gradient(self) -> int:
+        """Elements of the largest tensor of the backward pass, or that was summed over the ranks."""
+        return max((c.largest for c in self.calls if c.part == BACKWARD or c.kind in _SUMMING), default=0)
 
     @property
     def bytes(self) -> int:

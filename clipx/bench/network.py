@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from clipx.bench.assumed import AssumedCluster, model_size
 from clipx.bench.findings import Findings, Table, rounded
 from clipx.bench.processes import Processes
-from clipx.bench.spec import BenchError, BenchSpec
-from clipx.config.lazy_torch import torch
+from clipx.bench.spec import BenchError
 from clipx.config.registry import option
 from clipx.errors import require
-from clipx.model.flops import ForwardFlops
-from clipx.model.spec import ModelSpec
 from clipx.plan.alpha_beta import CollectiveTime, Link, fit_link, one_node
-from clipx.plan.step_time import Machine, Model, Step, step
+from clipx.plan.step_time import Model, Step, step
 from clipx.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, objective_traffic
 from clipx.trainer.spec import compose
 
 # One objective for each communication pattern.
 _OBJECTIVES = ("infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr", "neuclip")
-# Run whose traffic is counted over a few steps of two processes.
-_RUN = (
-    "data.samples=256", "data.held_out_samples=48", "data.batch_size=32", "data.workers=0", "duration=4st",
-    "schedule.warmup=1st", "logger=[]", "evaluator=[]", "checkpoint=none", "distributed=cpu",
-)  # fmt: skip
+# Run whose traffic is counted, and its samples on each rank.
+_RUN, _BATCH = ("model=tiny", "precision=fp32"), 16
 
 
 @option("bench")
 @dataclass(kw_only=True, slots=True)
-class NetworkBenchSpec(BenchSpec):
+class NetworkBenchSpec(AssumedCluster):
     """Collectives on this machine, and predicted step times on clusters.
 
     Measured: collectives between `ranks` processes, and the traffic of a step. Predicted from assumptions: steps on
@@ -64,34 +58,8 @@ class NetworkBenchSpec(BenchSpec):
     global_batch: int = 32768
     """Samples on all GPUs in strong scaling. Divisible by each number in `gpus`."""
 
-    gpus: list[int] = field(default_factory=lambda: [8, 16, 32, 64, 128, 256, 512, 1024])
-    """Numbers of GPUs to predict for. Each is a multiple of `gpus_per_node`, or less than one node."""
-
-    gpus_per_node: int = 8
-    """Assumed number of GPUs in each node. At least 1."""
-
-    within_us: float = 3.0
-    """Assumed latency from GPU to GPU within a node, in microseconds. Above 0."""
-
-    within_gbs: float = 300.0
-    """Assumed bandwidth of a GPU within a node, in GB/s in one direction. Above 0. The default is two thirds of the 450
-    of NVLink."""
-
-    between_us: float = 10.0
-    """Assumed latency between nodes, in microseconds. Above 0."""
-
-    between_gbs: float = 40.0
-    """Assumed bandwidth of a GPU's network adapter, in GB/s in one direction. Above 0. The default is four fifths of
-    400 Gbit/s."""
-
-    tflops: float = 400.0
-    """Assumed TFLOP/s that the towers reach in bf16. Above 0. The default is two fifths of the 989 of an H100."""
-
-    loss_tflops: float = 30.0
-    """Assumed TFLOP/s that the loss reaches in float32. Above 0. The default is nearly half of the 67 of an H100."""
-
     def __post_init__(self) -> None:
-        BenchSpec.__post_init__(self)
+        AssumedCluster.__post_init__(self)
         require(
             min(self.ranks, default=0) >= 2,
             f"ranks={self.ranks} must contain numbers of at least 2: one process has no collectives",
@@ -100,16 +68,8 @@ class NetworkBenchSpec(BenchSpec):
             len(set(self.sizes)) >= 4 and min(self.sizes) >= 1,
             f"sizes={self.sizes} must contain at least 4 different numbers of bytes: two to fit, two to compare with",
         )
-        self.check_counts("repeats", "batch", "gpus_per_node")
-        for key in ("within_us", "within_gbs", "between_us", "between_gbs", "tflops", "loss_tflops"):
-            require(getattr(self, key) > 0, f"{key}={getattr(self, key)} must be above 0")
-        require(bool(self.gpus), "gpus=[] is empty: give at least one, gpus=[8]")
+        self.check_counts("repeats", "batch")
         for gpus in self.gpus:
-            require(
-                gpus >= 1 and (gpus % self.gpus_per_node == 0 or gpus < self.gpus_per_node),
-                f"gpus={self.gpus} contains {gpus}, which must be a multiple of gpus_per_node={self.gpus_per_node}, or "
-                "below it",
-            )
             require(
                 self.global_batch % gpus == 0,
                 f"global_batch={self.global_batch} is not divisible by {gpus}, which gpus contains: give a multiple",
@@ -125,7 +85,7 @@ class NetworkBenchSpec(BenchSpec):
             log(f"measuring collectives of {ranks} processes on gloo")
             measured += _measured(self, processes, ranks)
         links, checks = _fitted(measured, sorted(set(self.sizes))[::2])
-        model = _model(compose(f"model={self.model}").model)
+        model = model_size(compose(f"model={self.model}").model)
         weak = _steps(self, model, lambda gpus: self.batch)
         strong = _steps(self, model, lambda gpus: self.global_batch // gpus)
         figures = {
@@ -151,16 +111,6 @@ class NetworkBenchSpec(BenchSpec):
         tables += [_step_table(f"predicted, {title}, {self.model}", rows) for title, rows in predicted.items()]
         return Findings(figures, details, tables, _picture(self, predicted))
 
-    def machine(self) -> Machine:
-        """Returns the assumed machine."""
-        return Machine(
-            self.gpus_per_node,
-            Link(1e-6 * self.within_us, 1e9 * self.within_gbs),
-            Link(1e-6 * self.between_us, 1e9 * self.between_gbs),
-            1e12 * self.tflops,
-            1e12 * self.loss_tflops,
-        )
-
 
 # ---------------------------------------------------------------------------------------------------- measurement
 
@@ -168,20 +118,18 @@ class NetworkBenchSpec(BenchSpec):
 def _moved(spec: NetworkBenchSpec, processes: Processes) -> dict[str, Any]:
     """Returns calls and bytes of a small run's step by objective and kind, counted and by formula, for `objective` and
     for one objective of each communication pattern. Raises BenchError if they differ."""
-    from clipx.bench.collectives import count_traffic
+    from clipx.bench.traffic import by_kind, measure
 
     names = list(dict.fromkeys([spec.objective, *_OBJECTIVES]))
-    typed = [[*_RUN, f"objective={name}", *_for_few_samples(name)] for name in names]
-    runs = [compose(*words) for words in typed]
-    run = runs[0]
-    size = _model(run.model)
-    with tempfile.TemporaryDirectory() as folder:
-        found = processes.run(count_traffic, typed, folder, ranks=2)[0]
+    run = compose(*_RUN, f"data.batch_size={2 * _BATCH}", f"seed={spec.seed}")
+    objectives = {name: compose(f"objective={name}").objective for name in names}
+    size = model_size(run.model)
+    found = processes.run(measure, run, objectives, ranks=2)[0]
     moved = {}
-    for name, own, seen in zip(names, runs, found, strict=True):
-        traffic = objective_traffic(own.objective)
-        shape = StepShape(traffic, run.data.batch_size // 2, 2, size.dim, size.parameters, size.buffers)
-        formula = ddp_traffic(shape).total()
+    for name, record in found.items():
+        traffic = objective_traffic(objectives[name])
+        seen = by_kind(record.calls)
+        formula = ddp_traffic(StepShape(traffic, _BATCH, 2, size.dim, size.parameters, size.buffers)).total()
         moved[name] = {"counted": seen, "formula": formula}
         if _bytes(seen) != _bytes(formula):
             raise BenchError(
@@ -189,11 +137,6 @@ def _moved(spec: NetworkBenchSpec, processes: Processes) -> dict[str, Any]:
                 "the predictions are not valid"
             )
     return moved
-
-
-def _for_few_samples(objective: str) -> list[str]:
-    own = {field.name for field in fields(compose(f"objective={objective}").objective)}
-    return ["objective.rho=2"] if "rho" in own else []
 
 
 def _bytes(kinds: CollectiveCounts) -> dict[str, int]:
@@ -248,15 +191,6 @@ class Predicted:
     efficiency: float
     without_overlap: float  # efficiency if communication does not overlap computation
     fsdp: float  # efficiency with sharded parameters
-
-
-def _model(spec: ModelSpec) -> Model:
-    """Returns the properties of a model that determine the time of a step. Allocates no weights."""
-    from clipx.model.clip import parameter_count
-
-    model, flops = spec.build(torch.device("meta"), torch.float32), ForwardFlops.of(spec)
-    buffers = sum(buffer.nbytes for buffer in model.buffers())
-    return Model(parameter_count(model), flops.image + flops.text, model.embed_dim, buffers)
 
 
 def _steps(spec: NetworkBenchSpec, model: Model, b: Callable[[int], int]) -> list[Predicted]:

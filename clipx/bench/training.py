@@ -28,9 +28,9 @@ def captions(texts: int, length: int, seed: int) -> Tensor:
     return tokens_BL
 
 
-def batch_for(model: ModelSpec, size: int, device: torch.device, seed: int) -> Batch:
-    """Returns a random batch of uint8 images and captions."""
+def batch_for(model: ModelSpec, size: int, device: torch.device, seed: int, first: int = 0) -> Batch:
+    """Returns a random batch of uint8 images and captions of the samples numbered from `first`."""
     random = torch.Generator().manual_seed(seed)
     image = empty_input(model.image, size, torch.device("cpu"))
     image = image.normal_(generator=random) if image.is_floating_point() else image.random_(0, 256, generator=random)
-    return Batch(image, captions(size, model.text.context_length, seed), torch.arange(size)).to(device)
+    return Batch(image, captions(size, model.text.context_length, seed), torch.arange(first, first + size)).to(device)

@@ -8,7 +8,7 @@ same local rank in each other node through a separate adapter. Notation: N nodes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,14 +68,25 @@ class Cluster:
         n, g = (math.ceil(math.log2(count)) for count in (self.nodes, self.gpus))
         return self.between.time(n, size if n else 0.0) + self.within.time(g, size if g else 0.0)
 
+    def send(self, size: float) -> float:
+        """Time of a message of `size` bytes from each rank to the next one, the slowest of which is between nodes."""
+        return (self.between if self.nodes > 1 else self.within).time(1, size)
+
     def time(self, kind: str, calls: float, size: float) -> float:
-        """Time of `calls` collectives of one kind, of `size` bytes in total."""
+        """Time of `calls` collectives of one kind, of `size` bytes in total. A recv is part of its send."""
+        if kind == "recv":
+            return 0.0
         return calls * {
             "all_gather": self.all_gather,
             "reduce_scatter": self.reduce_scatter,
             "all_reduce": self.all_reduce,
             "broadcast": self.broadcast,
+            "send": self.send,
         }[kind](size / calls)
+
+    def total(self, kinds: Mapping[str, tuple[int, int]]) -> float:
+        """Time of collectives by kind, each with its number of calls and its bytes in total."""
+        return sum(self.time(kind, calls, size) for kind, (calls, size) in kinds.items())
 
 
 def one_node(ranks: int, link: Link) -> Cluster:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from clipx.objective.spec import ObjectiveTraffic
 from clipx.plan.alpha_beta import Cluster, Link
-from clipx.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, fsdp_traffic
+from clipx.plan.traffic import StepShape, Traffic, ddp_traffic, fsdp_traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +74,23 @@ def step(model: Model, machine: Machine, objective: ObjectiveTraffic, gpus: int,
     additions. The gradients' collectives overlap the backward (under FSDP, forward and backward), except for the last
     bucket, which is ready only after the backward. Loader, optimizer and evaluation are not included.
     """
-    cluster, batch = machine.cluster(gpus), b * gpus
     shape = StepShape(objective, b, gpus, model.dim, model.parameters, model.buffers)
-    moved = (fsdp_traffic if fsdp else ddp_traffic)(shape)
-    towers = 3 * model.flops * b / machine.flops
-    gradients = _time(cluster, moved.gradients)
+    return step_with(model, machine, shape, (fsdp_traffic if fsdp else ddp_traffic)(shape), fsdp)
+
+
+def step_with(model: Model, machine: Machine, shape: StepShape, moved: Traffic, fsdp: bool = False) -> Step:
+    """Predicts a step with the given traffic. Otherwise as `step`."""
+    cluster, batch = machine.cluster(shape.ranks), shape.b * shape.ranks
+    towers = 3 * model.flops * shape.b / machine.flops
+    gradients = cluster.total(moved.gradients)
     hidden = towers if fsdp else towers * 2 / 3
     return Step(
-        gpus,
+        shape.ranks,
         batch,
         towers,
-        12 * b * batch * model.dim / machine.loss_flops,
-        _time(cluster, moved.loss),
+        12 * shape.b * batch * model.dim / machine.loss_flops,
+        cluster.total(moved.loss),
         gradients,
         max(gradients / shape.buckets, gradients - hidden),
-        _time(cluster, moved.rest),
+        cluster.total(moved.rest),
     )
-
-
-def _time(cluster: Cluster, kinds: CollectiveCounts) -> float:
-    return sum(cluster.time(kind, calls, size) for kind, (calls, size) in kinds.items())

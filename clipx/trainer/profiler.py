@@ -15,7 +15,8 @@ from clipx.errors import require
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-_WINDOW = "clipx.profiled_steps"
+WINDOW = "clipx.profiled_steps"
+"""Name of the span of the steps that `breakdown` reads."""
 
 Intervals = list[tuple[float, float]]
 """Disjoint intervals (start, end) in ascending order."""
@@ -60,7 +61,7 @@ class Profiler:
         self._synchronize()
         self._profile = torch.profiler.profile()
         self._profile.start()
-        self._window = torch.profiler.record_function(_WINDOW)
+        self._window = torch.profiler.record_function(WINDOW)
         self._window.__enter__()
 
     def after(self, step: int) -> dict[str, float] | None:
@@ -101,7 +102,7 @@ def breakdown(events: Iterable[Any], steps: int) -> dict[str, float]:
     On a GPU, the activity is that of its kernels; on the CPU, that of torch's operators and gloo's collectives.
     """
     events = list(events)
-    window = next((e.time_range.start, e.time_range.end) for e in events if e.name == _WINDOW)
+    window = next((e.time_range.start, e.time_range.end) for e in events if e.name == WINDOW)
     kernels = [e for e in events if e.device_type.name != "CPU" and not e.is_user_annotation]
     if kernels:
         talking = [e for e in kernels if "nccl" in e.name.lower()]

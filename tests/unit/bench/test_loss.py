@@ -35,5 +35,5 @@ def test_autocast_rounds_the_logits_of_open_clip_to_bfloat16(name: str) -> None:
 def test_every_loss_has_a_label_and_every_device_a_tolerance() -> None:
     for device in loss._GRADIENT_TOLERANCE:
         assert Contest.of(["infonce", "siglip"], device).names[2:] == [
-            name for name in Contest.of(["infonce", "siglip"], device).names if name in loss._LABELS
+            name for name in Contest.of(["infonce", "siglip"], device).names if name in loss.LABELS
         ]

@@ -14,7 +14,7 @@ import torch.distributed.nn
 
 from clipx.bench.findings import ratio
 from clipx.bench.loss import LossCase, Row, _check
-from clipx.bench.measure import Collectives, interleaved, peak_memory, return_freed_memory
+from clipx.bench.measure import BACKWARD, Collectives, interleaved, peak_memory, return_freed_memory
 from clipx.bench.processes import Processes, RankConfig
 from clipx.bench.spec import BenchError
 from clipx.distributed.comm import Comm
@@ -128,7 +128,7 @@ def test_collectives_are_counted_in_forward_and_backward() -> None:
         dist.barrier()
         assert counter.largest_gradient == 7  # summed over ranks, although in forward
         y = torch.cat(torch.distributed.nn.all_gather(x))
-        counter.backward = True
+        counter.part = BACKWARD
         y.sum().backward()
     assert counter.kinds == {
         "all_gather": {"calls": 2, "sent": 2 * 60, "received": 2 * 240},

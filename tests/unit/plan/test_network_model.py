@@ -18,7 +18,7 @@ from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic, objective_t
 
 FAST, SLOW = Link(3e-6, 300e9), Link(10e-6, 40e9)
 MACHINE = Machine(8, FAST, SLOW, 400e12, 30e12)
-VIT_B32 = Model(151_277_312, 14_777_163_776, 512, 24)
+VIT_B32 = Model(151_277_312, 14_777_163_776, 512)
 INFONCE = InfoNCESpec().traffic
 N = 8e6  # bytes
 
