@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.bench.findings import Findings, Table
 from clipx.bench.spec import BenchSpec
 from clipx.config.registry import option
 from clipx.errors import require
 
+if TYPE_CHECKING:
+    from clipx.bench.fastclip_parts.study import Report, Study, StudyData
+
 SWEEPS = {
     "core": "fastclip_small",
     "gamma": "fastclip_small_gamma",
     "optimizers": "fastclip_small_optimizers",
+    "successors": "fastclip_small_successors",
 }
 """Experiment of each part that is one sweep."""
 
-TUNING = "tuning"
+TUNINGS = ("tuning", "tuning_successors")
 
 
 @option("bench")
@@ -35,8 +40,9 @@ class FastclipSpec(BenchSpec):
 
     parts: list[str] = field(default_factory=lambda: ["core"])
     """Parts to run: core (ten objectives, three batch sizes, with and without exchanged captions), gamma (constant
-    against cosine γ), optimizers (FastCLIP v3 with each optimizer), tuning (the search that found the values in
-    conf/experiment/fastclip_small, on other scenes and another seed)."""
+    against cosine γ), optimizers (FastCLIP v3 with each optimizer), successors (DRRho-CLIP and NeuCLIP), tuning and
+    tuning_successors (the search that found the values in conf/experiment/fastclip_small, on other scenes and another
+    seed)."""
 
     processes: int = 0
     """Number of runs at the same time, each on one core. 0 or more. 0: the number of available cores."""
@@ -59,7 +65,7 @@ class FastclipSpec(BenchSpec):
         BenchSpec.__post_init__(self)
         for name in self.parts:
             require(
-                name in (*SWEEPS, TUNING), f"parts={name} is not a part: choose from {', '.join((*SWEEPS, TUNING))}"
+                name in (*SWEEPS, *TUNINGS), f"parts={name} is not a part: choose from {', '.join((*SWEEPS, *TUNINGS))}"
             )
         require(bool(self.parts), "parts=[] measures nothing: give parts=[core]")
         require(self.processes >= 0, f"processes={self.processes} must be 0, for all cores, or more")
@@ -72,7 +78,7 @@ class FastclipSpec(BenchSpec):
     def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench.fastclip_parts.hypotheses import verdict_table
         from clipx.bench.fastclip_parts.study import Study
-        from clipx.bench.fastclip_parts.tuning import tune
+        from clipx.bench.fastclip_parts.tuning import tune_contenders, tune_successors
         from clipx.distributed.launch_env import cores
 
         study = Study(Path(self.run_dir), self.processes or cores(), tuple(self.overrides), log)
@@ -80,14 +86,30 @@ class FastclipSpec(BenchSpec):
         reports = {}
         trunk = study.train_trunk(self.trunk)
         for part in self.parts:
-            if part == TUNING:
-                tables.append(tune(study, study.prepare(TUNING, trunk, self.samples, self.gallery, seed=2)))
+            if part in TUNINGS:
+                data = study.prepare("tuning", trunk, self.samples, self.gallery, seed=2)
+                tables.append((tune_successors if part == "tuning_successors" else tune_contenders)(study, data))
                 continue
-            data = study.prepare("core", trunk, self.samples, self.gallery, seed=0)
-            study.sweep(part, SWEEPS[part], data)
-            reports[part] = study.report(part)
+            data = study.prepare("features", trunk, self.samples, self.gallery, seed=0)
+            if part == "successors":
+                reports[part] = self._successors(study, data)
+            else:
+                study.sweep(part, SWEEPS[part], data)
+                reports[part] = study.report(part, part)
             tables.append(reports[part].table(part))
         hypotheses = verdict_table(reports)
         figures = {"parts": self.parts, "hypotheses": {row[0]: row[-1] for row in hypotheses.rows}}
         details = {part: report.cells for part, report in reports.items()}
         return Findings(figures, details, [*tables, hypotheses] if hypotheses.rows else tables)
+
+    def _successors(self, study: Study, data: StudyData) -> Report:
+        """Runs the successors. Their page also has the contenders of the core, if that part was run."""
+        from clipx.bench.fastclip_parts.study import CONTENDER, REFERENCED
+
+        referenced = study.train_references(data, itertools.product((0.0, 0.2), range(5)))
+        sweeps = []
+        for name, words in (("neuclip", ()), (REFERENCED, referenced.references)):
+            sweeps.append(f"successors-{name}")
+            study.sweep(sweeps[-1], SWEEPS["successors"], data, f"{CONTENDER}={name}", *words)
+        core = ["core"] if (study.folder / "core" / "sweep.json").is_file() else []
+        return study.report("successors", *core, *sweeps)

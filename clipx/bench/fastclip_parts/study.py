@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ CONTENDER = "experiment/fastclip_small"
 """Config group of the contenders, the key by which reports compare."""
 
 BASELINE = "infonce_constant"
+REFERENCED = "drrho_clip"
+"""Contender that needs a reference model."""
 
 Key = dict[str, str]
 """Overrides that select cells of a report."""
@@ -27,9 +30,11 @@ Key = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class StudyData:
-    """Overrides of a run that select the stored features and the tokenizer."""
+    """Folder of stored features, and the overrides that select them, the tokenizer, and references if there are any."""
 
+    folder: Path
     overrides: tuple[str, ...]
+    references: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +68,35 @@ class Study:
         if not words.is_file():
             self.call("words", "clipx.data.vocabulary", *scenes[:2], "size=64", f"out={words}")
         return StudyData(
+            folder,
             (
                 f"data.shards='{folder / 'train'}/*.tar'",
                 f"data.held_out_shards='{folder / 'held_out'}/*.tar'",
                 f"model.text.tokenizer={words}",
-            )
+            ),
         )
+
+    def train_references(self, data: StudyData, cells: Iterable[tuple[float, int]]) -> StudyData:
+        """Trains and embeds the references of DRRho-CLIP for each (share of exchanged captions, seed), unless done.
+
+        A reference has half the width of the text tower. Returns the data with the references' embeddings.
+        """
+        root = data.folder / "references"
+        with ThreadPoolExecutor(self.processes) as pool:
+            list(pool.map(lambda cell: self._train_reference(data, root / f"{cell[0]}-{cell[1]}", *cell), cells))
+        embeddings = f"teacher.embeddings='{root}/${{data.mismatched}}-${{seed}}/embeddings'"
+        return replace(data, references=(embeddings,))
+
+    def _train_reference(self, data: StudyData, run: Path, mismatched: float, seed: int) -> None:
+        name = f"reference-{data.folder.name}-{run.name}"
+        if not _has_ended(run):
+            self.log(f"training the reference {run.name}")
+            chosen = ("experiment=fastclip_small", f"{CONTENDER}={BASELINE}", *data.overrides, "data.batch_size=64")
+            cell = (f"data.mismatched={mismatched}", f"seed={seed}", "model.text.width=32", "checkpoint=local")
+            options = ("checkpoint.every=end", "evaluator.retrieval.every=end", f"run_dir={run}", "name=reference")
+            self.call(name, "clipx.train", *chosen, *cell, *options, "resume=auto")
+        if not (run / "embeddings" / "manifest.json").is_file():
+            self.call(name, "clipx.embed", f"run={run}", f"out={run / 'embeddings'}", "distributed=cpu")
 
     def sweep(self, name: str, experiment: str, data: StudyData, *words: str, processes: int | None = None) -> Path:
         """Runs the points of a sweep that have not finished, in FOLDER/NAME. Returns that folder."""
@@ -79,14 +107,14 @@ class Study:
         self.call(name, "clipx.train", "-m", *chosen, *launcher, f"hydra.sweep.dir={folder}")
         return folder
 
-    def report(self, name: str) -> Report:
-        """Writes the page of a sweep and returns its numbers."""
+    def report(self, name: str, *sweeps: str) -> Report:
+        """Writes the page of some sweeps, NAME.html, and returns its numbers."""
         page = self.folder / f"{name}.html"
-        options = ("--by", CONTENDER, "--out", str(page))
-        self.call(f"report-{name}", "clipx_launch", "report", str(self.folder / name), *options)
+        folders = [str(self.folder / sweep) for sweep in sweeps]
+        self.call(f"report-{name}", "clipx_launch", "report", *folders, "--by", CONTENDER, "--out", str(page))
         found = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
         if found["left_out"]:
-            raise BenchError(f"{len(found['left_out'])} runs of {self.folder / name} have no result: see {page}")
+            raise BenchError(f"{len(found['left_out'])} runs of {', '.join(folders)} have no result: see {page}")
         return Report(found)
 
     def call(self, name: str, module: str, *words: str) -> None:

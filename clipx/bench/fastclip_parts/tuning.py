@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from clipx.bench.fastclip_parts.study import CONTENDER, Study, StudyData
+from clipx.bench.fastclip_parts.study import CONTENDER, REFERENCED, Study, StudyData
 from clipx.bench.findings import Table
 from clipx.bench.spec import BenchError
 from clipx.logger import read_rows
@@ -55,22 +55,43 @@ OPTIMIZERS: Mapping[str, Sequence[str]] = {
 }
 
 
-def tune(study: Study, data: StudyData) -> Table:
+SUCCESSORS: Mapping[str, tuple[str, str | None]] = {"drrho_clip": (_INITIAL, _GAMMA), "neuclip": (_INITIAL, None)}
+"""The same for the successors of FastCLIP."""
+
+
+def tune_contenders(study: Study, data: StudyData) -> Table:
     """Tunes all contenders and optimizers. Returns the values, and writes them to tuned.json."""
-    cells = [(batch, name) for batch in _LEARNING_RATES for name in CONTENDERS]
     with ThreadPoolExecutor(study.processes) as pool:
-        found = list(pool.map(lambda cell: _contender(study, data, *cell), cells))
-        found += pool.map(lambda name: _optimizer(study, data, name), OPTIMIZERS)
+        rows = _contenders(study, data, CONTENDERS, pool)
+        rows += pool.map(lambda name: _optimizer(study, data, name), OPTIMIZERS)
+    return _written(study, "tuned", rows)
+
+
+def tune_successors(study: Study, data: StudyData) -> Table:
+    """Tunes DRRho-CLIP and NeuCLIP. Returns the values, and writes them to tuned_successors.json."""
+    data = study.train_references(data, [(0.2, SEED)])
+    with ThreadPoolExecutor(study.processes) as pool:
+        return _written(study, "tuned_successors", _contenders(study, data, SUCCESSORS, pool))
+
+
+def _written(study: Study, name: str, rows: list[Sequence[str]]) -> Table:
     columns = ("contender", "batch", "temperature", "learning rate", "γ or bias", "recall@1, %")
-    table = Table("tuned on exchanged captions of other scenes", columns, found)
-    (study.folder / "tuned.json").write_text(
-        json.dumps([dict(zip(columns, row, strict=True)) for row in found], indent=1) + "\n", encoding="utf-8"
+    (study.folder / f"{name}.json").write_text(
+        json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=1) + "\n", encoding="utf-8"
     )
-    return table
+    return Table("tuned on exchanged captions of other scenes", columns, rows)
 
 
-def _contender(study: Study, data: StudyData, batch: int, name: str) -> Sequence[str]:
-    temperature, third = CONTENDERS[name]
+def _contenders(
+    study: Study, data: StudyData, keys: Mapping[str, tuple[str, str | None]], pool: ThreadPoolExecutor
+) -> list[Sequence[str]]:
+    cells = [(batch, name) for batch in _LEARNING_RATES for name in keys]
+    return list(pool.map(lambda cell: _contender(study, data, cell[0], cell[1], *keys[cell[1]]), cells))
+
+
+def _contender(
+    study: Study, data: StudyData, batch: int, name: str, temperature: str, third: str | None
+) -> Sequence[str]:
     rates = _LEARNING_RATES[batch]
     fixed = {CONTENDER: name, "data.batch_size": str(batch), "optimizer.lr": rates[1]}
     stages: list[tuple[str, Sequence[str]]] = [(temperature, _TEMPERATURES), ("optimizer.lr", rates)]
@@ -97,6 +118,7 @@ def _best(
 ) -> tuple[str, float]:
     """Runs a sweep over the values of a key. Returns (value, recall) of the best run."""
     words = [f"{other}={value}" for other, value in fixed.items() if other != key]
+    words += data.references if fixed[CONTENDER] == REFERENCED else ()
     swept = (f"{key}={','.join(values)}", f"seed={SEED}", "data.mismatched=0.2", "evaluator.retrieval.every=end")
     folder = study.sweep(f"tuning-sweeps/{name}", "fastclip_small", data, *words, *swept, processes=1)
     recalls = [recall_of(folder / str(number)) for number in range(len(values))]

@@ -13,7 +13,7 @@ from helpers.runs import compose
 from clipx.bench.fastclip import FastclipSpec
 from clipx.bench.fastclip_parts.hypotheses import best_infonce, verdict_table
 from clipx.bench.fastclip_parts.study import CONTENDER, Report
-from clipx.bench.fastclip_parts.tuning import CONTENDERS, OPTIMIZERS, recall_of
+from clipx.bench.fastclip_parts.tuning import CONTENDERS, OPTIMIZERS, SUCCESSORS, recall_of
 from clipx.bench.spec import BenchError
 from clipx.config.registry import CONF_DIR
 from clipx.errors import ConfigError
@@ -23,17 +23,19 @@ SMALL = "experiment=fastclip_small"
 
 
 def test_the_contenders_are_those_of_the_folder() -> None:
-    assert {path.stem for path in (CONF_DIR / "experiment/fastclip_small").glob("*.yaml")} == set(CONTENDERS)
+    assert {
+        path.stem for path in (CONF_DIR / "experiment/fastclip_small").glob("*.yaml")
+    } == CONTENDERS.keys() | SUCCESSORS
 
 
-@pytest.mark.parametrize("name", slow_except(sorted(CONTENDERS), "fastclip_v3", "siglip"))
+@pytest.mark.parametrize("name", slow_except(sorted(CONTENDERS | SUCCESSORS), "fastclip_v3", "siglip"))
 def test_a_contender_has_its_objective_and_tuned_values(name: str) -> None:
     specs = [compose(SMALL, f"{CONTENDER}={name}", f"data.batch_size={batch}") for batch in (16, 64, 256)]
     kinds = {spec.objective.kind for spec in specs}
     assert kinds == {"infonce" if name == "infonce_constant" else name}
     rates = [spec.optimizer.lr for spec in specs]
     assert all(1e-4 < rate < 1e-2 for rate in rates)
-    key, third = CONTENDERS[name]
+    key, third = (CONTENDERS | SUCCESSORS)[name]
     typed = compose(SMALL, f"{CONTENDER}={name}", "data.batch_size=64", f"{key}=0.3", "optimizer.lr=1e-4")
     assert getattr(typed.objective, key.rpartition(".")[2]) == 0.3 and typed.optimizer.lr == 1e-4
     assert third is None or compose(SMALL, f"{CONTENDER}={name}", "data.batch_size=64", f"{third}=0.7")
@@ -147,7 +149,10 @@ def test_the_recall_of_a_run_is_the_mean_of_both_directions(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parts": ["all"]}, "parts=all is not a part: choose from core, gamma, optimizers, tuning"),
+        (
+            {"parts": ["all"]},
+            "parts=all is not a part: choose from core, gamma, optimizers, successors, tuning, tuning_s",
+        ),
         ({"parts": []}, r"parts=\[\] measures nothing"),
         ({"samples": 100}, "samples=100 must be at least 256"),
         ({"gallery": 1}, "gallery=1 must be at least 2"),
