@@ -158,7 +158,7 @@ class ImageTowerSpec:
     def _check_input(self) -> None:
         """Checks that the tower reads images or stored features, not both. Raises ConfigError."""
         if self.features is None:
-            require(bool(self.timm), missing_value("model.image.timm"))
+            require(self.timm is not None, missing_value("model.image.timm"))
             return
         key = f"model.image.features={self.features}"
         require(self.features >= 1, f"{key} must be at least 1")
