@@ -21,6 +21,7 @@ SWEEPS = {
     "gamma": "fastclip_small_gamma",
     "optimizers": "fastclip_small_optimizers",
     "successors": "fastclip_small_successors",
+    "openclipart": "fastclip_small_openclipart",
 }
 """Experiment of each part that is one sweep."""
 
@@ -40,9 +41,9 @@ class FastclipSpec(BenchSpec):
 
     parts: list[str] = field(default_factory=lambda: ["core"])
     """Parts to run: core (ten objectives, three batch sizes, with and without exchanged captions), gamma (constant
-    against cosine γ), optimizers (FastCLIP v3 with each optimizer), successors (DRRho-CLIP and NeuCLIP), tuning and
-    tuning_successors (the search that found the values in conf/experiment/fastclip_small, on other scenes and another
-    seed)."""
+    against cosine γ), optimizers (FastCLIP v3 with each optimizer), successors (DRRho-CLIP and NeuCLIP), openclipart
+    (real pictures, from pixels), tuning and tuning_successors (the search that found the values in
+    conf/experiment/fastclip_small, on other scenes and another seed)."""
 
     processes: int = 0
     """Number of runs at the same time, each on one core. 0 or more. 0: the number of available cores."""
@@ -90,12 +91,15 @@ class FastclipSpec(BenchSpec):
                 data = study.prepare("tuning", trunk, self.samples, self.gallery, seed=2)
                 tables.append((tune_successors if part == "tuning_successors" else tune_contenders)(study, data))
                 continue
-            data = study.prepare("features", trunk, self.samples, self.gallery, seed=0)
+            if part == "openclipart":
+                data = study.prepare_openclipart()
+            else:
+                data = study.prepare("features", trunk, self.samples, self.gallery, seed=0)
             if part == "successors":
                 reports[part] = self._successors(study, data)
             else:
-                study.sweep(part, SWEEPS[part], data)
-                reports[part] = study.report(part, part)
+                sweep = study.sweep(f"{part}-sweep" if part == "openclipart" else part, SWEEPS[part], data)
+                reports[part] = study.report(part, sweep.name)
             tables.append(reports[part].table(part))
         hypotheses = verdict_table(reports)
         figures = {"parts": self.parts, "hypotheses": {row[0]: row[-1] for row in hypotheses.rows}}

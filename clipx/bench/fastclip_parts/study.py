@@ -76,6 +76,16 @@ class Study:
             ),
         )
 
+    def prepare_openclipart(self) -> StudyData:
+        """Writes the shards and the words of real pictures, unless written. Needs two Debian packages."""
+        folder = self.folder / "openclipart"
+        words, shards = folder / "words.json", f"data.shards='{folder}/*.tar'"
+        if not words.is_file():
+            self.log("preparing openclipart")
+            self.call("openclipart", "clipx.data.openclipart", f"out={folder}")
+            self.call("words", "clipx.data.vocabulary", "data=openclipart", shards, "size=2048", f"out={words}")
+        return StudyData(folder, (shards, f"model.text.tokenizer={words}"))
+
     def train_references(self, data: StudyData, cells: Iterable[tuple[float, int]]) -> StudyData:
         """Trains and embeds the references of DRRho-CLIP for each (share of exchanged captions, seed), unless done.
 

@@ -151,7 +151,7 @@ def test_the_recall_of_a_run_is_the_mean_of_both_directions(tmp_path: Path) -> N
     [
         (
             {"parts": ["all"]},
-            "parts=all is not a part: choose from core, gamma, optimizers, successors, tuning, tuning_s",
+            "parts=all is not a part: choose from core, gamma, optimizers, successors, openclipart, tun",
         ),
         ({"parts": []}, r"parts=\[\] measures nothing"),
         ({"samples": 100}, "samples=100 must be at least 256"),
