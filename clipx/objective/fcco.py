@@ -108,7 +108,8 @@ class GammaSpec:
         """Returns the final γ of a run of `length`."""
         if self.minimum is not None:
             return self.minimum
-        return float(min(1.0, 4.177 * (length.total / length.epoch) ** -0.7265))
+        epochs = max(length.total, 1) / length.epoch  # a total of 0 is not known yet
+        return float(min(1.0, 4.177 * epochs**-0.7265))
 
     def build(self, length: Length) -> Gamma:
         """Returns γ as a function of the samples seen, for a run of `length`."""
