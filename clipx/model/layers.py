@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from timm.models import group_parameters
+from torch import nn
 
 from clipx.errors import require
 from clipx.model.blocks import named_blocks
@@ -44,7 +45,12 @@ def parameter_layers(model: CLIP, asked_by: str) -> dict[str, tuple[int, int]]:
 
 
 def _image_layers(trunk: Any, asked_by: str) -> dict[str, int]:
-    """Returns timm's layer of each parameter, and that above all blocks, in which a trunk without a head has none."""
+    """Returns timm's layer of each parameter, and that above all blocks, in which a trunk without a head has none.
+
+    A tower of stored features has no trunk: its projection is above all blocks.
+    """
+    if isinstance(trunk, nn.Identity):
+        return {_HEAD: 0}
     require(
         hasattr(trunk, "group_matcher"),
         f"{asked_by} needs the blocks of the image tower, which timm does not define for {type(trunk).__name__}: "

@@ -14,8 +14,10 @@ from torch import nn
 from clipx.errors import CheckpointError, ConfigError
 from clipx.model.features import FeatureTower
 from clipx.model.flops import ForwardFlops
+from clipx.model.layers import parameter_layers
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.optimizer.groups import parameter_groups
+from clipx.optimizer.layers import blocks_above, hidden_matrices
 from clipx.weights.compare import check_same
 from clipx.weights.open_clip import config_of
 
@@ -78,6 +80,16 @@ def test_the_tower_has_no_blocks_tokens_and_positional_embeddings() -> None:
     assert clip.trunk_width == 24
     stored_BF = torch.randn(2, 24, dtype=torch.float64)
     assert torch.equal(clip.encode_trunk(stored_BF), stored_BF)
+
+
+def test_muon_and_layer_decay_take_the_projection_as_above_all_blocks() -> None:
+    clip = model()
+    layers = parameter_layers(clip, "optimizer=muon")
+    layer, top = layers["image.projection.weight"]
+    assert layer == top, "not a hidden matrix"
+    assert blocks_above(clip, "optimizer.layer_decay")["image.projection.weight"] == 0
+    hidden = hidden_matrices(clip, "optimizer=muon")
+    assert hidden and all(name.startswith("text.blocks.") for name in hidden)
 
 
 def test_flops_of_the_image_tower_are_those_of_the_projection() -> None:
