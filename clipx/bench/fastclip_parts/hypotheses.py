@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from clipx.bench.fastclip_parts.study import Key, Report
+from clipx.bench.fastclip_parts.study import BASELINE, Key, Report
 from clipx.bench.findings import Table
 from clipx.report.seed_statistics import CurvePoint, Difference, samples_to_reach
 
@@ -31,6 +31,10 @@ def verdict_table(reports: Mapping[str, Report]) -> Table:
     if gamma := reports.get("gamma"):
         rows.insert(0, _above_sogclr(gamma))
         rows.append(_cosine(gamma))
+    if real := reports.get("openclipart"):
+        found = real.difference("fastclip_v1", BASELINE, {"data.mismatched": "0.2"})
+        text = f"on openclipart with exchanged captions, v1 - {BASELINE} > 0"
+        rows.append(_row("H8", text, {"": found}, lambda d: d.mean > 0))
     return Table("registered hypotheses", ("", "hypothesis", "measured", "verdict"), list(rows))
 
 

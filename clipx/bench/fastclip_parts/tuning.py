@@ -21,10 +21,11 @@ from clipx.logger import read_rows
 SEED = 50
 RECALL = ("eval/retrieval/image_to_text/recall@1", "eval/retrieval/text_to_image/recall@1")
 
+# The second one is that of the search of the temperature.
 _LEARNING_RATES = {
-    16: ("3e-4", "6e-4", "1.2e-3"),
-    64: ("6e-4", "1.2e-3", "2.4e-3"),
-    256: ("1.2e-3", "2.4e-3", "4.8e-3"),
+    16: ("3e-4", "6e-4", "1.2e-3", "2.4e-3", "1.5e-4"),
+    64: ("6e-4", "1.2e-3", "2.4e-3", "4.8e-3", "3e-4"),
+    256: ("1.2e-3", "2.4e-3", "4.8e-3", "9.6e-3", "6e-4"),
 }
 _TEMPERATURES = ("0.05", "0.1", "0.2", "0.4")
 _GAMMAS = ("0.2", "0.5", "0.8")
@@ -49,9 +50,9 @@ CONTENDERS: Mapping[str, tuple[str, str | None]] = {
 OPTIMIZERS: Mapping[str, Sequence[str]] = {
     "adamw_tiny": ("6e-4", "1.2e-3", "2.4e-3", "4.8e-3"),
     "lamb": ("2e-3", "4e-3", "8e-3", "1.6e-2"),
-    "lion": ("5e-5", "1e-4", "2e-4", "4e-4"),
+    "lion": ("5e-5", "1e-4", "2e-4", "4e-4", "8e-4"),
     "sgd": ("0.03", "0.1", "0.3", "1"),
-    "muon": ("3e-4", "6e-4", "1.2e-3", "2.4e-3"),
+    "muon": ("3e-4", "6e-4", "1.2e-3", "2.4e-3", "4.8e-3"),
 }
 
 
