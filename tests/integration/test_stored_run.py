@@ -13,9 +13,12 @@ import pytest
 import torch
 from helpers.runs import compose, tensors
 
+from clipx.errors import CheckpointError
 from clipx.trainer.trainer import Trainer
 
 STORED = Path(__file__).parent / "stored_run"
+# Defaults of that time that have changed since.
+GAMMA = ["objective.gamma.schedule=cosine", "objective.gamma.minimum=0.2", "objective.gamma.decay=50%"]
 
 
 @pytest.fixture
@@ -27,7 +30,13 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("config.yaml", "metrics.jsonl", "events.jsonl"):
         shutil.copy(STORED / name, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    return [*(STORED / "options.txt").read_text().split(), "name=stored", "run_dir=run", "resume=step:3"]
+    return [*(STORED / "options.txt").read_text().split(), *GAMMA, "name=stored", "run_dir=run", "resume=step:3"]
+
+
+def test_a_default_that_changed_is_refused_by_name(options: list[str]) -> None:
+    now = [option for option in options if option not in GAMMA]
+    with pytest.raises(CheckpointError, match=r"objective\.gamma\.minimum: 0\.2 -> None.*saved values"):
+        Trainer(compose(*now))
 
 
 def test_every_tensor_and_the_position_are_restored(options: list[str]) -> None:

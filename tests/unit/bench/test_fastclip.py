@@ -170,7 +170,7 @@ def test_a_small_comparison_runs_continues_and_reports(tmp_path: Path) -> None:
     said: list[str] = []
     swept = [f"{CONTENDER}=infonce_constant,fastclip_v1", "data.batch_size=64", "data.mismatched=0.2", "seed=0,1"]
     spec = FastclipSpec(
-        run_dir=str(tmp_path), overrides=[*swept, "duration=2ep"], samples=256, gallery=32, trunk="4st", processes=2
+        run_dir=str(tmp_path), overrides=[*swept, "duration=2ep"], samples=256, gallery=32, trunk="60st", processes=2
     )
     found = spec.run(said.append)
     cells = found.details["core"]
