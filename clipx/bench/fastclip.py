@@ -78,7 +78,7 @@ class FastclipSpec(BenchSpec):
 
     def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench.fastclip_parts.hypotheses import verdict_table
-        from clipx.bench.fastclip_parts.study import Study
+        from clipx.bench.fastclip_parts.study import CONTENDER, Study
         from clipx.bench.fastclip_parts.tuning import tune_contenders, tune_successors
         from clipx.distributed.launch_env import cores
 
@@ -99,7 +99,7 @@ class FastclipSpec(BenchSpec):
                 reports[part] = self._successors(study, data)
             else:
                 sweep = study.sweep(f"{part}-sweep" if part == "openclipart" else part, SWEEPS[part], data)
-                reports[part] = study.report(part, sweep.name)
+                reports[part] = study.report(part, sweep.name, by="optimizer" if part == "optimizers" else CONTENDER)
             tables.append(reports[part].table(part))
         hypotheses = verdict_table(reports)
         figures = {"parts": self.parts, "hypotheses": {row[0]: row[-1] for row in hypotheses.rows}}

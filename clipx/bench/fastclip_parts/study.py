@@ -117,11 +117,11 @@ class Study:
         self.call(name, "clipx.train", "-m", *chosen, *launcher, f"hydra.sweep.dir={folder}")
         return folder
 
-    def report(self, name: str, *sweeps: str) -> Report:
-        """Writes the page of some sweeps, NAME.html, and returns its numbers."""
+    def report(self, name: str, *sweeps: str, by: str = CONTENDER) -> Report:
+        """Writes the page of some sweeps, NAME.html, which compares the values of `by`, and returns its numbers."""
         page = self.folder / f"{name}.html"
         folders = [str(self.folder / sweep) for sweep in sweeps]
-        self.call(f"report-{name}", "clipx_launch", "report", *folders, "--by", CONTENDER, "--out", str(page))
+        self.call(f"report-{name}", "clipx_launch", "report", *folders, "--by", by, "--out", str(page))
         found = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
         if found["left_out"]:
             raise BenchError(f"{len(found['left_out'])} runs of {', '.join(folders)} have no result: see {page}")
