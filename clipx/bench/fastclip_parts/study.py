@@ -20,9 +20,10 @@ from clipx.storage.jsonl import read_objects
 CONTENDER = "experiment/fastclip_small"
 """Config group of the contenders, the key by which reports compare."""
 
-BASELINE = "infonce_constant"
 REFERENCED = "drrho_clip"
 """Contender that needs a reference model."""
+REFERENCE = "dcl"
+"""Contender that trains the reference models."""
 
 Key = dict[str, str]
 """Overrides that select cells of a report."""
@@ -101,7 +102,7 @@ class Study:
         name = f"reference-{data.folder.name}-{run.name}"
         if not _has_ended(run):
             self.log(f"training the reference {run.name}")
-            chosen = ("experiment=fastclip_small", f"{CONTENDER}={BASELINE}", *data.overrides, "data.batch_size=64")
+            chosen = ("experiment=fastclip_small", f"{CONTENDER}={REFERENCE}", *data.overrides, "data.batch_size=64")
             cell = (f"data.mismatched={mismatched}", f"seed={seed}", "model.text.width=32", "checkpoint=local")
             options = ("checkpoint.every=end", "evaluator.retrieval.every=end", f"run_dir={run}", "name=reference")
             self.call(name, "clipx.train", *chosen, *cell, *options, "resume=auto")
