@@ -154,12 +154,9 @@ class Report:
         return found
 
     def cell(self, contender: str, key: Key) -> dict[str, Any] | None:
-        """Returns the group of a contender at `key`, or None."""
-        for cell in self.cells:
-            own = cell["overrides"]
-            if own.get(CONTENDER, contender) == contender and all(own.get(k, v) == v for k, v in key.items()):
-                return cell
-        return None
+        """Returns the group of a contender at `key`, or None, also if a key of it has one value in all runs."""
+        wanted = {CONTENDER: contender, **key}
+        return next((cell for cell in self.cells if wanted.items() <= cell["overrides"].items()), None)
 
     def difference(self, a: str, b: str, key: Key, key_b: Key | None = None) -> Difference | None:
         """Returns the difference of two contenders over the seeds, None if either is missing."""

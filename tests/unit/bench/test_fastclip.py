@@ -110,6 +110,8 @@ def test_a_hypothesis_without_its_runs_is_not_measured() -> None:
     found = verdicts(core=Report({"cells": cells}))
     assert (found["H2"], found["H4"]) == ("holds", "not measured")
     assert set(verdicts(core=Report({"cells": []})).values()) == {"not measured"}
+    of_one_size = [{**one, "overrides": {CONTENDER: one["overrides"][CONTENDER]}} for one in cells]
+    assert set(verdicts(core=Report({"cells": of_one_size})).values()) == {"not measured"}, "its batch is not known"
 
 
 def test_the_better_infonce_is_the_baseline() -> None:
