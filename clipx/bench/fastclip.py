@@ -115,5 +115,5 @@ class FastclipSpec(BenchSpec):
         for name, words in (("neuclip", ()), (REFERENCED, referenced.references)):
             sweeps.append(f"successors-{name}")
             study.sweep(sweeps[-1], SWEEPS["successors"], data, f"{CONTENDER}={name}", *words)
-        core = ["core"] if (study.folder / "core" / "sweep.json").is_file() else []
+        core = ["core"] if (study.folder / "core/.launch/sweep.json").is_file() else []
         return study.report("successors", *core, *sweeps)

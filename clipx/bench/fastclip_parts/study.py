@@ -165,7 +165,8 @@ class Report:
 
     def table(self, title: str) -> Table:
         """Returns the means and deviations of all groups, in per cent."""
-        keys = list(dict.fromkeys(key for cell in self.cells for key in cell["overrides"]))
+        found = dict.fromkeys(key for cell in self.cells for key in cell["overrides"])
+        keys = [key for key in found if key not in self.content["tied"]]
         table = Table(f"{title}: {self.content['metric']}, %", (*keys, "mean", "deviation", "seeds"))
         for cell in self.cells:
             deviation = "" if cell["deviation"] is None else f"{100 * cell['deviation']:.1f}"
