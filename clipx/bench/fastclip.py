@@ -107,7 +107,7 @@ class FastclipSpec(BenchSpec):
         return Findings(figures, details, [*tables, hypotheses] if hypotheses.rows else tables)
 
     def _successors(self, study: Study, data: StudyData) -> Report:
-        """Runs the successors. Their page also has the contenders of the core, if that part was run."""
+        """Runs the successors. Their page also has the contenders of the core, if that part has a report."""
         from clipx.bench.fastclip_parts.study import CONTENDER, REFERENCED
 
         referenced = study.train_references(data, itertools.product((0.0, 0.2), range(5)))
@@ -115,5 +115,5 @@ class FastclipSpec(BenchSpec):
         for name, words in (("neuclip", ()), (REFERENCED, referenced.references)):
             sweeps.append(f"successors-{name}")
             study.sweep(sweeps[-1], SWEEPS["successors"], data, f"{CONTENDER}={name}", *words)
-        core = ["core"] if (study.folder / "core/.launch/sweep.json").is_file() else []
+        core = ["core"] if (study.folder / "core.json").is_file() else []
         return study.report("successors", *core, *sweeps)
