@@ -119,7 +119,7 @@ class WebDatasetSpec(DataSpec):
         )
         return (
             f"data.shards has no value: give the shards of {self.name}, {example}, or set CLIPX_{self.name.upper()}; "
-            f"img2dataset --output_format=webdataset writes them (docs/data.md){usual}"
+            f"img2dataset --output_format=webdataset writes them (docs/guides/data.md){usual}"
         )
 
     def open_for_evaluation(self) -> Dataset:

@@ -69,7 +69,7 @@ class ModelSpec:
     weights: str | None = None
     """Initial weights of a new run: a run directory, one of its checkpoints, a folder with open_clip_config.json, a
     file (.safetensors, .pt, .pth, .bin), a URL of any of these, or hf-hub:ORG/NAME. null: random initialization. A
-    resumed run loads its checkpoint instead. See docs/weights.md."""
+    resumed run loads its checkpoint instead. See docs/guides/weights.md."""
 
     patch_dropout: float = 0.0
     """Share of each image's patches that training drops at random, in [0, 1) (arXiv:2212.00794). 0: off. Evaluation

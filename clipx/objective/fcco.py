@@ -281,7 +281,7 @@ def default_rho(samples: int) -> float:
 
     The power law is within 4 % of FastCLIP's three published values (arXiv:2407.01445): 6.5, 8.5 and 16 for 2.7, 9.2
     and 315 million samples. It also gives the small values that runs on 1,000 to 12,000 samples need
-    (docs/fastclip.md).
+    (docs/benchmarks/fastclip.md).
     """
     size = math.log(max(samples, 2))
     return float(min(6.5 * (size / 14.8) ** 3.2, 0.8 * size))

@@ -170,7 +170,7 @@ def _traffic(spec: PlanSpec, shape: StepShape) -> Traffic:
 
 
 def _step(spec: PlanSpec, shape: StepShape, flops: float, rate: float) -> Step:
-    """Predicts a step as in docs/scaling.md. With micro-batches only the last backward hides the gradients.
+    """Predicts a step as in docs/guides/scaling.md. With micro-batches only the last backward hides the gradients.
 
     `rate`: FLOP/s of the towers.
     """

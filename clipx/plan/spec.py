@@ -1,5 +1,5 @@
 """Options of `python -m clipx.plan`, which predicts the parameters, FLOPs, memory, traffic, time and cost of a run from
-its configuration (docs/plan.md)."""
+its configuration (docs/guides/plan.md)."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class PlanSpec(RunSpec):
         require(
             not self.objective.taught,
             f"objective={self.objective.kind} needs a teacher, whose time and memory a plan does not count: plan with "
-            f"objective={self.objective.untaught or 'infonce'} and add the teacher's forward (docs/distillation.md)",
+            f"objective={self.objective.untaught or 'infonce'} and add the teacher's forward (docs/guides/distillation.md)",
         )
         objective_traffic(self.objective)
         require(

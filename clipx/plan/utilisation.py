@@ -39,7 +39,7 @@ class Published:
 
 _LAION = "open_clip, arXiv:2212.07143"
 _NEMO = "NVIDIA NeMo's performance page of CLIP"
-# docs/plan.md names the runs, and those that are not in the ranges.
+# docs/guides/plan.md names the runs, and those that are not in the ranges.
 PUBLISHED = (
     Published("vit_b32", "A100", (634, 850), 14.8, 3, _LAION),
     Published("vit_b16", "A100", (289, 396), 41.1, 3, _LAION),

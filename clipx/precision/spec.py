@@ -1,6 +1,6 @@
 """Options for the number format of the towers. Embeddings, temperature and loss are float32 or wider in all of them.
 
-docs/precision.md describes the requirements, the cost and the rounding of each format.
+docs/guides/precision.md describes the requirements, the cost and the rounding of each format.
 """
 
 from __future__ import annotations

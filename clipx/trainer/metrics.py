@@ -1,5 +1,5 @@
 """Metrics of an interval of training: means on the device, read in one transfer; time by phase; norms of the towers'
-gradients and updates. docs/metrics.md defines each metric."""
+gradients and updates. docs/reference/metrics.md defines each metric."""
 
 from __future__ import annotations
 

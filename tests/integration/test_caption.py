@@ -224,7 +224,7 @@ def test_help_does_not_import_torch(tmp_path: Path) -> None:
     assert "python -m clipx.caption run=outputs/RUN images=FOLDER" in done.stdout
 
 
-# -------------------------------------------------------------------------------------- numbers of docs/coca.md, by hand
+# -------------------------------------------------------------------------------------- numbers of docs/guides/coca.md, by hand
 
 
 class _Every(random.Random):

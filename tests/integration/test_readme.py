@@ -32,7 +32,7 @@ def test_every_training_command_in_the_readme_composes() -> None:
 
 
 def test_every_command_on_stored_features_composes() -> None:
-    section = (ROOT / "docs/finetuning.md").read_text().split("## Train a text tower on stored image features")[1]
+    section = (ROOT / "docs/guides/finetuning.md").read_text().split("## Train a text tower on stored image features")[1]
     text = section.split("\n## ")[0].replace("\\\n", " ").replace("'", "")
     commands = re.findall(r"^python -m clipx\.([\w.]+) (.*)$", text, re.MULTILINE)
     assert [name for name, _ in commands] == ["embed", "embed", "train", "data.vocabulary", "train"]
@@ -49,7 +49,7 @@ def test_every_file_in_the_readme_exists_or_is_the_example(path: str) -> None:
 
 def test_the_example_of_a_weak_reference_composes() -> None:
     importlib.import_module("clipx.embed")  # registers its options
-    text = (ROOT / "docs" / "objectives.md").read_text()
+    text = (ROOT / "docs/guides/objectives.md").read_text()
     commands = re.findall(r"^python -m clipx\.(train|embed) (.*)$", text, re.MULTILINE)
     assert [name for name, _ in commands] == ["train", "embed", "train"]
     weak, _, strong = (compose(*words.split(), config_name=name) for name, words in commands)

@@ -1,4 +1,4 @@
-"""Hypotheses about the comparison, registered before its runs (docs/fastclip.md), and their tests."""
+"""Hypotheses about the comparison, registered before its runs (docs/benchmarks/fastclip.md), and their tests."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec
 
 SHIPPED = sorted(path.stem for path in (CONF_DIR / "expectation").glob("*.yaml"))
-DOCS = (ROOT / "docs" / "recipes.md").read_text()
+DOCS = (ROOT / "docs/guides/recipes.md").read_text()
 VALID = {"overrides": ["data=digits"], "metrics": {"eval/zeroshot/top1": {"value": 0.5, "source": "a table"}}}
 
 

@@ -49,7 +49,7 @@ def test_a_shared_caption_is_correct_for_both_images() -> None:
 
 
 def test_duplicate_captions_can_be_counted_apart() -> None:
-    """The example of docs/evaluation.md: images A and B are red, C is blue; A has its caption twice."""
+    """The example of docs/guides/evaluation.md: images A and B are red, C is blue; A has its caption twice."""
     data = dataset(["red", "red", "blue"], captions=[["red", "red"], ["red"], ["blue"]])
     merged = RetrievalSpec(kind="retrieval").evaluate(embedder(), data)
     assert merged["image_to_text/recall@1"] == merged["text_to_image/recall@1"] == 1

@@ -145,8 +145,8 @@ def test_efficiency_falls_with_more_gpus_and_overlap_shortens_steps(fsdp: bool) 
 
 
 def test_the_scaling_docs_show_the_computed_tables() -> None:
-    """Compares the predicted tables of docs/scaling.md, from the defaults that it names."""
-    page = (ROOT / "docs" / "scaling.md").read_text()
+    """Compares the predicted tables of docs/guides/scaling.md, from the defaults that it names."""
+    page = (ROOT / "docs/guides/scaling.md").read_text()
     for weak in (True, False):
         steps = [step(VIT_B32, MACHINE, INFONCE, 2**n, 256 if weak else 32768 >> n) for n in range(3, 11)]
         for s in steps:

@@ -162,7 +162,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, list[dict
 
 
 def test_every_metric_of_a_run_is_documented(logged: tuple[Trainer, list[dict[str, float]], list[bool]]) -> None:
-    page = Path("docs/metrics.md").read_text()
+    page = Path("docs/reference/metrics.md").read_text()
     named = re.findall(r"^\| ((?:`[^`]+` ?)+)", page, re.MULTILINE)
     known = [re.escape(name) for cell in named for name in re.findall("`([^`]+)`", cell)]
     patterns = re.compile("|".join(re.sub(r"\b[A-Z]+\b", r"[^/]+", name) for name in known))
