@@ -39,6 +39,14 @@ class Comm:
         dist.all_gather_into_tensor(out, x_b)
         return out
 
+    def gather_with_gradient(self, x_b: torch.Tensor) -> torch.Tensor:
+        """Returns what `gather` returns. The rows of this rank carry their gradient, those of others none. Collective.
+
+        An objective that computes the global loss from these rows gets the whole gradient of its embeddings.
+        """
+        x_B, first = self.gather(x_b.detach()), self.rank * len(x_b)
+        return torch.cat([x_B[:first], x_b, x_B[first + len(x_b) :]])
+
     def gather_coalesced(self, *parts_bD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Gathers several [b, D] tensors of one dtype in one collective. The results may be strided views."""
         if self.world == 1:

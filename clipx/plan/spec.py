@@ -106,7 +106,7 @@ class PlanSpec(RunSpec):
         require(
             not self.objective.taught,
             f"objective={self.objective.kind} needs a teacher, whose time and memory a plan does not count: plan with "
-            f"objective={self.objective.untaught or 'infonce'} and add the teacher's forward (docs/guides/distillation.md)",
+            f"objective={self.objective.untaught or 'infonce'} and add its forward (docs/guides/distillation.md)",
         )
         objective_traffic(self.objective)
         require(

@@ -1,4 +1,4 @@
-"""A user-defined objective in two files outside the package, as documented in the README."""
+"""A user-defined objective in two files outside the package, as documented in docs/extend/objective.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers import PLUGINS, ROOT
+from helpers import PLUGINS, ROOT, pages
 from helpers.runs import SMALL, VIT, losses, rows, run, torchrun
 
 from clipx.config.duration import Length
@@ -20,14 +20,24 @@ from clipx.objective.base import StepInputs
 from clipx.trainer.spec import RunSpec, compose
 
 FOLDER = PLUGINS / "hinge"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs/extend/objective.md"
 ONE = Comm(0, 1, 0, torch.device("cpu"))
 
 
-def test_the_readme_shows_the_plugins_files() -> None:
-    text = README.read_text(encoding="utf-8")
-    for name in ("hinge.py", "hinge.yaml"):
-        assert (FOLDER / "objective" / name).read_text(encoding="utf-8").strip() in text, name
+def test_the_page_shows_the_plugins_files() -> None:
+    shown = {path: FOLDER / Path(path).relative_to("mine") for path in pages.files(PAGE)}
+    assert [path.name for path in shown.values()] == ["hinge.py", "hinge.yaml"]
+    for path, content in pages.files(PAGE).items():
+        assert content == shown[path].read_text(encoding="utf-8"), path
+
+
+def test_the_help_of_the_plugins_key_is_its_docstring() -> None:
+    done = run(
+        sys.executable, "-m", "clipx.train", f"--config-dir={FOLDER}", "objective=hinge", "--help", "objective.margin"
+    )
+    assert "Margin in cosine similarity by which the matching pair must exceed all others." in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_the_plugin_trains_and_evaluates_from_the_command_line(tmp_path: Path) -> None:

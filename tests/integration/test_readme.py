@@ -32,7 +32,9 @@ def test_every_training_command_in_the_readme_composes() -> None:
 
 
 def test_every_command_on_stored_features_composes() -> None:
-    section = (ROOT / "docs/guides/finetuning.md").read_text().split("## Train a text tower on stored image features")[1]
+    section = (
+        (ROOT / "docs/guides/finetuning.md").read_text().split("## Train a text tower on stored image features")[1]
+    )
     text = section.split("\n## ")[0].replace("\\\n", " ").replace("'", "")
     commands = re.findall(r"^python -m clipx\.([\w.]+) (.*)$", text, re.MULTILINE)
     assert [name for name, _ in commands] == ["embed", "embed", "train", "data.vocabulary", "train"]

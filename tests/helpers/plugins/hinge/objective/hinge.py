@@ -12,12 +12,14 @@ from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics, Objective, StepInputs
 
 
-@option("objective")  # its options: /schema/objective/hinge
+@option("objective")  # registers its options as /schema/objective/hinge
 @dataclass(kw_only=True, slots=True)
 class HingeSpec(ObjectiveSpec):
     """Hinge loss over all pairs of the global batch."""
 
     kind: str = "hinge"
+    """Type of the objective; set by objective=hinge."""
+
     margin: float = 0.2
     """Margin in cosine similarity by which the matching pair must exceed all others. Above 0."""
 
@@ -36,16 +38,11 @@ class Hinge(Objective):
         self.comm, self.margin = comm, margin
 
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
-        score_BB = self.everyone(inputs.image) @ self.everyone(inputs.text).T
+        image_BD, text_BD = map(self.comm.gather_with_gradient, (inputs.image, inputs.text))
+        score_BB = image_BD @ text_BD.T
         right_B = score_BB.diagonal()
         wrong_BB = ~torch.eye(len(score_BB), dtype=torch.bool, device=score_BB.device)
         of_image_BB = (self.margin + score_BB - right_B[:, None]).relu() * wrong_BB
         of_text_BB = (self.margin + score_BB - right_B[None, :]).relu() * wrong_BB
         loss = (of_image_BB + of_text_BB).sum() / len(score_BB)
         return loss, {"violations": (of_image_BB.detach() > 0).float().mean()}
-
-    def everyone(self, x_bD: Tensor) -> Tensor:
-        """Returns the embeddings of all ranks, in rank order. Those of this rank carry the gradient."""
-        x_BD = self.comm.gather(x_bD.detach())
-        first = self.comm.rank * len(x_bD)
-        return torch.cat([x_BD[:first], x_bD, x_BD[first + len(x_bD) :]])
