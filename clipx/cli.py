@@ -38,6 +38,7 @@ from clipx.distributed.launch_env import rank_or_none
 from clipx.errors import ClipxError, ConfigError, Exit, Stopped, require
 from clipx.escape import EscapedLogRecord, escaped, print_stderr
 from clipx.storage.url import redacted
+from clipx.version import version_text
 
 if TYPE_CHECKING:
     import argparse
@@ -147,6 +148,9 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
             raise failed[-1] from error
 
     try:
+        if "--version" in sys.argv[1:]:
+            print(version_text())
+            return []
         arguments = _typed_arguments()  # options must be registered before Hydra composes
         folders = [Path(arguments.config_dir)] if arguments.config_dir else []
         if arguments.help:

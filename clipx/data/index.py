@@ -1,4 +1,4 @@
-"""Indexes shards before a run, on one machine or as a job array: `python -m clipx.data.index shards=…`."""
+"""`python -m clipx.data.index shards=…`: indexes shards before a run, on one machine or as a job array."""
 
 from __future__ import annotations
 
