@@ -69,7 +69,9 @@ def to_png(figure: Figure) -> bytes:
 
 
 def to_svg(figure: Figure, prefix: str) -> str:
-    """Returns a figure as an <svg> element for an HTML page, as wide as its place, with text as text.
+    """Returns a figure as an <svg> element for a page of `report.page`, as wide as its place, with text as text.
+
+    The colours of the common style are the page's variables, which are others on a dark page.
 
     `prefix`: of the element's ids, which must be unique in the page. An artist with the gid `CLASS--N` becomes a
     group with the class CLASS. All text is drawn literally, as by `to_png`.
@@ -86,6 +88,9 @@ def to_svg(figure: Figure, prefix: str) -> str:
     return re.sub(r"<[^>]*>", lambda tag: _html_tag(tag[0], prefix), _STYLE.sub("", out.getvalue().partition("?>")[2]))
 
 
+_VARIABLES = {colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)} | {
+    SURFACE: "var(--surface)", INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)",
+}  # fmt: skip
 _STYLE = re.compile(r"<!DOCTYPE[^>]*>\s*|<defs>\s*<style.*?</style>\s*</defs>\s*", re.DOTALL)
 _SVG_SIZE = re.compile(r' (?:width|height|xmlns|xmlns:xlink|version)="[^"]*"')
 
@@ -94,6 +99,7 @@ def _html_tag(tag: str, prefix: str) -> str:
     """Returns a tag of an SVG file for an HTML page: unique ids, classes, the font of the page."""
     if tag.startswith("<svg"):
         return _SVG_SIZE.sub("", tag)
+    tag = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda colour: _VARIABLES.get(colour[0], colour[0]), tag)
     tag = re.sub(r' id="([\w-]+)--\d+"', r' class="\1"', tag)
     tag = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}-", tag)
     return re.sub(r"font-family: [^;]*; ", "", tag).replace("xlink:href=", "href=")

@@ -9,12 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+from clipx.report.page import details, figures, legend, listing, page, paragraph, section
 from clipx_launch.commands.report import facts, tables
 from clipx_launch.commands.report.comparisons import pairs, reaches, to_baseline
 from clipx_launch.commands.report.figures import SWATCH, Curve, Dot, Panels, limits_of, swatch
 from clipx_launch.commands.report.groups import Group, LeftOut, Metric
 from clipx_launch.commands.report.layout import Layout, Values, contender_name, label
-from clipx_launch.commands.report.markup import details, figures, legend, listing, page, paragraph, section
 from clipx_launch.commands.run import Run
 
 Item = TypeVar("Item", Curve, Dot)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 
 from clipx.report.console import is_share
+from clipx.report.page import Cell, matrix, table
 from clipx.report.seed_statistics import Difference, Spread
 from clipx_launch.commands.report.comparisons import Pair, Reach
 from clipx_launch.commands.report.figures import short_number
 from clipx_launch.commands.report.groups import Group, LeftOut, Metric, numbers_of, overrides_text
 from clipx_launch.commands.report.layout import Layout, Values, contender_name, label
-from clipx_launch.commands.report.markup import Cell, matrix, table
 
 ONE_SEED = "one seed: no deviation"
 _NONE = "–"

@@ -1,0 +1,169 @@
+"""HTML of all pages that clipx writes: escaped text, sortable tables, data for scripts, the page with its style.
+
+Text of users passes through `text` or `data_script`. page.css and page.js are the style and the script of each page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from clipx.escape import escaped
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Cell of a table. `sort`: the number to sort by, instead of the text. `best`: shown in bold."""
+
+    text: str
+    sort: float | None = None
+    best: bool = False
+
+
+def text(value: str) -> str:
+    """Returns text of a user for HTML: control characters and markup are escaped."""
+    return html.escape(escaped(value))
+
+
+def breakable(value: str) -> str:
+    """Returns text for HTML that may be broken into lines after the separators of keys and of metrics."""
+    return re.sub(r"(?<=[./=_])(?=\w)", "<wbr>", text(value))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Cell | str]], numbers: int = 0) -> str:
+    """Returns a table that a click on a header sorts. The last `numbers` columns are aligned to the right."""
+    first = len(columns) - numbers
+    classes = [' class="n"' if i >= first else "" for i in range(len(columns))]
+    buttons = [f'<button type="button">{breakable(name)}</button>' for name in columns]
+    head = "".join(f"<th{c}>{button}</th>" for c, button in zip(classes, buttons, strict=True))
+    body = "".join(f"<tr>{''.join(map(_cell, row, classes))}</tr>\n" for row in rows)
+    return (
+        f'<div class="scroll"><table class="sort"><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+    )
+
+
+def _cell(cell: Cell | str, of: str) -> str:
+    if isinstance(cell, str):
+        return f"<td{of}>{text(cell)}</td>"
+    sort = "" if cell.sort is None else f' data-v="{cell.sort!r}"'
+    shown = text(cell.text)
+    return f"<td{of}{sort}>{f'<b>{shown}</b>' if cell.best else shown}</td>"
+
+
+def matrix(title: str, names: Sequence[str], entries: Sequence[Sequence[str]], marked: Sequence[Sequence[bool]]) -> str:
+    """Returns a square table: a named row and a numbered column for each name. `marked` entries are bold."""
+    head = "".join(f"<th>{i}</th>" for i in range(1, len(names) + 1))
+    rows = "".join(
+        f"<tr><th>{i} {text(name)}</th>"
+        + "".join(f"<td>{f'<b>{text(e)}</b>' if m else text(e)}</td>" for e, m in zip(row, marks, strict=True))
+        + "</tr>\n"
+        for i, (name, row, marks) in enumerate(zip(names, entries, marked, strict=True), start=1)
+    )
+    return (
+        f'<figure class="matrix"><figcaption>{text(title)}</figcaption><div class="scroll"><table>'
+        f"<thead><tr><td></td>{head}</tr></thead><tbody>\n{rows}</tbody></table></div></figure>"
+    )
+
+
+def figures(panels: Iterable[tuple[str, str]]) -> str:
+    """Returns panels, each a title or an empty text, and an <svg>, in as many columns as the page has room for."""
+    captions = ((f"<figcaption>{text(title)}</figcaption>" if title else "", svg) for title, svg in panels)
+    shown = [f"<figure>{caption}{svg}</figure>\n" for caption, svg in captions]
+    few = " few" if len(shown) <= 2 else ""
+    return f'<div class="panels{few}">\n{"".join(shown)}</div>'
+
+
+def legend(names: Sequence[str], swatches: Sequence[str]) -> str:
+    """Returns the legend of a section. A click on a name shows only its series in all panels, a second click all."""
+    keys = (
+        f'<button data-s="s{i}">{swatch}{text(name)}</button>'
+        for i, (name, swatch) in enumerate(zip(names, swatches, strict=True))
+    )
+    return f'<p class="legend">{"".join(keys)}</p>'
+
+
+def section(title: str, *parts: str) -> str:
+    """Returns a part of the page with a heading. `parts`: HTML."""
+    return f"<section><h2>{text(title)}</h2>\n{chr(10).join(parts)}\n</section>\n"
+
+
+def paragraph(words: str) -> str:
+    """Returns a paragraph of text."""
+    return f"<p>{text(words)}</p>"
+
+
+def listing(lines: Iterable[str]) -> str:
+    """Returns lines of code."""
+    return f"<pre>{chr(10).join(map(text, lines))}</pre>"
+
+
+def details(summary: str, *parts: str) -> str:
+    """Returns a part of the page that is closed at first."""
+    return f"<details><summary>{text(summary)}</summary>\n{chr(10).join(parts)}\n</details>"
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Returns a list of names and their values, as text. Omits empty values."""
+    shown = (f"<dt>{text(name)}</dt><dd>{breakable(value)}</dd>\n" for name, value in pairs if value)
+    return f'<dl class="facts">\n{"".join(shown)}</dl>'
+
+
+def command(line: str) -> str:
+    """Returns a command line with a button that copies it."""
+    return f'<div class="copy"><pre>{text(line)}</pre></div>'
+
+
+def data_script(name: str, value: Any) -> str:
+    """Returns data for scripts, an element with the id `name`: JSON of ASCII without `<`, `>` and `&`.
+
+    Control characters of texts are escaped as by `text`. Scripts read the data by
+    `JSON.parse(document.getElementById(name).textContent)` and write texts by `textContent`. Raises ValueError for nan
+    and inf, which JSON cannot represent.
+    """
+    found = json.dumps(_printable(value), separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        found = found.replace(character, f"\\u{ord(character):04x}")
+    return f'<script type="application/json" id="{text(name)}">{found}</script>\n'
+
+
+def _printable(value: Any) -> Any:
+    """Returns JSON data with escaped texts."""
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, Mapping):
+        return {escaped(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(item) for item in value]
+    return value
+
+
+def page(title: str, body: str, scripts: Sequence[str] = (), styles: Sequence[str] = ()) -> str:
+    """Returns a whole page, which needs no other file and no network, light or dark as the reader's system.
+
+    `body`: HTML. `scripts`, `styles`: names of further files of this package, such as `chart.js`. Elements of the class
+    `static` are shown only where scripts do not run, those of the class `live` only where they run.
+    """
+    style = "".join(map(_asset, ("page.css", *styles)))
+    script = "\n".join(map(_asset, ("page.js", *scripts)))
+    return f"""<!doctype html>
+<html lang="en" class="nojs"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{text(title)}</title>
+<style>
+{style}</style>
+<script>document.documentElement.className = "js";</script>
+</head><body>
+<h1>{text(title)}</h1>
+{body}<script>
+{script}</script>
+</body></html>
+"""
+
+
+def _asset(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
