@@ -51,7 +51,8 @@ def test_images_copy_all_sources_of_the_wheel(recipe: str) -> None:
     assert all((ROOT / name).exists() for name in copied)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
-    needed = {name.split("/")[0] for name in wheel} | {"pyproject.toml", project["project"]["readme"], "LICENSE"}
+    needed = {name.split("/")[0] for name in wheel} | {"pyproject.toml", "requirements.lock"}
+    needed |= {project["project"]["readme"], "LICENSE"}
     assert copied == needed
 
 
@@ -75,6 +76,21 @@ def test_the_kubernetes_job_composes_and_requests_its_nodes_and_gpus() -> None:
     spec.data.check_ranks(nodes * gpus)
     assert spec.resume == "auto"
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_skypilot_job_composes_and_installs_the_locked_packages() -> None:
+    job = yaml.safe_load((SITES / "skypilot.yaml").read_text())
+    assert subprocess.run(["bash", "-n"], input=job["setup"] + job["run"], text=True, check=False).returncode == 0
+    accelerator, gpus = job["resources"]["accelerators"].split(":")
+    text = job["run"].replace("\\\n", "")
+    for name, value in job["envs"].items():
+        text = text.replace(f"${name}", value)
+    words = shlex.split(text[text.index("torchrun") :])
+    assert (accelerator, job["num_nodes"], words[1]) == ("H100", 1, "--standalone")
+    spec = compose(*words[words.index("clipx.train") + 1 :])
+    spec.data.check_ranks(int(gpus))
+    assert (spec.resume, spec.checkpoint.remote) == ("auto", job["envs"]["CHECKPOINTS"])
+    assert (ROOT / "requirements.lock").is_file() and "--require-hashes -r requirements.lock" in job["setup"]
 
 
 STAND_INS = {

@@ -1,0 +1,72 @@
+"""Files about the project: the lock file, metadata for citations, the workflow of GitHub, the hooks of pre-commit."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+from helpers import ROOT
+from packaging.requirements import Requirement
+
+from clipx import __version__
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCK = (ROOT / "requirements.lock").read_text()
+LOCKED_EXTRAS = ("examples", "mlflow", "optuna", "quantized", "trackio")  # those of a run
+PINS = [Requirement(line.removesuffix(" \\")) for line in LOCK.splitlines() if line and line[0] not in "# "]
+HOOKS = [
+    hook for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"] for hook in repo["hooks"]
+]
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_the_lock_file_pins_a_version_of_each_dependency(python: str) -> None:
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
+    pinned = {
+        pin.name: next(iter(pin.specifier)).version
+        for pin in PINS
+        if not pin.marker or pin.marker.evaluate(environment)
+    }
+    optional = PROJECT["optional-dependencies"]
+    needed = [*PROJECT["dependencies"], *(text for extra in LOCKED_EXTRAS for text in optional[extra])]
+    for requirement in map(Requirement, needed):
+        assert requirement.specifier.contains(pinned[requirement.name]), requirement
+
+
+def test_the_lock_file_has_hashes_and_no_addresses() -> None:
+    assert LOCK.count("    --hash=sha256:") >= len(PINS) > 80
+    assert "://" not in LOCK and "--index-url" not in LOCK
+    command = shlex.split(LOCK.splitlines()[1].lstrip("# "))
+    assert [command[i + 1] for i, word in enumerate(command) if word == "--extra"] == list(LOCKED_EXTRAS)
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["title"], citation["version"], citation["license"]) == ("clipx", __version__, PROJECT["license"])
+    assert f"## {__version__} " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_workflow_runs_what_a_developer_runs() -> None:
+    job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["ci"]
+    assert [step["run"] for step in job["steps"] if "run" in step][-1] == ".ci/run"
+    for version in job["strategy"]["matrix"]["python"]:
+        assert f">={version}" == PROJECT["requires-python"] or version == "3.13"
+
+
+def test_the_forms_of_issues_are_valid() -> None:
+    for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(path.read_text())
+        assert path.stem == "config" or {"name", "description", "body"} <= form.keys()
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
+def test_the_tool_of_each_hook_is_installed_with_the_tests(hook: dict[str, str]) -> None:
+    tool = (
+        [sys.executable, *hook["entry"].split()[1:3]] if hook["entry"].startswith("python ") else hook["entry"].split()
+    )
+    done = subprocess.run([*tool, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and hook["language"] == "system"
