@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -65,8 +67,7 @@ def test_the_forms_of_issues_are_valid() -> None:
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
 def test_the_tool_of_each_hook_is_installed_with_the_tests(hook: dict[str, str]) -> None:
-    tool = (
-        [sys.executable, *hook["entry"].split()[1:3]] if hook["entry"].startswith("python ") else hook["entry"].split()
-    )
-    done = subprocess.run([*tool, "--help"], capture_output=True, text=True, check=False)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = hook["entry"].split()[:3] if hook["entry"].startswith("python ") else hook["entry"].split()
+    done = subprocess.run([*words, "--help"], env={**os.environ, "PATH": path}, capture_output=True, check=False)
     assert done.returncode == 0 and hook["language"] == "system"
