@@ -1,0 +1,136 @@
+"""Code blocks of the documentation: pages, blocks, and the commands in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers import ROOT
+
+_BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_ASSIGNMENT = re.compile(r"\w+=\S*$")
+_SEPARATORS = {"&&", "||", "|", ";", "&"}
+_LAUNCHERS = ("torchrun", "srun", "mpirun")
+
+
+def pages() -> list[str]:
+    """Returns the pages of the documentation, by their paths in the repository."""
+    found = {*ROOT.glob("*.md"), *(ROOT / "launch").glob("*.md"), ROOT / "tests/README.md"}
+    found |= {*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")}
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page. `line`: of its first line of text, from 1."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as a shell would start it: words without assignments, redirections and comments."""
+
+    page: str
+    line: int
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {shlex.join(self.words)}"
+
+
+def blocks(page: str) -> list[Block]:
+    """Returns the fenced blocks of a page."""
+    text, found = (ROOT / page).read_text(), []
+    for match in _BLOCK.finditer(text):
+        body = "\n".join(line.removeprefix(match["indent"]) for line in match["text"].splitlines())
+        found.append(Block(page, text.count("\n", 0, match.start("text")) + 1, match["language"], body))
+    return found
+
+
+def shell_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yields the number, from 0, and the text of each logical line of a script, with the lines of a here-document."""
+    lines = text.splitlines()
+    i = 0
+    while i < len(lines):
+        first, line = i, lines[i]
+        document = re.search(r"<<-?\s*['\"]?(\w+)['\"]?", line)
+        while line.endswith("\\") and i + 1 < len(lines):
+            i += 1
+            line = f"{line[:-1]}{lines[i].lstrip()}"
+        while document and i + 1 < len(lines):
+            i += 1
+            line = f"{line}\n{lines[i]}"
+            if lines[i].strip() == document[1]:
+                break
+        i += 1
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield first, line
+
+
+def commands(block: Block) -> list[Command]:
+    """Returns the commands of a block of shell, in order, with the values of variables that the block sets."""
+    found: list[Command] = []
+    variables = {"SLURM_ARRAY_TASK_ID": "1"}
+    for number, text in shell_lines(block.text):
+        line = re.sub(r"\$(\w+)", lambda name: variables.get(name[1], name[0]), text)
+        if assignment := re.fullmatch(r"(\w+)=(\S+|\"[^\"]*\"|'[^']*')", line.strip()):
+            variables[assignment[1]] = assignment[2].strip("\"'")
+            continue
+        words: list[str] = []
+        for word in [*_split(line.split("\n")[0] if "<<" in line else line), ";"]:
+            if word not in _SEPARATORS:
+                words.append(word)
+                continue
+            if words := _started(words):
+                found.append(Command(block.page, block.line + number, tuple(words)))
+            words = []
+    return found
+
+
+def _split(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;<>")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    comment = re.search(r"(?<=\s)#\s", line)
+    if comment and not line[: comment.start()].count("'") % 2 and not line[: comment.start()].count('"') % 2:
+        return _split(line[: comment.start()])
+    return list(lexer)
+
+
+def _started(words: list[str]) -> list[str]:
+    """Returns the words of the program that a command starts, without redirections, assignments and wrappers."""
+    for i, word in enumerate(words):
+        if set(word) <= set("<>") or word in ("2>", ">>"):
+            return _started(words[:i])
+    while words and (_ASSIGNMENT.match(words[0]) or words[0] in ("nohup", "time", "sudo", "env", "$")):
+        words = words[1:]
+    return words
+
+
+def clipx_words(command: Command) -> list[str] | None:
+    """Returns `module, word, …` of a command that starts a module of clipx, under any launcher. None: another program."""
+    words = list(command.words)
+    if Path(words[0]).name in _LAUNCHERS:
+        if "-m" in words:
+            return words[words.index("-m") + 1 :]
+        words = words[next((i for i, word in enumerate(words) if i and not word.startswith("-")), len(words)) :]
+    if not words:
+        return None
+    program = Path(words[0]).name
+    if (
+        program.startswith("python")
+        and words[1:2] == ["-m"]
+        and words[2].partition(".")[0] in ("clipx", "clipx_launch")
+    ):
+        return words[2:]
+    if program == "clipx-sweep":
+        return ["clipx_launch", *words[1:]]
+    if re.fullmatch(r"clipx(-[a-z-]+)?", program):
+        return [program.replace("-", ".", 1).replace("-", "_"), *words[1:]]
+    return None
