@@ -30,8 +30,8 @@ from clipx.config.compose import (
     task_overrides,
     with_run_dir,
 )
+from clipx.config.help import help_text, is_group, overview
 from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplaced_key, one_line
-from clipx.config.reference import help_text, is_group, overview
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
 import typing
 from collections.abc import Callable, Iterator
@@ -13,31 +12,13 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from clipx.config import reference
-from clipx.config.registry import CONF_DIR, discover, discover_installed
+from clipx.config.catalogue import load_all
+from clipx.config.docstrings import field_docs, type_name
+from clipx.config.registry import CONF_DIR
 from clipx.data.spec import DataSpec
 from clipx.train import main
 
-COMMANDS = [
-    *(
-        "caption",
-        "check",
-        "data.index",
-        "data.openclipart.spec",
-        "data.prepare.spec",
-        "data.vocabulary",
-        "embed",
-        "evaluate",
-        "export",
-        "plan.spec",
-        "trainer.spec",
-        "wise_ft",
-    )
-]
-for command in COMMANDS:
-    importlib.import_module(f"clipx.{command}")
-discover_installed()
-discover(CONF_DIR)
+load_all()
 
 
 def specs_in(hint: typing.Any) -> Iterator[type]:
@@ -78,7 +59,7 @@ def clipx_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 
 def test_every_option_and_every_field_has_a_docstring() -> None:
-    docs = {f"{spec.__name__}.{name}": doc for spec in SPECS for name, doc in reference.field_docs(spec).items()}
+    docs = {f"{spec.__name__}.{name}": doc for spec in SPECS for name, doc in field_docs(spec).items()}
     fields = [f"{spec.__name__}.{f.name}" for spec in SPECS for f in dataclasses.fields(spec) if f.name != "kind"]
     assert not [name for name in fields if name not in docs], "without an attribute docstring"
     assert not [name for name in fields if not docs[name].endswith(".")], "docstring does not end with a period"
@@ -93,7 +74,7 @@ def test_the_specs_of_every_group_and_command_are_checked() -> None:
         "experiment",
         "expectation",
         "recipe",
-        "index",
+        "schema",
     }
     assert {"RunSpec", "WebDatasetSpec", "StageSpec", "ProfilerSpec", "SlurmSpec", "IndexSpec"} <= {
         spec.__name__ for spec in SPECS
@@ -119,7 +100,7 @@ class Derived(Base):
 
 
 def test_docstrings_are_inherited_and_overridden() -> None:
-    assert reference.field_docs(Derived) == {
+    assert field_docs(Derived) == {
         "inherited": "Of the base.",
         "replaced": "Of the derived class, on two lines.",
         "added": "In single quotes.",
@@ -130,7 +111,7 @@ def test_a_key_is_printed_with_its_value_type_and_docstring(clipx_help: Callable
     printed = clipx_help("data.shuffle_window")
     head, *body = printed.splitlines()
     assert head == "data.shuffle_window=200000  (int)"
-    assert " ".join(" ".join(body).split()) == reference.field_docs(DataSpec)["shuffle_window"]
+    assert " ".join(" ".join(body).split()) == field_docs(DataSpec)["shuffle_window"]
 
 
 def test_overrides_select_the_options_and_set_the_values(clipx_help: Callable[..., str]) -> None:
@@ -187,6 +168,6 @@ def test_options_of_a_config_dir_are_printed(clipx_help: Callable[..., str], tmp
 
 
 def test_every_type_has_a_name() -> None:
-    assert reference.type_name(int | None) == "int | null"
-    assert reference.type_name(list[float]) == "list[float]"
-    assert reference.type_name(dict[str, DataSpec]) == "dict[str, DataSpec]"
+    assert type_name(int | None) == "int | null"
+    assert type_name(list[float]) == "list[float]"
+    assert type_name(dict[str, DataSpec]) == "dict[str, DataSpec]"

@@ -1,0 +1,108 @@
+"""The keys of a configuration, each with its type, value and attribute docstring."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+import textwrap
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from clipx.config.docstrings import field_docs, type_name
+from clipx.config.registry import MISSING
+
+SET_BY_CLIPX = ("kind", "_target_")  # fields that select a class: a user chooses the option instead
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of a configuration."""
+
+    key: str
+    type: str
+    value: str
+    """Value as it is typed on the command line; `???` if the user has to set it."""
+    doc: str
+    option: str | None = None
+    """`group=option` of the option that has the key, if the composed configuration selects another one."""
+
+    def is_under(self, key: str) -> bool:
+        """Returns whether this is a key, or one below it."""
+        return self.key == key or self.key.startswith(f"{key}.")
+
+    def text(self, width: int) -> str:
+        """Returns the entry as lines of at most `width` columns."""
+        facts = [self.type, *(["required"] if self.value == MISSING else []), *([self.option] if self.option else [])]
+        value = "" if self.value == MISSING else f"={self.value}"
+        body = textwrap.fill(self.doc, width, initial_indent="    ", subsequent_indent="    ")
+        return f"{self.key}{value}  ({', '.join(facts)})\n{body}"
+
+
+def entries(cfg: DictConfig, prefix: str = "") -> Iterator[Entry]:
+    """Yields each key of a composed configuration, groups before the keys in them, `kind` left out."""
+    cls = OmegaConf.get_type(cfg)
+    assert dataclasses.is_dataclass(cls)
+    yield from spec_entries(typing.cast("type", cls), cfg, prefix)
+
+
+def spec_entries(cls: type, cfg: DictConfig | None, prefix: str) -> Iterator[Entry]:
+    """Yields each key of a spec, with the values of `cfg`; None: with the defaults of the class."""
+    hints, docs = typing.get_type_hints(cls), field_docs(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in SET_BY_CLIPX:
+            continue
+        key, hint, doc = f"{prefix}{field.name}", hints[field.name], docs.get(field.name, "")
+        node = None if cfg is None else cfg._get_node(field.name)
+        yield Entry(key, type_name(hint), _value(node, field), doc)
+        yield from _entries_below(key, hint, node)
+
+
+def _entries_below(key: str, hint: Any, node: Any) -> Iterator[Entry]:
+    """Yields the keys of a field that holds a spec, a list of specs, or specs by name."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(node, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(node)):
+        yield from entries(node, f"{key}.")
+    elif dataclasses.is_dataclass(hint):
+        yield from spec_entries(typing.cast("type", hint), None, f"{key}.")
+    elif origin is dict and dataclasses.is_dataclass(arguments[1]):
+        named = [] if not isinstance(node, DictConfig) or node._is_none() else list(node)
+        for name in named:
+            yield from _entries_below(f"{key}.{name}", arguments[1], node._get_node(name))
+        of = typing.cast("type", arguments[1])
+        if not named and not _is_base(of):
+            yield from spec_entries(of, None, f"{key}.NAME.")
+    elif origin is list and dataclasses.is_dataclass(arguments[0]):
+        yield from spec_entries(typing.cast("type", arguments[0]), None, f"{key}.N.")
+
+
+def _is_base(cls: type) -> bool:
+    """Returns True for the base class of a group, whose options have further fields."""
+    return any(f.name == "kind" and f.default == MISSING for f in dataclasses.fields(cls))
+
+
+def _value(node: Any, field: dataclasses.Field[Any]) -> str:
+    """Returns a value as it is typed on the command line. The keys of a spec follow it as entries."""
+    if node is None:  # of a class that no configuration holds
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        return str(MISSING) if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else _typed(default)
+    if node._is_missing():
+        return str(MISSING)
+    if OmegaConf.is_config(node):
+        typed = OmegaConf.to_container(node, resolve=False)
+        return "{…}" if isinstance(typed, dict) and typed else _typed(typed)  # its keys follow
+    return _typed(node._value())
+
+
+def _typed(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, enum.Enum):
+        return value.name
+    return re.sub(r"'", "", str(value)) if isinstance(value, list) else str(value)

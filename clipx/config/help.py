@@ -1,0 +1,104 @@
+"""Output of `--help` and `--help KEY`: the keys of a command, or of a group, with their attribute docstrings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import shutil
+import textwrap
+import typing
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from clipx.config.entries import Entry, entries, spec_entries
+from clipx.config.registry import CONF_DIR
+from clipx.errors import ConfigError
+
+
+def is_group(cfg: DictConfig, key: str) -> bool:
+    """Returns whether a key is a group of which a composed configuration holds an option, such as `data`."""
+    return key in cfg.hydra.runtime.choices and OmegaConf.select(cfg, key.replace("/", ".")) is not None
+
+
+def overview(cfg: DictConfig, folders: Sequence[Path]) -> str:
+    """Returns the help of a command: its template, with the options of its groups or with all of its keys.
+
+    `cfg` is the composed configuration with Hydra's part, which is removed.
+    """
+    named = {*cfg.hydra.runtime.choices, *map(str, cfg)}
+    groups = [group for group in sorted(named) if group != "hydra" and _options(group, folders)]
+    template = Template(cfg.hydra.help.template)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    lines = [f"{group}: {', '.join(_options(group, folders))}" for group in groups]
+    keys = "\n\n".join(entry.text(_width()) for entry in entries(cfg))
+    return template.safe_substitute(APP_CONFIG_GROUPS="\n".join([*lines, ""]), CONFIG=keys)
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 120)
+
+
+def _options(group: str, folders: Sequence[Path]) -> list[str]:
+    return sorted({path.stem for folder in (CONF_DIR, *folders) for path in (folder / group).glob("*.yaml")})
+
+
+def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> str:
+    """Returns what `--help KEY…` prints: each key with type, value and doc, and the keys below it.
+
+    `cfg` is the composed configuration with Hydra's part, which is removed. Raises ConfigError for an unknown key.
+    """
+    choices = OmegaConf.to_container(cfg.hydra.runtime.choices)
+    assert isinstance(choices, dict)
+    launcher = cfg.hydra.launcher
+    with open_dict(cfg):
+        del cfg["hydra"]
+    known = list(entries(cfg))
+    if dataclasses.is_dataclass(OmegaConf.get_type(launcher)):
+        known += entries(launcher, "hydra.launcher.")
+    width = _width()
+    parts: list[str] = []
+    for key in (key.replace("/", ".") for key in keys):
+        if (CONF_DIR / key).is_dir() and key in choices:
+            parts.append(_group_header(cfg, key, choices[key], folders, width))
+        found = [entry for entry in known if entry.is_under(key)] or _elsewhere(key)
+        if not found:
+            near = get_close_matches(key, [entry.key for entry in known], n=3)
+            fix = f"similar keys are {', '.join(near)}" if near else "--cfg job prints all keys"
+            raise ConfigError(f"--help {key} names no key of this configuration: {fix}")
+        parts += [entry.text(width) for entry in found if entry.key != key or entry.value != "{…}" or len(found) == 1]
+    return "\n\n".join(parts)
+
+
+def _group_header(cfg: DictConfig, group: str, choice: Any, folders: Sequence[Path], width: int) -> str:
+    """Describes a group: its options, and the one that is selected."""
+    names = ", ".join(_options(group, folders))
+    lines = [textwrap.fill(f"Options of {group}: {names}", width, subsequent_indent="    ")]
+    node = cfg._get_node(group)
+    cls = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
+    if dataclasses.is_dataclass(cls):
+        about = textwrap.indent(inspect.cleandoc(cls.__doc__ or ""), "    ")
+        lines.append(f"{group}={choice}\n{about}")
+    return "\n\n".join(lines)
+
+
+def _elsewhere(key: str) -> list[Entry]:
+    """Returns a key's entries in the options of its group that the configuration does not select."""
+    launcher = key.startswith("hydra.launcher.")
+    prefix = "hydra.launcher." if launcher else f"{key.partition('.')[0]}."
+    choice = "hydra/launcher=clipx_" if launcher else f"{prefix[:-1]}="
+    found: dict[tuple[str, str, str], Entry] = {}
+    group = "launcher" if launcher else prefix[:-1]
+    for name, stored in ConfigStore.instance().repo.get("schema", {}).get(group, {}).items():
+        cls = OmegaConf.get_type(stored.node)
+        for entry in spec_entries(typing.cast("type", cls), None, prefix):
+            if entry.is_under(key):
+                option = f"{choice}{name.removesuffix('.yaml')}"
+                found[entry.key, option, entry.doc] = dataclasses.replace(entry, option=option)
+    return list(found.values())

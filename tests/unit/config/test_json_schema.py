@@ -1,0 +1,170 @@
+"""conf/schema.json: up to date, accepts every YAML file of the configuration, and reports what clipx would refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft7Validator
+from omegaconf import OmegaConf
+from referencing import Registry, Resource
+
+from clipx.config.catalogue import FOLDERS
+from clipx.config.reference import SCHEMA, main
+from clipx.config.registry import CONF_DIR
+
+GROUP_OF_FOLDER = {folder: group for group, folder in FOLDERS.items()}
+SITES = CONF_DIR.parent / "launch" / "sites"
+
+
+def schema_of(path: Path) -> str:
+    """Returns the path of the schema of a YAML file in conf/ or in launch/sites/, relative to conf/."""
+    folder = str(path.parent.relative_to(SITES if path.is_relative_to(SITES) else CONF_DIR))
+    if folder.startswith(("experiment", "recipe")) or path.name == "train.yaml":
+        return "schema.json"
+    name = path.stem if folder == "." else GROUP_OF_FOLDER.get(folder, folder)
+    return f"schema/{name}.json"
+
+
+FILES = sorted(path for path in CONF_DIR.rglob("*.yaml") if path.name != "bench.yaml")  # whose keys are the group's
+FILES += sorted(path for path in SITES.rglob("hydra/**/*.yaml"))
+
+
+@cache
+def registry(folder: Path) -> Registry[Any]:
+    """Returns the schemas of a folder by their URIs, relative to which they refer to each other."""
+    files = [*folder.glob("schema.json"), *folder.glob("schema/*.json")]
+    return (
+        Registry()
+        .with_resources((path.as_uri(), Resource.from_contents(json.loads(path.read_text()))) for path in files)
+        .crawl()
+    )
+
+
+@cache
+def validator(name: str, folder: Path = CONF_DIR) -> Draft7Validator:
+    return Draft7Validator({"$ref": (folder / name).as_uri()}, registry=registry(folder))
+
+
+def errors(text: str, name: str = "schema.json", folder: Path = CONF_DIR) -> list[str]:
+    """Returns the errors of the text of a YAML file, each with its key."""
+    values = OmegaConf.to_container(OmegaConf.create(text))
+    found = list(validator(name, folder).iter_errors(values))
+    return [f"{error.json_path}: {(error.context or [error])[0].message}" for error in found]  # type: ignore[list-item]
+
+
+def test_the_schema_is_what_the_specs_give(tmp_path: Path) -> None:
+    # in a new process: other tests register options
+    subprocess.run([sys.executable, "-m", "clipx.config.reference", str(tmp_path / "schema.json")], check=True)
+    written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.json")}
+    stored = {path.relative_to(CONF_DIR): path.read_text() for path in CONF_DIR.rglob("*.json")}
+    assert written == stored, "run python -m clipx.config.reference"
+
+
+def test_the_schema_is_valid() -> None:
+    Draft7Validator.check_schema(json.loads(SCHEMA.read_text()))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONF_DIR.parent)))
+def test_every_file_is_accepted(path: Path) -> None:
+    assert errors(path.read_text(), schema_of(path)) == []
+
+
+RUN = [
+    ("sede: 1", "$: Additional properties are not allowed ('sede' was unexpected)"),
+    ("data: {batch_sise: 8}", "$.data: Additional properties are not allowed ('batch_sise' was unexpected)"),
+    ("evaluator: {zeroshot: {evry: 1ep}}", "$.evaluator.zeroshot: Additional properties are not allowed ('evry' was"),
+    ("stages: [{image_sise: 8}]", "$.stages[0]: Additional properties are not allowed ('image_sise' was unexpected)"),
+    ("model: {image: {sise: 8}}", "$.model.image: Additional properties are not allowed ('sise' was unexpected)"),
+    ("seed: abc", "$.seed: 'abc' does not match"),
+    ("seed: 1.5", "$.seed: 1.5 is not of type 'integer', 'string'"),
+    ("report: 2", "$.report: 2 is not of type 'boolean', 'string'"),
+    ("optimizer: {betas: 0.9}", "$.optimizer.betas: 0.9 is not of type 'array', 'string'"),
+    ("optimizer: {betas: [a, 1]}", "$.optimizer.betas[0]: 'a' does not match"),
+    ("optimizer: {non_finite: stopp}", "$.optimizer.non_finite: 'stopp' is not one of ['stop', 'skip', 'rollback']"),
+    ("seed: null", "$.seed: None is not of type 'integer', 'string'"),
+    ("duration: [32ep]", "$.duration: ['32ep'] is not of type 'string', 'number'"),
+    (
+        "defaults: [override /objective: siglip]\nobjective: {rho: 8}",
+        "$.objective: Additional properties are not allowed ('rho' was unexpected)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), RUN, ids=[text for text, _ in RUN])
+def test_an_invalid_key_or_value_is_reported_with_its_key(text: str, message: str) -> None:
+    assert [error[: len(message)] for error in errors(text)] == [message]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed: ${oc.env:SEED}",
+        "data: {shards: '${oc.env:DATA}/{0000..0123}.tar', path: '???'}",
+        "duration: 12.8e9sa\nevaluator: {zeroshot: {every: end}}",
+        "defaults: [base, {override /objective: siglip}, {override /logger: []}, _self_]\nobjective: {init_bias: -10}",
+        "objective: {init_bias: -10, rho: 8}",  # without an option in this file the keys of all objectives
+        "optimizer: {clip_norm: null, lr: 5e-4}",
+        "model: {image: {options: {patch_size: 8}}}",
+        "data: {sources: {a: {path: a.csv}, b: {shards: b.tar, weight: 2}}}",
+        "hydra: {sweeper: {params: {seed: '0,1'}}, launcher: {partition: gpu}}",
+    ],
+)
+def test_valid_keys_and_values_are_accepted(text: str) -> None:
+    assert errors(text) == []
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "message"),
+    [
+        ("objective", "defaults: [/schema/objective/siglip@_here_]\nrho: 8", "$: Additional properties .*'rho'"),
+        ("objective", "defaults: [openclip]\ninit_bias: 8", "$: Additional properties .*'init_bias'"),
+        ("objective", "defaults: [mine]\ntiel: 8", "$: Additional properties .*'tiel'"),
+        ("model", "defaults: [/schema/model/clip@_here_]\nembed_dim: wide", "$.embed_dim: 'wide' does not match"),
+        ("model", "defaults: [/schema/model/clip@_here_]", "$: 'name' is a required property"),
+        ("launcher", "defaults: [clipx_slurm]\npartitoin: gpu", "$: Additional properties .*'partitoin'"),
+        ("expectation", "metrics: {a: {value: 1}}", "$: 'overrides' is a required property"),
+        ("evaluate", "run: outputs/a\nstepp: 1", "$: Additional properties .*'stepp'"),
+        ("plan", "ranks: 8\nmodel: {nmae: a}", "$.model: Additional properties .*'nmae'"),
+    ],
+)
+def test_the_file_of_an_option_has_the_keys_of_its_kind(group: str, text: str, message: str) -> None:
+    found = errors(text, f"schema/{group}.json")
+    assert any(re.match(re.escape(message).replace(r"\.\*", ".*"), error) for error in found), found
+
+
+def test_a_kind_of_a_plug_in_has_any_keys() -> None:
+    assert errors("defaults: [/schema/objective/steep@_here_]\nslope: 2", "schema/objective.json") == []
+
+
+def test_the_schema_of_a_folder_has_its_options(tmp_path: Path) -> None:
+    (tmp_path / "schedule").mkdir()
+    (tmp_path / "schedule" / "stairs.yaml").write_text("defaults: [/schema/schedule/stairs@_here_]\nsteps: 3\n")
+    (tmp_path / "schedule" / "stairs.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from clipx.config.registry import option\n"
+        "from clipx.schedule import ScheduleSpec\n"
+        "@option('schedule')\n"
+        "@dataclass(kw_only=True, slots=True)\n"
+        "class StairsSpec(ScheduleSpec):\n"
+        "    '''Steps.'''\n"
+        "    kind: str = 'stairs'\n"
+        "    steps: int = 2\n"
+        "    '''Number of steps.'''\n"
+    )
+    command = [sys.executable, "-m", "clipx.config.reference", str(tmp_path / "schema.json")]
+    subprocess.run([*command, "--config-dir", str(tmp_path)], check=True)
+    text = "defaults: [{override /schedule: stairs}]\nschedule: {steps: many}"
+    assert [error.partition(" ")[0] for error in errors(text, folder=tmp_path)] == ["$.schedule.steps:"]
+    assert errors((tmp_path / "schedule" / "stairs.yaml").read_text(), "schema/schedule.json", tmp_path) == []
+
+
+def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "schema.json"), "--config-dir", str(tmp_path / "no")]) == 2
+    assert "is not a folder: give a folder that contains config groups" in capsys.readouterr().err
