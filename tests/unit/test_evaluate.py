@@ -213,7 +213,7 @@ def test_an_invalid_set_is_rejected_before_training(sets: tuple[str, ...], tmp_p
 
 def test_every_command_of_the_docs_composes() -> None:
     text = (ROOT / "docs/guides/evaluation.md").read_text().replace("\\\n", " ")
-    commands = re.findall(r"^python -m clipx\.(\w+) (.*)$", text, re.MULTILINE)
+    commands = re.findall(r"^python -m clipx\.(\w+) (.*?)(?: +#.*)?$", text, re.MULTILINE)
     assert len(commands) > 3
     for name, arguments in commands:
         assert isinstance(compose(*arguments.split(), config_name=name), EvaluateSpec) == (name == "evaluate")
