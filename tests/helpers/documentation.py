@@ -25,21 +25,26 @@ def pages() -> list[str]:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page. `line`: of its first line of text, from 1."""
+    """A fenced block of a page. `line`: of its first line of text, from 1. `section`: the heading of level 2 above it."""
 
     page: str
     line: int
     language: str
     text: str
+    section: str = ""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command as a shell would start it: words without assignments, redirections and comments."""
+    """A command as a shell would start it: words without assignments, redirections and comments.
+
+    `text`: the line of the script that contains it, with the lines of a here-document.
+    """
 
     page: str
     line: int
     words: tuple[str, ...]
+    text: str
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: {shlex.join(self.words)}"
@@ -50,7 +55,9 @@ def blocks(page: str) -> list[Block]:
     text, found = (ROOT / page).read_text(), []
     for match in _BLOCK.finditer(text):
         body = "\n".join(line.removeprefix(match["indent"]) for line in match["text"].splitlines())
-        found.append(Block(page, text.count("\n", 0, match.start("text")) + 1, match["language"], body))
+        heading = re.findall(r"^## (.+)$", text[: match.start()], re.MULTILINE)
+        line = text.count("\n", 0, match.start("text")) + 1
+        found.append(Block(page, line, match["language"], body, heading[-1] if heading else ""))
     return found
 
 
@@ -89,7 +96,7 @@ def commands(block: Block) -> list[Command]:
                 words.append(word)
                 continue
             if words := _started(words):
-                found.append(Command(block.page, block.line + number, tuple(words)))
+                found.append(Command(block.page, block.line + number, tuple(words), line))
             words = []
     return found
 
@@ -134,3 +141,10 @@ def clipx_words(command: Command) -> list[str] | None:
     if re.fullmatch(r"clipx(-[a-z-]+)?", program):
         return [program.replace("-", ".", 1).replace("-", "_"), *words[1:]]
     return None
+
+
+def form(line: str) -> str:
+    """Returns a line of output without its numbers, durations and widths of columns."""
+    text = re.sub(r"[-+]?\d[\d,.:]*(e[-+]?\d+)?", "0", re.sub(r"[─━═]+", "─", line))
+    text = re.sub(r"\b0 (h|min|s|ms|us)\b( 0 (min|s|ms)\b)?", "0 s", text)
+    return re.sub(r"\s+", " ", text).strip()
