@@ -11,14 +11,31 @@ class Exit(IntEnum):
     """Exit codes of the commands, for the shell, SLURM and tools that restart runs."""
 
     FINISHED = 0
-    FAILED = 1  # an error: a restart fails again until it is corrected
+    """The command has finished."""
+
+    FAILED = 1
+    """Error of the data, the checkpoints, the run or another rank. A restart fails again until it is corrected."""
+
     CONFIGURATION = 2
-    IN_USE = 3  # another job uses the run directory
-    WATCHDOG = 70  # no step for distributed.watchdog_s; stack traces in stacks.rank*.txt of the run directory
-    NOT_SYNCED = 74  # finished, but its uploads are incomplete
-    REQUEUE = 75  # stopped by a signal, after saving: restart it with resume=auto
-    OUTPUT_CLOSED = 141  # the reader of the output ended, as in `--help | head`
-    ABORTED = 130  # by a second SIGINT, or before training began; the last checkpoint is complete
+    """Invalid configuration or environment, or ranks with different versions, configurations or data."""
+
+    IN_USE = 3
+    """Another job uses the run directory."""
+
+    WATCHDOG = 70
+    """No progress for `distributed.watchdog_s`. `stacks.rank*.txt` in the run directory contain the stack traces."""
+
+    NOT_SYNCED = 74
+    """The run has finished, but its uploads to `checkpoint.remote` are incomplete."""
+
+    REQUEUE = 75
+    """Stopped by a signal, after saving, or before training began. Start it again with `resume=auto`."""
+
+    OUTPUT_CLOSED = 141
+    """The reader of the output ended, as in `--help | head`. Training continues without output."""
+
+    ABORTED = 130
+    """Aborted by a second SIGINT, or by SIGINT before training began. The last checkpoint is complete."""
 
 
 class ClipxError(Exception):

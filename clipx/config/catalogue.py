@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from clipx.config.registry import CONF_DIR, discover, discover_installed
 
-FOLDERS = {"launcher": "hydra/launcher"}  # of groups whose folder has another name
 _SCHEMA = re.compile(r"/schema/(?P<group>\w+)/(?P<kind>[\w.-]+)@_here_")
 
 
@@ -50,6 +49,9 @@ class Command:
     template: str
     """Text of `--help`, with $-placeholders."""
 
+    values: dict[str, Any]
+    """Values that the file sets, by key."""
+
     @property
     def spec(self) -> type:
         """Class of its configuration."""
@@ -73,8 +75,11 @@ def commands() -> tuple[Command, ...]:
     """Returns the commands, in the order of their modules."""
     found = []
     for path in CONF_DIR.glob("*.yaml"):
-        about = OmegaConf.load(path).hydra.help
-        found.append(Command(path.stem, about.app_name, about.template))
+        cfg = OmegaConf.load(path)
+        assert isinstance(cfg, DictConfig)
+        about = cfg.pop("hydra").help
+        del cfg["defaults"]
+        found.append(Command(path.stem, about.app_name, about.template, dict(_leaves(cfg))))
     return tuple(sorted(found, key=lambda command: command.module))
 
 
@@ -82,6 +87,11 @@ def groups() -> list[str]:
     """Returns the groups of which options are registered. Call `load_all` before."""
     schema = ConfigStore.instance().repo["schema"]
     return sorted(name for name, stored in schema.items() if isinstance(stored, dict))
+
+
+def folder_of(group: str) -> str:
+    """Returns the folder of a group below conf/, which is its name on the command line: `hydra/launcher`, `data`."""
+    return f"hydra/{group}" if (CONF_DIR / "hydra" / group).is_dir() else group
 
 
 def kinds(group: str) -> dict[str, type]:
@@ -97,7 +107,7 @@ def kinds(group: str) -> dict[str, type]:
 def options(group: str, folders: Sequence[Path] = ()) -> dict[str, Option]:
     """Returns the options of a group by name: those of clipx, and those in `folders`."""
     found: dict[str, Option] = {}
-    group = FOLDERS.get(group, group)
+    group = folder_of(group)
     for folder in (CONF_DIR, *folders):
         for path in (folder / group).glob("*.yaml"):
             found[path.stem] = _option(path, group, (CONF_DIR, *folders))

@@ -89,16 +89,17 @@ def _value(node: Any, field: dataclasses.Field[Any]) -> str:
     """Returns a value as it is typed on the command line. The keys of a spec follow it as entries."""
     if node is None:  # of a class that no configuration holds
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        return str(MISSING) if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else _typed(default)
+        return str(MISSING) if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else typed(default)
     if node._is_missing():
         return str(MISSING)
     if OmegaConf.is_config(node):
-        typed = OmegaConf.to_container(node, resolve=False)
-        return "{…}" if isinstance(typed, dict) and typed else _typed(typed)  # its keys follow
-    return _typed(node._value())
+        value = OmegaConf.to_container(node, resolve=False)
+        return "{…}" if isinstance(value, dict) and value else typed(value)  # its keys follow
+    return typed(node._value())
 
 
-def _typed(value: Any) -> str:
+def typed(value: Any) -> str:
+    """Returns a value as it is typed on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):

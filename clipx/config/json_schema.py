@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clipx.config.catalogue import FOLDERS, commands, groups, kinds, load_all, options
+from clipx.config.catalogue import commands, folder_of, groups, kinds, load_all, options
 from clipx.config.docstrings import field_docs
 from clipx.config.entries import SET_BY_CLIPX
 from clipx.config.expectation import Expectation
@@ -129,7 +129,7 @@ class _Writer:
         for kind in self.kinds[group]:
             schemas = [f"/schema/{group}/{kind}@_here_", f"/schema/{group}/{kind}"]
             names = self.names.get(group, {}).get(kind, [])
-            names = [*names, *(f"/{FOLDERS.get(group, group)}/{name}" for name in names)]
+            names = [*names, *(f"/{folder_of(group)}/{name}" for name in names)]
             known.append({"enum": [*schemas, *names, *(f"{name}@_here_" for name in names)]})
             keys = self._copied(f"{group}.{kind}")
             rules.append({"if": _defaults_contain(known[-1]), "then": keys})

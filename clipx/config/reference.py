@@ -19,14 +19,21 @@ from clipx.escape import print_stderr
 SCHEMA = CONF_DIR / "schema.json"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the schema. Returns the exit code."""
-    parser = argparse.ArgumentParser("python -m clipx.config.reference", description=__doc__)
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        "python -m clipx.config.reference", description="Writes the JSON schema of the YAML files, for editors."
+    )
     parser.add_argument(
         "file", type=Path, nargs="?", default=SCHEMA, metavar="FILE", help="(default: conf/schema.json)"
     )
     parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="folder of further options")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the schema. Returns the exit code."""
+    arguments = parser().parse_args(argv)
     folder = arguments.config_dir
     try:
         if folder is not None and not folder.is_dir():

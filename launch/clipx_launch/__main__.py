@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_script.main(words[1:])
     try:
         with ends_with_its_reader():
-            _run(_parser().parse_args(words))
+            _run(parser().parse_args(words))
     except ClipxError as error:
         print_error(error, full=False)
         return error.exit_code
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return Exit.FINISHED
 
 
-def _parser() -> _Parser:
+def parser() -> _Parser:
     parser = _Parser("clipx-sweep", description="Shows, cancels, resumes and compares the runs of sweeps.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     command = commands.add_parser("status", help="a table of all runs under the folders, in a sweep or not")

@@ -15,11 +15,9 @@ from jsonschema import Draft7Validator
 from omegaconf import OmegaConf
 from referencing import Registry, Resource
 
-from clipx.config.catalogue import FOLDERS
 from clipx.config.reference import SCHEMA, main
 from clipx.config.registry import CONF_DIR
 
-GROUP_OF_FOLDER = {folder: group for group, folder in FOLDERS.items()}
 SITES = CONF_DIR.parent / "launch" / "sites"
 
 
@@ -28,7 +26,7 @@ def schema_of(path: Path) -> str:
     folder = str(path.parent.relative_to(SITES if path.is_relative_to(SITES) else CONF_DIR))
     if folder.startswith(("experiment", "recipe")) or path.name == "train.yaml":
         return "schema.json"
-    name = path.stem if folder == "." else GROUP_OF_FOLDER.get(folder, folder)
+    name = path.stem if folder == "." else folder.removeprefix("hydra/")
     return f"schema/{name}.json"
 
 

@@ -1,0 +1,107 @@
+"""The generated pages of the reference: complete, and with the text of the docstrings."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import re
+from functools import cache
+
+import pytest
+
+from clipx.config import reference
+from clipx.config.catalogue import commands, folder_of, groups, kinds, load_all, options
+from clipx.config.docstrings import field_docs
+from clipx.config.entries import spec_entries
+from clipx.config.messages import LIST_GROUPS
+from clipx.config.reference_pages import pages
+from clipx.errors import Exit
+from clipx_launch.__main__ import parser as sweep_parser
+
+
+@cache
+def site() -> tuple[dict[str, str], dict[str, dict[str, type]]]:
+    """Returns the pages, and the registered kinds of each group, to which other tests add some later."""
+    found = pages({"clipx_launch": sweep_parser(), "clipx.config.reference": reference.parser()})
+    return found, {group: kinds(group) for group in groups()}
+
+
+def written() -> dict[str, str]:
+    return site()[0]
+
+
+def items(page: str) -> dict[str, tuple[str, str]]:
+    """Returns the definitions of a page: by term its facts and its description, as a reader sees them."""
+    found = re.findall(
+        r"<dt[^>]*><code>(.*?)</code>(.*?)</dt>\n<dd>(.*?)</dd>", written()[f"reference/{page}.md"], re.S
+    )
+    return {shown(term): (shown(facts), shown(about)) for term, facts, about in found}
+
+
+def shown(text: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", text))
+
+
+load_all()
+GROUPS = groups()
+
+
+def test_each_group_has_a_page() -> None:
+    assert {f"reference/{name}.md" for name in (*GROUPS, "run", "commands", "exit_codes")} == written().keys()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_page_of_a_group_has_every_option_and_every_key(group: str) -> None:
+    found, folder = items(group), folder_of(group)
+    for name in options(group):
+        choice = f"{folder}=[{name}]" if group in LIST_GROUPS else f"{folder}={name}"
+        about = found[f"python -m clipx.bench {name}" if group == "bench" else choice][1]
+        assert len(about.partition("Keys:")[0].split()) > 1, f"{choice} has no description"
+    key = f"{folder.replace('/', '.')}.NAME." if group in LIST_GROUPS else f"{folder.replace('/', '.')}."
+    prefix = "" if group == "bench" else key
+    text = shown(written()[f"reference/{group}.md"]).replace("`", "")
+    for kind, spec in site()[1][group].items():
+        for entry in spec_entries(spec, None, prefix):
+            assert entry.key in found, (kind, entry.key)
+            assert " ".join(entry.doc.replace("`", "").split()) in text, (kind, entry.key)
+
+
+def test_the_page_of_a_run_has_every_key_outside_of_groups() -> None:
+    run = kinds("")["run"]
+    keys = {f.name for f in dataclasses.fields(run)} - {"kind"} - set(groups())
+    nested = {"compile", "profiler", "stages", "teacher"}
+    found = items("run")
+    assert keys - nested <= found.keys()
+    assert {"teacher.weights", "compile.towers", "profiler.steps", "stages.N.until"} <= found.keys()
+    assert found["seed"] == (" (int, default 0)", field_docs(run)["seed"])
+    assert found["duration"][0] == " (str, default 32ep)"
+
+
+def test_special_characters_of_docstrings_are_text() -> None:
+    page = written()["reference/checkpoint.md"]
+    assert "&lt;remote&gt;/&lt;run_dir&gt;" in page and "<remote>" not in page
+    assert items("logger")["logger.NAME.mode"][1].startswith("online: sends metrics during the run")
+
+
+def test_the_values_of_an_option_are_the_defaults_of_its_keys() -> None:
+    assert "(float, default 0.07)" in written()["reference/objective.md"]
+    assert items("model")["model.name"][0] == " (str, set by the option)"
+
+
+def test_every_command_has_its_keys() -> None:
+    page = written()["reference/commands.md"]
+    for command in commands():
+        assert f"## {command.module}\n" in page
+        section = page.partition(f"## {command.module}\n")[2].partition("\n## ")[0]
+        if command.config not in ("train", "bench"):
+            own = {f.name for f in dataclasses.fields(command.spec)} - {"kind"} - set(groups())
+            own -= {f.name for f in dataclasses.fields(kinds("")["run"])} if command.config == "plan" else set()
+            assert all(f"<code>{key}</code>" in section for key in own), command.module
+    assert "<code>--metric" in page.partition("### clipx-sweep best")[2]
+    assert "`python -m clipx.evaluate`, installed as `clipx-evaluate`." in page
+
+
+def test_every_exit_code_is_described() -> None:
+    found = items("exit_codes")
+    assert {int(code) for code in found} == set(Exit)
+    assert all(about.endswith(".") for _, about in found.values())
