@@ -1,4 +1,4 @@
-"""Indexes shards by a real SLURM array, with the script from docs/guides/data.md."""
+"""Indexes shards by a real SLURM array, with the script from docs/guides/shards.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers import ROOT
 from helpers.runs import run
 from helpers.samples import img2dataset, write_tar
 
-DOCS = ROOT / "docs/guides/data.md"
+DOCS = ROOT / "docs/guides/shards.md"
 PARTS = 4
 SHARDS = 9
 
