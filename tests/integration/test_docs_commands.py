@@ -20,7 +20,7 @@ from clipx.cli import _help
 from clipx.config.compose import hydra_override
 from clipx.config.typed import check_typed
 from clipx.errors import ClipxError
-from clipx_launch.__main__ import _parser
+from clipx_launch.__main__ import parser as sweep_parser
 from clipx_launch.print_script import hydra_arguments
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -97,7 +97,7 @@ def check_clipx(module: str, words: Sequence[str]) -> None:
         if words[0] == "script":
             check_clipx("clipx.train", hydra_arguments(list(words[1:])))
         else:
-            _parser().parse_args(words)
+            sweep_parser().parse_args(words)
         return
     name = module.removeprefix("clipx").removeprefix(".")
     if not name or "-sc" in words or "--version" in words:
