@@ -33,6 +33,7 @@ from clipx.config.compose import (
 from clipx.config.help import help_text, is_group, overview
 from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplaced_key, one_line
 from clipx.config.registry import CONF_DIR
+from clipx.config.repeat import record_command
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none
 from clipx.errors import ClipxError, ConfigError, Exit, Stopped, require
@@ -127,6 +128,7 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
     """Runs a command, or each point of a sweep. Returns the errors that the user can correct; raises others."""
     failed: list[ClipxError] = []
     started = False
+    folders: list[Path] = []
 
     def job(cfg: DictConfig) -> Any:
         nonlocal started
@@ -139,6 +141,7 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
             for text in task_overrides(hydra):
                 group = re.split(r"[.=@]", text.lstrip("+~"))[0]
                 require(group not in unused, f"{text} has no effect on {hydra.job.name}: remove it")
+            record_command(config_name, task_overrides(hydra), folders)
             return task(checked(with_run_dir(cfg, hydra) if sweep else cfg))
         except ClipxError as error:  # not raised through Hydra, which would print another line
             if not sweep:
@@ -152,7 +155,7 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
             print(version_text())
             return []
         arguments = _typed_arguments()  # options must be registered before Hydra composes
-        folders = [Path(arguments.config_dir)] if arguments.config_dir else []
+        folders += [Path(arguments.config_dir)] if arguments.config_dir else []
         if arguments.help:
             print(_help(config_name, arguments.overrides, folders))
             return []

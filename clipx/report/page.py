@@ -32,16 +32,23 @@ def text(value: str) -> str:
 
 def breakable(value: str) -> str:
     """Returns text for HTML that may be broken into lines after the separators of keys and of metrics."""
-    return re.sub(r"(?<=[./=_])(?=\w)", "<wbr>", text(value))
+    return re.sub(r"(?<=[./=_])(?=\w\w)", "<wbr>", text(value))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Cell | str]], numbers: int = 0) -> str:
-    """Returns a table that a click on a header sorts. The last `numbers` columns are aligned to the right."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell | str]], numbers: int = 0, runs: Sequence[str] | None = None
+) -> str:
+    """Returns a table that a click on a header sorts. The last `numbers` columns are aligned to the right.
+
+    `runs`: an id for each row, by which scripts find it.
+    """
     first = len(columns) - numbers
     classes = [' class="n"' if i >= first else "" for i in range(len(columns))]
     buttons = [f'<button type="button">{breakable(name)}</button>' for name in columns]
     head = "".join(f"<th{c}>{button}</th>" for c, button in zip(classes, buttons, strict=True))
-    body = "".join(f"<tr>{''.join(map(_cell, row, classes))}</tr>\n" for row in rows)
+    cells = ["".join(map(_cell, row, classes)) for row in rows]
+    marks = [""] * len(cells) if runs is None else [f' data-run="{text(run)}"' for run in runs]
+    body = "".join(f"<tr{mark}>{row}</tr>\n" for mark, row in zip(marks, cells, strict=True))
     return (
         f'<div class="scroll"><table class="sort"><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
     )
@@ -111,6 +118,17 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
     """Returns a list of names and their values, as text. Omits empty values."""
     shown = (f"<dt>{text(name)}</dt><dd>{breakable(value)}</dd>\n" for name, value in pairs if value)
     return f'<dl class="facts">\n{"".join(shown)}</dl>'
+
+
+def tiles(pairs: Iterable[tuple[str, str]]) -> str:
+    """Returns names and values as large numbers in a row."""
+    shown = (f"<div><b>{text(value)}</b><span>{breakable(name)}</span></div>\n" for name, value in pairs)
+    return f'<div class="tiles">\n{"".join(shown)}</div>\n'
+
+
+def chips(words: Iterable[str]) -> str:
+    """Returns short texts of code in a row."""
+    return f'<p class="chips">{" ".join(f"<code>{text(word)}</code>" for word in words)}</p>'
 
 
 def command(line: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clipx.checkpoint.resume import CHECKPOINTS, Resume
+from clipx.config.repeat import repeat_command
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, removed_values, save, to_dict
 from clipx.data.source import BadRecord
@@ -62,6 +63,10 @@ class RunDir:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -123,14 +128,15 @@ class RunDir:
             ) from error
 
     def started(self, step: int, world: int) -> None:
-        """Appends the start of the run at `step` with `world` ranks: its versions of clipx, torch, timm and Python."""
+        """Appends the start of the run at `step` with `world` ranks: versions of packages and Python, command line."""
         packages = {name: found for name in ("torch", "timm") if (found := _version(name))}
         python = platform.python_version()
-        self.event("start", step=step, world=world, clipx=code_version(), **packages, python=python)
+        typed = {"command": command} if (command := repeat_command()) else {}
+        self.event("start", step=step, world=world, clipx=code_version(), **packages, python=python, **typed)
 
     def event(self, kind: str, **facts: Any) -> None:
         """Appends an event to events.jsonl: time, kind and `facts`."""
-        self._append("events.jsonl", {"time": time.time(), "event": kind, **facts})
+        self._append(self.events.name, {"time": time.time(), "event": kind, **facts})
 
     def quarantine(self, bad: Sequence[BadRecord]) -> None:
         """Appends bad samples to quarantine.jsonl, each key once."""

@@ -17,7 +17,8 @@ from clipx.model.freeze import frozen_count
 from clipx.precision.spec import describe
 from clipx.report.attempt import attempt
 from clipx.report.console import Screen
-from clipx.report.run_report import write_report
+from clipx.report.run_report import RunRecord, write_report
+from clipx.storage.jsonl import read_objects
 
 if TYPE_CHECKING:
     from clipx.model.clip import CLIP
@@ -147,7 +148,7 @@ def write_summary(
     rows = read_rows(rundir.metrics)
     last = next((row for row in reversed(rows) if "train/loss" in row), {})
     numbers = {**{k: v for k, v in last.items() if k in ("step", "samples", "epoch", "train/loss")}, **numbers}
-    written = spec.report and attempt("the report", lambda: _report(trainer, rows, numbers), _warner(trainer))
+    written = spec.report and attempt("the report", lambda: _report(trainer, rows, numbers, bad), _warner(trainer))
     for count in bad:
         rundir.event("bad_samples", reason=count.reason, samples=count.samples, draws=count.draws)
         screen.print(f"bad      {count}")
@@ -158,9 +159,15 @@ def write_summary(
     return numbers
 
 
-def _report(trainer: Trainer, rows: Sequence[Row], numbers: Mapping[str, float]) -> bool:
+def _report(trainer: Trainer, rows: Sequence[Row], numbers: Mapping[str, float], bad: Sequence[BadCount]) -> bool:
     rundir = trainer.rundir
-    write_report(rundir.path, trainer.spec.name, rows, numbers, rundir.config.read_text(encoding="utf-8"))
+    lines = {name: text for name, text in facts(trainer).items() if name not in ("resumed", "changed")}
+    config, events = rundir.config.read_text(encoding="utf-8"), read_objects(rundir.events)[0]
+    name = trainer.spec.name
+    write_report(
+        rundir.path,
+        RunRecord(name=name, rows=rows, final=numbers, config=config, events=events, facts=lines, bad=bad),
+    )
     return True
 
 

@@ -104,9 +104,12 @@ def _record_start(point: Point, rank: int, requeue: bool) -> None:
 
 def _run(point: Point) -> Result:
     from clipx.cli import print_error
+    from clipx.config import plugins
+    from clipx.config.repeat import record_command
     from clipx.train import train
     from clipx_launch.point import Result
 
+    record_command("train", point.overrides, plugins.__path__)
     try:
         value = train(_spec(point))
     except Stopped as error:

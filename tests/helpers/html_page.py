@@ -27,18 +27,19 @@ class Page(HTMLParser):
         self.attributes += [(tag, name, value) for name, value in attrs]
         self.ids.update(value or "" for name, value in attrs if name == "id")
         self._script = dict(attrs).get("id") if tag == "script" else None
-        if tag not in ("meta", "wbr", "br"):
+        if tag not in ("meta", "wbr", "br", "img"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        self._script = None
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
         self.handle_endtag(tag)
 
     def handle_data(self, data: str) -> None:
-        if self._script and self.open[-1] == "script":
+        if self._script:
             self.data[self._script] = json.loads(data)
         elif not self.open or self.open[-1] not in ("script", "style"):
             self.text += data

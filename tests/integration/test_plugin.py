@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from html import escape
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from helpers import PLUGINS, ROOT, pages
-from helpers.runs import SMALL, VIT, losses, rows, run, torchrun
+from helpers.runs import SMALL, VIT, events, losses, rows, run, torchrun
 
 from clipx.config.duration import Length
 from clipx.config.saved import from_dict, to_dict
@@ -44,6 +46,10 @@ def test_the_plugin_trains_and_evaluates_from_the_command_line(tmp_path: Path) -
     options = ["data.samples=512", "data.held_out_samples=96", "duration=4st", "schedule.warmup=1st"]
     options += ["data.batch_size=64", "data.workers=0", "log_every=1st", f"run_dir={tmp_path}/run"]
     run(sys.executable, "-m", "clipx.train", f"--config-dir={FOLDER}", "objective=hinge", *options)
+    (start,) = [event for event in events(tmp_path / "run") if event["event"] == "start"]
+    typed = ["--config-dir", str(FOLDER), "objective=hinge", *options]
+    assert shlex.split(start["command"]) == ["python", "-m", "clipx.train", *typed]
+    assert escape(start["command"]) in (tmp_path / "run" / "report.html").read_text()
     logged = rows(tmp_path / "run")
     steps = [row for row in logged if "train/loss" in row]
     assert [row["step"] for row in steps] == [1, 2, 3, 4]

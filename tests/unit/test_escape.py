@@ -18,7 +18,7 @@ from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import DataError
 from clipx.escape import EscapedLogRecord, escaped, json_text
 from clipx.report.console import stdout_console
-from clipx.report.run_report import write_report
+from clipx.report.run_report import RunRecord, write_report
 from clipx.run.directory import RunDir
 
 NAME = b"caf\xe9\n\x1b[31m".decode("utf-8", "surrogateescape")
@@ -131,8 +131,9 @@ def test_the_console_reads_no_markup_in_names(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_report_escapes_names(tmp_path: Path) -> None:
-    write_report(tmp_path, f"run {NAME}", [], {f"eval/{NAME}": 1.0}, f"name: <{NAME}>\n")
+    record = RunRecord(name=f"run {NAME}", rows=[], final={f"eval/{NAME}/top1": 1.0}, config=f"name: <{NAME}>\n")
+    write_report(tmp_path, record)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert f"<h1>run {SHOWN}</h1>" in page
-    assert f"<td>eval/{SHOWN}</td>" in page
+    assert f"<td>{SHOWN}</td>" in page
     assert "<pre>name: &lt;caf\\xe9\n\\x1b[31m&gt;\n</pre>" in page

@@ -58,12 +58,10 @@ def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
     """Returns a PNG. Points without a value are grey and dashed; the best is drawn last and wide."""
     from matplotlib.figure import Figure
 
-    keys = list({key: None for line in lines for key in line.values})
     found = [line.number for line in lines]
-    axes_of = [override_axis(key, [line.values.get(key) for line in lines]) for key in keys]
-    axes_of.append(_axis(_wrapped(metric), found, _formatted(metric)))
+    axes_of = axes_of_lines(metric, lines)
     before = 0.4 + _LETTER * max(len(text) for _, text in axes_of[0].labels)
-    width = before + 1.9 * len(keys) + 2.3
+    width = before + 1.9 * (len(axes_of) - 1) + 2.3
     figure = Figure(figsize=(max(width, 6), 5.4), dpi=110, facecolor=SURFACE)
     width = figure.get_figwidth()
     axes = figure.add_axes((before / width, 0.06, 1 - (before + 2.3) / width, 0.68))
@@ -78,6 +76,13 @@ def draw(title: str, metric: str, lines: Sequence[Line], lowest: bool) -> bytes:
 
 
 # -------------------------------------------------------------------------------------------------------- axes
+
+
+def axes_of_lines(metric: str, lines: Sequence[Line]) -> list[Axis]:
+    """Returns an axis for each override of the lines, and last that of the metric."""
+    keys = list({key: None for line in lines for key in line.values})
+    found = [override_axis(key, [line.values.get(key) for line in lines]) for key in keys]
+    return [*found, _axis(_wrapped(metric), [line.number for line in lines], _formatted(metric))]
 
 
 def override_axis(key: str, texts: Sequence[str | None]) -> Axis:

@@ -32,5 +32,8 @@ def test_a_local_sweep_is_reported_with_its_command(tmp_path: Path) -> None:
         }
         assert [mark["samples"] for mark in cell["curve"]] == [64, 128]
     assert document["left_out"] == []
+    typed = (sweep / "3" / "events.jsonl").read_text().splitlines()[0]
+    assert json.loads(typed)["command"].split()[:3] == ["python", "-m", "clipx.train"]
+    assert json.loads(typed)["command"].split()[-2:] == ["objective=dcl", "seed=1"], "the command of a point"
     assert all(len(found) == 1 for found in document["versions"].values())
     assert command.split()[-1] in (sweep / "report.html").read_text()

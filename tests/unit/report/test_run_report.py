@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers.html_page import Page
 from PIL import Image
 
-from clipx.report.run_report import draw, write_report
+from clipx.data.bad_samples import BadCount
+from clipx.report.run_report import RunRecord, draw, write_report
 
 ROWS = [
     {"step": s, "samples": s, "epoch": s, "seconds": s, "train/loss": 5 / s, "train/lr": 1e-3, "train/temperature": 0.07,
      "train/grad_norm": 1.0, "train/samples_per_second": 100.0}
     for s in range(1, 30)
-] + [{"step": 29, "eval/zeroshot/top1": 0.9, "eval/zeroshot/chance": 0.1}]  # fmt: skip
+] + [{"step": 29, "samples": 29, "epoch": 29, "seconds": 29, "eval/zeroshot/top1": 0.9, "eval/zeroshot/chance": 0.1}]  # fmt: skip
 
 
 def pixels(encoded: bytes) -> np.ndarray:
@@ -50,12 +54,118 @@ def test_names_are_drawn_literally(name: str) -> None:
     assert drawn.shape[2] == 3
 
 
+HOSTILE = "</script><script>alert(1)</script>\u2028\x1b[31m\ud800'\""
+
+
+def record(**changes: Any) -> RunRecord:
+    values = {"name": "run", "rows": ROWS, "final": {"train/loss": 0.2}, "config": "name: run\n"}
+    return RunRecord(**{**values, **changes})
+
+
+def written(tmp_path: Path, of: RunRecord) -> tuple[str, Page]:
+    write_report(tmp_path, of)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def charts(page: Page) -> dict[str, Any]:
+    """Returns the charts of a page by title, with the places of their series."""
+    data = page.data["charts-run"]
+    for chart in data["charts"]:
+        for series in chart["series"]:
+            series["x"] = data["places"][series["x"]]
+    return {chart["title"]: chart for chart in data["charts"]}
+
+
 def test_the_page_is_self_contained_and_escapes_its_content(tmp_path: Path) -> None:
-    write_report(tmp_path, "a <b> run", ROWS, {"eval/zeroshot/top1": 0.9231}, "name: <script>")
-    page = (tmp_path / "report.html").read_text()
-    assert "92.31%" in page
-    assert "<script>" not in page
-    assert "a &lt;b&gt; run" in page
-    assert "data:image/png;base64," in page
-    assert "http" not in page.replace("http-equiv", "")
+    final = {"eval/zeroshot/top1": 0.9231, f"eval/{HOSTILE}/recall@1": 0.5}
+    rows = [*ROWS, {**ROWS[28], **final}]
+    events = [{"time": 1.0, "event": "start", "step": 0, "command": f"python -m clipx.train 'name={HOSTILE}'", "clipx": HOSTILE},
+              {"time": 3.0, "event": HOSTILE, "message": HOSTILE}, {"time": 4.0, "event": "start", "step": 3, "command": HOSTILE.replace("'", "").replace('"', "")}]  # fmt: skip
+    bad = [BadCount(HOSTILE, draws=3, samples=2, exact=True)]
+    text, page = written(
+        tmp_path,
+        record(name=HOSTILE, rows=rows, final=final, config=HOSTILE, events=events, facts={HOSTILE: HOSTILE}, bad=bad),
+    )
+    assert page.tags["script"] == 3 and page.tags["title"] == 1, "an element of the hostile text"
+    assert not [c for c in text if not c.isprintable() and c != "\n"]
+    assert "92.31%" in page.text and "</script><script>alert(1)</script>\\u2028" in page.text
+    assert "http" not in text and "data:image/png;base64," in text
+    assert not [
+        value for _, name, value in page.attributes if name in ("src", "href") and not str(value).startswith("data:")
+    ]
     assert (tmp_path / "report.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_each_logged_metric_is_a_series_of_a_chart(tmp_path: Path) -> None:
+    more = {"train/data_wait_share": 0.25, "train/host_memory_gb": 2.0, "train/gamma": 0.5}
+    rows = [*({**row, **more, "train/gamma": row["step"] / 30} for row in ROWS[:29]), ROWS[29]]
+    _, page = written(tmp_path, record(rows=rows))
+    found = charts(page)
+    assert list(found) == [
+        "Loss", "Held out: top-1 accuracy and recall@1", "Learning rate", "Temperature", "Samples per second",
+        "Time spent waiting for data", "Gradient norm", "Memory, GB", "train/gamma",
+    ]  # fmt: skip
+    (loss,) = found["Loss"]["series"]
+    assert loss["x"] == list(range(1, 30))
+    assert loss["y"] == pytest.approx([5 / s for s in range(1, 30)], rel=1e-4)
+    assert found["Held out: top-1 accuracy and recall@1"]["series"][0]["y"] == [0.9]
+    assert found["Time spent waiting for data"]["share"] and "share" not in found["Loss"]
+
+
+def test_a_resumed_run_shows_its_starts_commands_and_time(tmp_path: Path) -> None:
+    """The run trains for 10 s, is stopped, resumes 1000 s later with another command, and trains for 19 s."""
+    rows = [{**row, "seconds": row["step"] + (1000 if row["step"] > 10 else 0)} for row in ROWS[:29]]
+    versions = {"clipx": "0.1.0+1f", "torch": "2.15.0"}
+    events = [
+        {"time": 0.0, "event": "start", "step": 0, "world": 1, "command": "python -m clipx.train data=digits", **versions},
+        {"time": 10.0, "event": "stopped", "step": 10, "signal": "SIGTERM"},
+        {"time": 1010.0, "event": "start", "step": 10, "world": 2, "command": "python -m clipx.train resume=auto", **versions},
+        {"time": 1015.0, "event": "non_finite", "step": 15, "message": "a step is nan"},
+        {"event": "no time"}, {"time": "x", "event": "start"}, {"time": 5.0, "event": "start", "step": "a"},
+    ]  # fmt: skip
+    text, page = written(tmp_path, record(rows=rows, events=events, facts={"device": "cpu"}))
+    data = page.data["charts-run"]
+    assert [(at, words.split(",")[0]) for at, words in data["marks"]] == [
+        (10, "stopped by SIGTERM at step 10"), (10, "resumed at step 10"), (15, "non_finite: a step is nan"),
+    ]  # fmt: skip
+    assert data["axes"]["seconds"] == list(range(30)), "the time between the starts counts"
+    assert data["axes"]["step"] == data["axes"]["samples"] == list(range(30))
+    for shown in ("python -m clipx.train data=digits", "python -m clipx.train resume=auto", "resumed1 time", "00:29",
+                  "stopped by SIGTERM at step 10", "clipx 0.1.0+1f, torch 2.15.0", "devicecpu"):  # fmt: skip
+        assert shown in page.text.replace("\n", ""), shown
+    assert "<code>data=digits</code>" in text
+
+
+def test_values_that_are_not_finite_are_marked(tmp_path: Path) -> None:
+    rows = [{**row, "train/loss": math.nan if row["step"] in (5, 6) else 1.0} for row in ROWS[:29]]
+    (loss,) = charts(written(tmp_path, record(rows=rows))[1])["Loss"]["series"]
+    assert (loss["bad"], loss["bads"], len(loss["y"])) == ([5, 6], 2, 27)
+
+
+def test_bad_samples_are_listed_by_reason(tmp_path: Path) -> None:
+    bad = [BadCount("caption is empty", draws=30, samples=10, exact=False)]
+    _, page = written(tmp_path, record(bad=bad))
+    assert "caption is emptyat least 1030" in page.text
+
+
+@pytest.mark.slow
+def test_the_report_of_100000_rows_is_small_and_shows_each_spike(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    names = ["loss", "lr", "temperature", "grad_norm", "grad_norm_image", "grad_norm_text", "update_image", "update_text",
+             "samples_per_second", "data_wait_share", "host_memory_gb", "mfu", "bias", "gamma", "log_u", "tokens_per_second"]  # fmt: skip
+    values = random.normal(3, 0.1, (100_000, len(names)))
+    spike = 54_321
+    values[spike, 0] = 77.7
+    rows = [
+        {"step": k, "samples": 4096 * k, "epoch": k / 1e4, "seconds": 1.7e9 + k, **{f"train/{n}": v for n, v in zip(names, row, strict=True)}}
+        for k, row in enumerate(values.tolist(), start=1)
+    ]  # fmt: skip
+    write_report(tmp_path, record(rows=rows))
+    page = Page((tmp_path / "report.html").read_text())
+    assert (tmp_path / "report.html").stat().st_size < 2e6
+    (loss,) = charts(page)["Loss"]["series"]
+    assert max(loss["y"]) == 77.7 and loss["x"][loss["y"].index(77.7)] == 4096 * (spike + 1)
+    assert min(loss["y"]) == pytest.approx(values[:, 0].min(), rel=1e-4)
+    assert (loss["x"][0], loss["x"][-1], loss["of"]) == (4096, 409_600_000, 100_000)
+    assert np.mean(loss["mean_y"]) == pytest.approx(values[:, 0].mean(), rel=1e-4)

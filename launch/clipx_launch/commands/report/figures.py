@@ -84,6 +84,7 @@ class Panels:
             own = sorted((dot for dot in dots if dot.contender == contender), key=lambda dot: dot.x)
             x = [dot.x * span**shift if log else dot.x + shift * span for dot in own]
             self._error_bars(axes, contender, x, own, factor)
+            self._seeds(axes, contender, x, own, factor)
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.minorticks_off()
         axes.set_xlabel(escaped(name) + (" (log)" if log else ""), color=MUTED, fontsize=8)
@@ -96,6 +97,14 @@ class Panels:
         bars = [factor * (dot.spread.deviation or 0) for dot in dots]
         line, caps, lines = axes.errorbar(x, y, bars, **_line(style), ms=4, lw=1.1, elinewidth=1, capsize=2)
         self._tag(contender, line, *caps, *lines)
+
+    def _seeds(self, axes: Axes, contender: int, x: Sequence[float], dots: Sequence[Dot], factor: float) -> None:
+        """Draws the values of the seeds as small dots where there are several."""
+        several = [(at, dot) for at, dot in zip(x, dots, strict=True) if dot.spread.n > 1]
+        places = [(at, factor * value) for at, dot in several for value in dot.values]
+        if places:
+            colour = series_style(contender).colour
+            self._tag(contender, *axes.plot(*zip(*places, strict=True), ".", color=colour, ms=3, alpha=0.5))
 
     def by_contender(self, dots: Sequence[Dot], names: Sequence[str], metric: str) -> str:
         """Returns the metric of each contender as a row: the mean with its deviation, below it the seeds as dots."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+from clipx.report.chart import Chart, Charts, Series
+from clipx.report.console import is_share
 from clipx.report.page import details, figures, legend, listing, page, paragraph, section
 from clipx_launch.commands.report import facts, tables
 from clipx_launch.commands.report.comparisons import pairs, reaches, to_baseline
 from clipx_launch.commands.report.figures import SWATCH, Curve, Dot, Panels, limits_of, swatch
 from clipx_launch.commands.report.groups import Group, LeftOut, Metric
 from clipx_launch.commands.report.layout import Layout, Values, contender_name, label
+from clipx_launch.commands.report.points import Points
 from clipx_launch.commands.run import Run
 
 Item = TypeVar("Item", Curve, Dot)
@@ -48,9 +50,12 @@ class Content:
 def render(content: Content) -> str:
     """Returns the page as HTML."""
     drawn = _Drawn(content)
-    parts = [_summary(content), _groups(content), drawn.against(), drawn.held_out(), _differences(content)]
-    parts += [_reaches(content), *drawn.logged(), _time(content), _left_out(content), _commands(content)]
-    return page(content.title, "".join(parts))
+    points = Points(content.title, content.runs, content.layout, content.metrics)
+    parts = [_summary(content), _groups(content), points.sections(), drawn.against(), drawn.held_out()]
+    parts += [_differences(content), _reaches(content), *drawn.logged(), _time(content), _left_out(content)]
+    parts += [_commands(content), drawn.charts.script()]
+    scripts, styles = ("chart_tools.js", "chart.js", "parallel.js"), ("chart.css", "parallel.css")
+    return page(content.title, "".join(parts), scripts, styles)
 
 
 def _summary(content: Content) -> str:
@@ -94,6 +99,7 @@ class _Drawn:
         self._names = list(map(contender_name, self._layout.contenders))
         self._swatches = list(map(swatch, range(len(self._names))))
         self._legends = count(1)
+        self.charts = Charts("means")
 
     def against(self) -> str:
         """Returns the metric against x; without x, by contender."""
@@ -125,12 +131,7 @@ class _Drawn:
         return section(
             title,
             paragraph(f"Mean over the seeds and a band of one deviation.{note}"),
-            self._legend(),
-            *self._grid(
-                self._layout.curve_keys,
-                curves,
-                lambda found: self._panels.curves(found, self._metric.label, limits),
-            ),
+            *self._curve_panels(curves, self._metric.label, limits),
         )
 
     def logged(self) -> Iterator[str]:
@@ -138,8 +139,29 @@ class _Drawn:
         for title, name, words in _LOGGED:
             curves = self._curves(Metric((name,), lowest=False))
             if curves and self._metric.names != (name,):
-                grid = self._grid(self._layout.curve_keys, curves, partial(self._panels.curves, metric=name))
-                yield section(title, paragraph(f"Mean and one deviation of {name}. {words}"), self._legend(), *grid)
+                shown = self._curve_panels(curves, name)
+                yield section(title, paragraph(f"Mean and one deviation of {name}. {words}"), *shown)
+
+    def _curve_panels(
+        self, cells: dict[Values, list[Curve]], metric: str, limits: tuple[float, float] | None = None
+    ) -> Iterator[str]:
+        """Yields the panels of curves: interactive charts, and drawn panels for readers without scripts."""
+        yield f'<div class="static">{self._legend()}'
+        yield from self._grid(self._layout.curve_keys, cells, lambda c: self._panels.curves(c, metric, limits))
+        yield "</div>"
+        found = [
+            Chart(label(self._layout.curve_keys, cell) or metric, list(map(self._mean, curves)), share=is_share(metric),
+                  legend=len(curves) > 1, limits=limits)
+            for cell, curves in list(cells.items())[:MOST_PANELS]
+        ]  # fmt: skip
+        few = " few" if len(found) <= 2 else ""
+        yield f'<div class="charts live{few}">{"".join(map(self.charts.figure, found))}</div>'
+
+    def _mean(self, curve: Curve) -> Series:
+        """Returns a mean curve with its band for a chart."""
+        x, y = [point.samples for point in curve.points], [point.mean for point in curve.points]
+        half = [point.deviation or 0.0 for point in curve.points]
+        return Series(self._names[curve.contender], x, y, half=half, style=curve.contender)
 
     def _legend(self) -> str:
         """Returns the legend, with ids that no other legend of the page has. Empty without contenders."""

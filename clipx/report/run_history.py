@@ -1,0 +1,138 @@
+"""History of a run from the lines of events.jsonl and metrics.jsonl: its starts, events on the curves, time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from clipx.logger import Row
+
+Event = Mapping[str, Any]
+"""Line of events.jsonl: `time`, `event`, and further facts."""
+
+_PACKAGES = ("clipx", "torch", "timm", "python")
+_MOST_MARKS = 60
+_LATEST = 2e11  # seconds since 1970 that datetime can represent
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start of the run: its `start` event, and the seconds since 1970 and the reason of its end."""
+
+    event: Event
+    end: float
+    reason: str
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the start to the last line of the run before the next start."""
+        return max(0.0, self.end - float(self.event["time"]))
+
+    @property
+    def versions(self) -> str:
+        """Versions of clipx, torch, timm and Python, as recorded."""
+        return ", ".join(f"{name} {self.event[name]}" for name in _PACKAGES if name in self.event)
+
+
+class History:
+    """Starts and events of a run. `rows`: of metrics.jsonl. `events`: of events.jsonl; damaged ones are omitted."""
+
+    def __init__(self, rows: Sequence[Row], events: Sequence[Event]) -> None:
+        self.events = [event for event in events if _is_sound(event)]
+        complete = [row for row in rows if {"step", "samples", "epoch", "seconds"} <= row.keys()]
+        self.rows = sorted(complete, key=lambda row: row["samples"])
+
+    @cached_property
+    def starts(self) -> list[Start]:
+        """Starts in their order. Empty without events."""
+        known = self.events
+        begun = [i for i, event in enumerate(known) if event["event"] == "start"]
+        marks = sorted([*(row["seconds"] for row in self.rows), *(event["time"] for event in known)])
+        found = []
+        for i, after in zip(begun, [*begun[1:], len(known)], strict=False):
+            until = known[after]["time"] if after < len(known) else np.inf
+            last = max((mark for mark in marks if mark < until), default=known[i]["time"])
+            found.append(Start(known[i], last, _reason(known[i:after], after == len(known))))
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all starts, without the time between them."""
+        return sum(start.seconds for start in self.starts)
+
+    @property
+    def warnings(self) -> list[Event]:
+        """Events with a message, such as non-finite values and failed uploads."""
+        return [event for event in self.events if isinstance(event.get("message"), str)]
+
+    def axes(self, most: int) -> dict[str, list[float]]:
+        """Returns samples, steps, epochs and seconds of training, ascending, at no more than about `most` rows."""
+        rows = self.rows[:: max(1, len(self.rows) // most)] + self.rows[-1:]
+        places = {row["samples"]: row for row in rows}  # the last of those after the same samples
+        found: list[Row] = list(places.values())
+        if not found or found[0]["samples"] > 0:
+            begin = self.starts[0].event["time"] if self.starts else 0.0
+            found.insert(0, {"samples": 0.0, "step": 0.0, "epoch": 0.0, "seconds": begin})
+        columns = {name: [row[name] for row in found] for name in ("samples", "step", "epoch")}
+        if self.starts:
+            times = [self._trained(row["seconds"]) for row in found]
+            columns["seconds"] = np.maximum.accumulate(times).tolist()
+        return columns
+
+    def _trained(self, now: float) -> float:
+        """Returns the seconds of training until a time, without the time between the starts."""
+        return sum(min(max(now - float(start.event["time"]), 0.0), start.seconds) for start in self.starts)
+
+    def marks(self) -> list[tuple[float, str]]:
+        """Returns (samples, text) of resumes, stops and warnings, for the curves."""
+        if not self.rows:
+            return []
+        found = [(event, words) for event in self.events if (words := _words(event))]
+        found = found[:: max(1, -(-len(found) // _MOST_MARKS))]
+        return [(self._samples_at(event), words) for event, words in found]
+
+    def _samples_at(self, event: Event) -> float:
+        """Returns the samples seen at an event by its step, else by its time."""
+        if "step" in event:
+            steps = [0.0, *(row["step"] for row in self.rows)]
+            return float(np.interp(event["step"], steps, [0.0, *(row["samples"] for row in self.rows)]))
+        rows = sorted(self.rows, key=lambda row: row["seconds"])
+        return float(np.interp(event["time"], [r["seconds"] for r in rows], [r["samples"] for r in rows]))
+
+
+def _is_sound(event: Event) -> bool:
+    """Returns whether an event has a kind, a time, and a number as its step if it has one."""
+    numbers = [event.get("time"), event.get("step", 0)]
+    sound = all(isinstance(n, int | float) and math.isfinite(n) and abs(n) < _LATEST for n in numbers)
+    return sound and isinstance(event.get("event"), str)
+
+
+def _reason(events: Sequence[Event], last: bool) -> str:
+    """Returns how a start ended. The report is written before the last one ends."""
+    for event in reversed(events):
+        if event["event"] == "stopped":
+            return f"stopped by {event.get('signal', 'a signal')} at step {event.get('step', 0):,}"
+        if event["event"] == "end":
+            break
+    return "finished" if last or any(event["event"] == "end" for event in events) else "ended without a record"
+
+
+def _words(event: Event) -> str:
+    """Returns the text of an event on the curves. Empty for events that are not shown."""
+    kind, step = event.get("event"), event.get("step")
+    if kind == "start" and step:
+        return f"resumed at step {step:,}, {date(event['time'])}"
+    if kind == "stopped":
+        return f"stopped by {event.get('signal', 'a signal')} at step {step or 0:,}"
+    return f"{kind}: {event['message'][:160]}" if isinstance(event.get("message"), str) else ""
+
+
+def date(seconds: float) -> str:
+    """Formats seconds since 1970 as a date and time in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,47 @@
+"""Data of interactive charts: reduction of long series, common places, bands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.html_page import Page
+
+from clipx.report.chart import Chart, Charts, Series, part_means, spikes
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 100, 4321])
+def test_extremes_ends_and_order_remain(n: int) -> None:
+    values = np.random.default_rng(n).normal(size=n)
+    chosen = spikes(values, 8)
+    assert len(chosen) <= 8 and (np.diff(chosen) > 0).all()
+    assert {0, n - 1, int(values.argmin()), int(values.argmax())} <= set(chosen.tolist())
+    assert np.array_equal(chosen, spikes(values.copy(), 8)), "another reduction of the same values"
+    assert n > 8 or len(chosen) == n
+
+
+def test_each_part_keeps_its_extremes() -> None:
+    values = np.sin(np.arange(1000))
+    chosen = set(spikes(values, 102).tolist())
+    for start in range(0, 1000, 20):
+        part = values[start : start + 20]
+        assert {start + int(part.argmin()), start + int(part.argmax())} <= chosen
+
+
+def test_means_of_parts_have_the_mean_of_the_whole() -> None:
+    assert part_means(np.arange(10.0), 5).tolist() == [0.5, 2.5, 4.5, 6.5, 8.5]
+    assert part_means(np.arange(7.0), 3).tolist() == [0.5, 2.5, 5.0]
+
+
+def test_equal_places_are_stored_once_and_bands_with_their_points() -> None:
+    group = Charts("run", most=1200)
+    x, y = list(range(100)), [k / 7 for k in range(100)]
+    chart = Chart(
+        "t", [Series("a", x, y), Series("b", x, y, half=y, style=1, run="r0"), Series("c", x[:3], [1, None, 2])]
+    )  # type: ignore[list-item]
+    html = group.figure(chart) + group.controls()
+    data = Page(html + group.script()).data["charts-run"]
+    (found,) = data["charts"]
+    assert [s["x"] for s in found["series"]] == [0, 0, 1] and data["places"] == [x, [0, 2]]
+    a, b, c = found["series"]
+    assert b["half"] == b["y"] == a["y"] == pytest.approx(y, rel=1e-4)
+    assert (b["run"], c["bad"]) == ("r0", [1])
