@@ -1,0 +1,133 @@
+"""Report pages in a browser: hovering shows values, dragging selects a range, tables sort."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from helpers.browser import Browser, needs_chromium
+
+from clipx.report.chart import Chart, Charts, Series
+from clipx.report.page import Cell, data_script, page, table
+from clipx.report.run_report import RunRecord, write_report
+
+pytestmark = [pytest.mark.slow, needs_chromium]
+
+ROWS = [
+    {"step": s, "samples": 100.0 * s, "epoch": s / 10, "seconds": 1e9 + s, "train/loss": 5.0 - s / 50, "train/lr": 1e-3}
+    for s in range(1, 101)
+]
+EVENTS = [
+    {"time": 1e9, "event": "start", "step": 0, "command": "python -m clipx.train"},
+    {"time": 1e9 + 50.5, "event": "start", "step": 50},
+]
+PLOT = "figure.chart svg.plot"
+TICKS = f"{PLOT} > text.tick"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    with Browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+        assert found.errors == []
+
+
+def test_curves_of_a_run(browser: Browser, tmp_path: Path) -> None:
+    write_report(tmp_path, RunRecord(name="run", rows=ROWS, final={}, config="", events=EVENTS))
+    browser.open(tmp_path / "report.html")
+    browser.mouse("Moved", browser.place(PLOT, 0.52, 0.4))
+    (tip,) = browser.texts(".tip:not([hidden])")
+    samples = int(tip.partition(" samples")[0].replace(",", ""))
+    assert abs(samples - 5000) < 500, "the pointer is near the middle"
+    assert f"step {samples // 100} · epoch {samples / 1000:.2f}" in tip
+    assert f"loss{5 - samples / 5000:g}" in tip or f"loss{5 - samples / 5000:.3g}" in tip, tip
+    assert browser("document.querySelectorAll('.cross').length") == 2, "the crosshair is in all charts"
+
+    before = browser.texts(TICKS)
+    browser.drag(browser.place(PLOT, 0.4, 0.5), browser.place(PLOT, 0.6, 0.5))
+    low, high = browser("clipxCharts.groups.run.zoom")
+    assert 3000 < low < 4500 < 5500 < high < 7000
+    assert browser.texts(TICKS) != before
+    for clicks in (1, 2):
+        at = browser.place(PLOT, 0.5, 0.5)
+        browser.mouse("Pressed", at, clicks)
+        browser.mouse("Released", at, clicks)
+    assert browser("clipxCharts.groups.run.zoom") is None
+    assert browser.texts(TICKS) == before
+    assert browser.texts(".mark title")[0].startswith("resumed at step 50")
+
+    browser("document.querySelector('.controls select').value = 'step'")
+    browser("document.querySelector('.controls select').onchange()")
+    assert browser.texts(TICKS)[-1] == "100"
+    browser(f"document.querySelector('{PLOT}').focus()")
+    for key in ("ArrowRight", "ArrowRight"):
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+    assert "samples" in browser.texts(".tip:not([hidden])")[0], "the arrow keys move the crosshair"
+
+
+@pytest.mark.parametrize("width", [1300, 400])
+def test_no_page_is_wider_than_the_window(browser: Browser, tmp_path: Path, width: int) -> None:
+    name = "eval/a_long_name_of_an_evaluator/of_a_subset/image_to_text/recall@1"
+    final = {name: 0.5, f"{name}0": 0.7}
+    record = RunRecord(
+        name="x" * 120, rows=[*ROWS, {**ROWS[-1], **final}], final=final, config="", facts={"a": "b" * 300}
+    )
+    write_report(tmp_path, record)
+    browser.open(tmp_path / "report.html", width)
+    assert browser("document.documentElement.scrollWidth") <= width
+
+
+def test_headers_sort_by_number_with_missing_values_last(browser: Browser, tmp_path: Path) -> None:
+    rows = [["a", Cell("9 %", 9)], ["b", Cell("–")], ["c", Cell("10 %", 10)], ["d", Cell("1e-3 %", 1e-3)]]
+    (tmp_path / "page.html").write_text(page("t", table(["name", "value"], rows, numbers=1)))
+    browser.open(tmp_path / "page.html")
+    for sort, order in (("descending", "cadb"), ("ascending", "dacb")):
+        browser("document.querySelectorAll('th button')[1].click()")
+        assert "".join(browser.texts("td:first-child")) == order
+        assert browser("document.querySelectorAll('th')[1].ariaSort") == sort
+
+
+def test_a_hostile_name_runs_no_script(browser: Browser, tmp_path: Path) -> None:
+    hostile = "</script><img src=x onerror='window.hit=1'><script>window.hit=1</script>"
+    rows = [{**row, f"eval/{hostile}/top1": 0.5} for row in ROWS]
+    events = [*EVENTS, {"time": 1e9 + 60, "event": "x", "step": 60, "message": hostile}]
+    write_report(tmp_path, RunRecord(name=hostile, rows=rows, final={}, config=hostile, events=events))
+    browser.open(tmp_path / "report.html")
+    browser.mouse("Moved", browser.place("figure.chart:nth-of-type(2) svg.plot", 0.6, 0.4))
+    assert any(hostile in tip for tip in browser.texts(".tip:not([hidden])"))
+    assert browser("window.hit === undefined && !document.querySelector('img[src=x]')")
+
+
+def test_runs_are_linked_and_selected_on_an_axis(browser: Browser, tmp_path: Path) -> None:
+    """Parallel coordinates of 3 runs with the values 0, 0.5 and 1 on both axes."""
+    charts = Charts("points", each=True)
+    curves = [Series(f"run {k}", [0, 1], [k, k + math.e], run=f"r{k}", style=k) for k in range(3)]
+    figure = charts.figure(Chart("metric", curves, legend=False))
+    at, labels = [0, 0.5, 1], [[0, "low"], [1, "high"]]
+    runs = [
+        {"id": f"r{k}", "name": f"run {k}", "state": "finished", "rank": k / 2, "values": [["lr", f"{k}"]]}
+        for k in range(3)
+    ]
+    axes = [{"title": [name], "labels": labels, "at": at} for name in ("lr", "metric")]
+    parts = [
+        '<figure class="parallel live"></figure>',
+        data_script("parallel", {"axes": axes, "runs": runs, "charts": "points"}),
+        table(["run"], [["0"], ["1"], ["2"]], runs=["r0", "r1", "r2"]),
+        figure,
+        charts.script(),
+    ]
+    scripts = ("chart_tools.js", "chart.js", "parallel.js")
+    (tmp_path / "page.html").write_text(page("t", "".join(parts), scripts, ("chart.css", "parallel.css")))
+    browser.open(tmp_path / "page.html")
+    browser.wait_for("document.querySelectorAll('.parallel .area').length === 2")
+    low, high = (browser.place(".parallel path.run:nth-of-type(1)", 0.5, y) for y in (0, 1))
+    browser.mouse("Moved", (low[0], (low[1] + high[1]) / 2))
+    assert browser.texts("tr.chosen td") == ["0"], "the worst run is drawn first"
+    assert browser.texts(".parallel .tip") == ["run 0, finishedlr0"]
+    assert browser("clipxCharts.groups.points.run") == "r0"
+
+    browser.drag(browser.place(".parallel .area", 0.5, 0.3), browser.place(".parallel .area", 0.5, 0.02))
+    assert browser.texts("tbody tr:not([hidden]) td") == ["2"]
+    assert browser.texts(".parallel p") == ["1 of 3 points are selected."]
+    assert browser("document.querySelectorAll('figure.chart .series').length") == 1
