@@ -35,7 +35,7 @@ OmegaConf.register_new_resolver("choose", choose, replace=True)  # in conf/exper
 
 
 def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
-    """Class decorator: registers a spec under `/schema/<group>/<kind>`; <kind> is the default of its `kind` field.
+    """Class decorator: registers a spec under `/schema/GROUP/KIND`. KIND is the default of its `kind` field.
 
     The ConfigStore is the only registry: YAML files refer to the schema, a saved configuration to the kind.
     """
