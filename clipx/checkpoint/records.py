@@ -32,6 +32,16 @@ class LossScaleState:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyStoppingState:
+    """State of early stopping."""
+
+    metric: str | None
+    mode: str
+    best: FiniteFloat | None
+    waited: Count  # evaluations since the best one
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
     """Types of the values of a run's state. A value may be missing: each reader knows which ones it needs."""
 
@@ -45,6 +55,7 @@ class RunState:
     non_finite: tuple[Count, Count] = (0, 0)  # skipped steps: in total, in a row
     interval: dict[str, tuple[float, _Steps]] = field(default_factory=dict)  # metric: sum and steps since the last log
     loss_scale: LossScaleState | _Empty = field(default_factory=dict)
+    early_stopping: EarlyStoppingState | _Empty = field(default_factory=dict)
     best: FiniteFloat | None = None  # highest score so far
     config: dict[str, Any] = field(default_factory=dict)
 

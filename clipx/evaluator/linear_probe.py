@@ -36,6 +36,7 @@ class LinearProbeSpec(EvaluatorSpec):
 
     learns: ClassVar[bool] = True
     compared: ClassVar[tuple[str, ...]] = ("top1", "top5", "mean_per_class_recall")
+    metrics: ClassVar[tuple[str, ...]] = (*compared, "chance", "l2")
 
     kind: str = "linear_probe"
     """Kind of evaluator: linear_probe."""

@@ -43,6 +43,9 @@ class RetrievalSpec(EvaluatorSpec):
 
     parts: ClassVar[tuple[str, ...]] = _WAYS
     compared: ClassVar[tuple[str, ...]] = tuple(f"{way}/recall@{k}" for k in (1, 5) for way in _WAYS)
+    metrics: ClassVar[tuple[str, ...]] = tuple(
+        f"{way}/{metric}" for way in _WAYS for metric in (*(f"recall@{k}" for k in _CUTOFFS), "median_rank")
+    )
 
     kind: str = "retrieval"
     """Kind of evaluator: retrieval."""

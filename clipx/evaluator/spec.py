@@ -48,6 +48,9 @@ class EvaluatorSpec:
     compared: ClassVar[tuple[str, ...]] = ()
     """Metrics for the comparison of sets and models, higher is better; the most informative one first."""
 
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Names of all metrics of a set, to check keys that name one before training. (): not declared, and not checked."""
+
     kind: str = MISSING
     """Kind of evaluator; set by the choice of an option, e.g. evaluator=[zeroshot]."""
 

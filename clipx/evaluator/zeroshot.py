@@ -25,6 +25,7 @@ class ZeroShotSpec(EvaluatorSpec):
     """Zero-shot classification. Class embeddings are renormalized means over the templates (arXiv:2103.00020)."""
 
     compared: ClassVar[tuple[str, ...]] = ("top1", "top5", "mean_per_class_recall")
+    metrics: ClassVar[tuple[str, ...]] = (*compared, "chance")
 
     kind: str = "zeroshot"
     """Kind of evaluator: zeroshot."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from clipx.config.duration import Cadence, Length
 from clipx.data.source import BadRecord, Source
@@ -31,14 +31,17 @@ class PeriodicEvaluation:
             name: Cadence.parse(evaluator.every, f"evaluator.{name}.every", length)
             for name, evaluator in spec.evaluator.items()
         }
+        spec.early_stopping.check(spec.evaluator, spec.objective.has_head, spec.duration, length)
 
     def add_due(self, before: int, after: int) -> None:
         """Adds the evaluators that are due between two numbers of samples seen."""
         self.overdue += [name for name, cadence in self._cadences.items() if cadence.due(before, after)]
 
-    def add_at_end(self) -> None:
-        """Replaces `overdue` by the evaluators that are due at the end of the run."""
-        self.overdue = [name for name, cadence in self._cadences.items() if cadence.at_end]
+    def add_at_end(self, numbers: Mapping[str, float]) -> None:
+        """Replaces `overdue` by the evaluators that are due at the end of the run and have no metrics in `numbers`,
+        those of the last step."""
+        ran = {name.split("/")[1] for name in numbers}
+        self.overdue = [name for name, cadence in self._cadences.items() if cadence.at_end and name not in ran]
 
     def run(
         self, learner: Learner, quarantine: Callable[[Sequence[BadRecord]], None], heartbeat: Callable[[], None]

@@ -21,6 +21,7 @@ from clipx.data.spec import DataSpec, check_takes_features
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
 from clipx.escape import escaped
+from clipx.evaluator.metric_names import check_metric
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.logger import LoggerSpec
 from clipx.model.spec import ModelSpec
@@ -30,6 +31,7 @@ from clipx.precision.spec import PrecisionSpec
 from clipx.schedule import ScheduleSpec
 from clipx.teacher.spec import TeacherSpec
 from clipx.trainer.compile import CompileSpec
+from clipx.trainer.early_stopping import EarlyStoppingSpec
 from clipx.trainer.profiler import ProfilerSpec
 from clipx.trainer.stages import StageSpec, check_stages
 
@@ -82,6 +84,9 @@ class RunSpec:
 
     profiler: ProfilerSpec = field(default_factory=ProfilerSpec)
     """Profiler: a torch.profiler trace of a few steps."""
+
+    early_stopping: EarlyStoppingSpec = field(default_factory=EarlyStoppingSpec)
+    """Early stopping: ends the run when a metric has stopped improving."""
 
     stages: list[StageSpec] = field(default_factory=list)
     """Stages: consecutive spans of the run with different image size, batch size, learning rate or patch dropout. At
@@ -207,14 +212,10 @@ class RunSpec:
         self.distributed.check_optimizer(self.optimizer.kind, self.optimizer.shardable)
         self.check_format(self.precision)
         self.compile.check(self.objective, self.optimizer, self.deterministic)
-        best = self.checkpoint.best
-        numbers = [f"eval/{name}/" for name, evaluator in self.evaluator.items() if evaluator.every != "none"]
-        numbers += ["eval/head/"] if numbers and self.objective.has_head else []
-        require(
-            best is None or best.startswith(tuple(numbers)),
-            f"checkpoint.best={best} is not a metric of an evaluator of this run: give one of "
-            f"{', '.join(f'{number}…' for number in numbers) or 'them (evaluator=[] has none)'}, or null",
-        )
+        if self.checkpoint.best is not None:
+            check_metric("checkpoint.best", self.checkpoint.best, self.evaluator, self.objective.has_head)
+        length = Length(0, self.data.batch_size)
+        self.early_stopping.check(self.evaluator, self.objective.has_head, self.duration, length)
 
     def _check_stored_features(self) -> None:
         """Checks that no option of images is set if the model reads stored features. Raises ConfigError."""

@@ -152,7 +152,7 @@ def write_summary(
     for count in bad:
         rundir.event("bad_samples", reason=count.reason, samples=count.samples, draws=count.draws)
         screen.print(f"bad      {count}")
-    rundir.event("end", step=trainer.steps_done)
+    rundir.event("end", step=trainer.steps_done, **trainer.early_stopping.facts)
     attempt("the table of results", lambda: screen.table(spec.name, numbers), _warner(trainer))
     files = [*(["report.html", "report.png"] if written else []), "metrics.jsonl", "checkpoints/"]
     screen.print(f"run directory {rundir.path}: {', '.join(files)}")

@@ -39,6 +39,8 @@ from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredEmbeddings
 from clipx.trainer.backends import Backends, prepare_backends
 from clipx.trainer.batches import remaining_batches
+from clipx.trainer.counters import counters, restore_counters
+from clipx.trainer.early_stopping import EarlyStopping
 from clipx.trainer.evaluation import PeriodicEvaluation
 from clipx.trainer.from_open_clip import resume_from_open_clip
 from clipx.trainer.learner import Learner, StepPosition
@@ -64,6 +66,7 @@ class Trainer:
     order: SampleOrder
     bad_samples: BadSampleCounter
     evaluation: PeriodicEvaluation
+    early_stopping: EarlyStopping
     tokenizer: Tokenizer
     plan: StagePlan
     length: Length
@@ -154,6 +157,7 @@ class Trainer:
         resume = Resume.parse(spec.resume)
         if resume.run_dir is not None and spec.checkpoint.remote is None:
             comm.run_on_main(self.rundir.must_exist)
+        self.early_stopping = EarlyStopping(spec.early_stopping, self.rundir.path, comm)
         self.monitors = Monitors(self.learner.objective, self._warn)
         self.meter = Meter(comm)
         self._open = contextlib.ExitStack()
@@ -243,8 +247,7 @@ class Trainer:
                 StopSignals(verbose=comm.is_main) as self.stop,
                 Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
             ):
-                self._loop(screen)
-                final = self._finish(screen)
+                final = self._finish(screen, self._loop(screen))
                 comm.barrier()
                 finish_uploads(self.checkpoints, spec.checkpoint)
         finally:
@@ -256,10 +259,13 @@ class Trainer:
         self.sinks.close()
         self._open.close()
 
-    def _loop(self, screen: Screen) -> None:
+    def _loop(self, screen: Screen) -> dict[str, float]:
+        """Trains to the end. Returns the metrics of the evaluation after the last step, if it has run already."""
         first, started = self.steps_done, self.samples_seen
-        if self.evaluation.overdue:
-            screen.evaluation(first, self._evaluate())
+        if numbers := self._evaluate():
+            screen.evaluation(first, numbers)
+        if self.early_stopping.ends_after(numbers, logged=True):
+            return numbers
         meter = self.meter
         self.profiler.before(first + 1)
         for before in self.steps():
@@ -275,10 +281,13 @@ class Trainer:
                 self.monitors.check(self.steps_done, row)
                 screen.progress(row, first, self.steps_total)
             if self.samples_seen >= self.total:
-                return
+                break
             with meter.pausing():
-                self._between_steps(screen, before)
+                numbers = self._between_steps(screen, before)
+            if self.early_stopping.ending:
+                return numbers
             self.profiler.before(self.steps_done + 1)
+        return {}
 
     def steps(self) -> Iterator[int]:
         """Makes the steps to the end of the run, and adds each to `meter`. Yields the samples seen before each."""
@@ -299,8 +308,9 @@ class Trainer:
         after = before + self.plan.at(before).batch_size
         return after >= self.total or after // self._log_period > before // self._log_period
 
-    def _between_steps(self, screen: Screen, before: int) -> None:
-        """Runs the evaluations and saves the checkpoints due after the step that started at sample `before`."""
+    def _between_steps(self, screen: Screen, before: int) -> dict[str, float]:
+        """Runs the evaluations and saves the checkpoints due after the step that started at sample `before`. Returns
+        the metrics of the evaluations. A run that ends here is saved at its end."""
         self.evaluation.add_due(before, self.samples_seen)
         self.lock.check()
         if signal := self.stop.received_by_any(self.comm):  # at once: overdue evaluations run when the run resumes
@@ -309,10 +319,13 @@ class Trainer:
         if self.evaluation.overdue:
             numbers = self._evaluate()
             screen.evaluation(self.steps_done, numbers)
+        if self.early_stopping.ends_after(numbers, self._is_logged(before)):
+            return numbers
         due = self.checkpoints.due(before, self.samples_seen)
         if self.checkpoints.is_new_best(numbers) or due:
             with self.meter.phase("checkpoint"):
                 self._save(numbers)
+        return numbers
 
     def _stop(self, signal: str) -> None:
         """Saves a checkpoint and raises Stopped."""
@@ -339,9 +352,10 @@ class Trainer:
             self.rundir.quarantine(batch.bad)
         self.bad_samples.count(len(batch.index), batch.bad)
 
-    def _finish(self, screen: Screen) -> dict[str, float]:
-        self.evaluation.add_at_end()
-        numbers = self._evaluate()
+    def _finish(self, screen: Screen, numbers: dict[str, float]) -> dict[str, float]:
+        self.early_stopping.announce(screen.print, self.rundir.event, self.steps_done)
+        self.evaluation.add_at_end(numbers)
+        numbers = numbers | self._evaluate()
         bad = BadSampleCounter.sum(self.comm.gather_objects(self.bad_samples))
         if self.checkpoints.at_end:
             self._save(numbers)
@@ -364,19 +378,7 @@ class Trainer:
     def _save(self, numbers: dict[str, float]) -> None:
         """Saves a checkpoint of the current state. `numbers`: metrics of the evaluation just run. Collective."""
         self.learner.settle()
-        state = {
-            "samples_seen": self.samples_seen,
-            "epoch_samples": self.order.samples,
-            "non_finite": [self.learner.non_finite.total, self.learner.non_finite.consecutive],
-            "loss_scale": self.learner.loss_scale.state(),
-            "overdue": self.evaluation.overdue,
-            "interval": self.meter.state(),
-            "world": self.comm.world,
-            "precision": self.learner.format.kind,
-            "data": self.dataset.train.fingerprint,
-            "config": to_dict(self.spec),
-            **({} if self.teacher is None else {"teacher": self.teacher.digest}),
-        }
+        state = counters(self)
         tensors = self.learner.state.capture()
         until_update = self.learner.state.changed_by_updates(tensors)
         self.checkpoints.save(self.steps_done, tensors, state, numbers, until_update)
@@ -389,11 +391,6 @@ class Trainer:
         spec, teacher = self.spec, None if self.teacher is None else self.teacher.digest
         source = spec.teacher.source_option
         check_sources(found.state, self.rundir.path, self.dataset.train.fingerprint, teacher, source)
-        self.samples_seen = int(found.state["samples_seen"])
-        self.plan.check_resumes(self.samples_seen, found.step)
-        self.learner.non_finite.total, self.learner.non_finite.consecutive = found.state["non_finite"]
-        self.learner.loss_scale.restore(found.state.get("loss_scale", {}))
-        self.evaluation.overdue = [name for name in found.state["overdue"] if name in spec.evaluator]
-        self.meter.restore(found.state.get("interval", {}))
+        restore_counters(self, found)
         self.notes += self.learner.restore(found, spec.seed + 1 + self.samples_seen)
         return True

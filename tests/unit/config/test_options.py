@@ -84,7 +84,7 @@ def test_every_field_of_a_run_is_a_value_or_a_group() -> None:
         "compile",
         "stages",
     }
-    values |= {"teacher", "device_peak_tflops", "profiler", "report"}
+    values |= {"teacher", "device_peak_tflops", "profiler", "early_stopping", "report"}
     assert {f.name for f in dataclasses.fields(RunSpec)} == values | set(GROUPS)
 
 
@@ -699,7 +699,7 @@ def test_a_run_saved_by_8ddb223_loads() -> None:
 
 RUN_KEYS = (
     "the keys are name, run_dir, seed, deterministic, duration, resume, log_every, report, device_peak_tflops, profiler, "
-    "stages, model, data, objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
+    "early_stopping, stages, model, data, objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
 )
 OBJECTIVE_KEYS = "the keys are tile, products, temperature, init_temperature, max_scale"
 READ = "write key=value, a list as key=[a,b], and special characters as key='…'"
