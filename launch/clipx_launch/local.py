@@ -28,7 +28,7 @@ from clipx_launch.options import LocalSpec
 from clipx_launch.point import Result, launch_dir
 from clipx_launch.progress import ProgressDisplay, summary
 from clipx_launch.slurm import job_variables
-from clipx_launch.sweep import Overrides, Planned, Sweep
+from clipx_launch.sweep import Overrides, Planned, Sweep, Watcher
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,10 +37,12 @@ _POLL_S = 0.1
 _PEER_GRACE_S = 10.0  # after the failure of one rank the others have this long to log their errors
 
 
-def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
+def launch(
+    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
+) -> list[JobReturn]:
     """Runs the points and returns when all have ended. Raises Stopped if a signal ends the sweep before."""
     spec: LocalSpec = checked(config.hydra.launcher, "hydra.launcher.")
-    return start(Sweep.compose(context, config, overrides, first), spec)
+    return start(Sweep.compose(context, config, overrides, watcher), spec)
 
 
 def start(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
@@ -93,8 +95,9 @@ class _Runner:
                 time.sleep(_POLL_S)
                 for running in list(self._running):
                     self._poll(running, board)
+                self._sweep.watch()
         if self._signal is not None:
-            done = sum(p.point.result is not None and p.point.result.state == "finished" for p in self._sweep.planned)
+            done = sum((result := p.point.result) is not None and result.done for p in self._sweep.planned)
             raise Stopped(
                 f"{self._signal.name}: {done} of {len(self._sweep.planned)} points are finished; run the same command "
                 f"with hydra.sweep.dir={self._sweep.folder} to continue"

@@ -11,6 +11,7 @@ from clipx.config.registry import option
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx_launch.network import VARIABLES, NetworkSpec
+from clipx_launch.search import spec as _  # noqa: F401  # registers the options of the sweeper
 
 _HOURS = re.compile(r"(\d+)(m|h|d)")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")

@@ -3,7 +3,7 @@
 point.json    number of the point, its overrides, hash of its configuration, its job
 config.yaml   composed configuration that runs
 script.sh     script of the job that runs it
-result.json   how the point ended: {"value", "state": finished, failed or stopped, "exit_code", "error"}
+result.json   how the point ended: {"value", "state": finished, pruned, failed or stopped, "exit_code", "error"}
 requeue       written by a run that a signal stopped: `saved`, or the reason why it stopped before training began
 lost.json     result of a rank that lost another: the job's script makes it the result if no rank reports the cause
 srun.log      messages of srun, which name the tasks that were killed
@@ -38,10 +38,15 @@ _PLACE = ("name", "run_dir", "resume")  # location and start of a run, which do 
 class Result:
     """Outcome of a point. `value` is the number that a sweeper maximises."""
 
-    state: str  # finished, failed, stopped
+    state: str  # finished, pruned, failed, stopped
     exit_code: int = Exit.FINISHED
     value: float | None = None
-    error: str | None = None
+    error: str | None = None  # or the reason of an early end
+
+    @property
+    def done(self) -> bool:
+        """Returns whether the point has ended as intended, and is not launched again."""
+        return self.state in ("finished", "pruned")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -72,6 +72,7 @@ def wait_for(sweep: Sweep, states: Callable[[Collection[str]], Mapping[str, str]
             except SlurmError:  # SLURM is busy: the next poll asks again
                 known = {}
             points = [point for point in points if not _ended(point, known, over, board)]
+            sweep.watch()
             if points:  # the interval grows from 1 s to 15 s, for runs take days
                 time.sleep(min(_POLL_S + 0.01 * (time.monotonic() - start), _MAX_POLL_S))
 

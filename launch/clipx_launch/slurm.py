@@ -24,7 +24,7 @@ from clipx_launch.options import SlurmSpec
 from clipx_launch.point import launch_dir
 from clipx_launch.progress import wait_for
 from clipx_launch.sbatch_script import sbatch_script
-from clipx_launch.sweep import Overrides, Planned, Sweep
+from clipx_launch.sweep import Overrides, Planned, Sweep, Watcher
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -34,15 +34,19 @@ _JOB_VARIABLE = re.compile(r"(SLURM|SBATCH|SRUN|PMI|PMIX|OMPI)_(?!CONF$).*")
 _RANK_VARIABLE = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(MASTER)_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
-def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
+def launch(
+    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
+) -> list[JobReturn]:
     """Submits the points, and with `wait` waits for them. Raises ClipxError before anything is submitted."""
     spec: SlurmSpec = checked(config.hydra.launcher, "hydra.launcher.")
     sweeper = str(config.hydra.sweeper._target_).rpartition(".")[2]
-    require(
-        spec.wait or sweeper == "BasicSweeper",
-        f"hydra.launcher.wait=false returns no results, which {sweeper} needs: set hydra.launcher.wait=true",
-    )
-    return start(Sweep.compose(context, config, overrides, first), spec)
+    for key, needed in {"wait": True, "submit": True, "dry_run": False}.items():
+        require(
+            getattr(spec, key) is needed or sweeper == "BasicSweeper",
+            f"hydra.launcher.{key}={str(not needed).lower()} returns no results, which {sweeper} needs: set "
+            f"hydra.launcher.{key}={str(needed).lower()}",
+        )
+    return start(Sweep.compose(context, config, overrides, watcher), spec)
 
 
 def start(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:

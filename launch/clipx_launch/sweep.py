@@ -7,10 +7,10 @@ import functools
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Item = TypeVar("Item")
-Overrides = Sequence[Sequence[str]]  # Hydra overrides of each point
+Overrides = Mapping[int, Sequence[str]]  # Hydra overrides of each point, by its number
 
 _SAFE_PATH = re.compile(r"[^%\\'\"\n\r`$!]+")  # characters that sbatch, srun and bash all take literally
 
@@ -45,6 +45,17 @@ class Planned:
     finished: bool = False  # the earlier submission has finished it
 
 
+class Watcher(Protocol):
+    """Observer of the points of a launch until they have ended: a search, which prunes some of them."""
+
+    @property
+    def common(self) -> set[str]:
+        """Overrides of all points of the search."""
+
+    def watch(self, planned: Sequence[Planned]) -> None:
+        """Reads the state of the points. Called several times a second or less often, also for points that wait."""
+
+
 @dataclass(slots=True)
 class Sweep:
     """Points of one launch. `folder` is the sweep's. `check` sets `queued` and `pending`."""
@@ -56,15 +67,19 @@ class Sweep:
     queued: list[Planned] = field(default_factory=list)  # waiting or running since an earlier submission
     pending: list[Planned] = field(default_factory=list)  # neither finished nor queued
     common: set[str] = field(init=False)  # overrides of all points
+    watcher: Watcher | None = None
 
     def __post_init__(self) -> None:
-        self.common = set.intersection(*map(set, self.overrides.values()))
+        points = set.intersection(*map(set, self.overrides.values()))
+        self.common = points if self.watcher is None else self.watcher.common
 
     @classmethod
-    def compose(cls, context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> Sweep:
+    def compose(
+        cls, context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
+    ) -> Sweep:
         """Composes each point. Errors are collected, and raised by `check`."""
-        numbered = {index: list(typed) for index, typed in enumerate(overrides, start=first)}
-        sweep = cls(Path(config.hydra.sweep.dir).absolute(), numbered)
+        numbered = {index: list(typed) for index, typed in overrides.items()}
+        sweep = cls(Path(config.hydra.sweep.dir).absolute(), numbered, watcher=watcher)
         _check_path(sweep.folder, "hydra.sweep.dir")
         folders: dict[Path, int] = {}
         composer = PointComposer(context.config_loader, config)
@@ -110,6 +125,11 @@ class Sweep:
                 self.errors[planned.point.index] = error
         if self.errors:
             raise ConfigError(*self._table())
+
+    def watch(self) -> None:
+        """Lets the watcher, if there is one, read the state of the points."""
+        if self.watcher is not None:
+            self.watcher.watch(self.planned)
 
     def varied(self, index: int) -> str:
         """Returns the overrides of point `index` that not all points of this launch have, as text."""
@@ -162,7 +182,7 @@ class Sweep:
         for planned in self.planned:
             job = JobReturn(overrides=planned.point.overrides, status=JobStatus.COMPLETED)
             result = planned.point.result if ended else Result("finished")
-            if result is not None and result.state == "finished":
+            if result is not None and result.done:
                 job.return_value = result.value
             else:
                 job.status = JobStatus.FAILED
@@ -196,7 +216,7 @@ def _plan(spec: RunSpec, overrides: list[str], index: int) -> Planned:
     before = Point.read(folder)
     if before is None or before.content != point.content:
         return Planned(point, spec)
-    done = before.result is not None and before.result.state == "finished"
+    done = (result := before.result) is not None and result.done
     return Planned(point, replace(spec, resume="auto") if spec.resume == "none" else spec, before, done)
 
 

@@ -15,7 +15,7 @@ from clipx.config.compose import checked
 from clipx.errors import require
 from clipx_launch.options import TorchrunSpec
 from clipx_launch.sbatch_script import SIGNALS, exports
-from clipx_launch.sweep import Overrides, Planned, Sweep
+from clipx_launch.sweep import Overrides, Planned, Sweep, Watcher
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,7 +33,9 @@ exec {python} -m torch.distributed.run --nnodes={nodes} --node-rank="${{1:?the n
 """
 
 
-def launch(context: HydraContext, config: DictConfig, overrides: Overrides, first: int) -> list[JobReturn]:
+def launch(
+    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
+) -> list[JobReturn]:
     """Prints the script and writes nothing. Raises ConfigError if the run is not valid."""
     spec: TorchrunSpec = checked(config.hydra.launcher, "hydra.launcher.")
     require(
@@ -41,7 +43,7 @@ def launch(context: HydraContext, config: DictConfig, overrides: Overrides, firs
         f"hydra/launcher=clipx_torchrun prints the script of one run, not of {len(overrides)}: give one value for each "
         "key, or use clipx_slurm",
     )
-    sweep = Sweep.compose(context, config, overrides, first)
+    sweep = Sweep.compose(context, config, overrides, watcher)
     sweep.check(spec)
     print(script(spec, sweep.planned[0]), end="")
     return sweep.job_returns(ended=False)

@@ -80,7 +80,7 @@ def _work(folder: Path, rank: int, requeue: bool) -> None:
         point.write_result(result)
     sys.stdout.flush()
     sys.stderr.flush()
-    if result.state != "finished":  # sys.exit waits 5 s for loader processes, and for threads of a broken process group
+    if not result.done:  # sys.exit waits 5 s for loader processes, and for threads of a broken process group
         os._exit(code)
     sys.exit(code)
 
@@ -107,6 +107,7 @@ def _run(point: Point) -> Result:
     from clipx.config import plugins
     from clipx.config.repeat import record_command
     from clipx.train import train
+    from clipx.trainer.early_stopping import Ending, early_end
     from clipx_launch.point import Result
 
     record_command("train", point.overrides, plugins.__path__)
@@ -132,7 +133,8 @@ def _run(point: Point) -> Result:
         return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # everything has been saved
-    return Result("finished", value=value)
+    ending, message = early_end(point.folder)
+    return Result("pruned" if ending is Ending.pruned else "finished", value=value, error=message or None)
 
 
 def _spec(point: Point) -> RunSpec:

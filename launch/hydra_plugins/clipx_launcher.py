@@ -7,7 +7,7 @@ every Hydra program on this machine imports it. `clipx_launch` implements the la
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
+    from clipx_launch.sweep import Watcher
 
-class _ClipxLauncher(Launcher):
+
+class ClipxLauncher(Launcher):
     """Base class of the launchers. It ignores its arguments: the module reads and checks its options in the config."""
 
     _module = ""  # module of clipx_launch with the function `launch`
@@ -43,9 +45,15 @@ class _ClipxLauncher(Launcher):
         hydra_context.config_loader = loader
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        return self.launch_points(dict(enumerate(job_overrides, start=initial_job_idx)))
+
+    def launch_points(
+        self, overrides: Mapping[int, Sequence[str]], watcher: Watcher | None = None
+    ) -> Sequence[JobReturn]:
+        """Launches points by number. `watcher` reads their state until they have ended."""
         module = importlib.import_module(f"clipx_launch.{self._module}")
         try:
-            returned: Sequence[JobReturn] = module.launch(self._context, self._config, job_overrides, initial_job_idx)
+            returned: Sequence[JobReturn] = module.launch(self._context, self._config, overrides, watcher)
         finally:
             self._remove_unused()
         return returned
@@ -61,19 +69,19 @@ class _ClipxLauncher(Launcher):
                 path.rmdir()
 
 
-class SlurmLauncher(_ClipxLauncher):
+class SlurmLauncher(ClipxLauncher):
     """Launcher of `hydra/launcher=clipx_slurm`."""
 
     _module = "slurm"
 
 
-class LocalLauncher(_ClipxLauncher):
+class LocalLauncher(ClipxLauncher):
     """Launcher of `hydra/launcher=clipx_local`."""
 
     _module = "local"
 
 
-class TorchrunLauncher(_ClipxLauncher):
+class TorchrunLauncher(ClipxLauncher):
     """Launcher of `hydra/launcher=clipx_torchrun`."""
 
     _module = "torchrun"

@@ -16,14 +16,21 @@ from clipx_launch.commands.cancel import count_states
 from clipx_launch.commands.run import RESUMABLE, Run
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.options import LocalSpec, SlurmSpec
+from clipx_launch.point import launch_dir, read_json
 from clipx_launch.sweep import Sweep
 
 
 def resume(folder: Path) -> None:
     """Resumes points that ended without finishing from their checkpoints. Raises ClipxError.
 
-    They run the current code, with the settings and in the working directory of their last launch.
+    They run the current code, with the settings and in the working directory of their last launch. A search with
+    Optuna continues instead with its unfinished trials and the remaining ones.
     """
+    if (command := read_json(launch_dir(folder) / "search.json")) is not None:
+        # imported late: Optuna, which only a search needs
+        from clipx_launch.search.search import resume_search
+
+        resume_search(command)
     runs = sweep_runs(folder)
     again = [run for run in runs if run.state in RESUMABLE]
     if not again:

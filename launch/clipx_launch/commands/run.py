@@ -31,6 +31,7 @@ class State(StrEnum):
     silent = "silent"  # running, but has written nothing for ten minutes
     requeued = "requeued"  # saved before its time limit, and in the queue again
     finished = "finished"
+    pruned = "pruned"  # ended early by a sweeper, with its last evaluation, checkpoint and report
     failed = "failed"
     cancelled = "cancelled"  # by scancel, SIGTERM or SIGINT; a running point has saved
     preempted = "preempted"  # ended by SLURM for another job, and not requeued
@@ -38,8 +39,8 @@ class State(StrEnum):
     lost = "lost"  # its job or process is gone and left no result
 
 
-ENDED = frozenset({State.finished, State.failed, State.cancelled, State.preempted, State.stopped, State.lost})
-RESUMABLE = ENDED - {State.finished}  # states that `resume` launches again
+RESUMABLE = frozenset({State.failed, State.cancelled, State.preempted, State.stopped, State.lost})
+ENDED = RESUMABLE | {State.finished, State.pruned}
 
 
 class MetricValue(NamedTuple):

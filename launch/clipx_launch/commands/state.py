@@ -30,7 +30,7 @@ def jobs_of(runs: Sequence[Run]) -> dict[str, Job] | None:
 
 
 def _has_ended(result: Result | None) -> bool:
-    return result is not None and result.state in ("finished", "failed")
+    return result is not None and (result.done or result.state == "failed")
 
 
 def state_of(run: Run, jobs: dict[str, Job] | None, now: float) -> tuple[State, str]:
@@ -75,7 +75,8 @@ def _stopped(by: str) -> State:
 def _without_point(run: Run, now: float) -> tuple[State, str]:
     last: dict[str, Any] = next((e for e in reversed(run.events) if e["event"] in ("start", "stopped", "end")), {})
     if last.get("event") == "end":
-        return State.finished, ""
+        ended = State.pruned if last.get("ending") == State.pruned else State.finished
+        return ended, _first_line(str(last.get("message", "")))
     if last.get("event") == "stopped":
         return _stopped(last["signal"]), f"{last['signal']} after step {last['step']:,}"
     if is_running(run, now) is False:

@@ -99,7 +99,7 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
     covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
     covered |= {
         f"{group}/{name}.yaml"
-        for group in ("recipe", "experiment", "expectation", "hydra/launcher")
+        for group in ("recipe", "experiment", "expectation", "hydra/launcher", "hydra/sweeper")
         for name in names(group)
     }
     covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
@@ -134,9 +134,11 @@ def test_every_recipe_is_part_of_the_data_with_its_name(name: str) -> None:
     assert compose(f"data={name}", "precision=bf16").precision.kind == "bf16"
 
 
-@pytest.mark.parametrize("name", names("hydra/launcher"))
-def test_every_launcher_has_valid_keys(name: str) -> None:
-    assert compose(f"hydra/launcher={name}", "name=x") == compose("name=x")  # it belongs to Hydra, not to the run
+@pytest.mark.parametrize(
+    "choice", [f"hydra/{kind}={name}" for kind in ("launcher", "sweeper") for name in names(f"hydra/{kind}")]
+)
+def test_every_launcher_and_sweeper_has_valid_keys(choice: str) -> None:
+    assert compose(choice, "name=x") == compose("name=x")  # it belongs to Hydra, not to the run
 
 
 @pytest.mark.parametrize("name", names("experiment"))

@@ -1,0 +1,132 @@
+"""The study of a search: its file in the sweep's folder, its sampler and its pruner."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import distribution_to_json
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
+
+from clipx.errors import require
+from clipx_launch.search.space import Space, combinations
+from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler, Storage
+
+_NAME = "clipx"
+_FACTS = "clipx"  # attribute of the study
+
+
+def study_file(folder: Path, storage: Storage) -> Path:
+    """Returns the file of the study of a sweep."""
+    return folder / {Storage.journal: "study.journal", Storage.sqlite: "study.db"}[storage]
+
+
+def open_study(
+    folder: Path, spec: OptunaSpec, space: Space, fixed: list[str], metric: str, direction: Direction
+) -> optuna.Study:
+    """Creates the study of a sweep, or continues it. Raises ConfigError if the folder has the study of another search.
+
+    Args:
+        folder: the sweep's folder.
+        spec: options of the search.
+        space: distributions by key.
+        fixed: overrides of all trials.
+        metric: metric to optimize.
+        direction: direction of the search.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    other = next((kind for kind in Storage if kind is not spec.storage and study_file(folder, kind).exists()), None)
+    require(
+        other is None,
+        f"{folder} has a study with hydra.sweeper.storage={other}: continue it with that storage, or set "
+        "hydra.sweep.dir to another folder",
+    )
+    storage = _storage(study_file(folder, spec.storage), spec.storage)
+    facts = {
+        "metric": metric,
+        "direction": str(direction),
+        "overrides": sorted(fixed),
+        "space": {key: distribution_to_json(found) for key, found in space.items()},
+    }
+    wanted = StudyDirection.MAXIMIZE if direction is Direction.maximize else StudyDirection.MINIMIZE
+    study = optuna.create_study(
+        study_name=_NAME, storage=storage, direction=_known_direction(storage) or wanted, load_if_exists=True
+    )
+    _check_same(folder, study.user_attrs.get(_FACTS), facts)
+    study.set_user_attr(_FACTS, facts)
+    # The same seed would repeat the first proposals when a study is continued.
+    study.sampler = _sampler(spec, spec.seed + len(study.trials))
+    study.pruner = _pruner(spec)
+    if spec.sampler is Sampler.grid and not study.trials:
+        for values in combinations(space):
+            study.enqueue_trial(values)
+    return study
+
+
+def _storage(path: Path, kind: Storage) -> BaseStorage:
+    if kind is Storage.sqlite:
+        return RDBStorage(f"sqlite:///{path}")
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def _known_direction(storage: BaseStorage) -> StudyDirection | None:
+    """Returns the direction of an existing study, which `create_study` would refuse to change with its words."""
+    found = [study.directions[0] for study in storage.get_all_studies() if study.study_name == _NAME]
+    return found[0] if found else None
+
+
+def _check_same(folder: Path, before: dict[str, Any] | None, now: dict[str, Any]) -> None:
+    """Raises ConfigError if the study of a folder has other overrides, values, metric or direction."""
+    for key in [key for key in now if before is not None and before.get(key) != now[key]]:
+        assert before is not None
+        changed = (
+            f"{before.get(key)} -> {now[key]}" if isinstance(now[key], str) else _difference(before[key], now[key])
+        )
+        require(
+            False,
+            f"{folder} has the study of another search ({key}: {changed}): repeat its command, or set hydra.sweep.dir "
+            "to another folder",
+        )
+
+
+def _difference(before: Any, now: Any) -> str:
+    """Returns the items of two lists or dictionaries that only one of them has."""
+    one, other = (
+        {f"{key}={value}" for key, value in found.items()} if isinstance(found, dict) else set(found)
+        for found in (before, now)
+    )
+    return f"{', '.join(sorted(one - other)) or 'nothing'} -> {', '.join(sorted(other - one)) or 'nothing'}"
+
+
+def _sampler(spec: OptunaSpec, seed: int) -> BaseSampler:
+    if spec.sampler is Sampler.tpe:  # constant_liar: trials of a batch do not all propose the same
+        return optuna.samplers.TPESampler(n_startup_trials=spec.startup_trials, seed=seed, constant_liar=True)
+    if spec.sampler is Sampler.cmaes:
+        return optuna.samplers.CmaEsSampler(
+            n_startup_trials=spec.startup_trials, seed=seed, warn_independent_sampling=False
+        )
+    return optuna.samplers.RandomSampler(seed=seed)  # sampler=grid has no values left to draw
+
+
+def _pruner(spec: OptunaSpec) -> BasePruner:
+    median = optuna.pruners.MedianPruner(n_startup_trials=spec.pruner_startup_trials)
+    match spec.pruner:
+        case Pruner.median:
+            return median
+        case Pruner.patient:
+            with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+                return optuna.pruners.PatientPruner(median, patience=spec.patience)
+        case Pruner.asha:
+            return optuna.pruners.SuccessiveHalvingPruner(min_resource=spec.warmup + 1, reduction_factor=spec.reduction)
+        case Pruner.hyperband:
+            return optuna.pruners.HyperbandPruner(min_resource=spec.warmup + 1, reduction_factor=spec.reduction)
+        case Pruner.threshold:
+            return optuna.pruners.ThresholdPruner(lower=spec.lower, upper=spec.upper)
+        case Pruner.none:
+            return optuna.pruners.NopPruner()

@@ -1,0 +1,300 @@
+"""Searches with Optuna: the search space, the study in the sweep's folder, and pruning by recorded metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import optuna
+import pytest
+from helpers.runs import run
+from helpers.slurm_jobs import LOCAL, QUICK, launch
+from helpers.sweeps import make_sweep, states
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from clipx.errors import ClipxError, ConfigError
+from clipx_launch.point import Result
+from clipx_launch.search.search import _Search, require_progress
+from clipx_launch.search.space import combinations, distribution, example, parse, suggest
+from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler, Storage
+from clipx_launch.search.study import open_study
+from hydra_plugins.clipx_launcher import ClipxLauncher
+
+METRIC = "eval/zeroshot/top1"
+SEARCH = (*LOCAL, *QUICK, "hydra/sweeper=clipx_optuna")
+LR = {"optimizer.lr": FloatDistribution(1e-4, 1e-2, log=True)}
+
+# ------------------------------------------------------------------------------------------------------ the space
+
+
+@pytest.mark.parametrize(
+    ("typed", "whole", "found"),
+    [
+        ("a=interval(1e-4,1e-2)", False, FloatDistribution(1e-4, 1e-2)),
+        ("a=tag(log,interval(1e-4,1e-2))", False, FloatDistribution(1e-4, 1e-2, log=True)),
+        ("a=interval(1,8)", True, IntDistribution(1, 8)),
+        ("a=tag(log,interval(1,8))", True, IntDistribution(1, 8, log=True)),
+        ("a=interval(0,1)", False, FloatDistribution(0, 1)),
+        ("a=int(interval(1,8))", False, IntDistribution(1, 8)),
+        ("a=interval(0.5,8)", True, FloatDistribution(0.5, 8)),
+        ("a=range(0,10,2)", True, IntDistribution(0, 8, step=2)),
+        ("a=range(0,0.6,0.1)", False, FloatDistribution(0, 0.5, step=0.1)),
+        ("a=range(3)", True, IntDistribution(0, 2)),
+        ("a=choice(1,2,5)", True, CategoricalDistribution((1, 2, 5))),
+        ("a=x,'y z',null,true", True, CategoricalDistribution(("x", "'y z'", "null", True))),
+        ("+model.image.options.a=1,2", True, CategoricalDistribution((1, 2))),
+    ],
+)
+def test_hydras_sweep_syntax_spans_the_space(typed: str, whole: bool, found: object) -> None:
+    (override,), fixed = parse([typed, "seed=1"], {})
+    assert distribution(override, lambda key: whole) == found
+    assert fixed == ["seed=1"]
+    assert example(override).startswith(typed.partition("=")[0] + "=")
+
+
+def test_the_command_line_takes_precedence_over_the_params_of_a_file() -> None:
+    params = {"optimizer.lr": "interval(1,2)", "seed": 3, "report": False, "logger": ["wandb"], "data.name": None}
+    swept, fixed = parse(["optimizer.lr=interval(3,4)", "seed=1,2"], params)
+    assert [str(override.input_line) for override in swept] == ["optimizer.lr=interval(3,4)", "seed=1,2"]
+    assert fixed == ["report=false", "logger=[wandb]", "data.name=null"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("a=tag(log,interval(0,1))", "a=tag(log,interval(0,1)) cannot be searched: "),
+        ("a=interval(2,1)", "a=interval(2,1) cannot be searched: "),
+        ("a=range(1,1)", "a=range(1,1) has no values: give at least one"),
+        ("a=tag(fast,choice(1,2))", "a=tag(fast,choice(1,2)) has the tag fast, which has no effect: "),
+        ("a=glob(*)", "a=glob(*) cannot be searched: write the choices"),
+    ],
+)  # fmt: skip
+def test_a_space_that_cannot_be_searched_is_refused(typed: str, message: str) -> None:
+    (override,), _ = parse([typed], {})
+    with pytest.raises(ConfigError) as caught:
+        distribution(override, lambda key: False)
+    assert str(caught.value).startswith(message)
+
+
+def test_an_empty_space_and_an_unreadable_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^hydra/sweeper=clipx_optuna has nothing to search: give a key several"):
+        parse(["seed=1"], {"duration": "3ep"})
+    with pytest.raises(ConfigError, match=r"optimizer\.lr=interval\(1"):
+        parse([], {"optimizer.lr": "interval(1"})
+
+
+def test_a_grid_has_all_combinations_and_no_intervals() -> None:
+    space = {
+        "a": CategoricalDistribution(("x", "y")),
+        "b": IntDistribution(1, 5, step=2),
+        "c": FloatDistribution(0, 0.3, step=0.1),
+    }
+    found = combinations(space)
+    assert len(found) == 24
+    assert found[:2] == [{"a": "x", "b": 1, "c": 0.0}, {"a": "x", "b": 1, "c": 0.1}]
+    with pytest.raises(
+        ConfigError, match=r"^optimizer.lr has an interval, which .*=grid cannot enumerate: write choice"
+    ):
+        combinations(cast("Any", LR))
+
+
+# ------------------------------------------------------------------------------------------------------ the study
+
+
+def opened(folder: Path, spec: OptunaSpec, *fixed: str, space: Any = LR, metric: str = METRIC) -> optuna.Study:
+    return open_study(folder, spec, space, list(fixed), metric, Direction.maximize)
+
+
+@pytest.mark.parametrize("storage", list(Storage))
+def test_a_study_continues_with_other_proposals(tmp_path: Path, storage: Storage) -> None:
+    spec = OptunaSpec(storage=storage, sampler=Sampler.random)
+    first = opened(tmp_path, spec).ask()
+    proposed = suggest(first, cast("Any", LR))
+    again = opened(tmp_path, spec)
+    (known,) = again.trials
+    assert (known.state, [f"optimizer.lr={known.params['optimizer.lr']}"]) == (TrialState.RUNNING, proposed)
+    # The values of an unfinished trial do not change, and the seed does not repeat the first proposal.
+    assert suggest(optuna.trial.Trial(again, known._trial_id), cast("Any", LR)) == proposed
+    assert suggest(again.ask(), cast("Any", LR)) != proposed
+    other = OptunaSpec(storage=next(kind for kind in Storage if kind is not storage))
+    with pytest.raises(ConfigError, match=f"has a study with hydra.sweeper.storage={storage}: continue it with that"):
+        opened(tmp_path, other)
+
+
+def test_the_study_of_another_search_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path, OptunaSpec(), "seed=1")
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("seed=2", {}, r"overrides: seed=1 -> seed=2"),
+        ("seed=1", {"metric": "train/loss"}, r"metric: eval/zeroshot/top1 -> train/loss"),
+        ("seed=1", {"space": {"optimizer.lr": FloatDistribution(0, 1)}}, r"space: optimizer.lr=.* -> optimizer.lr="),
+    ]
+    for fixed, changed, difference in refused:
+        with pytest.raises(ConfigError, match=rf"has the study of another search \({difference}"):
+            opened(tmp_path, OptunaSpec(), fixed, **changed)
+    opened(tmp_path, OptunaSpec(sampler=Sampler.cmaes, pruner=Pruner.median, trials=99), "seed=1")
+
+
+@pytest.mark.parametrize("sampler", list(Sampler))
+def test_every_sampler_proposes_values(tmp_path: Path, sampler: Sampler) -> None:
+    space: Any = {"optimizer.lr": CategoricalDistribution((0.1, 0.2)), "seed": IntDistribution(0, 1)}
+    study = opened(tmp_path, OptunaSpec(sampler=sampler), space=space)
+    for value in range(4):
+        study.tell(trial := study.ask(), value if suggest(trial, space) else 0)
+    found = [tuple(trial.params.values()) for trial in study.trials]
+    assert set(found) <= {(lr, seed) for lr in (0.1, 0.2) for seed in (0, 1)}
+    assert sampler is not Sampler.grid or found == [(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)]
+
+
+# ------------------------------------------------------------------------------------------------------- pruning
+
+
+class Recorded:
+    """A search whose runs are files: their metrics are written by the test."""
+
+    def __init__(self, folder: Path, spec: OptunaSpec, trials: int) -> None:
+        self.folder = folder
+        self.sweep = make_sweep(folder, *([f"seed={number}"] for number in range(trials)))
+        self.study = opened(folder, spec)
+        # No test of this class launches anything.
+        self.search = _Search(cast("ClipxLauncher", None), self.study, spec, cast("Any", LR), [], METRIC)
+        self.search._active = {trial.number: trial for trial in (self.study.ask() for _ in range(trials))}
+
+    def log(self, number: int, *values: float) -> None:
+        with (self.folder / str(number) / "metrics.jsonl").open("a") as file:
+            for step, value in enumerate(values):
+                row = {"step": step, "samples": step, "epoch": step, "seconds": 0, METRIC: value}
+                file.write(json.dumps(row | {"train/loss": 1.0}) + "\n")
+
+    def poll(self) -> list[int]:
+        """Returns the points that are marked to be pruned."""
+        self.search._polled = -math.inf
+        self.search.watch(self.sweep.planned)
+        return [int(path.parent.name) for path in sorted(self.folder.glob("*/prune"))]
+
+    def end(self, number: int, state: str) -> None:
+        planned = self.sweep.planned[number]
+        planned.point.write_result(Result(state, error="a bug" if state == "failed" else None))
+        self.search._record(planned)
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "pruned_at"),
+    [
+        (OptunaSpec(pruner=Pruner.none), [0.0, 0.0, 0.0], None),
+        (OptunaSpec(pruner=Pruner.median, pruner_startup_trials=3), [0.1, 0.25, 0.3], 1),
+        (OptunaSpec(pruner=Pruner.median, pruner_startup_trials=3), [0.21, 0.31, 0.41], None),
+        (OptunaSpec(pruner=Pruner.median, pruner_startup_trials=3, warmup=2), [0.1, 0.1, 0.1], 3),
+        (OptunaSpec(pruner=Pruner.median, pruner_startup_trials=4), [0.1, 0.1, 0.1], None),
+        (OptunaSpec(pruner=Pruner.patient, pruner_startup_trials=3, patience=1), [0.1, 0.05, 0.05], 3),
+        (OptunaSpec(pruner=Pruner.asha), [0.1, 0.1, 0.1], 1),
+        (OptunaSpec(pruner=Pruner.asha, warmup=2), [0.1, 0.1, 0.1], 3),
+        (OptunaSpec(pruner=Pruner.hyperband), [0.1, 0.1, 0.1], 1),
+        (OptunaSpec(pruner=Pruner.threshold, lower=0.15), [0.2, 0.1, 0.1], 2),
+        (OptunaSpec(pruner=Pruner.threshold, upper=0.15), [0.1, 0.1, 0.2], 3),
+        (OptunaSpec(pruner=Pruner.median, pruner_startup_trials=3), [math.nan, 0.3, 0.3], 1),
+    ],
+    ids=lambda value: str(getattr(value, "pruner", value)),
+)
+def test_a_trial_is_pruned_at_the_evaluation_that_its_pruner_names(
+    tmp_path: Path, spec: OptunaSpec, values: list[float], pruned_at: int | None
+) -> None:
+    recorded = Recorded(tmp_path, spec, 4)
+    for number in range(3):
+        recorded.log(number, *(0.1 * (number + 1) + 0.1 * step for step in range(3)))
+        recorded.poll()
+        (tmp_path / f"{number}/prune").unlink(missing_ok=True)
+        recorded.end(number, "finished")
+    marked = []
+    for value in values:
+        recorded.log(3, value)
+        marked.append(3 in recorded.poll())
+    assert marked == [pruned_at is not None and step >= pruned_at for step in range(1, 4)]
+    if pruned_at is not None and math.isfinite(values[pruned_at - 1]):
+        text = (tmp_path / "3/prune").read_text()
+        assert text == f"{METRIC} = {values[pruned_at - 1]:.2%} at evaluation {pruned_at}, by pruner={spec.pruner}\n"
+
+
+def test_results_are_recorded_and_stopped_trials_stay_unfinished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = Recorded(tmp_path, OptunaSpec(pruner=Pruner.threshold, lower=0.15), 5)
+    for number in range(3):
+        recorded.log(number, 0.1 * (number + 1))
+    assert recorded.poll() == [0]
+    recorded.log(0, 0.12)
+    for number, state in enumerate(("pruned", "finished", "failed", "stopped", "finished")):
+        recorded.end(number, state)
+    found = [(trial.state.name, trial.value, trial.intermediate_values) for trial in recorded.study.trials]
+    assert found == [
+        ("PRUNED", 0.12, {1: 0.1, 2: 0.12}),
+        ("COMPLETE", 0.2, {1: 0.2}),
+        ("FAIL", None, {1: pytest.approx(0.3)}),
+        ("RUNNING", None, {}),
+        ("FAIL", None, {}),
+    ]
+    assert [states(tmp_path)[number][0] for number in "0123"] == ["pruned", "finished", "failed", "cancelled"]
+    require_progress(recorded.search._failures, 3)
+    with pytest.raises(
+        ClipxError, match=r"^2 trials in a row have failed, .*=2 ends the search; trial 4: eval/zeroshot"
+    ):
+        require_progress(recorded.search._failures, 2)
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trials": 0}, "hydra.sweeper.trials=0 must be at least 1"),
+        ({"seed": -1}, r"hydra.sweeper.seed=-1 must be in \[0, 2\^31\): give 0 or more"),
+        ({"metric": ""}, "hydra.sweeper.metric= is empty: give a metric, or null"),
+        ({"warmup": 1}, "hydra.sweeper.warmup=1 has no effect with hydra.sweeper.pruner=none: remove it, or choose median"),
+        ({"pruner": Pruner.asha, "patience": 2}, "hydra.sweeper.patience=2 has no effect with hydra.sweeper.pruner=asha"),
+        ({"pruner": Pruner.threshold}, "hydra.sweeper.pruner=threshold needs a limit: set hydra.sweeper.lower or"),
+        ({"sampler": Sampler.random, "startup_trials": 5}, "hydra.sweeper.startup_trials=5 has no effect with"),
+    ],
+)  # fmt: skip
+def test_options_that_have_no_effect_or_no_meaning_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        OptunaSpec(**options)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("hydra.sweeper.sampler=tpee",), "hydra.sweeper.sampler=tpee: Invalid value 'tpee', expected one of [tpe, random, grid, cmaes]"),
+        (("seed=1",), "hydra/sweeper=clipx_optuna has nothing to search: "),
+        (("hydra.sweeper.metric=zeroshot/top1",), "hydra.sweeper.metric=eval/zeroshot/top1 is not a metric of an evaluator of this run: "),
+        (("evaluator=[retrieval]", "hydra.sweeper.pruner=median"), "hydra.sweeper.pruner=median needs evaluations before the end of a run, and "),
+        (("hydra/launcher=basic",), "hydra/sweeper=clipx_optuna cannot prune or resume runs of hydra/launcher=basic: use "),
+        (("hydra.sweeper.sampler=grid",), "optimizer.lr has an interval, which hydra.sweeper.sampler=grid cannot enumerate: "),
+        (("optimizer.lrr=1,2",), "optimizer.lrr is not a key here: "),
+    ],
+)  # fmt: skip
+@pytest.mark.slow
+def test_an_invalid_search_ends_with_one_line_and_writes_nothing(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    space = () if words == ("seed=1",) else ("optimizer.lr=interval(1e-4,1e-2)",)
+    if "evaluator=[retrieval]" in words:
+        words = (*words, "evaluator.retrieval.every=4st")
+    done = launch(*SEARCH, *space, *words, f"hydra.sweep.dir={tmp_path}/s", check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith(f"error: {message}")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.slow
+def test_a_missing_package_names_the_extra(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['optuna'] = None; from clipx.train import main; main()"
+    words = (*SEARCH, "seed=1,2", f"hydra.sweep.dir={tmp_path}/s")
+    done = run(sys.executable, "-c", code, *words, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: hydra/sweeper=clipx_optuna needs optuna, which is not installed: pip install 'clipx[optuna]'\n",
+    )
