@@ -135,9 +135,10 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
         started = True
         hydra = HydraConfig.get()
         sweep = hydra.mode == RunMode.MULTIRUN
-        launcher = hydra.runtime.choices.get("hydra/launcher", "basic")
         try:
-            require(sweep or launcher == "basic", f"hydra/launcher={launcher} has no effect without -m: add -m")
+            for group in ("hydra/launcher", "hydra/sweeper"):
+                choice = hydra.runtime.choices.get(group, "basic")
+                require(sweep or choice == "basic", f"{group}={choice} has no effect without -m: add -m")
             for text in task_overrides(hydra):
                 group = re.split(r"[.=@]", text.lstrip("+~"))[0]
                 require(group not in unused, f"{text} has no effect on {hydra.job.name}: remove it")

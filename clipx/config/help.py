@@ -45,6 +45,9 @@ def _width() -> int:
     return min(shutil.get_terminal_size().columns, 120)
 
 
+_PLUGINS = ("launcher", "sweeper")  # groups of Hydra for which clipx has options
+
+
 def _options(group: str, folders: Sequence[Path]) -> list[str]:
     return sorted({path.stem for folder in (CONF_DIR, *folders) for path in (folder / group).glob("*.yaml")})
 
@@ -56,12 +59,12 @@ def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> 
     """
     choices = OmegaConf.to_container(cfg.hydra.runtime.choices)
     assert isinstance(choices, dict)
-    launcher = cfg.hydra.launcher
+    plugins = {f"hydra.{name}.": cfg.hydra[name] for name in _PLUGINS}
     with open_dict(cfg):
         del cfg["hydra"]
     known = list(entries(cfg))
-    if dataclasses.is_dataclass(OmegaConf.get_type(launcher)):
-        known += entries(launcher, "hydra.launcher.")
+    for prefix, node in plugins.items():
+        known += entries(node, prefix) if dataclasses.is_dataclass(OmegaConf.get_type(node)) else []
     width = _width()
     parts: list[str] = []
     for key in (key.replace("/", ".") for key in keys):
@@ -90,11 +93,11 @@ def _group_header(cfg: DictConfig, group: str, choice: Any, folders: Sequence[Pa
 
 def _elsewhere(key: str) -> list[Entry]:
     """Returns a key's entries in the options of its group that the configuration does not select."""
-    launcher = key.startswith("hydra.launcher.")
-    prefix = "hydra.launcher." if launcher else f"{key.partition('.')[0]}."
-    choice = "hydra/launcher=clipx_" if launcher else f"{prefix[:-1]}="
+    plugin = next((name for name in _PLUGINS if key.startswith(f"hydra.{name}.")), None)
+    group = plugin or key.partition(".")[0]
+    prefix = f"hydra.{plugin}." if plugin else f"{group}."
+    choice = f"hydra/{plugin}=clipx_" if plugin else f"{group}="
     found: dict[tuple[str, str, str], Entry] = {}
-    group = "launcher" if launcher else prefix[:-1]
     for name, stored in ConfigStore.instance().repo.get("schema", {}).get(group, {}).items():
         cls = OmegaConf.get_type(stored.node)
         for entry in spec_entries(typing.cast("type", cls), None, prefix):

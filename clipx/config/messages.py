@@ -23,7 +23,7 @@ from clipx.config.renamed import current_name, group_key, removed
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
-_LISTED = 240  # characters of the keys that a message lists
+_LISTED = 260  # characters of the keys that a message lists
 
 LIST_GROUPS = ("evaluator", "logger")  # groups of which a run selects any number of options
 FREE_KEY = "model.image.options"  # dictionary whose keys are timm's, which are set without +

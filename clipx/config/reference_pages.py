@@ -25,6 +25,8 @@ _BY_OPTION = "set by the option"
 _OUTSIDE_RUNS = {
     "launcher": "Launchers of sweeps, and of single runs on a cluster: the group `hydra/launcher`. "
     "[Sweeps on a cluster](../guides/launch.md) describes them.",
+    "sweeper": "Sweepers, which propose the points of a sweep: the group `hydra/sweeper`. "
+    "[Search with Optuna](../guides/sweeps.md#search-with-optuna) describes it.",
     "bench": "Benchmarks, `python -m clipx.bench NAME`: the keys are at the top level.",
 }
 
