@@ -29,12 +29,13 @@ def report_results(folder: Path, found: Sequence[Evaluated], suite: Suite, compa
     step = "" if compare or found[0].step is None else f"-step-{found[0].step}"
     path = folder / f"evaluation-{data}{step}.json"
     values, draw = _several(found, suite, data, screen) if compare else _single(found[0], suite, data, screen)
+    replaced = ", in place of an earlier evaluation" if path.exists() else ""
     path.write_text(json_text(values, indent=1) + "\n", encoding="utf-8")
     path.with_suffix(".png").unlink(missing_ok=True)  # plot of an earlier evaluation
     plot = attempt("the plot", draw)
     if plot is not None:
         path.with_suffix(".png").write_bytes(plot)
-    screen.print(f"written to {path}" + ("" if plot is None else f" and {path.with_suffix('.png').name}"))
+    screen.print(f"written to {path}" + ("" if plot is None else f" and {path.with_suffix('.png').name}") + replaced)
 
 
 def _single(one: Evaluated, suite: Suite, data: str, screen: Screen) -> tuple[dict[str, Any], Plot]:
