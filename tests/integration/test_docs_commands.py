@@ -26,8 +26,8 @@ from clipx_launch.print_script import hydra_arguments
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Programs of others. Their arguments are not checked, except those of pip and pytest.
 PROGRAMS = {
-    "apptainer", "apt-get", "bash", "cat", "cd", "clip_benchmark", "cp", "curl", "docker", "echo", "eval", "export", "git",
-    "grep", "head", "img2dataset", "kill", "kubectl", "lint-imports", "ls", "mkdir", "mlflow", "mkdocs", "mypy", "open_clip_train.main", "nvidia-smi", "pre-commit", "rm", "ruff",
+    "apptainer", "apt-get", "bash", "cat", "cd", "clip_benchmark", "cp", "curl", "df", "docker", "echo", "eval", "export", "git",
+    "grep", "head", "img2dataset", "kill", "kubectl", "lint-imports", "ls", "mkdir", "mlflow", "mkdocs", "mypy", "open_clip_train.main", "nvidia-smi", "pre-commit", "printf", "rm", "ruff",
     "sbatch", "sky", "source", "squeue", "tail", "tar", "tensorboard", "trackio", "uv", "venv", "wandb", "wc", "xdg-open",
 }  # fmt: skip
 # Values for `key=…` and `key=NAME`, where readers type theirs, and files of theirs whose existence is checked early.
@@ -80,6 +80,8 @@ def check(command: Command) -> None:
     if program == "pip":
         for extra in re.findall(r"\[([\w,]+)\]", " ".join(rest)):
             assert set(extra.split(",")) <= PROJECT["optional-dependencies"].keys()
+    elif program.startswith("python") and rest[:1] == ["-c"]:
+        compile(rest[1], str(command), "exec")
     elif program.startswith("python"):
         name = next(word for word in rest if word.endswith(".py"))
         assert (ROOT / name).is_file() or f"`{name}`" in (ROOT / command.page).read_text(), f"{name}: no such file"

@@ -1,4 +1,4 @@
-"""The main job, run as in the README, reaches the numbers that the README gives."""
+"""The main job, run as in the README, reaches the numbers of docs/benchmarks/README.md."""
 
 from __future__ import annotations
 
