@@ -22,7 +22,8 @@ const clipxTools = (() => {
   };
   // Text of a tick of an axis with such steps, whose largest value is `most`.
   const tickText = (v, step, most) => {
-    if (v !== 0 && most < .01) return v.toExponential(2).replace(/\.?0+e/, "e");
+    if (v === 0) return "0";
+    if (most < .01) return v.toExponential(2).replace(/\.?0+e/, "e");
     if (most >= 1e4) return short(v);
     return v.toFixed(Math.max(0, Math.min(6, Math.ceil(-Math.log10(step) - 1e-9))));
   };
