@@ -65,8 +65,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
             wanted = [self.order(position) for position in positions]
             prefetch_samples(self.source, wanted)
             for position, first, *outs in zip(positions, wanted, *views, strict=True):
-                rng = random.Random(f"{self.seed}/{position}")
-                index, caption, rows = self._draw(position, first, rng, bad, *outs)
+                index, caption, rows = self.draw(position, first, bad, *outs)
                 captions.append(caption)
                 indices.append(index)
                 targets.append(rows)
@@ -83,9 +82,19 @@ class TrainBatches(Dataset["Batch | DataError"]):
             second_tokens=None if self.second is None else self.second.tokenizer(captions),
         )
 
-    def _draw(
-        self, position: int, index: int, rng: random.Random, bad: list[BadRecord], *outs: Tensor
+    def rng(self, position: int) -> random.Random:
+        """Returns the generator of the crop and the caption at a position."""
+        return random.Random(f"{self.seed}/{position}")
+
+    def draw(
+        self, position: int, index: int, bad: list[BadRecord], *outs: Tensor
     ) -> tuple[int, str, tuple[Tensor, ...]]:
+        """Reads sample `index` into its row of each allocated tensor, with the draws of a position of the stream.
+
+        Returns (index, caption, target rows) of the sample, or of its first usable substitute. Appends the bad ones to
+        `bad`. Raises DataError if all substitutes are bad.
+        """
+        rng = self.rng(position)
         for _ in range(_MAX_SUBSTITUTES):
             try:
                 sample = self.source.read(index)

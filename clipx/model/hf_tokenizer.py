@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,22 @@ class FileTokenizer(Tokenizer):
         """Returns the text of one row of ids, without padding and the file's other special tokens."""
         text: str = self._rust.decode([int(i) for i in ids], skip_special_tokens=True)
         return text
+
+    def encode(self, text: str) -> list[int]:
+        """Returns all ids of a text and the special tokens that the file adds, without truncation and padding."""
+        ids: list[int] = self._untruncated.encode(self._clean(text)).ids
+        return ids
+
+    def piece(self, token: int) -> str:
+        """Returns the text of one id as the file has it, with its mark of a word's start or end."""
+        return self._rust.id_to_token(token) or f"id {token}"
+
+    @cached_property
+    def _untruncated(self) -> Any:
+        tokenizer = tokenizers.Tokenizer.from_str(self._rust.to_str())
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
     def __reduce__(self) -> tuple[type[FileTokenizer], tuple[str, int, int, Clean]]:  # type: ignore[override]
         return type(self), (self.place, self.context_length, self.vocab_size, self.clean)

@@ -32,6 +32,7 @@ _N_MERGES = 48_894
 _WORD_END = "</w>"
 _START, _END, _PAD = 49_406, 49_407, 0
 _SPECIAL = {"<start_of_text>": (_START,), "<end_of_text>": (_END,)}
+_SPECIAL_NAMES = {ids[0]: name for name, ids in _SPECIAL.items()}
 
 # Words are split here and not in Rust: the two regex engines have different Unicode versions (they differ in about
 # 17,000 code points), and a table of seen words makes it faster too. Measured on one core with captions of 10 words:
@@ -103,6 +104,18 @@ class Tokenizer:
                     f"ids[{position}] is {i}, must be in [0, {self.vocab_size}): decode ids of this vocabulary"
                 )
         return b"".join(pieces[i] for i in row if i < self.start_id).decode("utf-8", "replace").strip()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns all ids of a text, without truncation and padding."""
+        words = _WORD.findall(_clean(text))
+        ids_of = _word_encoder().encode(words)
+        return [self.start_id, *chain.from_iterable(ids_of[word] for word in words), self.end_id]
+
+    def piece(self, token: int) -> str:
+        """Returns the text of one id, with a space at the end of a word. A part of a character is shown as \\xe4."""
+        if token == self.start_id or token == self.end_id:
+            return _SPECIAL_NAMES[token]
+        return _word_encoder().pieces[token].decode("utf-8", "backslashreplace")
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[int]]:
         return type(self), (self.context_length,)

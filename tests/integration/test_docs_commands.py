@@ -93,7 +93,8 @@ def check(command: Command) -> None:
 
 def check_clipx(module: str, words: Sequence[str]) -> None:
     """Composes a command of clipx, or parses it as `clipx-sweep` does."""
-    packages = ("clipx", "clipx_launch", "clipx.plan", "clipx.bench", "clipx.data.prepare", "clipx.data.openclipart")
+    data = ("clipx.data.look", "clipx.data.openclipart", "clipx.data.prepare")
+    packages = ("clipx", "clipx_launch", "clipx.plan", "clipx.bench", *data)
     importlib.import_module(f"{module}.__main__" if module in packages else module)  # registers its options
     if module == "clipx_launch":
         if words[0] == "script":

@@ -47,6 +47,7 @@ class Session:
 
 SESSIONS = [
     Session("docs/guides/distillation.md", ("Example",), {"clipx.train": (*SHAPES, "duration=2st")}),
+    Session("docs/guides/look.md", ("Example",)),
     Session(
         "docs/guides/sweeps.md",
         ("Start a sweep with -m", "Follow, cancel and resume a sweep: clipx-sweep"),

@@ -18,6 +18,7 @@ OTHERS = {
     "clipx-uploader",
     "clipx-bench",
     "clipx-index",
+    "clipx-look",
     "clipx-openclipart",
     "clipx-prepare",
     "clipx-vocabulary",

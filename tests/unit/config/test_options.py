@@ -116,6 +116,7 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
         "bench.yaml",
         "index.yaml",
         "vocabulary.yaml",
+        "look.yaml",
         "prepare.yaml",
         "openclipart.yaml",
     }
