@@ -9,27 +9,21 @@ import re
 import tracemalloc
 from collections import Counter
 from dataclasses import dataclass
-from html.parser import HTMLParser
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.runs import compose
+from helpers.looks import CONTEXT, composed, options_of, parsed, write_table
 from helpers.samples import Numbers, encode, picture
 from PIL import Image
 
 from clipx.data.loader import TrainBatches, train_loader
-from clipx.data.look import hashing
-from clipx.data.look.charts import bins
 from clipx.data.look.look import build, look
 from clipx.data.look.measure import Chunk, measure
 from clipx.data.look.page import Content, look_page
 from clipx.data.look.pictures import Captions, contact_sheet
-from clipx.data.look.scripts import main_script
-from clipx.data.look.spec import LookSpec
 from clipx.data.order import Order
 from clipx.data.source import Sample
 from clipx.data.spec import Dataset, open_data
@@ -39,35 +33,9 @@ from clipx.model.hf_tokenizer import FileTokenizer
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import Clean
 
-CONTEXT = 12
 ALONE: dict[str, Any] = {"seed": 0, "rank": 0, "world": 1, "workers": 0, "prefetch": 1, "pin": False}
 LONG = "one two three four five six seven eight nine ten eleven twelve"  # 14 tokens
 RUSSIAN, CHINESE, PERSIAN = "красная лодка", "红色的船", "قایق‌های قرمز"
-
-
-def composed(*options: str) -> LookSpec:
-    spec = compose(*options, config_name="look")
-    assert isinstance(spec, LookSpec)
-    return spec
-
-
-def write_table(folder: Path, images: dict[str, bytes], rows: list[tuple[str, str]]) -> Path:
-    for name, content in images.items():
-        (folder / name).write_bytes(content)
-    with (folder / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("filepath", "caption"), *rows])
-    return folder / "pairs.csv"
-
-
-def options_of(table: Path, **others: str) -> list[str]:
-    options = {"path": str(table), "name": "dirty", "held_out_share": "0", "workers": "0"}
-    return [
-        "data=csv",
-        *(f"data.{key}={value}" for key, value in options.items()),
-        f"model.text.context_length={CONTEXT}",
-        f"out={table.parent / 'look.html'}",
-        *(f"{key}={value}" for key, value in others.items()),
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -348,47 +316,6 @@ def test_the_page_is_a_function_of_the_command(table: Path) -> None:
     assert path.read_text(encoding="utf-8").replace("workers: 2", "workers: 0") == first
 
 
-# ------------------------------------------------------------------------------------------------------------ the page
-
-
-class Checked(HTMLParser):
-    """Parser that requires balanced tags and collects what a browser would load or run."""
-
-    EMPTY = frozenset({"meta", "img", "rect", "line", "wbr", "br"})
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.loaded: list[str] = []
-        self.handlers: list[str] = []
-        self.tags: Counter[str] = Counter()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self.loaded += [
-            value or "" for name, value in attrs if name in ("src", "href", "srcset", "action", "xlink:href")
-        ]
-        self.handlers += [name for name, _ in attrs if name.startswith("on")]
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.EMPTY:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, self.getpos()
-
-
-def parsed(page: str) -> Checked:
-    parser = Checked()
-    parser.feed(page)
-    parser.close()
-    assert not parser.open
-    return parser
-
-
 def test_the_page_is_well_formed_and_loads_nothing(content: Content) -> None:
     page = look_page(content)
     found = parsed(page)
@@ -396,98 +323,7 @@ def test_the_page_is_well_formed_and_loads_nothing(content: Content) -> None:
     assert not re.search(r"url\(|@import|https?://", re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL))
 
 
-def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
-    hostile = [
-        "<script>alert(1)</script>",
-        '"><img src=x onerror=alert(1)>',
-        "' onmouseover='alert(1)",
-        "</bdi></details></style></script><h1>broken out</h1>",
-        "\u202egnp.exe\u202c and \u2066isolated",
-        "bell \x07 escape \x1b[31m null-like \x9b",
-        "<svg/onload=alert(1)> &lt;b&gt; &#60;b&#62;",
-    ]
-    names = ["<b>a<b>.jpg", "\"onload='x'.jpg", "\u202egpj.jpg", "e\x1b[1m.jpg", "f&amp;.jpg", "g.jpg", "h.jpg"]
-    images = {name: encode(picture(24, 24, 1), "JPEG") for name in names[:4]}
-    images |= dict.fromkeys(names[4:], b"\x00")
-    rows = [pair for caption in hostile for pair in [(name, caption) for name in names]]
-    table = write_table(tmp_path, images, rows)
-    look(composed(*options_of(table, **{"data.name": "'<i>name'"})))
-    page = (tmp_path / "look.html").read_text(encoding="utf-8")
-    found = parsed(page)
-    assert not found.handlers and found.tags["script"] == 2 and not {"b>a<b", "i", "h1>"} & set(found.tags)
-    assert found.tags["h1"] == 1 and all(value.startswith("data:image/") for value in found.loaded)
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "\\u202egnp.exe" in page
-    shown = set(page) - set("\n\u200c\u200d")
-    assert all(character.isprintable() for character in shown)
-
-
-# ------------------------------------------------------------------------------------------------------- its parts
-
-
-def test_near_duplicates_are_those_of_all_pairs() -> None:
-    rng = np.random.default_rng(0)
-    centres = rng.integers(0, 2**64, 40, dtype=np.uint64)
-    hashes = np.repeat(centres, 5)
-    for number in range(len(hashes)):
-        for bit in rng.choice(64, number % 5, replace=False):
-            hashes[number] ^= np.uint64(1 << int(bit))
-    areas = np.repeat(rng.integers(0, 256, (40, 8, 8, 3)), 5, axis=0).astype(np.uint8)
-    areas[::7] = 255 - areas[::7]
-    order = rng.permutation(len(hashes))
-    hashes, areas = hashes[order], areas[order]
-    for bits in (0, 1, 4, 9):
-        expected = np.arange(len(hashes))
-        for i, j in combinations(range(len(hashes)), 2):
-            if (int(hashes[i]) ^ int(hashes[j])).bit_count() <= bits and (areas[i] == areas[j]).all():
-                low, high = sorted((expected[i], expected[j]))
-                expected[expected == high] = low
-        found = hashing.near_duplicates(hashes, areas, bits)
-        assert found.tolist() == expected.tolist()
-        assert bits == 0 or (found != np.arange(len(found))).any()
-
-
-def test_different_drawings_on_the_same_background_are_not_near() -> None:
-    pictures = []
-    for left in (16, 40, 64):
-        image = Image.new("RGB", (96, 96), (120, 120, 120))
-        image.paste((150, 120, 120), (left, 40, left + 16, 56))
-        pictures.append(image)
-    hashes = np.array([hashing.difference_hash(image) for image in pictures], dtype=np.uint64)
-    areas = np.stack([hashing.colours(image) for image in pictures])
-    assert hashing.near_duplicates(hashes, areas, 16).tolist() == [0, 1, 2]
-    same = np.array([hashes[0], hashes[0]])
-    assert hashing.near_duplicates(same, areas[[0, 0]], 0).tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("edge", [None, 12, 77])
-def test_bins_count_every_value_once_and_begin_after_the_edge(edge: int | None) -> None:
-    rng = np.random.default_rng(1)
-    for values in (rng.integers(2, 400, 5000), rng.geometric(0.02, 3000), np.array([5]), np.array([3, 1_000_000])):
-        found = bins(values.astype(np.int64), edge)
-        assert len(found) <= 31 and sum(b.count for b in found) == len(values)
-        for b in found:
-            high = values.max() if b.high is None else b.high
-            assert b.count == ((values >= b.low) & (values <= high)).sum()
-            assert edge is None or not b.low <= edge < high or b.high is None
-
-
-@pytest.mark.parametrize(
-    ("text", "script"),
-    [
-        ("a red boat", "Latin"),
-        ("Ærø 船", "Latin"),
-        (RUSSIAN, "Cyrillic"),
-        (CHINESE, "Han"),
-        (PERSIAN, "Arabic"),
-        ("ひらがな と 漢字", "Hiragana"),
-        ("ⵣⵣⵣ", "other"),
-        ("12 + 3!", "no letters"),
-        ("١٢٣ …", "no letters"),
-        ("", "no letters"),
-    ],
-)
-def test_the_script_of_a_text_is_that_of_most_letters(text: str, script: str) -> None:
-    assert main_script(text) == script
+# ------------------------------------------------------------------------------------------------------------ options
 
 
 @pytest.mark.parametrize(
