@@ -69,10 +69,16 @@ def test_the_page_of_a_group_has_every_option_and_every_key(group: str) -> None:
 def test_the_page_of_a_run_has_every_key_outside_of_groups() -> None:
     run = kinds("")["run"]
     keys = {f.name for f in dataclasses.fields(run)} - {"kind"} - set(groups())
-    nested = {"compile", "profiler", "stages", "teacher"}
+    nested = {"compile", "early_stopping", "profiler", "stages", "teacher"}
     found = items("run")
     assert keys - nested <= found.keys()
-    assert {"teacher.weights", "compile.towers", "profiler.steps", "stages.N.until"} <= found.keys()
+    assert {
+        "teacher.weights",
+        "compile.towers",
+        "early_stopping.patience",
+        "profiler.steps",
+        "stages.N.until",
+    } <= found.keys()
     assert found["seed"] == (" (int, default 0)", field_docs(run)["seed"])
     assert found["duration"][0] == " (str, default 32ep)"
 
