@@ -183,6 +183,9 @@ class WandbSpec(LoggerSpec):
     tags: list[str] = field(default_factory=list)
     """Tags of the run on Weights & Biases."""
 
+    notes: str | None = None
+    """Notes of the run on Weights & Biases, a text. null: none."""
+
     def __post_init__(self) -> None:
         require(
             self.mode in ("online", "offline"),
@@ -209,6 +212,7 @@ class WandbSpec(LoggerSpec):
             mode="offline" if self.mode == "offline" else "online",
             dir=str(run_dir),
             tags=self.tags or None,
+            notes=self.notes,
             config=config,
         )
         return _Wandb(run)

@@ -1,0 +1,211 @@
+"""The pages for users of open_clip and of FastCLIP: every flag is accounted for, and every counterpart composes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT
+from helpers.open_clip_parser import open_clip_actions, open_clip_parser
+from helpers.runs import compose
+
+from clipx.config.open_clip_flags import FLAGS
+from clipx.config.registry import CONF_DIR
+from clipx.config.typed import last_of_each, override_key
+from clipx.trainer.spec import RunSpec
+
+OPEN_CLIP = ROOT / "docs/migrate/open_clip.md"
+FASTCLIP = ROOT / "docs/migrate/fastclip.md"
+# FastCLIP's code is no package that an index has. These are the flags that src/training/params.py of
+# https://github.com/Optimization-AI/fast_clip at commit 6394f928765770dbf9ba33333ca09b9edbb73e3a adds to open_clip's,
+# and the flags of open_clip 3.3 that it does not have, with its defaults.
+FASTCLIP_FLAGS: dict[str, object] = {
+    "--optimizer": "adamw",
+    "--lr_tau": -1.0,
+    "--lr_tau_scheduler": "cosine",
+    "--temperature_scheme": "global_learnable",
+    "--profile": False,
+    "--lr_min": 0.0,
+    "--fastclip": False,
+    "--gamma": 0.8,
+    "--gamma_schedule": "cosine",
+    "--gamma_decay_epochs": 10,
+    "--rho": 8.0,
+    "--fastclip_eps": 1e-14,
+    "--multiply_tau": False,
+    "--temperature": 0.07,
+    "--data_size": -1,
+}
+NOT_IN_FASTCLIP = (
+    *("--opt", "--momentum", "--device", "--cache-dir", "--loss-dist-impl", "--force-context-length"),
+    *("--image-interpolation", "--image-resize-mode"),
+)
+BASE = ("model=vit_b32", "data=webdataset")  # the command that the pages name: each entry composes if it is added
+
+
+def tables(page: Path) -> dict[str, list[list[str]]]:
+    """Returns the rows of the tables of a page, without their headings, by the title of the section."""
+    found: dict[str, list[list[str]]] = {}
+    title = ""
+    for line in page.read_text().splitlines():
+        if line.startswith("#"):
+            title = line.lstrip("# ")
+        elif line.startswith("| "):
+            found.setdefault(title, []).append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return {title: [row for row in rows if "`" in "".join(row)] for title, rows in found.items()}
+
+
+def counterparts(page: Path) -> list[tuple[list[str], list[str]]]:
+    """Returns (words of the flags, overrides) of each row with flags. No overrides: there is no counterpart."""
+    rows = [row for rows in tables(page).values() for row in rows if row[0].startswith("`--")]
+    return [
+        (shlex.split(row[0].strip("`")), [] if row[1] == "none" else shlex.split(row[1].strip("`"))) for row in rows
+    ]
+
+
+def flags_of(words: list[str]) -> list[str]:
+    return [word for word in words if word.startswith("--")]
+
+
+def translated(overrides: list[str]) -> RunSpec:
+    return compose(*last_of_each([*BASE, *overrides]))
+
+
+def test_the_table_accounts_for_each_flag_of_open_clip_once() -> None:
+    named = [flag for words, _ in counterparts(OPEN_CLIP) for flag in flags_of(words)]
+    assert sorted(named) == sorted(open_clip_actions())
+
+
+def test_open_clip_accepts_each_example_of_the_table() -> None:
+    for words, _ in counterparts(OPEN_CLIP):
+        open_clip_parser().parse_args(words)
+
+
+def keys(overrides: list[str]) -> set[str]:
+    return {override_key(word) or word for word in overrides}
+
+
+def test_the_table_and_the_answers_of_the_command_line_agree() -> None:
+    """An answer may name fewer keys: the table adds the options that an example needs to compose."""
+    for words, overrides in counterparts(OPEN_CLIP):
+        for flag in flags_of(words):
+            answer = FLAGS[flag.removeprefix("--")]
+            assert bool(answer.overrides) == bool(overrides), flag
+            shorter = {key.replace(".NAME", ".a") for key in keys(answer.overrides.split())}
+            assert shorter <= keys(overrides), flag
+
+
+SETTING = re.compile(r"[+~]{0,2}[a-z][\w.@]*=(?!NAME|$)[^…]*")
+
+
+@pytest.mark.slow  # 40 s: a composition for each of 200 entries
+@pytest.mark.parametrize(
+    ("page", "section"), [(page, section) for page in (OPEN_CLIP, FASTCLIP) for section in tables(page)]
+)
+def test_each_counterpart_composes(page: Path, section: str) -> None:
+    for row in tables(page)[section]:
+        for code in re.findall(r"`([^`]+)`", " ".join(row[1:])):
+            words = shlex.split(code)
+            if all(map(SETTING.fullmatch, words)):
+                translated(words)
+
+
+def test_each_value_of_a_flag_with_choices_is_translated() -> None:
+    precisions = [row[0].strip("`") for row in tables(OPEN_CLIP)["Values of `--precision`"]]
+    assert sorted(precisions) == sorted(open_clip_actions()["--precision"].choices)
+    rows = [row for rows in tables(OPEN_CLIP).values() for row in rows]
+    for flag in ("--dataset-type", "--image-resize-mode"):
+        (row,) = (row for row in rows if row[0].startswith(f"`{flag} "))
+        assert all(value in " ".join(row) for value in open_clip_actions()[flag].choices), flag
+
+
+@pytest.mark.slow  # 10 s: a composition for each model
+def test_the_models_of_the_page_have_the_shapes_of_open_clips() -> None:
+    open_clip = pytest.importorskip("open_clip")
+    pairs = [
+        pair
+        for row in tables(OPEN_CLIP)["Names of the models"]
+        for pair in zip(row[0].replace("`", "").split(), row[1].replace("`", "").split(), strict=True)
+    ]
+    found = {path.stem for path in (CONF_DIR / "model").glob("*.yaml")}
+    assert {name for _, name in pairs} == found - {"tiny", "coca_tiny", "stored_features"}
+    for theirs, ours in pairs:
+        config: dict[str, Any] = open_clip.get_model_config(theirs)
+        model, text, image = compose(f"model={ours}").model, config["text_cfg"], config["vision_cfg"]
+        assert (model.embed_dim, model.image.size) == (config["embed_dim"], image["image_size"]), theirs
+        assert (model.text.width, model.text.layers) == (text["width"], text["layers"]), theirs
+        assert model.quick_gelu == config.get("quick_gelu", False), theirs
+
+
+def blocks(page: Path, title: str) -> list[str]:
+    """Returns the code blocks of a section, each as one line."""
+    section = page.read_text().split(f"## {title}\n")[1].split("\n#")[0]
+    return [code.replace("\\\n", " ") for code in re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)]
+
+
+def test_the_translated_command_trains_the_same() -> None:
+    theirs, ours = blocks(OPEN_CLIP, "A translated command")
+    args = open_clip_parser().parse_args(shlex.split(theirs.partition("open_clip_train.main")[2]))
+    spec = compose(*shlex.split(ours.partition("clipx.train")[2]))
+    assert spec.data.batch_size == args.batch_size * args.accum_freq * 8
+    assert (spec.data.micro_batches, spec.data.workers) == (args.accum_freq, args.workers)
+    assert (spec.optimizer.lr, spec.optimizer.weight_decay, spec.optimizer.clip_norm) == (
+        args.lr,
+        args.wd,
+        args.grad_clip_norm,
+    )
+    assert (spec.duration, spec.schedule.warmup) == (f"{args.epochs}ep", f"{args.warmup}st")
+    assert (spec.precision.kind, spec.name, spec.seed) == (args.precision, args.name, args.seed)
+    assert spec.data.shards == args.train_data and spec.evaluator["zeroshot"].sets["imagenet"].path == args.imagenet_val
+    assert spec.evaluator["zeroshot"].every == f"{args.zeroshot_frequency}ep"
+    assert sorted(spec.logger) == sorted(args.report_to.split(","))
+
+
+# ---------------------------------------------------------------------------------------------------------- FastCLIP
+
+
+def fastclip_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(parents=[open_clip_parser()], add_help=False, conflict_handler="resolve")
+    for flag, default in FASTCLIP_FLAGS.items():
+        if default is False:
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
+    return parser
+
+
+def test_the_table_accounts_for_each_flag_that_fastclip_adds_once() -> None:
+    assert not FASTCLIP_FLAGS.keys() & open_clip_actions().keys() and set(NOT_IN_FASTCLIP) <= open_clip_actions().keys()
+    rows = counterparts(FASTCLIP)
+    assert sorted(flag for words, _ in rows for flag in flags_of(words)) == sorted(FASTCLIP_FLAGS)
+    for words, _ in rows:
+        fastclip_parser().parse_args(words)
+    text = FASTCLIP.read_text()
+    assert all(f"`{flag}`" in text for flag in NOT_IN_FASTCLIP)
+
+
+def test_the_translated_command_of_fastclip_trains_the_same() -> None:
+    theirs, slurm, local = blocks(FASTCLIP, "A translated command")
+    args = fastclip_parser().parse_args(shlex.split(theirs.partition("main.py")[2]))
+    words = [word for word in shlex.split(slurm.partition("-m clipx.train -m")[2]) if "hydra" not in word]
+    spec = compose(*words)
+    objective, gamma = spec.objective, spec.objective.gamma  # type: ignore[attr-defined]
+    assert spec.data.batch_size == args.batch_size * 8 and spec.data.shards == args.train_data
+    assert (spec.duration, spec.schedule.warmup) == (f"{args.epochs}ep", f"{args.warmup}st")
+    assert (spec.optimizer.lr, spec.optimizer.weight_decay, spec.seed) == (args.lr, args.wd, args.seed)
+    assert (objective.kind, objective.rho, objective.temperature_lr) == ("fastclip_v3", args.rho, args.lr_tau)
+    assert (gamma.schedule, gamma.minimum, gamma.decay) == ("cosine", args.gamma, f"{args.gamma_decay_epochs}ep")
+    assert objective.eps == args.fastclip_eps and objective.init_temperature == args.temperature
+    plain = compose(*shlex.split(local.partition("clipx.train")[2]))
+    assert plain.objective == objective and plain.optimizer == spec.optimizer and plain.data.batch_size == 1024
+
+
+def test_each_experiment_of_fastclip_is_on_the_page() -> None:
+    named = set(re.findall(r"`experiment=(\w+)`", FASTCLIP.read_text()))
+    settings = ("cc3m_rn50", "cc12m_vit_b32", "laion315m_vit_b16")
+    found = {path.stem for path in (CONF_DIR / "experiment").glob("*.yaml") if path.stem.startswith(settings)}
+    assert named == found
