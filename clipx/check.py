@@ -17,11 +17,11 @@ from hydra.core.hydra_config import HydraConfig
 from clipx.cli import cli
 from clipx.config.expectation import Expectation, ExpectedMetric, load_expectation
 from clipx.config.registry import CONF_DIR, MISSING, option
-from clipx.config.saved import to_dict
+from clipx.config.saved import flatten, to_dict
 from clipx.errors import ClipxError, ConfigError, Exit, require
 from clipx.evaluator.recorded import Recorded, recorded_metrics
 from clipx.logger import read_rows
-from clipx.run.directory import RunDir, changed_keys, flatten, is_silent
+from clipx.run.directory import RunDir, changed_keys, is_silent
 from clipx.storage.jsonl import read_objects
 from clipx.trainer.saved_run import load_run
 from clipx.trainer.spec import RunSpec, compose

@@ -38,6 +38,7 @@ def _separate_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         root = root.parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLIPX_CACHE", str(root / "clipx-cache"))
+        patch.setenv("TRACKIO_DIR", str(tmp_path_factory.mktemp("trackio")))  # read once, when trackio is imported
         yield
 
 

@@ -118,7 +118,7 @@ FLAGS: dict[str, Counterpart] = {
     "logs": Counterpart("run_dir=…", "outputs/NAME by default"),
     "log-local": Counterpart("", "because rank 0 logs for all ranks"),
     "log-every-n-steps": Counterpart("log_every=100st"),
-    "report-to": Counterpart("logger=[tensorboard,wandb]"),
+    "report-to": Counterpart("logger=[tensorboard,wandb]", "also mlflow and trackio"),
     "wandb-notes": Counterpart("logger=[wandb] logger.wandb.notes='…'"),
     "wandb-project-name": Counterpart("logger=[wandb] logger.wandb.project=…"),
     "debug": Counterpart("", "because events.jsonl and HYDRA_FULL_ERROR=1 have the details"),

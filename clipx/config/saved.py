@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
     return value
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, value) for each leaf of nested dicts."""
+    if isinstance(value, dict) and value:
+        for key, child in value.items():
+            yield from flatten(child, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
 
 
 def save(spec: Any, path: Path) -> None:

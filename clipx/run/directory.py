@@ -6,7 +6,7 @@ import logging
 import platform
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from clipx.checkpoint.resume import CHECKPOINTS, Resume
 from clipx.config.repeat import repeat_command
 from clipx.config.safe_yaml import read_saved
-from clipx.config.saved import from_dict, removed_values, save, to_dict
+from clipx.config.saved import flatten, from_dict, removed_values, save, to_dict
 from clipx.data.source import BadRecord
 from clipx.distributed.consistency import code_version
 from clipx.errors import CheckpointError, ConfigError
@@ -190,12 +190,3 @@ def _rule(key: str) -> tuple[str, ...]:
         if f"{key}.".startswith(tuple(f"{name}." for name in keys)):
             return keys
     return _LOGGED
-
-
-def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, value) for each leaf of nested dicts."""
-    if isinstance(value, dict) and value:
-        for key, child in value.items():
-            yield from flatten(child, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, value

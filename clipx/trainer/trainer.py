@@ -12,7 +12,7 @@ from typing import Any
 from clipx.checkpoint.manager import CheckpointManager, check_storage
 from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Duration, Length
-from clipx.config.saved import to_dict
+from clipx.config.saved import flatten, to_dict
 from clipx.data.bad_samples import BadSampleCounter, check_opened
 from clipx.data.batch import Batch
 from clipx.data.loader import check_workers
@@ -30,7 +30,7 @@ from clipx.objective.base import Metrics
 from clipx.optimizer.groups import set_learning_rate
 from clipx.report.console import Screen
 from clipx.run.abort import abort
-from clipx.run.directory import RunDir, flatten
+from clipx.run.directory import RunDir
 from clipx.run.lock import RunLock
 from clipx.run.signals import StopSignals
 from clipx.run.watchdog import Watchdog

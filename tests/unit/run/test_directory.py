@@ -13,9 +13,10 @@ import yaml
 from helpers.runs import small
 
 import clipx
+from clipx.config.saved import flatten
 from clipx.data.source import BadRecord
 from clipx.errors import CheckpointError, ConfigError
-from clipx.run.directory import RunDir, flatten
+from clipx.run.directory import RunDir
 from clipx.trainer.trainer import Trainer
 
 

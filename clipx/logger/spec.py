@@ -1,0 +1,48 @@
+"""Base of the loggers' options, and the interface of their sinks.
+
+Each logger has one file, with its options and its sink, and one YAML file in conf/logger. metrics.jsonl is written in
+every run and has no options (`jsonl.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from clipx.config.registry import MISSING
+from clipx.errors import require
+
+Row = dict[str, float]
+"""Row of a log: `step`, `samples`, `epoch`, `seconds`, and the metrics by name."""
+
+COUNTERS = ("step", "samples", "epoch", "seconds")
+
+
+class Sink(Protocol):
+    """Receiver of metrics."""
+
+    def log(self, row: Row) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class LoggerSpec:
+    """Base of the loggers. metrics.jsonl is written in every run and is not an option."""
+
+    kind: str = MISSING
+    """Name of the logger. Set by the option: logger=[tensorboard,wandb]; [] for metrics.jsonl alone."""
+
+    def build(self, run_dir: Path, name: str, config: dict[str, Any], step: int) -> Sink:
+        """Opens the sink for a run that starts or resumes after `step` steps. Called on rank 0 alone."""
+        raise NotImplementedError
+
+
+def require_package(module: str, logger: str) -> None:
+    """Raises ConfigError if the package of a logger, an extra of clipx of the same name, is not installed."""
+    require(
+        importlib.util.find_spec(module) is not None,
+        f"logger=[{logger}] needs the package {module}: pip install 'clipx[{logger}]', or drop {logger}",
+    )

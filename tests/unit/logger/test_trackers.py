@@ -1,0 +1,256 @@
+"""MLflow and trackio: real stores on disk, read back by their own clients; and the tracker of the documentation."""
+
+from __future__ import annotations
+
+import http.server
+import math
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.documentation import blocks
+from helpers.runs import SMALL, VIT, compose, events, rows, run, torchrun
+
+from clipx.config.typed import last_of_each
+from clipx.errors import ConfigError
+from clipx.logger import Sink, Sinks
+from clipx.logger.mlflow import MlflowSpec, mlflow_name
+from clipx.logger.spec import require_package
+from clipx.logger.trackio import TrackioSpec
+
+CONFIG = {"model": {"name": "tiny", "size": [1, 2]}, "notes": "x" * 7000}
+
+
+def row(step: int, **metrics: float) -> dict[str, float]:
+    return {"step": step, "samples": step * 10, "epoch": 0.1, "seconds": 1.0, **(metrics or {"train/loss": 1 / step})}
+
+
+def log(sink: Sink, *logged: dict[str, float]) -> None:
+    for values in logged:
+        sink.log(values)
+    sink.close()
+
+
+def trackio_runs(project: str) -> dict[str, list[dict[str, Any]]]:
+    """Returns the rows of each run of a project, by its name."""
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    runs = trackio.Api().runs(project)
+    return {r.name: SQLiteStorage.get_logs(project, r.name, run_id=r.id) for r in runs}
+
+
+def mlflow_run(run_dir: Path) -> tuple[Any, Any]:
+    """Returns the client of the run's store, and the only run in it."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run_dir / 'mlflow.db'}")
+    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    return client, found
+
+
+# ----------------------------------------------------------------------------------------------------------- trackio
+
+
+def test_trackio_contains_rows_and_configuration_and_a_resumed_run_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import trackio
+
+    spec = TrackioSpec(project="resumed")
+    log(spec.build(tmp_path, "mine", CONFIG, 0), row(1), row(2), row(2, **{"eval/a@1": 0.5}), row(3))
+    log(spec.build(tmp_path, "mine", {**CONFIG, "notes": ""}, 2), row(3), row(3, **{"eval/a@1": 0.25}), row(4))
+    ((name, stored),) = trackio_runs("resumed").items()
+    assert name == "mine"
+    assert [r["train/loss"] for r in stored if "train/loss" in r] == [1, 0.5, 1 / 3, 0.25]
+    assert [(r["step"], r["eval/a@1"]) for r in stored if "eval/a@1" in r] == [(2, 0.5), (3, 0.25)]
+    (found,) = trackio.Api().runs("resumed")
+    assert found.config is not None and found.config["model.name"] == "tiny" and found.config["model.size"] == [1, 2]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_resumed_run_continues_where_trackio_writes_no_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_STORAGE_MODE", "jsonl")  # chosen by trackio on a network file system
+    spec = TrackioSpec(project="fragments")
+    log(spec.build(tmp_path, "mine", {}, 0), row(1), row(2))
+    log(spec.build(tmp_path, "mine", {}, 1), row(2), row(3))
+    spec.build(tmp_path, "mine", {}, 3).close()
+    ((name, stored),) = trackio_runs("fragments").items()
+    assert name == "mine" and [r["step"] for r in stored] == [1, 2, 3]
+
+
+def test_a_new_run_with_a_used_name_gets_a_number(tmp_path: Path) -> None:
+    spec = TrackioSpec(project="numbered")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        log(spec.build(tmp_path / folder, "mine", {}, 0), row(1))
+    assert sorted(trackio_runs("numbered")) == ["mine", "mine-2"]
+
+
+def test_trackio_stores_values_that_are_not_finite(tmp_path: Path) -> None:
+    log(TrackioSpec(project="infinite").build(tmp_path, "mine", {}, 0), row(1, a=math.nan, b=math.inf, c=-math.inf))
+    (stored,) = trackio_runs("infinite")["mine"]
+    assert math.isnan(stored["a"]) and (stored["b"], stored["c"]) == (math.inf, -math.inf)
+
+
+def test_rows_that_trackio_drops_are_reported(tmp_path: Path) -> None:
+    from trackio.utils import TRACKIO_DIR as database
+
+    sink = TrackioSpec(project="broken").build(tmp_path, "mine", {}, 0)
+    for file in database.glob("broken.db*"):
+        file.unlink()
+    (database / "broken.db").mkdir()
+    reported: list[dict[str, Any]] = []
+    with pytest.warns(UserWarning, match="trackio failed to flush"):
+        log(Sinks([sink], lambda kind, **facts: reported.append(facts)), row(1))
+    (event,) = reported
+    assert event["logger"] == "trackio" and "trackio failed to log metrics" in event["message"]
+
+
+@pytest.mark.parametrize("variable", ["TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"])
+def test_trackio_sends_nothing_to_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "org/space")
+    with pytest.raises(ConfigError, match=f"{variable} names a server: unset it"):
+        TrackioSpec().build(tmp_path, "mine", {}, 0)
+
+
+def test_a_project_that_trackio_refuses_is_an_error_of_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="logger.trackio.project=registry-x is refused by trackio"):
+        TrackioSpec(project="registry-x").build(tmp_path, "mine", {}, 0)
+
+
+@pytest.mark.slow
+def test_neither_tracker_uses_the_network(tmp_path: Path) -> None:
+    """The Hugging Face hub is a server of this test, with a token, and no request arrives. MLflow has no telemetry."""
+    requests: list[str] = []
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.path)
+            self.send_error(404)
+
+        do_POST = do_GET
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    script = f"""
+import os
+os.environ.update(HF_ENDPOINT="http://127.0.0.1:{server.server_port}", HF_TOKEN="hf_x", TRACKIO_DIR="{tmp_path}/t")
+from pathlib import Path
+from clipx.logger.mlflow import MlflowSpec
+from clipx.logger.trackio import TrackioSpec
+for spec in (TrackioSpec(), MlflowSpec()):
+    sink = spec.build(Path("{tmp_path}"), "mine", dict(seed=0), 0)
+    sink.log(dict(step=1, samples=1, epoch=1.0, seconds=1.0))
+    sink.close()
+from mlflow.telemetry import get_telemetry_client
+assert get_telemetry_client() is None
+import huggingface_hub
+try:
+    huggingface_hub.whoami(token="hf_x")  # the server of the test is the hub
+except Exception:
+    pass
+"""
+    run(sys.executable, "-c", script, fresh=True)
+    server.shutdown()
+    assert requests == ["/api/whoami-v2"]
+
+
+# ------------------------------------------------------------------------------------------------------------ MLflow
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train/loss", "train/loss"),
+        ("eval/retrieval/text_to_image/recall@10", "eval/retrieval/text_to_image/recall_at_10"),
+        ("eval/zeroshot/größe (x)", "eval/zeroshot/gr__e _x_"),
+    ],
+)
+def test_names_in_mlflow(name: str, expected: str) -> None:
+    assert mlflow_name(name) == expected
+
+
+@pytest.mark.slow  # 10 s: MLflow creates its tables
+def test_mlflow_contains_rows_and_configuration_and_a_resumed_run_continues(tmp_path: Path) -> None:
+    spec = MlflowSpec(tags={"group": "vision"})
+    log(spec.build(tmp_path, "mine", CONFIG, 0), row(1), row(2), row(2, a=math.nan, b=math.inf), row(3))
+    changed = {**CONFIG, "model": {"name": "vit", "size": [1, 2]}}
+    log(spec.build(tmp_path, "mine", changed, 2), row(3), row(3, **{"eval/a@1": 0.25}), row(4))
+    client, found = mlflow_run(tmp_path)
+    assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
+    assert found.data.params == {"model.name": "tiny", "model.size": "[1, 2]", "notes": "x" * 6000}
+    assert found.data.tags["group"] == "vision"
+    assert {k: v for k, v in found.data.tags.items() if "resumed" in k} == {"resumed/model.name": "vit"}
+    history = {
+        name: client.get_metric_history(found.info.run_id, name) for name in ("train/loss", "a", "b", "eval/a_at_1")
+    }
+    assert [(m.step, m.value) for m in history["train/loss"]] == [(1, 1), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+    assert math.isnan(history["a"][0].value) and history["b"][0].value > 1e308
+    assert [(m.step, m.value) for m in history["eval/a_at_1"]] == [(3, 0.25)]
+    (tmp_path / "mlflow_id").write_text("0" * 32)
+    with pytest.raises(
+        ConfigError, match=r"tracking_uri=null cannot continue the run named in .*mlflow_id .*remove the file"
+    ):
+        spec.build(tmp_path, "mine", CONFIG, 4)
+
+
+def test_an_invalid_option_of_a_tracker_is_an_error_of_one_line() -> None:
+    uri = "http://user:secret@host:5000"
+    with pytest.raises(ConfigError, match="logger.mlflow.tracking_uri=.* was given with a password"):
+        compose("logger=[mlflow]", f"logger.mlflow.tracking_uri={uri}")
+    for word in ("logger.mlflow.experiment=", "logger.mlflow.tracking_uri="):
+        with pytest.raises(ConfigError, match=f"{word} is empty"):
+            compose("logger=[mlflow]", f"{word}''")
+    with pytest.raises(ConfigError, match="logger.trackio.project= is empty"):
+        compose("logger=[trackio]", "logger.trackio.project=''")
+
+
+def test_a_missing_package_is_an_error_with_the_command_that_installs_it() -> None:
+    with pytest.raises(
+        ConfigError, match=r"logger=\[mlflow\] needs the package no_such: pip install 'clipx\[mlflow\]'"
+    ):
+        require_package("no_such", "mlflow")
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.mark.slow
+def test_two_ranks_write_one_run_in_each_tracker_and_resume_it(tmp_path: Path) -> None:
+    words = (
+        *("logger=[mlflow,trackio]", "logger.trackio.project=ranks", "logger.mlflow.experiment=ranks"),
+        *("name=mine", f"run_dir={tmp_path}/run", "evaluator=[retrieval]", "checkpoint.every=2st"),
+    )
+    common = ("-m", "clipx.train", *last_of_each([*SMALL, *VIT, "model.text.layers=1", *words]))
+    torchrun(2, *last_of_each([*common, "duration=3st"]))
+    torchrun(2, *last_of_each([*common, "duration=4st", "resume=step:2"]))
+    losses = [(r["step"], r["train/loss"]) for r in rows(tmp_path / "run") if "train/loss" in r]
+    assert [step for step, _ in losses] == [1, 2, 3, 4]
+    assert not [event for event in events(tmp_path / "run") if event["event"] == "logger_failed"]
+    ((name, stored),) = trackio_runs("ranks").items()
+    assert name == "mine" and [(r["step"], r["train/loss"]) for r in stored if "train/loss" in r] == losses
+    client, found = mlflow_run(tmp_path / "run")
+    assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
+    assert found.data.params["data.batch_size"] == "32" and found.data.tags["resumed/duration"] == "4st"
+    assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "train/loss")] == losses
+    assert "eval/retrieval/text_to_image/recall_at_1" in found.data.metrics
+
+
+def test_the_tracker_of_the_documentation_writes_its_file(tmp_path: Path) -> None:
+    code = {block.language: block.text for block in blocks("docs/guides/trackers.md")}
+    folder = tmp_path / "mine/logger"
+    folder.mkdir(parents=True)
+    (folder / "csv_file.py").write_text(code["python"])
+    (folder / "csv_file.yaml").write_text(code["yaml"])
+    words = ("logger=[csv_file]", "duration=2st", "checkpoint=none", "name=mine", f"run_dir={tmp_path}/run")
+    command = ("-m", "clipx.train", f"--config-dir={tmp_path}/mine", *last_of_each([*SMALL, *VIT, *words]))
+    run(sys.executable, *command)  # a process: a registered option remains for later tests
+    found = [line.split(",") for line in (tmp_path / "run/metrics.csv").read_text().splitlines()]
+    assert [(int(step), float(loss)) for step, loss in found] == [
+        (r["step"], r["train/loss"]) for r in rows(tmp_path / "run") if "train/loss" in r
+    ]
