@@ -112,8 +112,9 @@ def load_weights(location: str) -> LoadedWeights:
         return _of_open_clip(location, {name: path / name for name in (CONFIG, *_TOKENIZER)}, weights)
     if (path / CHECKPOINTS).is_dir():
         return _of_run(location, CheckpointDir(path / CHECKPOINTS, print), None)
+    found = "holds no weights" if path.exists() else "does not exist"
     raise CheckpointError(
-        f"model.weights={location} holds no weights: give a run directory, a folder with {CONFIG}, or a file that "
+        f"model.weights={location} {found}: give a run directory, a folder with {CONFIG}, or a file that "
         f"ends in {', '.join(SUFFIXES)}"
     )
 

@@ -25,13 +25,17 @@ def pages() -> list[str]:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page. `line`: of its first line of text, from 1. `section`: the heading of level 2 above it."""
+    """A fenced block of a page. `line`: of its first line of text, from 1. `section`: the heading of level 2 above it.
+
+    `file`: the name of the file that it shows, which is in the paragraph above it, alone.
+    """
 
     page: str
     line: int
     language: str
     text: str
     section: str = ""
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,10 @@ def blocks(page: str) -> list[Block]:
         body = "\n".join(line.removeprefix(match["indent"]) for line in match["text"].splitlines())
         heading = re.findall(r"^## (.+)$", text[: match.start()], re.MULTILINE)
         line = text.count("\n", 0, match.start("text")) + 1
-        found.append(Block(page, line, match["language"], body, heading[-1] if heading else ""))
+        name = re.search(r"\n`([\w./-]+)`\n\n$", text[: match.start()])
+        found.append(
+            Block(page, line, match["language"], body, heading[-1] if heading else "", name[1] if name else "")
+        )
     return found
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,26 +16,29 @@ from helpers.documentation import Block, Command, blocks, clipx_words, commands,
 from helpers.runs import run
 
 SHAPES = ("data.samples=256", "data.held_out_samples=48", "data.batch_size=32", "data.workers=0", "schedule.warmup=1st")
-ELSEWHERE = (
-    "clipx_slurm",
-    "torchrun",
-    "nvidia-smi",
-    "sbatch",
-    "squeue",
-    "pip",
-)  # need a cluster, GPUs or an installation
+FIRST = (*SHAPES, "evaluator.zeroshot.every=10st", "evaluator.retrieval.every=10st")
+OWN_IMAGES = (
+    "1. Images and a table of captions", "2. Train from scratch", "3. Train from pretrained weights", "5. Evaluate", "6. Export",
+    "7. Search images by text",
+)  # fmt: skip
+# Need a cluster, GPUs, an installation or published weights.
+ELSEWHERE = re.compile(r"=clipx_slurm\b|\b(torchrun|nvidia-smi|sbatch|squeue|pip install|name=photos)\b")
 
 
 @dataclass(frozen=True)
 class Session:
     """Commands of a page that follow each other. `sections`: their headings, none for the whole page.
 
-    `small`: overrides that make a command of a module small.
+    `small`: overrides of the commands that contain the text, which make them small. The first match counts.
+    `refused`: commands that the page does not show, but whose errors it shows. They run after the block above.
+    `chosen`: a pattern of text that depends on what a model has learned.
     """
 
     page: str
     sections: tuple[str, ...] = ()
-    small: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    small: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    refused: tuple[str, ...] = ()
+    chosen: str = "(?!)"
 
     def __str__(self) -> str:
         return self.page
@@ -44,14 +48,45 @@ class Session:
         assert found and {block.section for block in found} >= set(self.sections)
         return found
 
+    def form(self, line: str) -> str:
+        return form(re.sub(self.chosen, "…", line))
+
+    def overrides(self, words: Sequence[str]) -> tuple[str, ...]:
+        line = " ".join(words)
+        return next((overrides for text, overrides in self.small if text in line), ())
+
 
 SESSIONS = [
-    Session("docs/guides/distillation.md", ("Example",), {"clipx.train": (*SHAPES, "duration=2st")}),
+    Session(
+        "docs/start/first_run.md",
+        small=(
+            ("clipx.train --", ()),
+            ("data.batch_size=128", (*(word for word in SHAPES if "batch_size" not in word), "duration=2st")),
+            ("resume=auto", (*FIRST, "duration=24st")),
+            ("clipx.train", (*FIRST, "duration=20st")),
+        ),
+        refused=("python -m clipx.train name=first",),
+    ),
+    Session(
+        "docs/start/own_images.md",
+        OWN_IMAGES,
+        (
+            ("clipx.train name=first", (*SHAPES, "duration=2st")),
+            ("name=vit", ("duration=2st", "evaluator.retrieval.every=1st")),
+            ("clipx.train", ("duration=8st", "evaluator.retrieval.every=4st", "log_every=4st")),
+        ),
+        chosen=r"a (small|large) \w+ \w+ on \w+",
+    ),
+    Session("docs/guides/distillation.md", ("Example",), (("clipx.train", (*SHAPES, "duration=2st")),)),
     Session("docs/guides/look.md", ("Example",)),
     Session(
         "docs/guides/sweeps.md",
-        ("Start a sweep with -m", "Follow, cancel and resume a sweep: clipx-sweep"),
-        {"clipx.train": ("duration=1ep", "data.batch_size=512", "data.workers=0", "schedule.warmup=1st")},
+        (
+            "Start a sweep with -m",
+            "Follow, cancel and resume a sweep: clipx-sweep",
+            "Compare the points: best and results",
+        ),
+        (("clipx.train", ("duration=1ep", "data.batch_size=512", "data.workers=0", "schedule.warmup=1st")),),
     ),
 ]
 
@@ -64,28 +99,25 @@ def test_a_page_runs_and_prints_what_it_shows(
     monkeypatch.chdir(tmp_path)
     printed: set[str] = set()
     for block in session.blocks():
-        if block.language == "bash":
-            for output in outputs(block, session.small):
-                printed |= set(map(form, output.splitlines()))
+        if block.file:
+            Path(block.file).write_text(block.text)
+        elif block.language == "bash":
+            for command in commands(block):
+                if not ELSEWHERE.search(command.text):
+                    printed |= set(map(session.form, output(command, session).splitlines()))
+            for line in session.refused:
+                done = run(sys.executable, *line.split()[1:], check=False)
+                printed |= set(map(session.form, done.stderr.splitlines()))
         elif block.language == "text":
-            unknown = [line for line in block.text.splitlines() if form(line) not in printed | {"", "…"}]
+            unknown = [line for line in block.text.splitlines() if session.form(line) not in printed | {"", "…"}]
             assert not unknown, "\n".join([f"{block.page}:{block.line} shows", *unknown, "printed:", *sorted(printed)])
 
 
-def outputs(block: Block, small: Mapping[str, Sequence[str]]) -> list[str]:
-    """Runs the commands of a block, as many as this machine can. Returns what each has printed."""
-    return [output(command, small) for command in commands(block) if not is_elsewhere(command)]
-
-
-def is_elsewhere(command: Command) -> bool:
-    return any(Path(word).name in ELSEWHERE or word.endswith("=clipx_slurm") for word in command.words)
-
-
-def output(command: Command, small: Mapping[str, Sequence[str]]) -> str:
+def output(command: Command, session: Session) -> str:
     """Returns what a command prints. Those of other programs run in bash, with their redirections and here-documents."""
     words = clipx_words(command)
     if words is not None:
-        done = run(sys.executable, "-m", *words, *small.get(words[0], ()), check=False)
+        done = run(sys.executable, "-m", *words, *session.overrides(words), check=False)
     else:
         shell = ["bash", "-c", command.text]
         done = subprocess.run(shell, env=environment(), capture_output=True, text=True, timeout=300, check=False)

@@ -293,7 +293,7 @@ def test_a_file_without_a_state_dict_raises_an_error(content: Any, message: str,
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: None, "holds no weights: give a run directory, a folder with open_clip_config.json, or a file"),
+        (lambda path: None, "does not exist: give a run directory, a folder with open_clip_config.json, or a file"),
         (lambda path: path.mkdir(), "holds no weights: give a run directory"),
         (
             lambda path: path.write_text("hi"),
