@@ -73,6 +73,10 @@ class CheckpointError(ClipxError):
     """No checkpoint can be read, or the run directory belongs to another run."""
 
 
+class ResultError(ClipxError):
+    """The run has finished, and its result breaks a limit of its configuration."""
+
+
 class Locked(ClipxError):
     """Another job uses the run directory."""
 

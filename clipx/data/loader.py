@@ -121,10 +121,11 @@ class _Parts(Dataset["Part | DataError"]):
 
 class _PartSampler(Sampler[PartRange]):
     """Sampler of the positions that this rank reads in each step: its consecutive share of the global batch, in parts
-    of equal size up to one sample."""
+    of equal size up to one sample. With `repeat` each step reads the positions of the first step of the stream."""
 
-    def __init__(self, samples: range, batch: int, rank: int, world: int, part: int) -> None:
+    def __init__(self, samples: range, batch: int, rank: int, world: int, part: int, repeat: bool = False) -> None:
         self.firsts = range(samples.start, samples.stop, batch)
+        self.repeat = repeat
         self.local, self.rank = batch // world, rank
         self.parts = -(-self.local // part)
         self.bounds = [i * self.local // self.parts for i in range(self.parts + 1)]
@@ -132,6 +133,7 @@ class _PartSampler(Sampler[PartRange]):
     def __iter__(self) -> Iterator[PartRange]:
         number = next(_iterations)
         for step, first in enumerate(self.firsts):
+            first = 0 if self.repeat else first
             positions = range(first + self.rank * self.local, first + (self.rank + 1) * self.local)
             for start, stop in itertools.pairwise(self.bounds):
                 yield PartRange(positions[start:stop], start, self.local, (number, step))
@@ -190,15 +192,17 @@ def train_loader(
     packer: TextPacker | None = None,
     micro_batches: int = 1,
     part: int = PART_SAMPLES,
+    repeat: bool = False,
 ) -> TrainLoader:
     """Returns a loader of this rank's batches for the stream positions `samples`, `batch` per step over all ranks.
 
     The start position does not affect the cost: nothing before it is read. The batches do not depend on the size of
-    their parts, nor their samples on `packer` and `micro_batches`: see Batch.packing.
+    their parts, nor their samples on `packer` and `micro_batches`: see Batch.packing. `repeat`: each of them is the
+    first batch of the stream.
     """
     stream = TrainBatches(source, order, view, tokenizer, seed, second, targets)
     packers = Packers(packer, None if second is None else second.packer, micro_batches)
-    sampler = _PartSampler(samples, batch, rank, world, part)
+    sampler = _PartSampler(samples, batch, rank, world, part, repeat)
     return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin)
 
 

@@ -111,6 +111,10 @@ class DataSpec:
     replacement: bool = False
     """Draws each sample uniformly from the whole data set, instead of each sample exactly once per epoch."""
 
+    repeat_batch: bool = False
+    """Trains on the first batch of the run in each step, with the same crops and captions: see debug=overfit. The rest
+    of the data is not read."""
+
     weight: float = 1.0
     """Share of each batch that a source of a mixture gets, relative to the weights of the other sources. Above 0 and
     finite. Set it as data.sources.NAME.weight; data.weight itself must stay 1."""

@@ -60,6 +60,7 @@ class ClassificationSpec(ObjectiveSpec):
     """Share of the target distribution that is spread evenly over all classes, in [0, 1) (arXiv:1512.00567).
     0: no smoothing; 0.1 is usual."""
 
+    zero_minimum: ClassVar[bool] = True
     has_head: ClassVar[bool] = True
     reads_text: ClassVar[bool] = False
 

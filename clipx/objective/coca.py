@@ -31,6 +31,7 @@ class CoCaObjectiveSpec(LearnedTemperatureSpec):
     """Weight of the caption loss, the mean of -log p over all tokens of the global batch. Above 0: otherwise the
     decoder learns nothing. The reference is 2."""
 
+    zero_minimum: ClassVar[bool] = True
     captions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

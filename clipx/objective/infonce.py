@@ -22,6 +22,7 @@ class InfoNCESpec(LearnedTemperatureSpec):
     kind: str = "infonce"
     """Type of the objective; set by objective=infonce or objective=openclip."""
 
+    zero_minimum: ClassVar[bool] = True
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
     open_clip_loss: ClassVar[str | None] = "ClipLoss"
 

@@ -30,6 +30,7 @@ class SigLIPSpec(LearnedTemperatureSpec):
 
     compiles_tiles: ClassVar[bool] = False  # its tiles are one fused expression
     one_temperature: ClassVar[bool] = False  # sigmoids
+    zero_minimum: ClassVar[bool] = True
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=0, parameters=2)
     open_clip_loss: ClassVar[str | None] = "SigLipLoss"
 

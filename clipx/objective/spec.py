@@ -66,6 +66,9 @@ class ObjectiveSpec:
     compiles_tiles: ClassVar[bool] = False
     """True if the objective implements `compile_tiles`, so that `compile.objective=true` has an effect."""
 
+    zero_minimum: ClassVar[bool] = False
+    """True if the loss is 0 for embeddings that match perfectly and at least 0 otherwise, as `max_final_loss` needs."""
+
     taught: ClassVar[bool] = False
     """True if the objective needs a teacher's embeddings with each batch."""
 

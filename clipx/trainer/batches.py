@@ -34,5 +34,6 @@ def remaining_batches(trainer: Trainer) -> Iterator[Batch]:
             targets=trainer.stored or learner.objective.target_source,
             packer=learner.model.packer if spec.objective.reads_text else None,
             micro_batches=spec.data.micro_batches,
+            repeat=spec.data.repeat_batch,
         )
         yield from loader if spec.objective.reads_text else (batch.without_texts() for batch in loader)

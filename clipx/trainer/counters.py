@@ -37,6 +37,6 @@ def restore_counters(trainer: Trainer, found: Checkpoint) -> None:
     trainer.plan.check_resumes(trainer.samples_seen, found.step)
     learner.non_finite.total, learner.non_finite.consecutive = state["non_finite"]
     learner.loss_scale.restore(state.get("loss_scale", {}))
-    trainer.evaluation.overdue = [name for name in state["overdue"] if name in trainer.spec.evaluator]
+    trainer.evaluation.overdue = [name for name in state["overdue"] if name in trainer.spec.active_evaluators]
     trainer.early_stopping.restore(state.get("early_stopping", {}))
     trainer.meter.restore(state.get("interval", {}))

@@ -74,9 +74,17 @@ class RunSpec:
     """Interval at which metrics are read from the device and logged: a duration above zero, such as 20st (optimizer
     steps), 1e6sa (samples) or 0.1ep (epochs)."""
 
+    evaluate: bool = True
+    """Whether the evaluators run during training, each at its interval. false: none of them; `python -m clipx.evaluate
+    run=…` runs them later."""
+
     report: bool = True
     """true: write report.html and draw report.png at the end of the run, which takes about a second. Set it to false in
     a sweep of many short runs."""
+
+    max_final_loss: float | None = None
+    """Largest train/loss at the end of the run, above 0: a run that ends above it fails with exit code 1. Needs an
+    objective whose loss has the minimum 0. null: no limit."""
 
     device_peak_tflops: float | None = None
     """Peak TFLOP/s of one device, the reference of the metric train/mfu (model FLOPs utilization). Above 0, e.g. 989
@@ -138,6 +146,11 @@ class RunSpec:
         self._check_objective()
         self._check_groups()
 
+    @property
+    def active_evaluators(self) -> dict[str, EvaluatorSpec]:
+        """Evaluators that run during training, by name."""
+        return {name: e for name, e in self.evaluator.items() if self.evaluate and e.every != "none"}
+
     def _check_own_keys(self) -> None:
         """Checks the options of the run itself, and their rules with groups. Raises ConfigError."""
         check_name("name", self.name)
@@ -159,6 +172,8 @@ class RunSpec:
         require(log_every.value > 0, f"log_every={self.log_every} must be above zero: 1st logs every step")
         peak = self.device_peak_tflops
         require(peak is None or peak > 0, f"device_peak_tflops={peak} must be above 0, e.g. 989 of an H100 in bfloat16")
+        limit = self.max_final_loss
+        require(limit is None or limit > 0, f"max_final_loss={limit} must be above 0, e.g. 0.1; null: no limit")
         require(
             self.data.weight == 1.0,
             f"data.weight={self.data.weight:g} has no effect outside a mixture: give data.sources.NAME.weight",
@@ -183,6 +198,11 @@ class RunSpec:
             self.objective.captions or not self.model.captions,
             f"objective={self.objective.kind} does not train the decoder of model={self.model.name}: choose "
             "objective=coca, or model=vit_b32",
+        )
+        require(
+            self.max_final_loss is None or self.objective.zero_minimum,
+            f"max_final_loss={self.max_final_loss} has no meaning for objective={self.objective.kind}, whose loss does "
+            "not have the minimum 0: add max_final_loss=null, or choose objective=infonce",
         )
         require(
             self.objective.reads_text or not self.data.mismatched,
@@ -213,9 +233,9 @@ class RunSpec:
         self.check_format(self.precision)
         self.compile.check(self.objective, self.optimizer, self.deterministic)
         if self.checkpoint.best is not None:
-            check_metric("checkpoint.best", self.checkpoint.best, self.evaluator, self.objective.has_head)
+            check_metric("checkpoint.best", self.checkpoint.best, self.active_evaluators, self.objective.has_head)
         length = Length(0, self.data.batch_size)
-        self.early_stopping.check(self.evaluator, self.objective.has_head, self.duration, length)
+        self.early_stopping.check(self.active_evaluators, self.objective.has_head, self.duration, length)
 
     def _check_stored_features(self) -> None:
         """Checks that no option of images is set if the model reads stored features. Raises ConfigError."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from clipx.data.bad_samples import BadCount
+from clipx.errors import ResultError
 from clipx.logger import Row, read_rows
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
@@ -64,7 +65,9 @@ def facts(trainer: Trainer) -> dict[str, str]:
     if len(trainer.plan.stages) > 1:
         lines["stages"] = trainer.plan.describe()
     sources = trainer.order.source_counts(total).items()
-    if sources:
+    if spec.data.repeat_batch:
+        lines["repeat"] = f"each step trains on the same {batch:,} samples: data.repeat_batch=true"
+    elif sources:
         lines["sources"] = "; ".join(f"{name} {m:,} samples = {m / of:.4g} passes" for name, (m, of) in sources)
     if trainer.checkpoints.url is not None:
         lines["remote"] = trainer.checkpoints.url
@@ -112,7 +115,7 @@ def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Ro
     if "tokens_per_second" in measured:
         utilised = _utilisation(trainer, measured["samples_per_second"], tokens, before)
         measured = {**measured, "tokens_per_second": tokens, **utilised}
-    drawn = order.source_counts(trainer.samples_seen).items()
+    drawn = () if trainer.spec.data.repeat_batch else order.source_counts(trainer.samples_seen).items()
     return {
         "step": trainer.steps_done,
         "samples": trainer.samples_seen,
@@ -153,10 +156,25 @@ def write_summary(
         rundir.event("bad_samples", reason=count.reason, samples=count.samples, draws=count.draws)
         screen.print(f"bad      {count}")
     rundir.event("end", step=trainer.steps_done, **trainer.early_stopping.facts)
+    if spec.max_final_loss is not None and numbers.get("train/loss", math.inf) <= spec.max_final_loss:
+        screen.print(f"reached  train/loss={numbers['train/loss']:.4g}, at most max_final_loss={spec.max_final_loss:g}")
     attempt("the table of results", lambda: screen.table(spec.name, numbers), _warner(trainer))
     files = [*(["report.html", "report.png"] if written else []), "metrics.jsonl", "checkpoints/"]
     screen.print(f"run directory {rundir.path}: {', '.join(files)}")
     return numbers
+
+
+def check_final_loss(trainer: Trainer, numbers: dict[str, float]) -> dict[str, float]:
+    """Returns the final metrics. Raises ResultError on all ranks if the loss is above `max_final_loss`."""
+    limit, found = trainer.spec.max_final_loss, numbers.get("train/loss", math.nan)
+    if limit is None or found <= limit:
+        return numbers
+    message = (
+        f"train/loss={found:.4g} after {trainer.steps_done:,} steps is above max_final_loss={limit:g}: train longer "
+        "(duration), change optimizer.lr, or look for equal captions in the batch; else the model or the loss is wrong"
+    )
+    trainer._warn("loss_above_limit", message, logged=False, loss=found)
+    raise ResultError(message)
 
 
 def _report(trainer: Trainer, rows: Sequence[Row], numbers: Mapping[str, float], bad: Sequence[BadCount]) -> bool:

@@ -51,7 +51,7 @@ from clipx.trainer.profiler import Profiler
 from clipx.trainer.saved_run import check_sources, finish_uploads
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
-from clipx.trainer.summary import facts, metrics_row, report_profile, write_summary
+from clipx.trainer.summary import check_final_loss, facts, metrics_row, report_profile, write_summary
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +121,7 @@ class Trainer:
             batch <= n,
             f"data.batch_size={batch} is larger than the data set of {n:,} samples: use at most {n} or more data",
         )
-        active = {name: e for name, e in spec.evaluator.items() if e.every != "none"}
-        suite = Suite.open(active, spec.data, self.dataset, comm)
+        suite = Suite.open(spec.active_evaluators, spec.data, self.dataset, comm)
         self.order = spec.data.order(train, spec.seed)
         self.dataset = exchange_captions(self.dataset, spec.data, spec.seed)
         self.bad_samples = BadSampleCounter(spec.data.max_bad_share, self.order.samples // comm.world, comm.world)
@@ -362,7 +361,7 @@ class Trainer:
             self.checkpoints.wait()
         if self.comm.is_main:
             numbers = write_summary(self, numbers, bad, screen)
-        return dict(self.comm.broadcast_object(numbers))
+        return check_final_loss(self, self.comm.broadcast_object(numbers))
 
     def _evaluate(self) -> dict[str, float]:
         """Runs the evaluators that are due and logs their metrics. Returns the metrics by name."""

@@ -72,6 +72,7 @@ def test_the_specs_of_every_group_and_command_are_checked() -> None:
         "train",
         "hydra",
         "experiment",
+        "debug",
         "expectation",
         "recipe",
         "schema",

@@ -44,7 +44,7 @@ LENGTH = Length(10_000, 100, 100_000)
 GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" and (CONF_DIR / f.name).is_dir())
 # Folders without a module: hydra/ belongs to Hydra, a recipe to a data set's option, an experiment to a run, an
 # expectation to clipx.check (tests/unit/config/test_expectation.py).
-WITHOUT_MODULE = {"hydra", "recipe", "experiment", "expectation"}
+WITHOUT_MODULE = {"hydra", "recipe", "experiment", "debug", "expectation"}
 OF_ANOTHER_COMMAND = {"bench"}  # tests/unit/bench composes its options
 CONTENDERS = "experiment/fastclip_small"  # tests/unit/bench/test_fastclip.py composes them
 LISTS = {"evaluator", "logger"}
@@ -84,7 +84,7 @@ def test_every_field_of_a_run_is_a_value_or_a_group() -> None:
         "compile",
         "stages",
     }
-    values |= {"teacher", "device_peak_tflops", "profiler", "early_stopping", "report"}
+    values |= {"teacher", "device_peak_tflops", "profiler", "early_stopping", "evaluate", "report", "max_final_loss"}
     assert {f.name for f in dataclasses.fields(RunSpec)} == values | set(GROUPS)
 
 
@@ -99,7 +99,7 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
     covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
     covered |= {
         f"{group}/{name}.yaml"
-        for group in ("recipe", "experiment", "expectation", "hydra/launcher", "hydra/sweeper")
+        for group in ("recipe", "experiment", "debug", "expectation", "hydra/launcher", "hydra/sweeper")
         for name in names(group)
     }
     covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
@@ -701,7 +701,7 @@ def test_a_run_saved_by_8ddb223_loads() -> None:
 # ---------------------------------------------------------------------------------------------------------- errors
 
 RUN_KEYS = (
-    "the keys are name, run_dir, seed, deterministic, duration, resume, log_every, report, device_peak_tflops, profiler, "
+    "the keys are name, run_dir, seed, deterministic, duration, resume, log_every, evaluate, report, max_final_loss, device_peak_tflops, profiler, "
     "early_stopping, stages, model, data, objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
 )
 OBJECTIVE_KEYS = "the keys are tile, products, temperature, init_temperature, max_scale"
