@@ -33,7 +33,7 @@ from clipx.config.messages import (
     unknown_option,
     unreadable,
 )
-from clipx.config.registry import CONF_DIR, MISSING, discover, discover_installed
+from clipx.config.registry import CONF_DIR, MISSING, check_new_names, conf_folders, discover, discover_installed
 from clipx.errors import ClipxError, ConfigError, require, with_location
 from clipx.storage.url import check_environment, check_secrets
 
@@ -100,10 +100,11 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir={folder} is not a folder: give a folder that contains config groups")
+        check_new_names(folder)
         discover(folder, plugin=True)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         group, value = override.key_or_group, override.value()
-        known = [path.stem for folder in (CONF_DIR, *folders) for path in (folder / group).glob("*.yaml")]
+        known = [path.stem for folder in conf_folders(folders) for path in (folder / group).glob("*.yaml")]
         if not group:
             raise ConfigError(unreadable(str(override.input_line)))
         if override.is_delete() and group in LIST_GROUPS and value is None:

@@ -17,7 +17,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from clipx.config.entries import Entry, entries, spec_entries
-from clipx.config.registry import CONF_DIR
+from clipx.config.registry import CONF_DIR, conf_folders
 from clipx.errors import ConfigError
 
 
@@ -49,7 +49,7 @@ _PLUGINS = ("launcher", "sweeper")  # groups of Hydra for which clipx has option
 
 
 def _options(group: str, folders: Sequence[Path]) -> list[str]:
-    return sorted({path.stem for folder in (CONF_DIR, *folders) for path in (folder / group).glob("*.yaml")})
+    return sorted({path.stem for folder in conf_folders(folders) for path in (folder / group).glob("*.yaml")})
 
 
 def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> str:

@@ -18,12 +18,12 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from clipx.config.registry import CONF_DIR
+from clipx.config.registry import conf_folders
 from clipx.config.renamed import current_name, group_key, removed
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
-_LISTED = 260  # characters of the keys that a message lists
+_LISTED = 280  # characters of the keys that a message lists
 
 LIST_GROUPS = ("evaluator", "logger")  # groups of which a run selects any number of options
 FREE_KEY = "model.image.options"  # dictionary whose keys are timm's, which are set without +
@@ -127,7 +127,9 @@ def _options(group: str) -> list[str]:
     stored: Any = ConfigStore.instance().repo
     for part in group.split("/"):
         stored = stored.get(part, {})
-    return [name.removesuffix(".yaml") for name in stored] or [p.stem for p in CONF_DIR.glob(f"{group}/*.yaml")]
+    return [name.removesuffix(".yaml") for name in stored] or [
+        path.stem for folder in conf_folders() for path in folder.glob(f"{group}/*.yaml")
+    ]
 
 
 def unknown_option(group: str, name: str, options: Sequence[str]) -> str:

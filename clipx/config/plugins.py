@@ -23,7 +23,7 @@ def load(folder: Path, group: str, name: str) -> ModuleType:
         __path__.remove(str(folder))
     __path__.insert(0, str(folder))  # the newest folder first: another one may use the same names
     os.environ[_FOLDERS] = os.pathsep.join(__path__)
-    full_name = f"{__name__}.{group}.{name}"
+    full_name = f"{__name__}.{group.replace('/', '.')}.{name}"
     known = sys.modules.get(full_name)
     if known is not None and known.__file__ != str(folder / group / f"{name}.py"):
         del sys.modules[full_name]

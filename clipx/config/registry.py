@@ -11,18 +11,31 @@ import functools
 import importlib
 import importlib.metadata
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, OmegaConf
 
 from clipx.config import plugins
 from clipx.config.recipes import choose, recipe_precision
-from clipx.errors import ConfigError
+from clipx.errors import ConfigError, require
 
-__all__ = ["CONF_DIR", "MISSING", "PACKAGE", "discover", "discover_installed", "option", "spec_class"]
+__all__ = [
+    "CONF_DIR",
+    "MISSING",
+    "PACKAGE",
+    "check_new_names",
+    "conf_folders",
+    "discover",
+    "discover_installed",
+    "option",
+    "spec_class",
+]
 
 PACKAGE = Path(__file__).parents[1]
 # In a wheel the configuration is inside the package, in a checkout at the top level.
@@ -49,14 +62,54 @@ def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
 
 
 @functools.cache
-def discover_installed() -> None:
+def discover_installed() -> tuple[Path, ...]:
     """Imports the modules that installed packages name under the entry point `clipx.options`, as clipx_launch does.
 
-    The modules register their options, so a package extends clipx without being named in it. Cached per process:
-    finding entry points reads the metadata of every installed package.
+    The modules register their options, so a package extends clipx without being named in it. Returns the folders `conf`
+    next to these modules, whose YAML files Hydra then finds. Cached per process: finding entry points reads the
+    metadata of every installed package. Raises ConfigError for a module that cannot be imported.
     """
+    folders = []
     for entry in importlib.metadata.entry_points(group="clipx.options"):
-        entry.load()
+        try:
+            module = entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist else entry.value
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ConfigError(
+                f"{entry.value}, which the installed package {package} names under clipx.options, cannot be imported "
+                f"({reason}): correct or uninstall the package"
+            ) from error
+        folder = Path(module.__file__).parent / "conf"
+        if folder.is_dir():
+            check_new_names(folder)
+            folders.append(folder)
+    if folders:
+        Plugins.instance().register(_InstalledFolders)
+    return tuple(folders)
+
+
+class _InstalledFolders(SearchPathPlugin):
+    """Adds the folders of installed packages to those in which Hydra searches configuration files."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for folder in discover_installed():
+            search_path.append("clipx.options", f"file://{folder}")
+
+
+def conf_folders(folders: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """Returns all folders with options: that of clipx, those of installed packages, and `folders`."""
+    return (CONF_DIR, *discover_installed(), *folders)
+
+
+def check_new_names(folder: Path) -> None:
+    """Raises ConfigError for an option of a folder with the name of an option of clipx, which Hydra would read."""
+    for path in sorted(folder.rglob("*.yaml")):
+        name = path.relative_to(folder)
+        require(
+            not (CONF_DIR / name).is_file() or (CONF_DIR / name).samefile(path),
+            f"{path} would have no effect, since clipx has the option {name.with_suffix('')}: give it another name",
+        )
 
 
 def discover(conf_dir: Path, plugin: bool = False) -> None:
@@ -66,8 +119,8 @@ def discover(conf_dir: Path, plugin: bool = False) -> None:
     `clipx/objective/infonce.py`. Options without a separate module are in the group's `spec.py`, or in the
     group's module if the group is not a package. In a user's `--config-dir` the module is next to the YAML file.
     """
-    for path in sorted(conf_dir.glob("*/*.yaml")):
-        group, name = path.parent.name, path.stem
+    for path in sorted([*conf_dir.glob("*/*.yaml"), *conf_dir.glob("hydra/*/*.yaml")]):
+        group, name = path.parent.relative_to(conf_dir).as_posix(), path.stem
         if plugin and path.with_suffix(".py").is_file():
             plugins.load(conf_dir.absolute(), group, name)
         elif not plugin:

@@ -1,6 +1,31 @@
 """Data sources. A plug-in adds one as a DataSpec whose `open` returns a Dataset of Sources."""
 
-from clipx.data.source import BadRecord, BadSample, Sample, Source
+from clipx.data.shards.packed import Packed
+from clipx.data.source import (
+    BadRecord,
+    BadSample,
+    ImageFiles,
+    Sample,
+    Source,
+    WrappedSource,
+    check_held_out_share,
+    read_bounded,
+    split,
+)
 from clipx.data.spec import Classes, Dataset, DataSpec
 
-__all__ = ["BadRecord", "BadSample", "Classes", "DataSpec", "Dataset", "Sample", "Source"]
+__all__ = [
+    "BadRecord",
+    "BadSample",
+    "Classes",
+    "DataSpec",
+    "Dataset",
+    "ImageFiles",
+    "Packed",
+    "Sample",
+    "Source",
+    "WrappedSource",
+    "check_held_out_share",
+    "read_bounded",
+    "split",
+]

@@ -1,5 +1,5 @@
 """Optimizers over the parameter groups of `groups`. Each has one file."""
 
-from clipx.optimizer.spec import OptimizerSpec
+from clipx.optimizer.spec import Group, OptimizerSpec
 
-__all__ = ["OptimizerSpec"]
+__all__ = ["Group", "OptimizerSpec"]

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from clipx.config.registry import option
+from clipx.config.registry import MISSING, option
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx_launch.network import VARIABLES, NetworkSpec
 from clipx_launch.search import spec as _  # noqa: F401  # registers the options of the sweeper
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+
+    from clipx_launch.sweep import Sweep
 
 _HOURS = re.compile(r"(\d+)(m|h|d)")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
@@ -46,6 +55,12 @@ class LaunchSpec:
     network: NetworkSpec = field(default_factory=NetworkSpec)
     """Network options of NCCL, gloo and torch."""
 
+    kind: str = MISSING
+    """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
+
+    _target_: str = "hydra_plugins.clipx_launcher.SpecLauncher"
+    """Class of the launcher, which Hydra instantiates. Do not change it."""
+
     python: str | None = None
     """Python command of the points' processes, such as `apptainer exec --nv clipx.sif python` with clipx_slurm.
     null: the interpreter that launches."""
@@ -71,6 +86,26 @@ class LaunchSpec:
     def world(self) -> int:
         """Number of ranks of a point."""
         raise NotImplementedError
+
+    def launch(self, sweep: Sweep) -> Sequence[JobReturn]:
+        """Launches the points of a composed sweep. Returns Hydra's result of each. Launchers of plug-ins implement it.
+
+        Raises ClipxError.
+        """
+        raise NotImplementedError
+
+    def command(self, folder: Path) -> list[str]:
+        """Returns the words of a command that runs one process of the point in `folder`, with its variables."""
+        from clipx_launch import snapshot
+
+        variables = {**snapshot.environment(None), **self.variables}
+        python = shlex.split(self.python) if self.python else [sys.executable]
+        return [
+            "env",
+            *(f"{key}={value}" for key, value in variables.items()),
+            *python,
+            *("-m", snapshot.MODULE, str(folder)),
+        ]
 
     def check(self, distributed: DistributedSpec) -> None:
         """Raises ConfigError if these options contradict the options of a run."""

@@ -22,6 +22,7 @@ from clipx.errors import ClipxError, ConfigError, require
 from clipx.report.console import track
 from clipx.run.directory import RunDir
 from clipx.run.lock import Holder
+from clipx.storage.local import ensure_folder
 from clipx.trainer.spec import RunSpec
 from clipx_launch.options import LaunchSpec, LocalSpec
 from clipx_launch.point import Point, Result, config_hash, launch_dir, read_json, write_json
@@ -155,6 +156,7 @@ class Sweep:
     def save(self, spec: LaunchSpec) -> None:
         """Writes `sweep.json`: points of this and of earlier launches, their jobs, and the settings for `resume`."""
         path = launch_dir(self.folder) / "sweep.json"
+        ensure_folder(path.parent, f"the sweep's folder {path.parent}", "set hydra.sweep.dir to")
         known = {"commands": [], "launches": [], "points": []} | (read_json(path) or {})
         launches, rows = known["launches"], {row["folder"]: row for row in known["points"]}
         if (launch := launch_record(spec)) not in launches:

@@ -143,8 +143,9 @@ def _spec(point: Point) -> RunSpec:
 
     from clipx.checkpoint.resume import CHECKPOINTS
     from clipx.config import plugins
-    from clipx.config.registry import discover
+    from clipx.config.registry import discover, discover_installed
 
+    discover_installed()
     for folder in reversed(list(plugins.__path__)):
         discover(Path(folder), plugin=True)
     spec = point.spec()

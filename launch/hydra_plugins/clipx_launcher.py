@@ -69,6 +69,12 @@ class ClipxLauncher(Launcher):
                 path.rmdir()
 
 
+class SpecLauncher(ClipxLauncher):
+    """Launcher of other packages: calls `launch` of the options that are chosen by `hydra/launcher=…`."""
+
+    _module = "other"
+
+
 class SlurmLauncher(ClipxLauncher):
     """Launcher of `hydra/launcher=clipx_slurm`."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from helpers import ROOT
 
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"^`([\w./-]+)`\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)  # its path, then its content
 _ASSIGNMENT = re.compile(r"\w+=\S*$")
 _SEPARATORS = {"&&", "||", "|", ";", "&"}
 _LAUNCHERS = ("torchrun", "srun", "mpirun")
@@ -20,6 +21,7 @@ def pages() -> list[str]:
     """Returns the pages of the documentation, by their paths in the repository."""
     found = {*ROOT.glob("*.md"), *(ROOT / "launch").glob("*.md"), ROOT / "tests/README.md"}
     found |= {*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")}
+    found -= {ROOT / "examples/plugin/README.md"}  # test_examples.py installs the package, whose options it has
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
@@ -66,6 +68,18 @@ def blocks(page: str) -> list[Block]:
             Block(page, line, match["language"], body, heading[-1] if heading else "", name[1] if name else "")
         )
     return found
+
+
+def files(page: str) -> dict[str, str]:
+    """Returns the files that a page shows, {path: content}: a block of code after a line with the path."""
+    return dict(_FILE.findall((ROOT / page).read_text(encoding="utf-8")))
+
+
+def write_files(page: str, folder: Path) -> None:
+    """Writes the files that a page shows into a folder."""
+    for path, content in files(page).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content, encoding="utf-8")
 
 
 def shell_lines(text: str) -> Iterator[tuple[int, str]]:

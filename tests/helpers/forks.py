@@ -30,9 +30,10 @@ _PATIENCE = 120  # seconds in which ranks must exit by themselves after one has 
 
 @functools.cache
 def start_server() -> None:
-    """Starts the fork server with the tests' folder on its path: Python 3.11 to 3.13 do not pass sys.path."""
+    """Starts the fork server with the folders of this checkout on its path: Python 3.11 to 3.13 do not pass sys.path."""
+    root = Path(__file__).parents[2]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (root / "tests", root, root / "launch"))))
         forkserver.ensure_running()
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers import PLUGINS, ROOT, pages
+from helpers import PLUGINS
+from helpers.documentation import files
 from helpers.runs import SMALL, VIT, events, losses, rows, run, torchrun
 
 from clipx.config.duration import Length
@@ -22,14 +23,14 @@ from clipx.objective.base import StepInputs
 from clipx.trainer.spec import RunSpec, compose
 
 FOLDER = PLUGINS / "hinge"
-PAGE = ROOT / "docs/extend/objective.md"
+PAGE = "docs/extend/objective.md"
 ONE = Comm(0, 1, 0, torch.device("cpu"))
 
 
 def test_the_page_shows_the_plugins_files() -> None:
-    shown = {path: FOLDER / Path(path).relative_to("mine") for path in pages.files(PAGE)}
+    shown = {path: FOLDER / Path(path).relative_to("mine") for path in files(PAGE)}
     assert [path.name for path in shown.values()] == ["hinge.py", "hinge.yaml"]
-    for path, content in pages.files(PAGE).items():
+    for path, content in files(PAGE).items():
         assert content == shown[path].read_text(encoding="utf-8"), path
 
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clipx.config.registry import discover
+from clipx.config.registry import discover, discover_installed, spec_class
 from clipx.config.saved import from_dict
 from clipx.errors import ClipxError
 from clipx_launch.commands.cancel import count_states
 from clipx_launch.commands.run import RESUMABLE, Run
 from clipx_launch.commands.runs import sweep_runs
-from clipx_launch.options import LocalSpec, SlurmSpec
+from clipx_launch.options import LaunchSpec, LocalSpec, SlurmSpec
 from clipx_launch.point import launch_dir, read_json
 from clipx_launch.sweep import Sweep
 
@@ -56,6 +56,7 @@ def _start(folder: Path, launch: dict[str, Any], runs: Sequence[Run]) -> None:
     for path in (launch["cwd"], *launch["plugins"]):
         if not Path(path).is_dir():
             raise ClipxError(f"{path}, which the sweep was launched with, does not exist: restore it")
+    discover_installed()
     for path in reversed(launch["plugins"]):
         discover(Path(path), plugin=True)
     with contextlib.chdir(launch["cwd"]):
@@ -64,6 +65,10 @@ def _start(folder: Path, launch: dict[str, Any], runs: Sequence[Run]) -> None:
             from clipx_launch import slurm
 
             slurm.start(sweep, replace(from_dict(SlurmSpec, settings), wait=False))
+            return
+        if settings["kind"] != "local":
+            spec_class("launcher", settings["kind"])  # the error for one that is not registered
+            from_dict(LaunchSpec, settings).launch(sweep)
             return
         from clipx_launch import local
 

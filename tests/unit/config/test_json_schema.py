@@ -24,7 +24,7 @@ SITES = CONF_DIR.parent / "launch" / "sites"
 def schema_of(path: Path) -> str:
     """Returns the path of the schema of a YAML file in conf/ or in launch/sites/, relative to conf/."""
     folder = str(path.parent.relative_to(SITES if path.is_relative_to(SITES) else CONF_DIR))
-    if folder.startswith(("experiment", "recipe")) or path.name == "train.yaml":
+    if folder.startswith(("experiment", "recipe", "debug")) or path.name == "train.yaml":
         return "schema.json"
     name = path.stem if folder == "." else folder.removeprefix("hydra/")
     return f"schema/{name}.json"

@@ -1,0 +1,149 @@
+"""The examples of docs/extend, written from the pages into a folder outside the package and run by their commands.
+
+The example of an objective is tested by test_plugin.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import ROOT
+from helpers.documentation import blocks, commands, write_files
+from helpers.runs import VIT, rows, run
+from PIL import Image
+
+from clipx import compose
+from clipx.data.spec import open_data
+from clipx.errors import ConfigError
+from clipx.objective.spec import ObjectiveSpec
+
+# A few steps on little data of any source, in one process.
+FEW = (
+    *("data.batch_size=8", "data.workers=0", "duration=2st", "schedule.warmup=1st", "log_every=1st", "logger=[]"),
+    *("report=false", "checkpoint=none"),
+)
+SHAPES = ("data.samples=64", "data.held_out_samples=16")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shown(page: str) -> list[tuple[str, ...]]:
+    """Writes the files of a page into the working directory. Returns the words of its commands."""
+    write_files(page, Path.cwd())
+    return [command.words for block in blocks(page) if block.language == "bash" for command in commands(block)]
+
+
+def train(words: tuple[str, ...], name: str, *more: str) -> list[dict[str, float]]:
+    """Runs a shown command with further options. Returns the logged metrics."""
+    assert words[:3] == ("python", "-m", "clipx.train")
+    run(sys.executable, *words[1:], *FEW, f"run_dir={name}", *more)
+    return rows(Path(name))
+
+
+def test_options_of_values_alone(folder: Path) -> None:
+    (command,) = shown("docs/extend/README.md")
+    spec = compose(*command[-1:], config_dir="mine")
+    assert (spec.model.name, spec.model.image.size, spec.duration) == ("vit_small_64", 64, "20ep")
+    assert spec.optimizer.kind == "adamw" and spec.optimizer.lr == 1e-3
+    train(command, "run", *SHAPES, "evaluator=[]", "model.text.width=16", "model.text.heads=2")
+
+
+def test_an_optimizer(folder: Path) -> None:
+    first, second = shown("docs/extend/optimizer.md")
+    steps = train(first, "run", *SHAPES, *VIT, "evaluator=[]")
+    assert all(row["train/loss"] > 0 for row in steps)
+    spec = compose(*second[5:], config_dir="mine")
+    assert spec.optimizer.ema_decay == 0.99
+    with pytest.raises(ConfigError, match=r"^optimizer\.momentum_decay=-1\.0 must be at least 0"):
+        compose("optimizer=nadam", "optimizer.momentum_decay=-1", config_dir="mine")
+    x = torch.nn.Parameter(torch.ones(3))
+    optimizer = spec.optimizer.build([{"params": [("x", x)], "weight_decay": 0.0, "lr_scale": 1.0}])
+    (x**2).sum().backward()
+    optimizer.step()
+    assert (x < 1).all()
+
+
+def test_a_data_source(folder: Path) -> None:
+    for i in range(24):
+        Image.new("RGB", (48, 48), (10 * i, 0, 0)).save(f"{i}.jpg")
+    lines = [json.dumps({"image": f"{i}.jpg", "captions": [f"red {i}", "red"]}) for i in range(24)]
+    Path("train.jsonl").write_text("\n".join([*lines, '{"image": "24.jpg"}', "not JSON"]))
+    (command,) = shown("docs/extend/data.md")
+    logged = train(command, "run", "data.held_out_share=0.25")
+    assert any("eval/retrieval/image_to_text/recall@1" in row for row in logged)
+    opened = open_data(compose("data=json_lines", "data.path=train.jsonl", config_dir="mine").data)
+    assert [record.key for record in opened.train.bad] == ["train.jsonl:25", "train.jsonl:26"]
+    assert sum(opened.train.sizes) == 23 and list(opened.train.read(0).captions) == ["red 0", "red"]
+    with pytest.raises(ConfigError, match=r"^data\.path has no value: it is required"):
+        compose("data=json_lines", config_dir="mine")
+
+
+def test_an_evaluator(folder: Path) -> None:
+    first, second = shown("docs/extend/evaluator.md")
+    logged = train(first, "run", *SHAPES, *VIT)
+    (numbers,) = [row for row in logged if "eval/alignment/similarity" in row]
+    assert -1 <= numbers["eval/alignment/similarity"] <= 1 and 0 <= numbers["eval/alignment/gap"] <= 2
+    assert "eval/zeroshot/top1" in numbers
+    assert compose(*second[5:], config_dir="mine").checkpoint.best == "eval/alignment/similarity"
+
+
+def test_a_number_format(folder: Path) -> None:
+    rounded, finer, tf32 = shown("docs/extend/precision.md")
+    train(rounded, "coarse", *SHAPES, *VIT, "evaluator=[]")
+    assert compose(*finer[5:], config_dir="mine").precision.bits == 7
+    refused = run(sys.executable, *tf32[1:], *FEW, *SHAPES, "distributed=cpu", "run_dir=tf32", check=False)
+    assert refused.returncode == 2 and "precision.tf32=true has no effect on cpu" in refused.stderr
+
+
+def test_the_rounded_format_rounds_as_bfloat16_does(folder: Path) -> None:
+    shown("docs/extend/precision.md")
+    compose("precision=rounded", config_dir="mine")
+    from clipx.config.plugins.precision.rounded_linear import rounded
+
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(rounded(x, 7), x.bfloat16().float())
+    assert torch.equal(rounded(x, 23), x)
+
+
+def test_the_values_of_a_sites_launcher(folder: Path) -> None:
+    dry, *_ = shown("docs/extend/launcher.md")
+    script = run(sys.executable, *dry[1:]).stdout
+    assert "#SBATCH --partition=debug" in script and "module load cuda/12.8" in script
+
+
+def test_a_launcher_writes_commands_that_run_the_points(folder: Path) -> None:
+    _, launch, _, status = shown("docs/extend/launcher.md")
+    more = [*FEW, *SHAPES, *VIT, "evaluator=[]", "data=shapes", "distributed=cpu"]
+    done = run(sys.executable, *launch[1:], *more)
+    assert done.stdout.endswith("wrote 2 commands to commands.txt\n")
+    first, second = Path("commands.txt").read_text().splitlines()
+    run("bash", "-c", first, fresh=True)
+    assert [row["step"] for row in rows(Path("outputs/sweep/0"))] == [1, 2]
+    again = run(sys.executable, *launch[1:], *more)  # the first point has finished
+    assert again.stdout.endswith("wrote 1 commands to commands.txt\n")
+    assert Path("commands.txt").read_text() == f"{second}\n"
+    table = run(sys.executable, "-m", "clipx_launch", *status[1:]).stdout
+    assert "finished" in table
+
+
+def test_a_name_of_clipx_is_refused(folder: Path) -> None:
+    (folder / "mine/objective").mkdir(parents=True)
+    (folder / "mine/objective/infonce.yaml").touch()
+    with pytest.raises(
+        ConfigError, match=r"infonce\.yaml would have no effect, since clipx has the option objective/infonce"
+    ):
+        compose(config_dir="mine")
+
+
+def test_the_class_variables_of_an_objective_exist() -> None:
+    table = (ROOT / "docs/extend/objective.md").read_text().split("## Class variables")[1]
+    named = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert len(named) > 5 and all(hasattr(ObjectiveSpec, name) for name in named)
