@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import os
 import re
 import subprocess
@@ -57,6 +59,9 @@ class Session:
 
 
 SESSIONS = [
+    Session("docs/start/installation.md", ("Check the installation",)),
+    Session("docs/start/gpu_node.md", ("2. Plan memory and time",)),
+    Session("docs/start/slurm.md", ("1. Look at the job script",)),
     Session(
         "docs/start/first_run.md",
         small=(
@@ -103,7 +108,7 @@ def test_a_page_runs_and_prints_what_it_shows(
             Path(block.file).write_text(block.text)
         elif block.language == "bash":
             for command in commands(block):
-                if not ELSEWHERE.search(command.text):
+                if "dry_run=true" in command.text or not ELSEWHERE.search(command.text):
                     printed |= set(map(session.form, output(command, session).splitlines()))
             for line in session.refused:
                 done = run(sys.executable, *line.split()[1:], check=False)
@@ -128,3 +133,54 @@ def output(command: Command, session: Session) -> str:
 def environment() -> dict[str, str]:
     """Returns the environment of other programs: Python and its scripts are those of the tests."""
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+# Messages of faults and of clusters, which cannot be produced here, or not quickly.
+QUOTED = {
+    "docs/troubleshooting.md": None,
+    "docs/guides/weights.md": None,
+    "docs/start/slurm.md": ("2. Submit the first array", "4. Stop and resume"),
+}
+
+
+@pytest.mark.parametrize("page", QUOTED)
+def test_the_messages_that_a_page_quotes_are_in_the_source(page: str) -> None:
+    sections = QUOTED[page]
+    quoted = [
+        block for block in blocks(page) if block.language == "text" and (not sections or block.section in sections)
+    ]
+    lines = [line for block in quoted for line in block.text.splitlines() if not re.match(r"[┏┃┡│└]|$", line)]
+    assert lines
+    unknown = [line for line in lines if not any(is_of(line, pattern, text) for pattern, text in templates())]
+    assert not unknown, "\n".join(unknown)
+
+
+def is_of(line: str, pattern: re.Pattern[str], text: str) -> bool:
+    """Returns whether a line contains a message of at least 15 characters besides its values, or begins with a shorter one.
+
+    A line such as `changed  …` has a label.
+    """
+    line = re.sub(r"^error( \(rank \d+\))?: ", "", line)
+    if len(text) >= 15:
+        return pattern.search(line) is not None
+    if pattern.pattern == text and text:
+        return line.startswith(f"{text}  ")
+    values = ".*" in pattern.pattern and pattern.pattern[0] != "."
+    return values and len(text) >= 3 and pattern.match(line) is not None
+
+
+@functools.cache
+def templates() -> list[tuple[re.Pattern[str], str]]:
+    """Returns for each string of the source a pattern that matches it with any values, and its text without them."""
+    found = []
+    for path in [*(ROOT / "clipx").rglob("*.py"), *(ROOT / "launch").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            values = [part.value if isinstance(part, ast.Constant) else None for part in parts]
+            if all(value is None or isinstance(value, str) for value in values):
+                pattern = "".join(".*" if value is None else re.escape(value) for value in values)
+                found.append((re.compile(pattern), "".join(filter(None, values)).strip()))
+    for text in re.findall(r'"([^"\n]{30,})"', (ROOT / "launch/clipx_launch/job_end.sh").read_text()):
+        parts = re.split(r"\$\w+|\$\{[^}]*\}", text)
+        found.append((re.compile(".*".join(map(re.escape, parts))), "".join(parts)))
+    return found
