@@ -113,8 +113,8 @@ def check_clipx(module: str, words: Sequence[str]) -> None:
     typed = list(map(hydra_override, words))
     check_typed(typed, parser)
     arguments = parser.parse_intermixed_args(typed)
-    folders = [Path(arguments.config_dir.replace("~/clipx-site", str(SITES)))] if arguments.config_dir else []
-    if folders and not (ROOT / folders[0]).is_dir():
+    folders = [ROOT / arguments.config_dir.replace("~/clipx-site", str(SITES))] if arguments.config_dir else []
+    if folders and not folders[0].is_dir():
         return  # the page creates the folder: `test_docs_runs.py`, or the test of the page, runs it
     config_name = name.rpartition(".")[2]
     if arguments.help:

@@ -1,0 +1,1 @@
+"""Options of our group for clipx."""
