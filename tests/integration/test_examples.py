@@ -88,6 +88,7 @@ def test_the_model_of_the_table_is_exported(there: Path) -> None:
     assert (there / "my_clip/open_clip_config.json").is_file()
 
 
+@pytest.mark.slow
 def test_fine_tuning_averaging_and_distillation(there: Path) -> None:
     run(sys.executable, *command("clipx.train", "name=base"), *FEW, *SHAPES, "evaluator=[]")
     run(sys.executable, *command("experiment=finetune_weights"), *FEW, *SHAPES, "evaluator=[retrieval]")

@@ -119,6 +119,7 @@ def test_the_values_of_a_sites_launcher(folder: Path) -> None:
     assert "#SBATCH --partition=debug" in script and "module load cuda/12.8" in script
 
 
+@pytest.mark.slow
 def test_a_launcher_writes_commands_that_run_the_points(folder: Path) -> None:
     _, launch, _, status = shown("docs/extend/launcher.md")
     more = [*FEW, *SHAPES, *VIT, "evaluator=[]", "data=shapes", "distributed=cpu"]

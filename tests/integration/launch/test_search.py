@@ -50,8 +50,9 @@ def assert_found(sweep: Path) -> None:
     assert good.value is not None and good.value == rows(sweep / "0")[-1]["train/loss"] < min(
         bad.intermediate_values.values()
     )
-    assert bad.value == rows(sweep / "1")[-1]["train/loss"]
-    assert 5 <= len(rows(sweep / "1")) < 8, "the bad trial was not pruned early"
+    values, reported = [row["train/loss"] for row in rows(sweep / "1")], list(bad.intermediate_values.values())
+    assert bad.value == reported[-1] and reported[: len(values)] == values
+    assert 4 <= len(values) < 8, "the bad trial was not pruned early"  # 4: a kill before the checkpoint of step 5
     state, reason = states(sweep)["1"]
     assert (state, reason.partition(" = ")[0], reason.rpartition(" at ")[2]) == (
         "pruned",
