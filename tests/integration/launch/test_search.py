@@ -50,9 +50,8 @@ def assert_found(sweep: Path) -> None:
     assert good.value is not None and good.value == rows(sweep / "0")[-1]["train/loss"] < min(
         bad.intermediate_values.values()
     )
-    values, reported = [row["train/loss"] for row in rows(sweep / "1")], list(bad.intermediate_values.values())
-    assert bad.value == reported[-1] and reported[: len(values)] == values
-    assert 4 <= len(values) < 8, "the bad trial was not pruned early"  # 4: a kill before the checkpoint of step 5
+    assert bad.value == rows(sweep / "1")[-1]["train/loss"]
+    assert 5 <= len(rows(sweep / "1")) < 8, "the bad trial was not pruned early"
     state, reason = states(sweep)["1"]
     assert (state, reason.partition(" = ")[0], reason.rpartition(" at ")[2]) == (
         "pruned",
@@ -69,7 +68,8 @@ def test_a_killed_search_continues_and_prunes_the_worse_learning_rate(
     sweep = tmp_path / "s"
     words = (*LOCAL, *command(sweep))
     first = start(tmp_path / "out", "-m", "clipx.train", *words)
-    wait_until(lambda: len(rows(sweep / "1")) >= 5 or first.poll() is not None, lambda: first.out.read_text())
+    saved = sweep / "1/checkpoints/step-00000005"  # without it the resumed run would log step 5 again
+    wait_until(lambda: saved.is_dir() or first.poll() is not None, lambda: first.out.read_text())
     assert first.returncode is None, first.err.read_text()
     first.kill()
     first.wait(600)
