@@ -11,7 +11,6 @@ from pathlib import Path
 from helpers import ROOT
 
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"^`([\w./-]+)`\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)  # its path, then its content
 _ASSIGNMENT = re.compile(r"\w+=\S*$")
 _SEPARATORS = {"&&", "||", "|", ";", "&"}
 _LAUNCHERS = ("torchrun", "srun", "mpirun")
@@ -58,7 +57,7 @@ class Command:
 
 def blocks(page: str) -> list[Block]:
     """Returns the fenced blocks of a page."""
-    text, found = (ROOT / page).read_text(), []
+    text, found = (ROOT / page).read_text(encoding="utf-8"), []
     for match in _BLOCK.finditer(text):
         body = "\n".join(line.removeprefix(match["indent"]) for line in match["text"].splitlines())
         heading = re.findall(r"^## (.+)$", text[: match.start()], re.MULTILINE)
@@ -72,7 +71,7 @@ def blocks(page: str) -> list[Block]:
 
 def files(page: str) -> dict[str, str]:
     """Returns the files that a page shows, {path: content}: a block of code after a line with the path."""
-    return dict(_FILE.findall((ROOT / page).read_text(encoding="utf-8")))
+    return {block.file: f"{block.text}\n" for block in blocks(page) if block.file}
 
 
 def write_files(page: str, folder: Path) -> None:
