@@ -102,6 +102,7 @@ def test_a_page_runs_and_prints_what_it_shows(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))  # otherwise an earlier test may have written the shards
     printed: set[str] = set()
     for block in session.blocks():
         if block.file:
@@ -119,7 +120,10 @@ def test_a_page_runs_and_prints_what_it_shows(
 
 
 def output(command: Command, session: Session) -> str:
-    """Returns what a command prints. Those of other programs run in bash, with their redirections and here-documents."""
+    """Returns what a command prints, with the current folder as /home/me, which is how pages show it.
+
+    Commands of other programs run in bash, with their redirections and here-documents.
+    """
     words = clipx_words(command)
     if words is not None:
         done = run(sys.executable, "-m", *words, *session.overrides(words), check=False)
@@ -127,7 +131,7 @@ def output(command: Command, session: Session) -> str:
         shell = ["bash", "-c", command.text]
         done = subprocess.run(shell, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return f"{done.stdout}\n{done.stderr}"
+    return f"{done.stdout}\n{done.stderr}".replace(str(Path.cwd()), "/home/me")
 
 
 def environment() -> dict[str, str]:
