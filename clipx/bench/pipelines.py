@@ -25,13 +25,13 @@ from PIL import Image
 from clipx.data.batch import Batch
 from clipx.data.loader import TrainBatches, train_loader
 from clipx.data.order import Order
+from clipx.data.shards.shards import Shards
 from clipx.data.shards.urls import expand
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.data.source import Source
-from clipx.data.spec import open_data
+from clipx.data.spec import open_data, training_order
 from clipx.data.transform import random_box
 from clipx.data.views import ImageView, view_of
-from clipx.data.webdataset import Shards
 from clipx.distributed.comm import Comm
 from clipx.model.tokenizer import Tokenizer
 
@@ -285,9 +285,9 @@ def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:
 
     fork_workers()
     spec = load_run(Path(run_dir))
-    source = open_data(spec.data).train
-    batch = min(spec.data.batch_size, sum(source.sizes))
-    order = spec.data.order(source, spec.seed)
+    dataset = open_data(spec.data)
+    source, batch = dataset.train, min(spec.data.batch_size, sum(dataset.train.sizes))
+    order = training_order(spec.data, dataset, spec.seed, ranks=1)
     view = view_of(spec.model.image, spec.data)
     stream = TrainBatches(source, order, view, spec.model.text.build_tokenizer(), spec.seed)
     loader = _loader(stream, batch, spec.data.workers, spec.data.prefetch)

@@ -50,6 +50,7 @@ class RunState:
     world: Count = 0
     precision: str = ""  # number format, as the device chose it
     data: str = ""  # fingerprint
+    streams: Count = 0  # in which whole shards are read
     teacher: str = ""  # digest
     overdue: list[str] = field(default_factory=list)  # names of evaluators
     non_finite: tuple[Count, Count] = (0, 0)  # skipped steps: in total, in a row

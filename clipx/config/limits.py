@@ -8,6 +8,7 @@ from typing import Any
 from clipx.errors import require
 
 BATCH = 2**24  # samples of a step; the largest published batch is 2^20 (arXiv:2303.15343)
+SHARD = 2**30  # samples of a shard
 EMBEDDED = 2**16  # images or texts of one forward pass on a rank
 LAYERS = 1000
 WIDTH = 2**16

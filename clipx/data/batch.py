@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from clipx.data.source import BadRecord
 from clipx.model.packer import TextPacker
+from clipx.storage.traffic import NO_TRAFFIC, Traffic
 
 PART_SAMPLES = 512
 """Largest number of samples that a loader process makes at a time: 77 MB of images of 224 pixels."""
@@ -42,6 +44,7 @@ class Batch:
     packing: tuple[Any, ...] = ()  # packed texts of each micro-batch; without them the model takes `tokens`
     second_packing: tuple[Any, ...] = ()
     text_tokens: int = 0  # number of tokens in `packing`, see TextPacker.count
+    traffic: Traffic = NO_TRAFFIC  # with remote storage, since the batch before of the same process
 
     def without_texts(self) -> Batch:
         """Returns the batch with tokens [b, 0], for which a model computes no text embedding."""
@@ -210,6 +213,7 @@ class JoinedBatch:
             targets=tuple(map(torch.cat, zip(*(part.targets for part in parts), strict=True))),
             second_image=others[0] if others else None,
             second_tokens=torch.cat(second) if second else None,
+            traffic=reduce(Traffic.plus, [part.traffic for part in parts]),
         )
 
 

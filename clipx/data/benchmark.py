@@ -17,9 +17,9 @@ from functools import cached_property
 from clipx.config.registry import option
 from clipx.data.class_names import fill, parse_templates
 from clipx.data.shards.cache import Access, check_access
+from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Sample, Source, WrappedSource
 from clipx.data.spec import Classes, Dataset, DataSpec
-from clipx.data.webdataset import Shards
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.remote import errors_as, is_local, local_path, read_file
 from clipx.storage.url import check_url

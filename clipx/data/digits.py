@@ -31,7 +31,7 @@ class DigitsSpec(DataSpec):
 
     def open(self) -> Dataset:
         """Opens the shards, written first if they are not in the cache. Raises ConfigError without scikit-learn."""
-        from clipx.data.webdataset import Shards
+        from clipx.data.shards.shards import Shards
 
         try:
             from sklearn.datasets import load_digits

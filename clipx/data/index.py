@@ -111,7 +111,7 @@ def summary_table(spec: IndexSpec, indices: Sequence[ShardIndex]) -> Any:
         "bytes": f"{sum(index.size for index in indices):,}",
         "bad": f"{sum(len(index.bad) for index in indices):,}",
         "epoch length": f"{samples - held_out:,} samples" + (f" ({held_out:,} held out)" if held_out else ""),
-        "fingerprint": fingerprint(spec.caption_keys, spec.label_key, indices),
+        "fingerprint": fingerprint(spec.caption_keys, spec.label_key, [index.digest for index in indices]),
     }
     columns = list(row) if spec.part is None else list(row)[:4]
     return text_table(columns, [[row[name] for name in columns]], f"{spec.shards}{part}", right=columns)
@@ -126,7 +126,7 @@ def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Se
     manifest = {
         "caption_key": spec.caption_key,
         "samples": sum(index.samples for index in indices),
-        "fingerprint": fingerprint(spec.caption_keys, spec.label_key, indices),
+        "fingerprint": fingerprint(spec.caption_keys, spec.label_key, [index.digest for index in indices]),
         "shards": shards,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from clipx.distributed.launch_env import check_cores
 from clipx.errors import DataError
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
+from clipx.storage.traffic import take_traffic
 
 _MAX_SUBSTITUTES = 100  # replacements tried for one sample of a batch before the run fails
 
@@ -63,7 +64,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
         try:
             views = self.view.allocate(len(positions), None if self.second is None else self.second.size)
             wanted = [self.order(position) for position in positions]
-            prefetch_samples(self.source, wanted)
+            prefetch_samples(self.source, wanted, *self.order.read_ahead(positions))
             for position, first, *outs in zip(positions, wanted, *views, strict=True):
                 index, caption, rows = self.draw(position, first, bad, *outs)
                 captions.append(caption)
@@ -80,6 +81,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
             targets=tuple(map(torch.stack, zip(*targets, strict=True))),
             second_image=others[0] if others else None,
             second_tokens=None if self.second is None else self.second.tokenizer(captions),
+            traffic=take_traffic(),
         )
 
     def rng(self, position: int) -> random.Random:

@@ -27,7 +27,7 @@ from clipx.data.spec import Classes, Dataset, DataSpec, non_default_values, open
 from clipx.errors import ClipxError, ConfigError, require, with_location
 
 if TYPE_CHECKING:
-    from clipx.data.order import SampleOrder, SourceCount
+    from clipx.data.order import ReadAhead, SampleOrder, SourceCount
 
 # Keys of DataSpec that define how a source is read: set for each source of a mixture.
 _SOURCE_KEYS = ("shuffle_window", "replacement", "weight", "min_caption_chars", "min_side")
@@ -107,17 +107,36 @@ class MixtureSpec(DataSpec):
             classes=_common_classes([opened[name].classes for name in held_out]),
             published=self.published,
             notes=[f"{name}: {note}" for name, data in opened.items() for note in data.notes],
+            whole_shards=any(data.whole_shards for data in opened.values()),
+            sample_bytes=max(data.sample_bytes for data in opened.values()),
         )
 
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
+        orders = [source.order(samples, seed, (*stream, k)) for k, source, samples in self._numbered(train)]
         assert isinstance(train, Mixture)
-        sources = [source for _, source in self._sorted()]
-        orders = [
-            source.order(samples, seed, (*stream, k))
-            for k, (source, samples) in enumerate(zip(sources, train.sources, strict=True), start=1)
+        return MixedOrder(train.names, orders, self._weights(), random.Random(f"{seed}/mixture/{stream}"))
+
+    def stream_orders(
+        self, train: Source, seed: int, count: int, stream: tuple[int, ...] = ()
+    ) -> Sequence[SampleOrder]:
+        by_source = [
+            source.stream_orders(samples, seed, count, (*stream, k)) for k, source, samples in self._numbered(train)
         ]
-        weights = [Fraction(repr(source.weight)) for source in sources]  # the decimal value: 0.1 is exactly 1/10
-        return MixedOrder(train.names, orders, weights, random.Random(f"{seed}/mixture/{stream}"))
+        assert isinstance(train, Mixture)
+        weights, sizes = self._weights(), [sum(source.sizes) for source in train.sources]
+        return [
+            MixedOrder(train.names, orders, weights, random.Random(f"{seed}/mixture/{stream}/{number}"), sizes)
+            for number, orders in enumerate(zip(*by_source, strict=True))
+        ]
+
+    def _numbered(self, train: Source) -> Iterator[tuple[int, DataSpec, Source]]:
+        """Yields (number from 1, options, opened source) of each source."""
+        assert isinstance(train, Mixture)
+        for number, ((_, source), samples) in enumerate(zip(self._sorted(), train.sources, strict=True), start=1):
+            yield number, source, samples
+
+    def _weights(self) -> list[Fraction]:
+        return [Fraction(repr(source.weight)) for _, source in self._sorted()]  # the decimal value: 0.1 is exactly 1/10
 
     def image_options(self) -> Iterator[tuple[str, Any]]:
         yield from DataSpec.image_options(self)
@@ -188,13 +207,14 @@ class Mixture:
         k, local = self._locate(index)
         return self.sources[k].read(local)
 
-    def prefetch(self, indices: Sequence[int]) -> None:
-        wanted: list[list[int]] = [[] for _ in self.sources]
-        for index in indices:
-            k, local = self._locate(index)
-            wanted[k].append(local)
+    def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
+        wanted: list[tuple[list[int], ...]] = [([], [], []) for _ in self.sources]
+        for purpose, some in enumerate((indices, later, done)):
+            for index in some:
+                k, local = self._locate(index)
+                wanted[k][purpose].append(local)
         for source, local_indices in zip(self.sources, wanted, strict=True):
-            prefetch_samples(source, local_indices)
+            prefetch_samples(source, *local_indices)
 
 
 # ----------------------------------------------------------------------------------------------------- the order
@@ -211,12 +231,19 @@ class MixedOrder:
     """
 
     def __init__(
-        self, names: Sequence[str], orders: Sequence[SampleOrder], weights: Sequence[Fraction], rng: random.Random
+        self,
+        names: Sequence[str],
+        orders: Sequence[SampleOrder],
+        weights: Sequence[Fraction],
+        rng: random.Random,
+        sizes: Sequence[int] = (),
     ) -> None:
         self.names, self.orders = names, orders
         self.sizes = [order.samples for order in orders]
         self.samples = sum(self.sizes)
-        self._starts = [end - size for end, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
+        self.stored = sum(order.stored for order in orders)
+        sizes = sizes or self.sizes  # of the sources, of which `orders` may be streams
+        self._starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
         self._tree = _tree(range(len(orders)), weights, rng)
 
     def __call__(self, position: int) -> int:
@@ -227,6 +254,15 @@ class MixedOrder:
         """Draws a substitute from the same source, so that bad samples do not change the shares."""
         k, local = _locate(self._tree, position)
         return self._starts[k] + self.orders[k].substitute(local, rng)
+
+    def read_ahead(self, positions: range) -> ReadAhead:
+        from clipx.data.order import ReadAhead
+
+        found, ends = ReadAhead(), dict(_counts(self._tree, positions.stop))
+        for k, first in _counts(self._tree, positions.start):
+            if first < ends[k]:
+                found = found.plus(self.orders[k].read_ahead(range(first, ends[k])), self._starts[k])
+        return found
 
     def source_counts(self, position: int) -> Mapping[str, SourceCount]:
         """Returns the counts by source. A nested mixture is counted as a whole and by its sources, `a` and `a.b`."""

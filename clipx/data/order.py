@@ -6,6 +6,8 @@ The order does not depend on workers, ranks or timing, and starting at any posit
 
 Epochs follow each other without a gap, so a batch may contain the end of one epoch and the start of the next. The last
 partial batch of a run is dropped.
+
+Shards that are read whole are read in several streams instead: see clipx/data/streams.py.
 """
 
 from __future__ import annotations
@@ -29,12 +31,30 @@ class SourceCount(NamedTuple):
     size: int
 
 
+class ReadAhead(NamedTuple):
+    """Whole shards to fetch and to release, each by the index of one of its samples."""
+
+    later: Sequence[int] = ()
+    """Those that are read from now on, in the order of their first use."""
+
+    done: Sequence[int] = ()
+    """Those that have been read and are not read again soon."""
+
+    def plus(self, other: ReadAhead, start: int = 0) -> ReadAhead:
+        """Returns these shards and those of a source whose samples begin at the index `start`."""
+        return ReadAhead(*([*ours, *(start + i for i in more)] for ours, more in zip(self, other, strict=True)))
+
+
 class SampleOrder(Protocol):
     """Endless stream of sample indices with random access by position."""
 
     @property
     def samples(self) -> int:
         """Number of samples, which is the number of positions in an epoch."""
+
+    @property
+    def stored(self) -> int:
+        """Largest number of samples in whole shards that are stored at a time."""
 
     def __call__(self, position: int) -> int:
         """Returns the index of the sample at a position of the stream."""
@@ -44,6 +64,12 @@ class SampleOrder(Protocol):
 
     def source_counts(self, position: int) -> Mapping[str, SourceCount]:
         """Returns the samples drawn from each source before this position, by source name; {} for a single source."""
+
+    def read_ahead(self, positions: range) -> ReadAhead:
+        """Returns the shards to fetch and to release where these consecutive positions are read; none without streams.
+
+        The positions must be of one batch.
+        """
 
 
 class Order:
@@ -63,6 +89,7 @@ class Order:
         self.seed, self.stream = seed, stream
         self.replacement = replacement
         self.window = _BLOCK if replacement else min(window, self.samples)
+        self.stored = 0
         self._shards: tuple[int, Indices, Indices] | None = None  # epoch, shard order, ends in that order
         self._windows: dict[tuple[int, int], Indices] = {}
 
@@ -82,6 +109,9 @@ class Order:
 
     def source_counts(self, position: int) -> Mapping[str, SourceCount]:
         return {}
+
+    def read_ahead(self, positions: range) -> ReadAhead:
+        return ReadAhead()
 
     def _draw_block(self, block: int) -> Indices:
         """Draws the samples at the positions of a block independently."""

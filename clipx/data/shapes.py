@@ -127,7 +127,7 @@ class ShapesSpec(DataSpec):
 
     def open(self) -> Dataset:
         """Opens the shards, written first if they are not in the cache."""
-        from clipx.data.webdataset import Shards
+        from clipx.data.shards.shards import Shards
 
         def shards(name: str, samples: int, held_out: bool) -> Shards:
             style = "" if self.style is Style.painted else f"-{self.style}"

@@ -119,14 +119,19 @@ class Source(Protocol):
 class SupportsPrefetch(Protocol):
     """Source that can request samples before they are read."""
 
-    def prefetch(self, indices: Sequence[int]) -> None:
-        """Requests the samples that this process reads next."""
+    def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
+        """Requests the samples that this process reads next.
+
+        `later` and `done` have a sample of each whole shard to fetch and to release: see ReadAhead.
+        """
 
 
-def prefetch_samples(source: Source, indices: Sequence[int]) -> None:
-    """Calls `source.prefetch(indices)` if the source has the method."""
+def prefetch_samples(
+    source: Source, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()
+) -> None:
+    """Calls `source.prefetch` if the source has the method."""
     if isinstance(source, SupportsPrefetch):
-        source.prefetch(indices)
+        source.prefetch(indices, later, done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +158,8 @@ class WrappedSource:
     def read(self, index: int) -> Sample:
         raise NotImplementedError
 
-    def prefetch(self, indices: Sequence[int]) -> None:
-        prefetch_samples(self.source, indices)
+    def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
+        prefetch_samples(self.source, indices, later, done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +228,10 @@ class Split:
     def read(self, index: int) -> Sample:
         return self.source.read(self._source_index(index))
 
-    def prefetch(self, indices: Sequence[int]) -> None:
-        prefetch_samples(self.source, [self._source_index(index) for index in indices])
+    def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
+        prefetch_samples(
+            self.source, *([self._source_index(index) for index in some] for some in (indices, later, done))
+        )
 
 
 def split(source: Source, share: float) -> tuple[Source, Source | None]:

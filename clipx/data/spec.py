@@ -50,6 +50,8 @@ class Dataset:
     classes: Classes | None = None
     published: int | None = None  # number of samples according to the publication of the data, if known
     notes: Sequence[str] = ()  # remarks on the data for the log
+    whole_shards: bool = False  # whether training reads whole shards, in streams
+    sample_bytes: float = 0.0  # bytes of whole shards per sample, estimated
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,6 +106,11 @@ class DataSpec:
     """Minimum length of an image's shorter side in pixels. A training sample with a smaller image is a bad sample: it
     is counted and replaced. Held-out samples are not filtered. 0: no limit."""
 
+    streams: int | None = None
+    """Number of streams in which whole shards are read (data.read=stream), a divisor of batch_size. Each reads the
+    shards of its part of each epoch, one after the other, and gives an equal share of every batch. If it is a multiple
+    of the number of ranks, no two ranks read the same shard. null: up to 4 for each rank; a resumed run keeps it."""
+
     mismatched: float = 0.0
     """Share of the training samples with the captions of another sample, in [0, 1]: noise for experiments. These
     samples are a function of the seed and of the number of samples. Held-out samples keep their captions."""
@@ -139,6 +146,12 @@ class DataSpec:
         limits.check_limit("data.prefetch", self.prefetch, limits.PREFETCH, "batches")
         require(self.shuffle_window >= 1, f"data.shuffle_window={self.shuffle_window} must be at least 1 sample")
         check_name("data.name", self.name)
+        if self.streams is not None:
+            require(
+                self.streams >= 1 and self.batch_size % self.streams == 0,
+                f"data.streams={self.streams} must be at least 1 and divide data.batch_size={self.batch_size}: use "
+                f"{nearest_divisors(self.batch_size, max(1, self.streams))}",
+            )
         low, high = (*self.crop_scale, 0, 0)[:2]
         require(
             len(self.crop_scale) == 2 and 0 < low <= high <= 1,
@@ -191,6 +204,41 @@ class DataSpec:
         from clipx.data.order import Order
 
         return Order(train.sizes, seed, self.shuffle_window, self.replacement, stream)
+
+    def stream_orders(
+        self, train: Source, seed: int, count: int, stream: tuple[int, ...] = ()
+    ) -> Sequence[SampleOrder]:
+        """Returns the orders of `count` streams, which together read the opened training source. Raises ConfigError."""
+        from clipx.data.streams import Part, ShardSequence, StreamOrder
+
+        sequence = ShardSequence(train.sizes, seed, self.replacement, stream)
+        require(
+            sequence.samples >= count,
+            f"data.streams={count} is more than the {sequence.samples:,} samples of {self.name}: give fewer",
+        )
+        return [StreamOrder(sequence, Part(number, count), self.shuffle_window) for number in range(count)]
+
+
+def training_order(data: DataSpec, dataset: Dataset, seed: int, ranks: int, streams: int | None = None) -> SampleOrder:
+    """Returns the order in which a run on `ranks` ranks reads its training source.
+
+    `streams`: number of streams of the run that is resumed. Raises ConfigError if data.streams has no effect.
+    """
+    from clipx.data.streams import Streams, stream_count
+
+    if not dataset.whole_shards:
+        require(
+            data.streams is None,
+            f"data.streams={data.streams} has no effect without whole shards (data.read): remove it",
+        )
+        return data.order(dataset.train, seed)
+    count = data.streams or streams or stream_count(data.batch_size, ranks, len(dataset.train.sizes))
+    require(
+        data.batch_size % count == 0,
+        f"data.batch_size={data.batch_size} is not divisible by the {count} streams of the run: use "
+        f"{nearest_multiples(data.batch_size, count)}",
+    )
+    return Streams(data.stream_orders(dataset.train, seed, count), data.batch_size)
 
 
 def non_default_values(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:

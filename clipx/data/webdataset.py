@@ -1,48 +1,34 @@
 """WebDataset shards, as written by img2dataset: jpg (or jpeg, png, webp) + txt + json, with random access by an index.
 npy in place of an image holds stored features (model.image.features).
 
-Reopening a data set only checks the sizes and modification times of its shards. Only members on an allow-list are read,
-and none of them can execute code.
+Reopening a data set only checks the sizes and modification times of its shards. Of a set whose numbers of samples are
+listed nothing is read before the first step.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import tarfile
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import accumulate
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from clipx.config import limits
 from clipx.config.registry import option
-from clipx.data.shards.cache import Access, ShardFile, Span, check_access
-from clipx.data.shards.index import caption_columns, fingerprint, index_shards, load_table
-from clipx.data.shards.remote import fetch, prefetch_spans
-from clipx.data.shards.tar import CLS, IMAGE, JSON, TXT
+from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand
-from clipx.data.source import (
-    BadRecord,
-    BadSample,
-    Sample,
-    caption_text,
-    caption_weights,
-    check_held_out_share,
-    check_key,
-    count_reasons,
-    parse_label,
-    split,
-)
+from clipx.data.source import Source, caption_weights, check_held_out_share, check_key, count_reasons, split
 from clipx.data.spec import Dataset, DataSpec, all_held_out
-from clipx.errors import ConfigError, DataError, require
+from clipx.errors import ConfigError, require
 from clipx.storage.remote import is_local
+from clipx.storage.url import check_path
 
-_DEFAULT_ACCESS = Access()
+if TYPE_CHECKING:
+    from clipx.data.shards.counts import Counts, Manifest
+    from clipx.data.shards.shards import Shards
+
+_READ = ("auto", "range", "stream")
 _SAMPLES_PER_GPU = 256  # of the published runs of open_clip: 32,768 samples on 128 GPUs
-_GAP = 1 << 16  # bytes between the members of a sample up to which one request is cheaper than two
+_WINDOWS = 3  # shuffle windows whose whole shards are stored at the same time, at most
 
 
 @option("data")
@@ -87,27 +73,67 @@ class WebDatasetSpec(DataSpec):
     cache_dir: str | None = None
     """Folder of the cache of remote shards, best on a local disk. null: shards in clipx's cache folder."""
 
+    read: str = "auto"
+    """How training reads shards. range: each sample by itself, at random. stream: whole shards, one after the other in
+    each of several streams, into the cache of remote shards (of the operating system for local ones), and shuffled
+    there. auto: stream for remote shards, range for local ones. Evaluation reads ranges."""
+
+    manifest: str | None = None
+    """File that lists the shards and their samples, written by python -m clipx.data.index manifest=…: path or URL.
+    Without shards, all shards in it are used. A listed shard is not read before it is used. null: none."""
+
+    samples_per_shard: int | None = None
+    """Number of samples in each shard, if nothing lists it: a place in a shard that has fewer is a bad sample. null:
+    remote shards are used by their _stats.json or sizes.json, if these exist; all others are indexed at the start."""
+
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
         check_held_out_share(self.held_out_share)
         caption_weights("data.caption_key", self.caption_key)
         check_key("data.label_key", self.label_key, "cls")
         check_access(self.retry_s, self.cache_gb)
+        require(self.read in _READ, f"data.read={self.read} must be one of {', '.join(_READ)}")
+        if self.samples_per_shard is not None:
+            require(self.samples_per_shard >= 1, f"data.samples_per_shard={self.samples_per_shard} must be at least 1")
+            limits.check_limit("data.samples_per_shard", self.samples_per_shard, limits.SHARD, "samples")
+            require(
+                self.manifest is None,
+                f"data.samples_per_shard={self.samples_per_shard} has no effect with data.manifest={self.manifest}: "
+                "remove one of them",
+            )
+        if self.manifest is not None:
+            check_path("data.manifest", self.manifest)
 
     @property
     def published(self) -> int | None:
         return self.samples
 
     def open(self) -> Dataset:
-        if self.shards is None:
+        from clipx.data.shards.counts import Manifest
+
+        manifest = None if self.manifest is None else Manifest.read(self.manifest, self.retry_s)
+        if self.shards is None and manifest is None:
             raise ConfigError(self._missing_shards())
-        train = self._open(self.shards, "data.shards")
-        if self.held_out_shards is None:
-            notes = count_reasons(train.notes)
-            return Dataset(*split(train, self.held_out_share), published=self.samples, notes=notes)
-        held_out = self._open(self.held_out_shards, "data.held_out_shards")
-        notes = count_reasons([*train.notes, *held_out.notes])
-        return Dataset(train, held_out, published=self.samples, notes=notes)
+        urls = list(manifest.shards if manifest else ()) if self.shards is None else expand(self.shards, "data.shards")
+        counts = self._counts(urls, manifest)
+        whole = self.read == "stream" or (self.read == "auto" and not all(map(is_local, urls)))
+        share = 0.0 if self.held_out_shards is not None else self.held_out_share
+        if counts is not None and int(len(urls) * share):  # evaluation would otherwise fetch every shard
+            held = [int((i + 1) * share) > int(i * share) for i in range(len(urls))]
+            train = self._open(*counts.select(urls, [not out for out in held]), whole)
+            opened = [train, self._open(*counts.select(urls, held), whole=False)]
+            sides: tuple[Source, Source | None] = train, opened[1]
+        else:
+            opened = [self._open(urls, counts, whole)]
+            kept, held_out = split(opened[0], share)
+            sides = kept, split(opened[0].by_ranges(), share)[1] if held_out else None
+        if self.held_out_shards is not None:
+            urls = expand(self.held_out_shards, "data.held_out_shards")
+            opened.append(self._open(urls, self._counts(urls, None), whole=False))
+            sides = sides[0], opened[-1]
+        notes = count_reasons([note for shards in opened for note in shards.notes])
+        size = opened[0].first_shard_bytes() / max(1, opened[0].sizes[0]) if whole else 0.0
+        return Dataset(*sides, published=self.samples, notes=notes, whole_shards=whole, sample_bytes=size)
 
     def _missing_shards(self) -> str:
         example = "e.g. data.shards='/data/{00000..01242}.tar'"
@@ -123,197 +149,53 @@ class WebDatasetSpec(DataSpec):
         )
 
     def open_for_evaluation(self) -> Dataset:
-        shards = self.held_out_shards or self.shards
-        return all_held_out(replace(self, shards=shards, held_out_shards=None, held_out_share=0.0).open())
+        chosen = replace(self, held_out_shards=None, held_out_share=0.0, read="range")
+        return all_held_out(replace(chosen, shards=self.held_out_shards or self.shards).open())
 
-    def _open(self, pattern: str, key: str) -> Shards:
-        access = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir)
-        shards = Shards.open(expand(pattern, key), self.caption_key, self.label_key, access)
+    def _counts(self, urls: Sequence[str], manifest: Manifest | None) -> Counts | None:
+        """Returns the numbers of samples of the shards if they are listed, so that they need not be indexed now."""
+        from clipx.data.shards.counts import Counts, listed_counts
+        from clipx.data.shards.index import caption_columns, index_shards
+
+        if manifest is not None:
+            return manifest.counts(urls)
+        if self.samples_per_shard is not None:
+            return Counts([self.samples_per_shard] * len(urls), f"data.samples_per_shard={self.samples_per_shard}")
+        if all(map(is_local, urls)):
+            return None
+
+        def count(others: Sequence[str]) -> list[int]:
+            columns = caption_columns(caption_weights("data.caption_key", self.caption_key))
+            return [index.samples for index in index_shards(others, *columns, retry_s=self.retry_s)]
+
+        return listed_counts(urls, self.retry_s, count)
+
+    def _open(self, urls: Sequence[str], counts: Counts | None, whole: bool) -> Shards:
+        from clipx.data.shards.shards import Shards
+
+        access = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole)
+        shards = Shards.open(urls, self.caption_key, self.label_key, access, counts)
         _check_cache(shards, self.cache_gb, self.shuffle_window)
         return shards
-
-
-@dataclass(frozen=True, slots=True)
-class Shards:
-    """Source over tar files. `tables` are the paths of the shard indices."""
-
-    urls: Sequence[str]
-    tables: Sequence[str]
-    sizes: Sequence[int]
-    bad: Sequence[BadRecord]
-    notes: Sequence[BadRecord]
-    fingerprint: str
-    captions: dict[str, float]  # key -> weight
-    label_key: str | None
-    lengths: Sequence[int] = field(repr=False)  # bytes of each shard
-    access: Access
-    remote: bool  # whether any shard is not on a local file system
-    _ends: Sequence[int] = field(repr=False)
-
-    @classmethod
-    def open(
-        cls, urls: Sequence[str], caption_key: Any, label_key: str | None, access: Access = _DEFAULT_ACCESS
-    ) -> Shards:
-        """Opens the shards, indexing new ones with a progress bar. Raises DataError if they have no sample.
-
-        With `caption_key` None a sample is an image with a label in the member cls, without captions.
-        """
-        captions = {} if caption_key is None else caption_weights("data.caption_key", caption_key)
-        indices = index_shards(urls, *(caption_columns(captions) or [CLS]), retry_s=access.retry_s)
-        sizes = [index.samples for index in indices]
-        bad = [item for index in indices for item in index.bad]
-        notes = [item for index in indices for item in index.notes]
-        if not sum(sizes):
-            reasons = "".join(f"; {item.key}: {item.reason}" for item in [*bad, *notes][:1])
-            wanted = f"caption (data.caption_key={' or '.join(captions)})" if captions else "label (the member cls)"
-            raise DataError(f"{len(urls)} shards, from {urls[0]}, have no sample with an image and a {wanted}{reasons}")
-        return cls(
-            urls=urls,
-            remote=not all(map(is_local, urls)),
-            tables=[index.table for index in indices],
-            sizes=sizes,
-            bad=bad,
-            notes=notes,
-            fingerprint=fingerprint(captions, label_key, indices),
-            captions=captions,
-            label_key=label_key,
-            lengths=[index.size for index in indices],
-            access=access,
-            _ends=list(accumulate(sizes)),
-        )
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        """Returns (shard, row) of a sample."""
-        shard = bisect_right(self._ends, index)
-        return shard, index - self._ends[shard] + self.sizes[shard]
-
-    def key(self, index: int) -> str:
-        shard, row = self._locate(index)
-        offset = int(load_table(self.tables[shard])[row, IMAGE, 0])
-        try:
-            header = fetch(self._file(shard), offset - 512, 512)
-            name = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").name
-        except (BadSample, DataError, tarfile.TarError, ValueError, OverflowError):
-            name = f"sample {row}"
-        return f"{self.urls[shard]}:{name}"
-
-    def read(self, index: int) -> Sample:
-        file, spans = self._member_spans(index)
-        found = dict(zip(spans, _read(file, list(spans.values())), strict=True))
-        captions_by_key = _captions_by_key(found, self.captions) if self.captions else []
-        label = None if self.label_key is None else _label(found, self.label_key)
-        captions = [caption for _, held in captions_by_key for caption in held]
-        return Sample(found[IMAGE], captions, label, captions_by_key if len(self.captions) > 1 else ())
-
-    def prefetch(self, indices: Sequence[int]) -> None:
-        """Requests the samples of remote shards that are read next."""
-        if self.remote:
-            wanted = [self._member_spans(index) for index in indices]
-            spans = [(file, group) for file, members in wanted for group in _groups(list(members.values()))]
-            prefetch_spans(self.fingerprint, spans)
-
-    def _member_spans(self, index: int) -> tuple[ShardFile, dict[int, Span]]:
-        """Returns the shard file of a sample and the spans of the members needed, by column."""
-        shard, row = self._locate(index)
-        members: list[Span] = [tuple(span) for span in load_table(self.tables[shard])[row].tolist()]
-        return self._file(shard), {c: members[c] for c in self._columns() if members[c][1] > 0}
-
-    def _file(self, shard: int) -> ShardFile:
-        return ShardFile(self.urls[shard], Path(self.tables[shard]).stem, self.lengths[shard], self.access)
-
-    def _columns(self) -> set[int]:
-        labels = {None: IMAGE, "cls": CLS}
-        return {IMAGE, *caption_columns(self.captions), labels.get(self.label_key, JSON)}
 
 
 def _check_cache(shards: Shards, cache_gb: float, window: int) -> None:
     """Raises ConfigError if the cache is smaller than the shards of a window, which would be fetched repeatedly."""
     remote = [
         (size, samples)
-        for url, size, samples in zip(shards.urls, shards.lengths, shards.sizes, strict=True)
+        for url, size, samples in zip(shards.urls, shards.lengths, shards.sizes, strict=False)
         if not is_local(url)
     ]
     if not cache_gb or not remote:
         return
     _ = shards.access.folder  # raises ConfigError if it cannot be created
     size, samples = sum(size for size, _ in remote), sum(samples for _, samples in remote)
-    together = min(len(remote), window * len(remote) // max(1, samples) + 2)  # a window starts and ends inside shards
+    together = window * len(remote) // max(1, samples) + 2  # a window starts and ends inside shards
+    together = min(len(remote), together * (_WINDOWS if shards.access.whole else 1))
     needed = together * size / len(remote) / 1e9
     require(
         cache_gb >= needed,
         f"data.cache_gb={cache_gb:g} is less than the {together} shards that data.shuffle_window={window:,} samples "
-        f"are drawn from: give {math.ceil(needed * 10) / 10:g}, a smaller window, or 0 for no cache",
+        f"are drawn from: give {math.ceil(needed * 10) / 10:g}, a smaller window, or 0 for "
+        + ("no limit" if shards.access.whole else "no cache"),
     )
-
-
-@lru_cache(maxsize=1)  # captions and label of a sample may share one json member
-def _json(encoded: bytes) -> dict[str, Any]:
-    try:
-        meta = json.loads(encoded)
-    except (ValueError, RecursionError):
-        raise BadSample("json cannot be read") from None
-    if not isinstance(meta, dict):
-        raise BadSample("json is not an object")
-    return meta
-
-
-def _captions_by_key(found: dict[int, bytes], weights: dict[str, float]) -> list[tuple[float, Sequence[str]]]:
-    """Returns (weight, captions) of each key with a caption. Raises BadSample if there is none."""
-    captions_by_key, faults = list[tuple[float, Sequence[str]]](), []
-    for key, weight in weights.items():
-        try:
-            captions_by_key.append((weight, _captions(found, key)))
-        except BadSample as error:
-            faults.append(str(error))
-    if not captions_by_key:
-        raise BadSample("; ".join(dict.fromkeys(faults)))
-    return captions_by_key
-
-
-def _captions(found: dict[int, bytes], caption_key: str) -> Sequence[str]:
-    """Returns the usable captions of a key. Raises BadSample if there is none."""
-    if caption_key == "txt":
-        return [caption_text(found.get(TXT, b""))]
-    value = _json(found.get(JSON, b"")).get(caption_key.removeprefix("json."))
-    texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
-    captions, fault = [], f"caption is missing: {caption_key} contains no text"
-    for text in texts:
-        try:
-            captions.append(caption_text(text))
-        except BadSample as error:
-            fault = str(error)
-    if not captions:
-        raise BadSample(fault)
-    return captions
-
-
-def _label(found: dict[int, bytes], label_key: str) -> int | str:
-    if label_key == "cls":
-        return parse_label(found.get(CLS, b"").decode("utf-8", "replace"))
-    value = _json(found.get(JSON, b"")).get(label_key.removeprefix("json."))
-    if isinstance(value, int):
-        return int(value)
-    if not isinstance(value, str):
-        raise BadSample(f"label is missing: {label_key} is neither an index nor a name")
-    return parse_label(value)
-
-
-# ------------------------------------------------------------------------------------------------- reading
-
-
-def _groups(spans: Sequence[Span]) -> list[Span]:
-    """Returns the ranges to request for a sample: one range if its members are close together, else one per member."""
-    start, end = min(offset for offset, _ in spans), max(offset + size for offset, size in spans)
-    if end - start > sum(size for _, size in spans) + _GAP:
-        return list(spans)
-    return [(start, end - start)]
-
-
-def _read(file: ShardFile, spans: Sequence[Span]) -> list[bytes]:
-    """Returns the bytes of each span."""
-    groups = _groups(spans)
-    contents = [fetch(file, *group) for group in groups]
-    if len(groups) > 1 or len(spans) == 1:
-        return contents
-    ((start, _),) = groups
-    return [contents[0][offset - start : offset - start + size] for offset, size in spans]

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from clipx.errors import ClipxError, DataError, StorageError, StorageRefused
 from clipx.escape import print_stderr
 from clipx.storage.failure import Failure, FailureKind, error_text
+from clipx.storage.traffic import count_read
 
 T = TypeVar("T")
 
@@ -189,6 +190,8 @@ def _read(url: str, retry_s: float, patient: bool = False, **span: int) -> bytes
     def call() -> bytes:
         fs, path = file_system(url)
         content: bytes = fs.cat_file(path, **span)
+        if not is_local(url):
+            count_read(1, len(content))
         return content
 
     return retry(url, retry_s, call, patient)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.checkpoint.format import Checkpoint
 from clipx.config.saved import to_dict
+from clipx.data.streams import number_of_streams
 
 if TYPE_CHECKING:
     from clipx.trainer.trainer import Trainer
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def counters(trainer: Trainer) -> dict[str, Any]:
     """Returns the values for the file `state.json` of a checkpoint."""
-    learner, teacher = trainer.learner, trainer.teacher
+    learner, teacher, streams = trainer.learner, trainer.teacher, number_of_streams(trainer.order)
     return {
         "samples_seen": trainer.samples_seen,
         "epoch_samples": trainer.order.samples,
@@ -26,6 +27,7 @@ def counters(trainer: Trainer) -> dict[str, Any]:
         "precision": learner.format.kind,
         "data": trainer.dataset.train.fingerprint,
         "config": to_dict(trainer.spec),
+        **({} if streams is None else {"streams": streams}),
         **({} if teacher is None else {"teacher": teacher.digest}),
     }
 

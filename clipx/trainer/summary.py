@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from clipx.data.bad_samples import BadCount
+from clipx.data.streams import Streams
 from clipx.errors import ResultError
 from clipx.logger import Row, read_rows
 from clipx.model.blocks import named_blocks
@@ -69,6 +70,8 @@ def facts(trainer: Trainer) -> dict[str, str]:
         lines["repeat"] = f"each step trains on the same {batch:,} samples: data.repeat_batch=true"
     elif sources:
         lines["sources"] = "; ".join(f"{name} {m:,} samples = {m / of:.4g} passes" for name, (m, of) in sources)
+    if isinstance(trainer.order, Streams):
+        lines["reading"] = trainer.order.describe(comm.world, dataset.sample_bytes)
     if trainer.checkpoints.url is not None:
         lines["remote"] = trainer.checkpoints.url
     if trainer.resumed:
@@ -110,8 +113,11 @@ def batchnorm_line(model: CLIP, spec: RunSpec, ranks: int) -> str | None:
 def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Row:
     """Returns the current metrics for the loggers. Collective. `before`: samples seen before the measured step."""
     comm, order, learner = trainer.comm, trainer.order, trainer.learner
-    own = [trainer.bad_samples.bad.total(), measured.get("tokens_per_second", 0.0)]  # this rank's; summed over ranks
-    bad, tokens = comm.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+    counted = trainer.bad_samples
+    # This rank's numbers, summed over the ranks.
+    traffic = trainer.traffic
+    own = [counted.bad.total(), measured.get("tokens_per_second", 0.0), traffic.requests, traffic.bytes, counted.seen]
+    bad, tokens, requests, received, read = comm.sum(torch.tensor(own, dtype=torch.float64)).tolist()
     if "tokens_per_second" in measured:
         utilised = _utilisation(trainer, measured["samples_per_second"], tokens, before)
         measured = {**measured, "tokens_per_second": tokens, **utilised}
@@ -126,6 +132,11 @@ def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Ro
         **trainer.plan.row(before),
         **{f"train/samples/{name}": source.samples for name, source in drawn},
         "train/bad_samples": int(bad),
+        **(
+            {"train/requests_per_sample": requests / read, "train/bytes_per_sample": received / read}
+            if requests and read
+            else {}
+        ),
         **({"train/left_out_steps": learner.non_finite.total} if learner.non_finite.total else {}),
         **learner.loss_scale.metrics(),
         **trainer.checkpoints.metrics(),

@@ -18,7 +18,7 @@ from clipx.data.batch import Batch
 from clipx.data.loader import check_workers
 from clipx.data.order import SampleOrder
 from clipx.data.prefetch import DevicePrefetcher
-from clipx.data.spec import Dataset, exchange_captions, open_on_all_ranks
+from clipx.data.spec import Dataset, exchange_captions, open_on_all_ranks, training_order
 from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import Exit, Stopped, require
@@ -35,6 +35,7 @@ from clipx.run.lock import RunLock
 from clipx.run.signals import StopSignals
 from clipx.run.watchdog import Watchdog
 from clipx.schedule import LearningRate
+from clipx.storage.traffic import NO_TRAFFIC
 from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredEmbeddings
 from clipx.trainer.backends import Backends, prepare_backends
@@ -65,6 +66,7 @@ class Trainer:
     dataset: Dataset
     order: SampleOrder
     bad_samples: BadSampleCounter
+    traffic = NO_TRAFFIC  # of this rank's loader with remote storage, since the start of the process
     evaluation: PeriodicEvaluation
     early_stopping: EarlyStopping
     tokenizer: Tokenizer
@@ -122,7 +124,7 @@ class Trainer:
             f"data.batch_size={batch} is larger than the data set of {n:,} samples: use at most {n} or more data",
         )
         suite = Suite.open(spec.active_evaluators, spec.data, self.dataset, comm)
-        self.order = spec.data.order(train, spec.seed)
+        self.order = training_order(spec.data, self.dataset, spec.seed, comm.world)
         self.dataset = exchange_captions(self.dataset, spec.data, spec.seed)
         self.bad_samples = BadSampleCounter(spec.data.max_bad_share, self.order.samples // comm.world, comm.world)
         total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
@@ -350,6 +352,7 @@ class Trainer:
         if batch.bad:
             self.rundir.quarantine(batch.bad)
         self.bad_samples.count(len(batch.index), batch.bad)
+        self.traffic = self.traffic.plus(batch.traffic)
 
     def _finish(self, screen: Screen, numbers: dict[str, float]) -> dict[str, float]:
         self.early_stopping.announce(screen.print, self.rundir.event, self.steps_done)
@@ -390,6 +393,8 @@ class Trainer:
         spec, teacher = self.spec, None if self.teacher is None else self.teacher.digest
         source = spec.teacher.source_option
         check_sources(found.state, self.rundir.path, self.dataset.train.fingerprint, teacher, source)
+        streams = found.state.get("streams")
+        self.order = training_order(spec.data, self.dataset, spec.seed, self.comm.world, streams)
         restore_counters(self, found)
         self.notes += self.learner.restore(found, spec.seed + 1 + self.samples_seen)
         return True

@@ -33,9 +33,10 @@ from clipx.data.csv import CsvSpec
 from clipx.data.index import IndexSpec, index
 from clipx.data.prepare.prepare import prepare
 from clipx.data.prepare.spec import PrepareSpec
+from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
-from clipx.data.webdataset import Shards, WebDatasetSpec
+from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError, DataError
 from clipx.run.directory import RunDir
 

@@ -11,7 +11,7 @@ import yaml
 from clipx.cli import cli, imports
 from clipx.config.saved import to_dict
 from clipx.data.look.spec import UNUSED, LookSpec
-from clipx.data.spec import Dataset, exchange_captions, open_data
+from clipx.data.spec import Dataset, exchange_captions, open_data, training_order
 from clipx.distributed.launch_env import check_cores
 from clipx.errors import ConfigError
 from clipx.escape import print_stderr
@@ -53,7 +53,7 @@ def build(spec: LookSpec, dataset: Dataset) -> Content:
     """Reads the samples and returns the content of the page."""
     assert spec.data is not None
     data = spec.data
-    order = data.order(dataset.train, spec.seed)
+    order = training_order(data, dataset, spec.seed, ranks=1)
     tokenizer = spec.model.text.build_tokenizer()
     stream = TrainBatches(dataset.train, order, view_of(spec.model.image, data), tokenizer, spec.seed)
     positions = range(min(spec.samples, order.samples))

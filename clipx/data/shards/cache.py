@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import threading
@@ -28,6 +29,7 @@ Span = tuple[int, int]
 _USED_EVERY = 60.0  # seconds between updates of a cached file's time of last use
 _CACHED_NAME = re.compile(r"[0-9a-f]{32}\.(tar|part)")
 _PAUSE = 60.0  # seconds before the next attempt after a write to the cache failed
+_ORPHAN_S = 86_400.0  # seconds without use after which a whole file without a limit of the cache is removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,10 @@ class Access:
 
     cache_dir: str | None = None
     """Folder of the cache. None selects `shards` in the cache folder of clipx."""
+
+    whole: bool = False
+    """Whether shards are stored whole before they are read. Then the cache may exceed `cache_bytes`, and with
+    cache_bytes=0 shards are removed when they are released."""
 
     @property
     def folder(self) -> Path:
@@ -79,7 +85,7 @@ class ShardFile:
 
     @property
     def cacheable(self) -> bool:
-        return 0 < self.size <= self.access.cache_bytes
+        return self.size > 0 and (self.access.whole or self.size <= self.access.cache_bytes)
 
     @property
     def cache_path(self) -> Path:
@@ -138,6 +144,32 @@ def _store_in_background(file: ShardFile) -> None:
     threading.Thread(target=run, daemon=True, name="clipx-cache").start()
 
 
+def store_now(file: ShardFile) -> None:
+    """Fetches a whole file into the cache. If that fails, prints the reason: its samples are read as byte ranges.
+
+    After a failure of the disk, does nothing for a minute. Raises DataError if the storage fails.
+    """
+    background = _background(os.getpid())
+    if file.cache_path.exists() or time.monotonic() < background.not_before:
+        return
+    try:
+        store(file)
+    except OSError as error:
+        background.not_before = time.monotonic() + _PAUSE
+        print_stderr(
+            f"{file.url} cannot be stored in {file.cache_path.parent}: {error_text(error)}; reading it by ranges"
+        )
+
+
+def release(file: ShardFile) -> None:
+    """Marks a whole file as no longer used by this run: it is removed, or is the first one to be evicted."""
+    with contextlib.suppress(OSError):
+        if file.access.cache_bytes:
+            os.utime(file.cache_path, (0, 0))
+        else:
+            file.cache_path.unlink()
+
+
 def store(file: ShardFile) -> None:
     """Fetches a file into the cache unless another process is fetching it.
 
@@ -153,7 +185,7 @@ def store(file: ShardFile) -> None:
         except OSError:
             target.close()
             return
-        if path.exists() or not _make_room(path.parent, part, file.size, file.access.cache_bytes):
+        if path.exists() or not _make_room(path.parent, part, file.size, file.access):
             part.unlink(missing_ok=True)
             target.close()
             return
@@ -172,13 +204,14 @@ def store(file: ShardFile) -> None:
             raise
 
 
-def _make_room(folder: Path, part: Path, size: int, limit: int) -> bool:
+def _make_room(folder: Path, part: Path, size: int, access: Access) -> bool:
     """Deletes the least recently used files, and partial files of killed processes. Open files remain readable.
 
     Deletes only files whose names match the cache's naming scheme, because the folder may hold shards of other origin.
+    Of whole files without a limit, those that were not used for a day: their run was killed.
 
     Returns:
-        Whether a file of `size` bytes fits within `limit`.
+        Whether a file of `size` bytes may be stored.
     """
     files = {}
     for path in folder.iterdir():
@@ -191,9 +224,10 @@ def _make_room(folder: Path, part: Path, size: int, limit: int) -> bool:
             path.unlink()
             del files[path]
     held = sum(stat.st_size for stat in files.values())
+    unused_since = time.time() - _ORPHAN_S if access.whole and not access.cache_bytes else math.inf
     for path in sorted((p for p in files if p.suffix == ".tar"), key=lambda p: files[p].st_mtime):
-        if held + size <= limit:
+        if held + size <= access.cache_bytes or files[path].st_mtime > unused_since:
             break
         path.unlink(missing_ok=True)
         held -= files[path].st_size
-    return held + size <= limit
+    return access.whole or held + size <= access.cache_bytes

@@ -12,12 +12,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clipx.data.shards.counts import listed_in_files
 from clipx.data.shards.tar import JSON, TXT, scan
 from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadRecord
-from clipx.errors import DataError, StorageRefused
+from clipx.errors import DataError
 from clipx.storage.local import cache_folder, write_atomically
-from clipx.storage.remote import errors_as, file_system, is_local, read_file, retry
+from clipx.storage.remote import errors_as, file_system, is_local, retry
+from clipx.storage.traffic import count_read
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +39,10 @@ _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified"
 # headers on one core only.
 _REMOTE = 16
 _FIX = "check the URL and the permission to read it"
+
+
+class MissingShard(DataError):
+    """A shard does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +70,25 @@ def index_shards(urls: Sequence[str], *captions: int, retry_s: float = RETRY_S) 
     does not exist or cannot be read.
     """
     with ThreadPoolExecutor(32) as pool:  # a remote request takes about 50 ms
-        found = list(pool.map(partial(_table_path, cache_folder("index"), captions, retry_s), urls))
-    items = [_Lookup(url, path, size) for url, (path, size) in zip(urls, found, strict=True)]
-    new = [item for item in items if not (item.table.is_file() and _meta(item.table).is_file())]
-    make = partial(_index_shard, captions, retry_s)
+        items = list(pool.map(partial(find_shard, captions, retry_s), urls))
+    new = [item for item in items if not item.indexed]
+    make = partial(make_index, captions, retry_s)
     if all(is_local(item.url) for item in new):
         run_in_pool(make, new, "indexing")
     elif len(new) <= _REMOTE:
         run_in_pool(make, new, "indexing", threads=_REMOTE)
     else:
         run_in_pool(make, new, "indexing", processes=max(_REMOTE, len(os.sched_getaffinity(0))))
-    return [_load(item) for item in items]
+    return [item.load() for item in items]
 
 
-def fingerprint(caption_keys: Iterable[str], label_key: str | None, indices: Sequence[ShardIndex]) -> str:
-    """Returns the fingerprint of a data set.
+def fingerprint(caption_keys: Iterable[str], label_key: str | None, digests: Iterable[str]) -> str:
+    """Returns the fingerprint of a data set from the digests of its shards.
 
     It depends on the content of the shards and on the keys that are read, not on the location of the shards nor on the
     weights of the keys.
     """
-    facts = [" + ".join(caption_keys), str(label_key), *(index.digest for index in indices)]
+    facts = [" + ".join(caption_keys), str(label_key), *digests]
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -102,27 +107,42 @@ def load_table(path: str) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lookup:
-    """A shard and the path of its table. The table need not exist."""
+class FoundShard:
+    """A shard and the path of its table, whose name changes with the shard. The table need not exist."""
 
     url: str
     table: Path
     size: int
 
+    @property
+    def meta(self) -> Path:
+        return self.table.with_suffix(".json")
 
-def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) -> tuple[Path, int]:
-    """Returns the path of the shard's table in the cache, whose name changes with the shard, and the shard's size."""
+    @property
+    def indexed(self) -> bool:
+        return self.table.is_file() and self.meta.is_file()
+
+    def load(self) -> ShardIndex:
+        meta = json.loads(self.meta.read_text())
+        bad, notes = ([BadRecord(*record) for record in meta[name]] for name in ("bad", "notes"))
+        return ShardIndex(str(self.table), meta["samples"], meta["digest"], bad, notes, self.size)
+
+
+def find_shard(captions: Sequence[int], retry_s: float, url: str, patient: bool = False) -> FoundShard:
+    """Looks up a shard's size and version. Raises DataError, and MissingShard if it does not exist."""
 
     def call() -> dict[str, Any]:
         fs, path = file_system(url)
         found: dict[str, Any] = fs.info(path)
+        if not is_local(url):
+            count_read(1)
         return found
 
     try:
         with errors_as(DataError, f"shard {url} cannot be opened", _FIX, FileNotFoundError):
-            info = retry(url, retry_s, call)
+            info = retry(url, retry_s, call, patient)
     except FileNotFoundError:
-        raise DataError(f"shard {url} does not exist: check the path") from None
+        raise MissingShard(f"shard {url} does not exist: check the path") from None
     if info["type"] == "directory":
         raise DataError(f"shard {url} is a folder: give its tar files, e.g. {url.rstrip('/')}/*.tar")
     if info["size"] is None:
@@ -133,24 +153,25 @@ def _table_path(cache: Path, captions: Sequence[int], retry_s: float, url: str) 
     location = url if "://" in url else Path(url).resolve()
     identity = f"{_VERSION} {'+'.join(map(str, captions))} {location} {info['size']} {version}"
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return cache / f"{digest}.npy", int(info["size"])
+    return FoundShard(url, cache_folder("index") / f"{digest}.npy", int(info["size"]))
 
 
-def _meta(table_path: Path) -> Path:
-    return table_path.with_suffix(".json")
+def make_index(
+    captions: Sequence[int], retry_s: float, item: FoundShard, content: str | None = None, cross_check: bool = True
+) -> None:
+    """Reads the headers of a shard and writes its index.
 
-
-def _load(item: _Lookup) -> ShardIndex:
-    meta = json.loads(_meta(item.table).read_text())
-    bad, notes = ([BadRecord(*record) for record in meta[name]] for name in ("bad", "notes"))
-    return ShardIndex(str(item.table), meta["samples"], meta["digest"], bad, notes, item.size)
-
-
-def _index_shard(captions: Sequence[int], retry_s: float, item: _Lookup) -> None:
+    Args:
+        captions: columns that hold captions.
+        retry_s: time for the retries of a read.
+        item: the shard.
+        content: path of a copy of the shard, which is read instead. None: there is none.
+        cross_check: whether to compare the number of samples with the files that list it.
+    """
     import numpy as np
 
     with errors_as(DataError, f"shard {item.url} cannot be read", _FIX):
-        tar = scan(item.url, item.size, retry_s)
+        tar = scan(content or item.url, item.size, retry_s)
     rows, bad, notes = [], list[BadRecord](), list[BadRecord]()
     digest = hashlib.sha256()
     for sample in tar.samples:
@@ -159,7 +180,7 @@ def _index_shard(captions: Sequence[int], retry_s: float, item: _Lookup) -> None
             bad.append(BadRecord(f"{item.url}:{sample.name}", fault))
         else:
             rows.append(sample.row())
-    listed, file = _listed(item.url, retry_s)
+    listed, file = listed_in_files(item.url, retry_s) if cross_check else (None, "")
     if tar.damage:
         if tar.samples and tar.samples[-1].fault(captions):
             bad.pop()  # the damage is the reason why members of the last sample are missing
@@ -178,7 +199,7 @@ def _index_shard(captions: Sequence[int], retry_s: float, item: _Lookup) -> None
             np.save(file, np.asarray(rows, dtype=np.int64).reshape(-1, 4, 2), allow_pickle=False)
 
     write_atomically(item.table, save)
-    write_atomically(_meta(item.table), lambda path: Path(path).write_text(meta))
+    write_atomically(item.meta, lambda path: Path(path).write_text(meta))
 
 
 def _dotted_note(members: Sequence[str]) -> str:
@@ -189,37 +210,3 @@ def _dotted_note(members: Sequence[str]) -> str:
         f"{len(members):,} images are not read because of the dots in their names, e.g. {members[0]}: the name of a "
         f"sample ends at the first dot, here {stem}, and {extension} is no extension of an image; name it {better}"
     )
-
-
-# ------------------------------------------------------------------------------------------------------ counts
-
-
-def _listed(url: str, retry_s: float) -> tuple[int | None, str]:
-    """Returns the published number of samples of a shard, None if unknown, and the name of the file that lists it.
-
-    The count is in img2dataset's `_stats.json` of the shard, or in `sizes.json` of its folder, which open_clip also
-    reads.
-    """
-    folder, slash, name = url.rpartition("/")
-    stats = f"{url.removesuffix('.tar')}_stats.json"
-    for file, key in ((stats, "successes"), (f"{folder}{slash}sizes.json", name)):
-        if isinstance(listed := _counts(file, retry_s).get(key), int):
-            return listed, file.rpartition("/")[2]
-    return None, ""
-
-
-@lru_cache(maxsize=64)  # all shards of a folder share one sizes.json
-def _counts(url: str, retry_s: float) -> dict[str, Any]:
-    """Reads a JSON object. Returns {} if it is missing or unreadable, because it serves as a cross-check only.
-
-    Raises DataError if the storage fails for `retry_s`.
-    """
-    try:
-        found = json.loads(read_file(url, retry_s))
-    except StorageRefused:  # S3 answers so if the file is missing and the credentials may not list the bucket
-        return {}
-    except DataError:
-        raise
-    except Exception:  # missing or not JSON: a remote file system raises the exceptions of its library
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -27,10 +27,10 @@ from clipx.data.loader import train_loader
 from clipx.data.order import Order
 from clipx.data.shards import index as indexing
 from clipx.data.shards.index import ShardIndex, load_table
+from clipx.data.shards.shards import Shards
 from clipx.data.shards.tar import TXT
 from clipx.data.source import BadRecord, Sample, split
 from clipx.data.views import ImageView
-from clipx.data.webdataset import Shards
 from clipx.model.tokenizer import Tokenizer
 
 SHARDS, PER_SHARD, WINDOW = 40_000, 10_000, 200_000

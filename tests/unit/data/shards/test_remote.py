@@ -33,10 +33,11 @@ from clipx.data.shards import cache, remote
 from clipx.data.shards.cache import Access, ShardFile
 from clipx.data.shards.index import index_shards
 from clipx.data.shards.remote import fetch, open_sequential, prefetch_spans
+from clipx.data.shards.shards import Shards
 from clipx.data.shards.tar import TXT
 from clipx.data.source import BadSample, Source
 from clipx.data.views import ImageView
-from clipx.data.webdataset import Shards, WebDatasetSpec
+from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
 from clipx.storage.remote import BLOCK, read_file, retry
@@ -76,7 +77,11 @@ def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -
 
 
 def open_train(url: str, **options: float) -> Source:
-    return WebDatasetSpec(name="far", shards=url, held_out_share=0.0, **{"retry_s": 600.0, **options}).open().train
+    return (
+        WebDatasetSpec(name="far", shards=url, held_out_share=0.0, read="range", **{"retry_s": 600.0, **options})
+        .open()
+        .train
+    )
 
 
 def run_later(seconds: float, call: functools.partial[None]) -> None:

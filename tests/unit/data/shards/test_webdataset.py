@@ -22,11 +22,13 @@ from PIL import Image
 
 from clipx.data.shapes import make_sample
 from clipx.data.shards.index import index_shards
+from clipx.data.shards.shards import Shards
 from clipx.data.shards.tar import scan
+from clipx.data.shards.urls import expand
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
-from clipx.data.webdataset import Shards, WebDatasetSpec, expand
+from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 
 

@@ -10,9 +10,9 @@ import pytest
 import webdataset
 from helpers.samples import jpeg
 
+from clipx.data.shards.shards import Shards
 from clipx.data.shards.write import ShardSample, ensure_shards, run_in_pool, write_samples
 from clipx.data.source import Sample
-from clipx.data.webdataset import Shards
 from clipx.errors import ConfigError, DataError
 from clipx.storage.local import cache_folder, write_atomically
 

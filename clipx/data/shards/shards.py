@@ -1,0 +1,254 @@
+"""Source over tar files of jpg (or jpeg, png, webp, npy) + txt + json, as written by img2dataset.
+
+Only members on an allow-list are read, and none of them can execute code.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+from clipx.data.shards.cache import Access, ShardFile, Span
+from clipx.data.shards.counts import Counts
+from clipx.data.shards.first_use import ShardSet
+from clipx.data.shards.index import ShardIndex, caption_columns, find_shard, fingerprint, index_shards, load_table
+from clipx.data.shards.remote import fetch, prefetch_spans
+from clipx.data.shards.tar import CLS, IMAGE, JSON, TXT
+from clipx.data.source import BadRecord, BadSample, Sample, caption_text, caption_weights, parse_label
+from clipx.errors import DataError
+from clipx.escape import print_stderr
+from clipx.storage.remote import is_local
+
+_DEFAULT_ACCESS = Access()
+_GAP = 1 << 16  # bytes between the members of a sample up to which one request is cheaper than two
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Source over tar files.
+
+    Their indices are made when it is opened, or, with listed numbers of samples, when a shard is first used. A place in
+    a shard that has fewer samples than listed is a bad sample.
+    """
+
+    urls: Sequence[str]
+    sizes: Sequence[int]
+    bad: Sequence[BadRecord]
+    notes: Sequence[BadRecord]
+    fingerprint: str
+    captions: dict[str, float]  # key -> weight
+    label_key: str | None
+    access: Access
+    remote: bool  # whether any shard is not on a local file system
+    lengths: Sequence[int] = field(repr=False)  # bytes of each shard; () if they are not known
+    listed_by: str  # what lists the numbers of samples; "" if the shards are indexed
+    _set: ShardSet = field(repr=False)
+    _ends: Sequence[int] = field(repr=False)
+
+    @classmethod
+    def open(
+        cls,
+        urls: Sequence[str],
+        caption_key: Any,
+        label_key: str | None,
+        access: Access = _DEFAULT_ACCESS,
+        counts: Counts | None = None,
+    ) -> Shards:
+        """Opens the shards, indexing new ones with a progress bar unless their numbers of samples are given.
+
+        With `caption_key` None a sample is an image with a label in the member cls, without captions. Raises DataError
+        if the shards have no sample.
+        """
+        captions = {} if caption_key is None else caption_weights("data.caption_key", caption_key)
+        columns = tuple(caption_columns(captions) or [CLS])
+        indices: list[ShardIndex] = []
+        if counts is None:
+            indices = index_shards(urls, *columns, retry_s=access.retry_s)
+            digest = fingerprint(captions, label_key, [index.digest for index in indices])
+        elif counts.digests:
+            digest = fingerprint(captions, label_key, counts.digests)
+        else:
+            digest = counts.fingerprint(urls, captions, label_key)
+        sizes = [index.samples for index in indices] if counts is None else counts.samples
+        bad = [item for index in indices for item in index.bad]
+        notes = [item for index in indices for item in index.notes]
+        if not sum(sizes):
+            reasons = "".join(f"; {item.key}: {item.reason}" for item in [*bad, *notes][:1])
+            wanted = f"caption (data.caption_key={' or '.join(captions)})" if captions else "label (the member cls)"
+            raise DataError(f"{len(urls)} shards, from {urls[0]}, have no sample with an image and a {wanted}{reasons}")
+        return cls(
+            urls=urls,
+            remote=not all(map(is_local, urls)),
+            sizes=sizes,
+            bad=bad,
+            notes=notes,
+            fingerprint=digest,
+            captions=captions,
+            label_key=label_key,
+            lengths=[index.size for index in indices],
+            access=access,
+            listed_by="" if counts is None else counts.by,
+            _set=ShardSet(columns, access, time.time(), dict(zip(urls, indices, strict=False))),
+            _ends=list(accumulate(sizes)),
+        )
+
+    def by_ranges(self) -> Shards:
+        """Returns the same samples, which are not read by whole shards."""
+        access = replace(self.access, whole=False)
+        return replace(self, access=access, _set=replace(self._set, access=access))
+
+    def first_shard_bytes(self) -> int:
+        """Returns the size of the first shard. Raises DataError if it does not exist, before a run starts."""
+        return find_shard(self._set.captions, self.access.retry_s, self.urls[0]).size
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """Returns (shard, row) of a sample."""
+        shard = bisect_right(self._ends, index)
+        return shard, index - self._ends[shard] + self.sizes[shard]
+
+    def key(self, index: int) -> str:
+        shard, row = self._locate(index)
+        name = f"sample {row}"
+        try:
+            found = self._index(shard)
+            offset = int(load_table(found.table)[row, IMAGE, 0])
+            header = fetch(self._set.file(self.urls[shard], found), offset - 512, 512)
+            name = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").name
+        except (BadSample, DataError, tarfile.TarError, ValueError, OverflowError, IndexError, OSError):
+            pass
+        return f"{self.urls[shard]}:{name}"
+
+    def read(self, index: int) -> Sample:
+        file, spans = self._member_spans(index)
+        found = dict(zip(spans, _read(file, list(spans.values())), strict=True))
+        captions_by_key = _captions_by_key(found, self.captions) if self.captions else []
+        label = None if self.label_key is None else _label(found, self.label_key)
+        captions = [caption for _, held in captions_by_key for caption in held]
+        return Sample(found[IMAGE], captions, label, captions_by_key if len(self.captions) > 1 else ())
+
+    def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
+        """Requests the samples of remote shards that are read next. Whole shards are fetched and released instead."""
+        if later or done:
+            self._set.read_ahead(*([self.urls[self._locate(i)[0]] for i in some] for some in (later, done)))
+        if self.remote and not self.access.whole:
+            wanted = []
+            for index in indices:
+                try:
+                    wanted.append(self._member_spans(index))
+                except BadSample:  # reading it reports the fault
+                    continue
+            spans = [(file, group) for file, members in wanted for group in _groups(list(members.values()))]
+            prefetch_spans(self.fingerprint, spans)
+
+    def _member_spans(self, index: int) -> tuple[ShardFile, dict[int, Span]]:
+        """Returns the shard file of a sample and the spans of the members needed, by column. Raises BadSample."""
+        shard, row = self._locate(index)
+        found = self._index(shard)
+        if row >= found.samples:
+            raise BadSample(self._missing(shard, found))
+        members: list[Span] = [tuple(span) for span in load_table(found.table)[row].tolist()]
+        file = self._set.file(self.urls[shard], found)
+        return file, {c: members[c] for c in self._columns() if members[c][1] > 0}
+
+    def _index(self, shard: int) -> ShardIndex:
+        found = self._set.index(self.urls[shard])
+        if found.samples > self.sizes[shard]:
+            _report_longer(self.urls[shard], found.samples, self.sizes[shard], self.listed_by)
+        return found
+
+    def _missing(self, shard: int, found: ShardIndex) -> str:
+        listed = f"shard has {found.samples:,} of the {self.sizes[shard]:,} samples that {self.listed_by} lists"
+        return "; ".join([listed, *(record.reason for record in found.bad[:1])])
+
+    def _columns(self) -> set[int]:
+        labels = {None: IMAGE, "cls": CLS}
+        return {IMAGE, *caption_columns(self.captions), labels.get(self.label_key, JSON)}
+
+
+_longer: set[str] = set()  # what has been reported by this process
+
+
+def _report_longer(url: str, found: int, listed: int, by: str) -> None:
+    if by not in _longer:
+        _longer.add(by)
+        print_stderr(f"{url} has {found:,} usable samples, {by} lists {listed:,}: of such shards the last are not used")
+
+
+@lru_cache(maxsize=1)  # captions and label of a sample may share one json member
+def _json(encoded: bytes) -> dict[str, Any]:
+    try:
+        meta = json.loads(encoded)
+    except (ValueError, RecursionError):
+        raise BadSample("json cannot be read") from None
+    if not isinstance(meta, dict):
+        raise BadSample("json is not an object")
+    return meta
+
+
+def _captions_by_key(found: dict[int, bytes], weights: dict[str, float]) -> list[tuple[float, Sequence[str]]]:
+    """Returns (weight, captions) of each key with a caption. Raises BadSample if there is none."""
+    captions_by_key, faults = list[tuple[float, Sequence[str]]](), []
+    for key, weight in weights.items():
+        try:
+            captions_by_key.append((weight, _captions(found, key)))
+        except BadSample as error:
+            faults.append(str(error))
+    if not captions_by_key:
+        raise BadSample("; ".join(dict.fromkeys(faults)))
+    return captions_by_key
+
+
+def _captions(found: dict[int, bytes], caption_key: str) -> Sequence[str]:
+    """Returns the usable captions of a key. Raises BadSample if there is none."""
+    if caption_key == "txt":
+        return [caption_text(found.get(TXT, b""))]
+    value = _json(found.get(JSON, b"")).get(caption_key.removeprefix("json."))
+    texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+    captions, fault = [], f"caption is missing: {caption_key} contains no text"
+    for text in texts:
+        try:
+            captions.append(caption_text(text))
+        except BadSample as error:
+            fault = str(error)
+    if not captions:
+        raise BadSample(fault)
+    return captions
+
+
+def _label(found: dict[int, bytes], label_key: str) -> int | str:
+    if label_key == "cls":
+        return parse_label(found.get(CLS, b"").decode("utf-8", "replace"))
+    value = _json(found.get(JSON, b"")).get(label_key.removeprefix("json."))
+    if isinstance(value, int):
+        return int(value)
+    if not isinstance(value, str):
+        raise BadSample(f"label is missing: {label_key} is neither an index nor a name")
+    return parse_label(value)
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def _groups(spans: Sequence[Span]) -> list[Span]:
+    """Returns the ranges to request for a sample: one range if its members are close together, else one per member."""
+    start, end = min(offset for offset, _ in spans), max(offset + size for offset, size in spans)
+    if end - start > sum(size for _, size in spans) + _GAP:
+        return list(spans)
+    return [(start, end - start)]
+
+
+def _read(file: ShardFile, spans: Sequence[Span]) -> list[bytes]:
+    """Returns the bytes of each span."""
+    groups = _groups(spans)
+    contents = [fetch(file, *group) for group in groups]
+    if len(groups) > 1 or len(spans) == 1:
+        return contents
+    ((start, _),) = groups
+    return [contents[0][offset - start : offset - start + size] for offset, size in spans]
