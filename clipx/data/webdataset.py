@@ -155,7 +155,7 @@ class WebDatasetSpec(DataSpec):
     def _counts(self, urls: Sequence[str], manifest: Manifest | None) -> Counts | None:
         """Returns the numbers of samples of the shards if they are listed, so that they need not be indexed now."""
         from clipx.data.shards.counts import Counts, listed_counts
-        from clipx.data.shards.index import caption_columns, index_shards
+        from clipx.data.shards.index import caption_columns, find_shard, index_shards
 
         if manifest is not None:
             return manifest.counts(urls)
@@ -163,9 +163,10 @@ class WebDatasetSpec(DataSpec):
             return Counts([self.samples_per_shard] * len(urls), f"data.samples_per_shard={self.samples_per_shard}")
         if all(map(is_local, urls)):
             return None
+        columns = caption_columns(caption_weights("data.caption_key", self.caption_key))
+        find_shard(columns, self.retry_s, urls[0])  # a missing shard or a refusal is an error before others are read
 
         def count(others: Sequence[str]) -> list[int]:
-            columns = caption_columns(caption_weights("data.caption_key", self.caption_key))
             return [index.samples for index in index_shards(others, *columns, retry_s=self.retry_s)]
 
         return listed_counts(urls, self.retry_s, count)

@@ -45,11 +45,10 @@ class Shards:
     fingerprint: str
     captions: dict[str, float]  # key -> weight
     label_key: str | None
-    access: Access
     remote: bool  # whether any shard is not on a local file system
     lengths: Sequence[int] = field(repr=False)  # bytes of each shard; () if they are not known
     listed_by: str  # what lists the numbers of samples; "" if the shards are indexed
-    _set: ShardSet = field(repr=False)
+    _set: ShardSet = field(repr=False, compare=False)
     _ends: Sequence[int] = field(repr=False)
 
     @classmethod
@@ -93,7 +92,6 @@ class Shards:
             captions=captions,
             label_key=label_key,
             lengths=[index.size for index in indices],
-            access=access,
             listed_by="" if counts is None else counts.by,
             _set=ShardSet(columns, access, time.time(), dict(zip(urls, indices, strict=False))),
             _ends=list(accumulate(sizes)),
@@ -101,8 +99,15 @@ class Shards:
 
     def by_ranges(self) -> Shards:
         """Returns the same samples, which are not read by whole shards."""
-        access = replace(self.access, whole=False)
-        return replace(self, access=access, _set=replace(self._set, access=access))
+        return self.with_access(replace(self.access, whole=False))
+
+    def with_access(self, access: Access) -> Shards:
+        """Returns the same samples, read with other settings."""
+        return replace(self, _set=replace(self._set, access=access))
+
+    @property
+    def access(self) -> Access:
+        return self._set.access
 
     def first_shard_bytes(self) -> int:
         """Returns the size of the first shard. Raises DataError if it does not exist, before a run starts."""

@@ -253,7 +253,7 @@ def test_a_permanent_outage_raises_an_error_with_the_url(
     with pytest.raises(
         DataError, match=rf"^{bucket}/00001.tar cannot be read: the storage failed for \d+ s \(.+\): check"
     ):
-        replace(source, access=replace(source.access, retry_s=2.0)).read(7)
+        source.with_access(replace(source.access, retry_s=2.0)).read(7)
     proxy.set("up")
     assert source.read(7).captions == ["caption 7"]
 
