@@ -205,13 +205,14 @@ class StreamOrder:
         return {}
 
     def read_ahead(self, positions: range) -> ReadAhead:
-        window = self._window(positions[-1])
-        following = self._window(self._position(window) + window.length)
-        later = list(dict.fromkeys([*self._shards(window), *self._shards(following)]))
+        window, last = self._window(positions[0]), self._window(positions[-1])
+        windows = dict.fromkeys([window, last, self._window(self._position(last) + last.length)])
+        later = list(dict.fromkeys(index for one in windows for index in self._shards(one)))
         # Other processes may still read the window before: it is released in the second half of this one.
-        if not self._position(window) or positions[-1] < self._position(window) + window.length // 2:
+        start = self._position(window)
+        if not start or positions[0] < start + window.length // 2:
             return ReadAhead(later)
-        before = self._shards(self._window(self._position(window) - 1))
+        before = self._shards(self._window(start - 1))
         return ReadAhead(later, [index for index in before if index not in later])
 
     def _window(self, position: int) -> _Window:

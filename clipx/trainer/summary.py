@@ -163,6 +163,9 @@ def write_summary(
     last = next((row for row in reversed(rows) if "train/loss" in row), {})
     numbers = {**{k: v for k, v in last.items() if k in ("step", "samples", "epoch", "train/loss")}, **numbers}
     written = spec.report and attempt("the report", lambda: _report(trainer, rows, numbers, bad), _warner(trainer))
+    if "train/requests_per_sample" in last:
+        requests, received = last["train/requests_per_sample"], last["train/bytes_per_sample"]
+        screen.print(f"storage  {requests:.3g} requests and {received:,.0f} bytes per sample")
     for count in bad:
         rundir.event("bad_samples", reason=count.reason, samples=count.samples, draws=count.draws)
         screen.print(f"bad      {count}")

@@ -29,7 +29,7 @@ _THREADS = 2  # shards that a loader process fetches ahead at a time
 
 @dataclass(frozen=True, slots=True)
 class ShardSet:
-    """How the shards of a source are used first.
+    """The shards of a source before their first use.
 
     `opened`: time since 1970 at which the source was opened. A shard found since then is not looked up again.
     """

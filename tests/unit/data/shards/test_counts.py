@@ -1,0 +1,197 @@
+"""Listed numbers of samples: a run starts without reading its shards, and a wrong number costs only its own places."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.runs import VIT, compose, rows
+from helpers.samples import captions, img2dataset, read_all, write_tar
+
+from clipx.data.index import IndexSpec
+from clipx.data.index import index as index_command
+from clipx.data.source import BadSample, Source
+from clipx.data.spec import Dataset
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import ConfigError, DataError
+from clipx.trainer.trainer import Trainer
+
+SIZES = (6, 9, 5)
+
+
+@pytest.fixture
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of three shards that have not been read, with a cache of its own."""
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    start = 0
+    for k, size in enumerate(SIZES):
+        write_tar(tmp_path / "shards" / f"{k:05d}.tar", img2dataset(range(start, start + size)))
+        start += size
+    return tmp_path / "shards"
+
+
+def open_data(folder: Path, **options: Any) -> Dataset:
+    return WebDatasetSpec(name="own", shards=f"{folder}/*.tar", **{"held_out_share": 0.0, **options}).open()
+
+
+def manifest_of(folder: Path) -> str:
+    path = folder / "manifest.json"
+    index_command(IndexSpec(shards=f"{folder}/*.tar", manifest=str(path)))
+    return str(path)
+
+
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes reading a shard for its index an error."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a shard is read")
+
+    monkeypatch.setattr("clipx.data.shards.index.scan", fail)
+
+
+def test_samples_per_shard_opens_without_reading_a_shard(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unread(monkeypatch)
+    train = open_data(shards, samples_per_shard=9).train
+    assert train.sizes == [9, 9, 9]
+    assert train.fingerprint.startswith("listed-")
+
+
+def test_a_manifest_gives_the_counts_and_the_fingerprint_of_the_content(shards: Path) -> None:
+    indexed = open_data(shards).train
+    listed = open_data(shards, manifest=manifest_of(shards)).train
+    assert (listed.sizes, listed.fingerprint) == (indexed.sizes, indexed.fingerprint)
+    assert read_all(listed) == read_all(indexed)
+
+
+def test_a_manifest_names_the_shards_if_none_are_given(shards: Path) -> None:
+    data = WebDatasetSpec(name="own", manifest=manifest_of(shards), held_out_share=0.0).open()
+    assert captions(data.train) == [f"caption {i}" for i in range(sum(SIZES))]
+
+
+def test_a_manifest_of_moved_shards_is_found_by_name(shards: Path, tmp_path: Path) -> None:
+    manifest = manifest_of(shards)
+    moved = shards.rename(tmp_path / "moved")
+    train = open_data(moved, manifest=str(moved / Path(manifest).name)).train
+    assert captions(train) == [f"caption {i}" for i in range(sum(SIZES))]
+
+
+def test_a_shard_that_a_manifest_does_not_list_is_an_error(shards: Path) -> None:
+    manifest = manifest_of(shards)
+    write_tar(shards / "00003.tar", img2dataset(range(2)))
+    with pytest.raises(ConfigError, match=r"manifest.json does not list \S+/00003.tar: write it again"):
+        open_data(shards, manifest=manifest)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"shards": [{"url": "a.tar"}]}', '{"shards": [{"url": "a", "samples": -1}]}']
+)
+def test_a_file_that_is_no_manifest_is_an_error(shards: Path, content: str) -> None:
+    (shards / "other.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"data.manifest=\S+ cannot be read \(it is no manifest\)"):
+        open_data(shards, manifest=str(shards / "other.json"))
+    with pytest.raises(ConfigError, match=r"data.manifest=\S+ cannot be read"):
+        open_data(shards, manifest=str(shards / "missing.json"))
+
+
+def test_places_of_a_shorter_shard_are_bad_samples_with_the_count(shards: Path) -> None:
+    train = open_data(shards, samples_per_shard=8).train
+    found, bad = outcomes(train)
+    assert found == [
+        *(f"caption {i}" for i in range(6)),
+        *(f"caption {i}" for i in range(6, 14)),
+        *(f"caption {i}" for i in range(15, 20)),
+    ]
+    short, shorter = (f"shard has {n} of the 8 samples that data.samples_per_shard=8 lists" for n in (6, 5))
+    assert bad == [short] * 2 + [shorter] * 3
+
+
+def test_a_longer_shard_is_reported_and_its_last_samples_are_not_used(
+    shards: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train = open_data(shards, samples_per_shard=7).train
+    outcomes(train)
+    line = "00001.tar has 9 usable samples, data.samples_per_shard=7 lists 7"
+    assert capfd.readouterr().err.count(line) == 1
+
+
+def test_a_missing_shard_loses_its_places_only(shards: Path) -> None:
+    train = open_data(shards, samples_per_shard=6).train
+    (shards / "00001.tar").unlink()
+    found, bad = outcomes(train)
+    assert found == [f"caption {i}" for i in (*range(6), *range(15, 20))]
+    assert bad[:6] == ["shard has 0 of the 6 samples that data.samples_per_shard=6 lists; shard does not exist"] * 6
+
+
+def test_a_damaged_shard_gives_its_reason(shards: Path) -> None:
+    content = (shards / "00001.tar").read_bytes()
+    (shards / "00001.tar").write_bytes(content[: len(content) // 2])
+    _, bad = outcomes(open_data(shards, samples_per_shard=9).train)
+    reasons = [reason for reason in bad if "is cut off" in reason or "ends without" in reason or "damaged" in reason]
+    assert reasons
+
+
+def test_whole_shards_are_held_out_if_there_are_enough(shards: Path) -> None:
+    data = open_data(shards, samples_per_shard=9, held_out_share=0.34)
+    assert data.held_out is not None
+    assert (data.train.sizes, data.held_out.sizes) == ([9, 9], [9])
+    names = [f"caption {i}" for i in range(15, 20)]
+    assert outcomes(data.held_out)[0] == names
+    few = open_data(shards, samples_per_shard=9, held_out_share=0.1)
+    assert few.held_out is not None
+    assert (few.train.sizes, few.held_out.sizes) == ([9, 8, 8], [0, 1, 1])
+
+
+def test_an_empty_manifest_or_count_is_an_error(shards: Path) -> None:
+    with pytest.raises(ConfigError, match="data.samples_per_shard=0 must be at least 1"):
+        WebDatasetSpec(name="own", shards="a.tar", samples_per_shard=0)
+    with pytest.raises(ConfigError, match="data.samples_per_shard=9 has no effect with data.manifest"):
+        WebDatasetSpec(name="own", shards="a.tar", samples_per_shard=9, manifest="m.json")
+    (shards / "none.json").write_text(json.dumps({"shards": [{"url": f"{shards}/00000.tar", "samples": 0}]}))
+    with pytest.raises(DataError, match="have no sample with an image"):
+        WebDatasetSpec(name="own", manifest=str(shards / "none.json")).open()
+
+
+@pytest.mark.parametrize("read", ["range", "stream"])
+def test_a_run_with_listed_counts_resumes_bit_for_bit(shards: Path, tmp_path: Path, read: str) -> None:
+    """The counts of two shards are wrong: their places are filled in the same way."""
+    options = (
+        *VIT, "data=webdataset", f"data.shards={shards}/*.tar", "data.samples_per_shard=8", "data.held_out_share=0",
+        "data.batch_size=4", "data.shuffle_window=8", "data.max_bad_share=1", f"data.read={read}", "evaluator=[]",
+        "schedule.warmup=1st", "log_every=1st", "logger=[]", "report=false", "data.workers=0", "checkpoint.every=5st",
+        "duration=12st", "precision=fp32",
+    )  # fmt: skip
+    Trainer(compose(*options, f"run_dir={tmp_path}/whole")).fit()
+    first = Trainer(compose(*options, f"run_dir={tmp_path}/parts"))
+    with pytest.raises(InterruptedError):
+        stopping_at(first, 7).fit()
+    Trainer(compose(*options, f"run_dir={tmp_path}/parts", "resume=auto")).fit()
+    losses = [
+        [row["train/loss"] for row in rows(tmp_path / name) if "train/loss" in row] for name in ("whole", "parts")
+    ]
+    assert losses[0] == losses[1]
+    assert rows(tmp_path / "whole")[-1]["train/bad_samples"] > 0
+
+
+def stopping_at(trainer: Trainer, step: int) -> Trainer:
+    run = trainer.step
+
+    def stopping(*args: Any, **options: Any) -> Any:
+        if trainer.steps_done == step:
+            raise InterruptedError
+        return run(*args, **options)
+
+    trainer.step = stopping  # type: ignore[method-assign]
+    return trainer
+
+
+def outcomes(source: Source) -> tuple[list[str], list[str]]:
+    """Returns the captions of the good samples, and the reasons of the bad ones."""
+    found, bad = [], []
+    for index in range(sum(source.sizes)):
+        try:
+            found += source.read(index).captions
+        except BadSample as error:
+            bad.append(str(error))
+    return found, bad

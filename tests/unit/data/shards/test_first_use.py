@@ -1,0 +1,238 @@
+"""Whole shards on a real S3 server: fetched once per machine, ahead of their use, released, and exact despite faults."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.runs import VIT, compose, rows
+from helpers.s3_server import FaultyProxy, admin, forget_sessions
+from helpers.samples import img2dataset, write_tar
+
+from clipx.data.batch import Batch
+from clipx.data.loader import train_loader
+from clipx.data.shards import cache, first_use, remote
+from clipx.data.spec import Dataset, training_order
+from clipx.data.views import ImageView
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import DataError
+from clipx.model.tokenizer import Tokenizer
+from clipx.trainer.trainer import Trainer
+
+SHARDS, EACH = 8, 6
+BATCH, STEPS = 4, 24  # two epochs
+
+
+@pytest.fixture
+def proxy(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
+    """The faulty proxy with a separate CLIPX_CACHE for each test."""
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    clear_caches()
+    yield proxy
+    clear_caches()
+
+
+def clear_caches() -> None:
+    forget_sessions()
+    first_use._process.cache_clear()
+    remote._prefetcher.cache_clear()
+    cache._background.cache_clear()
+    cache._cache_dir.cache_clear()
+
+
+@pytest.fixture
+def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -> str:
+    """A bucket of shards with a sizes.json; tmp_path/local holds copies."""
+    for k in range(SHARDS):
+        write_tar(tmp_path / "local" / f"{k:05d}.tar", img2dataset(range(k * EACH, (k + 1) * EACH)))
+    sizes = {f"{k:05d}.tar": EACH for k in range(SHARDS)}
+    (tmp_path / "local" / "sizes.json").write_text(json.dumps(sizes))
+    fs = admin(endpoint)
+    for path in sorted((tmp_path / "local").iterdir()):
+        fs.put_file(str(path), f"{own_bucket}/{path.name}")
+    proxy.requests = 0
+    return own_bucket
+
+
+def spec_of(folder: str, **options: Any) -> WebDatasetSpec:
+    shards = f"{folder}/{{00000..{SHARDS - 1:05d}}}.tar"
+    defaults = {"held_out_share": 0.0, "retry_s": 600.0, "batch_size": BATCH, "shuffle_window": 12, "streams": 2}
+    return WebDatasetSpec(name="far", shards=shards, **{**defaults, **options})
+
+
+def near(tmp_path: Path, **options: Any) -> WebDatasetSpec:
+    """Returns the same data on the local disk, with the counts that a remote set finds."""
+    return spec_of(f"{tmp_path}/local", read="stream", samples_per_shard=EACH, **options)
+
+
+def batches(
+    data: WebDatasetSpec, dataset: Dataset | None = None, workers: int = 0, steps: int = STEPS
+) -> Iterator[Batch]:
+    opened = dataset or data.open()
+    return iter(
+        train_loader(
+            opened.train, training_order(data, opened, 3, ranks=1), ImageView(12, [0.5, 1.0], 10**6), Tokenizer(16),
+            seed=3, samples=range(steps * BATCH), batch=BATCH, rank=0, world=1, workers=workers, prefetch=2, pin=False,
+        )
+    )  # fmt: skip
+
+
+def indices(found: Iterator[Batch] | list[Batch]) -> list[list[int]]:
+    return [batch.index.tolist() for batch in found]
+
+
+def stored(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "shards").glob("*.tar"))
+
+
+def test_the_first_batch_needs_only_the_first_shards(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    """These are the shards of two windows of each of two streams."""
+    data = spec_of(bucket)
+    stream = batches(data, steps=1)
+    opened = proxy.requests
+    assert opened <= 4  # the first shard is looked up, twice, and sizes.json is read
+    (batch,) = stream
+    assert not batch.bad
+    assert proxy.requests - opened <= 2 * 6  # a look-up and one range of each shard
+    assert len(stored(tmp_path)) <= 6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams_from_s3_equal_local_ones_and_each_shard_is_fetched_once(
+    bucket: str, proxy: FaultyProxy, tmp_path: Path, workers: int
+) -> None:
+    expected = indices(batches(near(tmp_path)))
+    proxy.requests = 0
+    data = spec_of(bucket, cache_gb=1.0)
+    found = list(batches(data, workers=workers))
+    assert indices(found) == expected
+    assert not [bad for batch in found for bad in batch.bad]
+    assert sorted(index for batch in found[: STEPS // 2] for index in batch.index.tolist()) == list(
+        range(SHARDS * EACH)
+    )
+    assert proxy.requests <= 2 * SHARDS + 4  # a look-up and one range of each shard, although both epochs read it
+    assert sum(batch.traffic.requests for batch in found) >= 2 * SHARDS
+    size = sum(path.stat().st_size for path in (tmp_path / "local").glob("*.tar"))
+    assert sum(batch.traffic.bytes for batch in found) >= size
+    assert len(stored(tmp_path)) == SHARDS
+
+
+def test_without_a_limit_released_shards_are_removed(bucket: str, tmp_path: Path) -> None:
+    most = 0
+    for batch in batches(spec_of(bucket)):
+        assert not batch.bad
+        most = max(most, len(stored(tmp_path)))
+    assert 2 <= most <= SHARDS - 1
+
+
+def test_a_full_disk_costs_requests_but_no_sample(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = indices(batches(near(tmp_path)))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("clipx.data.shards.cache.os.truncate", full)
+    found = list(batches(spec_of(bucket)))
+    assert indices(found) == expected
+    assert not [bad for batch in found for bad in batch.bad]
+    assert "No space left on device; reading it by ranges" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("fault", [("some", 3), ("cut", 900)])
+def test_faults_of_the_storage_change_nothing(
+    bucket: str, proxy: FaultyProxy, tmp_path: Path, fault: tuple[str, float]
+) -> None:
+    expected = indices(batches(near(tmp_path)))
+    stream = batches(spec_of(bucket))
+    found = [next(stream)]
+    proxy.set(*fault)
+    if fault[0] == "cut":
+        proxy.set("up")
+    found += stream
+    assert indices(found) == expected
+    assert not [bad for batch in found for bad in batch.bad]
+
+
+def test_a_permanent_outage_is_an_error_with_the_url(bucket: str, proxy: FaultyProxy) -> None:
+    stream = batches(spec_of(bucket, retry_s=1.0), workers=2)
+    next(stream)
+    proxy.set("down")
+    with pytest.raises(DataError, match=rf"^(shard )?{bucket}/0000\d.tar cannot be (read|opened)"):
+        list(stream)
+
+
+def test_missing_truncated_and_shorter_shards_cost_only_their_places(
+    bucket: str, endpoint: str, tmp_path: Path
+) -> None:
+    fs = admin(endpoint)
+    fs.rm_file(f"{bucket}/00001.tar")
+    content = (tmp_path / "local" / "00002.tar").read_bytes()
+    fs.pipe_file(f"{bucket}/00002.tar", content[: len(content) // 2])
+    fs.put_file(str(write_tar(tmp_path / "short.tar", img2dataset(range(18, 22)))), f"{bucket}/00003.tar")
+    found = list(batches(spec_of(bucket, max_bad_share=1.0)))
+    bad = {(bad.key.rpartition("/")[2].partition(":")[0], bad.reason) for batch in found for bad in batch.bad}
+    reasons = dict(bad)
+    assert reasons.keys() == {"00001.tar", "00002.tar", "00003.tar"}
+    assert reasons["00001.tar"] == "shard has 0 of the 6 samples that sizes.json lists; shard does not exist"
+    assert reasons["00002.tar"].startswith("shard has 4 of the 6 samples that sizes.json lists; shard is cut off")
+    assert reasons["00003.tar"] == "shard has 4 of the 6 samples that sizes.json lists"
+    again = list(batches(spec_of(bucket, max_bad_share=1.0)))
+    assert indices(again) == indices(found)
+
+
+def test_a_run_from_s3_resumes_bit_for_bit_on_a_machine_with_an_empty_cache(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (
+        *VIT, "data=webdataset", f"data.shards={bucket}/{{00000..00007}}.tar", "data.held_out_share=0", "report=false",
+        "data.batch_size=4", "data.shuffle_window=12", "evaluator=[]", "schedule.warmup=1st", "log_every=1st", "logger=[]",
+        "data.workers=0", "checkpoint.every=5st", "duration=15st", "precision=fp32",
+    )  # fmt: skip
+    Trainer(compose(*options, f"run_dir={tmp_path}/whole")).fit()
+    first = Trainer(compose(*options, f"run_dir={tmp_path}/parts"))
+    run = first.step
+
+    def stopping(*args: Any, **kwargs: Any) -> Any:
+        if first.steps_done == 7:
+            raise InterruptedError
+        return run(*args, **kwargs)
+
+    first.step = stopping  # type: ignore[method-assign]
+    with pytest.raises(InterruptedError):
+        first.fit()
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "other"))
+    clear_caches()
+    Trainer(compose(*options, f"run_dir={tmp_path}/parts", "resume=auto")).fit()
+    whole, parts = (rows(tmp_path / name) for name in ("whole", "parts"))
+    assert [row["train/loss"] for row in whole] == [row["train/loss"] for row in parts]
+    assert whole[-1]["train/requests_per_sample"] > 0
+    assert whole[-1]["train/bytes_per_sample"] > 1000
+
+
+@pytest.mark.slow
+def test_a_run_starts_at_once_on_4000_shards(
+    own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path
+) -> None:
+    """The default options of a run; the requests before its first step do not depend on the number of shards."""
+    content = write_tar(tmp_path / "one.tar", img2dataset(range(8))).read_bytes()
+    fs, names = admin(endpoint), [f"{k:05d}.tar" for k in range(4000)]
+    for first in range(0, 4000, 200):
+        fs.pipe({f"{own_bucket}/{name}": content for name in names[first : first + 200]})
+    fs.pipe_file(f"{own_bucket}/sizes.json", json.dumps(dict.fromkeys(names, 8)).encode())
+    proxy.requests = 0
+    options = (*VIT, "data=webdataset", f"data.shards={own_bucket}/{{00000..03999}}.tar", "data.batch_size=8")
+    spec = compose(
+        *options, "data.shuffle_window=64", "data.workers=0", "evaluator=[]", "duration=1st", "logger=[]",
+        "schedule.warmup=0st", "checkpoint=none", "report=false", f"run_dir={tmp_path}/run",
+    )  # fmt: skip
+    Trainer(spec).fit()
+    (row,) = rows(tmp_path / "run")
+    assert row["step"] == 1
+    assert proxy.requests <= 60

@@ -1,0 +1,184 @@
+"""The order of whole shards: each sample once per epoch, equal shares of the streams, few shards at a time."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from clipx.data.mixture import MixedOrder
+from clipx.data.streams import Part, ShardSequence, StreamOrder, Streams, stream_count
+
+SIZES = [10, 7, 0, 12, 9, 11, 8, 10, 3, 10, 10, 9]
+SAMPLES = sum(SIZES)
+ENDS = np.cumsum(SIZES)
+
+
+def streams(count: int, window: int = 30, batch: int = 8, replacement: bool = False, seed: int = 3) -> Streams:
+    sequence = ShardSequence(SIZES, seed, replacement)
+    return Streams([StreamOrder(sequence, Part(k, count), window) for k in range(count)], batch)
+
+
+def shard_of(index: int) -> int:
+    return int(np.searchsorted(ENDS, index, side="right"))
+
+
+@pytest.mark.parametrize("window", [1, 20, 60, 10_000])
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_the_streams_together_read_each_sample_once_per_epoch(count: int, window: int) -> None:
+    order = streams(count, window)
+    assert order.samples == SAMPLES
+    for epoch in range(3):
+        found = [stream(epoch * stream.samples + place) for stream in order.orders for place in range(stream.samples)]
+        assert sorted(found) == list(range(SAMPLES))
+
+
+def test_epochs_and_seeds_differ_and_equal_seeds_agree() -> None:
+    first = [streams(4)(position) for position in range(3 * SAMPLES)]
+    assert first == [streams(4)(position) for position in range(3 * SAMPLES)]
+    assert first != [streams(4, seed=4)(position) for position in range(3 * SAMPLES)]
+    assert first[:SAMPLES] != first[SAMPLES : 2 * SAMPLES]
+
+
+def test_positions_may_be_asked_in_any_order() -> None:
+    expected = [streams(4)(position) for position in range(5 * SAMPLES)]
+    order, positions = streams(4), list(range(5 * SAMPLES))
+    random.Random(0).shuffle(positions)
+    assert {position: order(position) for position in positions} == dict(enumerate(expected))
+
+
+def test_each_batch_has_an_equal_share_of_each_stream() -> None:
+    order = streams(4)
+    for step in range(40):
+        batch = [order(position) for position in range(8 * step, 8 * step + 8)]
+        shares = [[stream(2 * step), stream(2 * step + 1)] for stream in order.orders]
+        assert batch == [index for share in shares for index in share]
+
+
+def test_two_ranks_read_different_shards_but_for_those_between_their_parts() -> None:
+    order = streams(4, window=1)
+    for epoch in range(3):
+        n = SAMPLES // 4
+        read = [{shard_of(stream(epoch * n + t)) for t in range(1, n - 1)} for stream in order.orders]
+        assert sum(len(a & b) for a in read[:2] for b in read[2:]) <= 1
+
+
+def test_a_stream_reads_few_shards_at_a_time() -> None:
+    """A window of one shard's length begins inside a shard, so its samples come from at most two."""
+    sequence = ShardSequence([10] * 50, 0)
+    stream = StreamOrder(sequence, Part(1, 4), 10)
+    for start in range(0, 120, 10):
+        assert len({stream(position) // 10 for position in range(start, start + 10)}) <= 2
+
+
+def test_the_first_windows_of_an_epoch_grow_from_one_shard() -> None:
+    stream = StreamOrder(ShardSequence([10] * 64, 0), Part(0, 1), 160)
+    assert stream.bounds == [0, 10, 20, 40, 80, 160]
+    for epoch in range(2):
+        base = 640 * epoch
+        windows = [(0, 10), (10, 20), (20, 40), (40, 80), (80, 160), (160, 320), (320, 480), (480, 640)]
+        for start, end in windows:
+            assert len({stream(base + position) // 10 for position in range(start, end)}) == (end - start) // 10
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_read_ahead_names_the_shards_of_the_following_positions(count: int) -> None:
+    order = streams(count, window=24)
+    fetched: set[int] = set()
+    for step in range(100):
+        positions = range(8 * step, 8 * step + 8)
+        later, done = order.read_ahead(positions)
+        assert not set(later) & set(done) or count > 1  # two parts may meet in a shard
+        fetched -= {shard_of(index) for index in done}
+        fetched |= {shard_of(index) for index in later}
+        assert {shard_of(order(position)) for position in positions} <= fetched
+
+
+def test_shards_are_released_and_only_the_stated_number_is_stored() -> None:
+    sizes = [10] * 200
+    order = Streams([StreamOrder(ShardSequence(sizes, 0), Part(k, 2), 80) for k in range(2)], 8)
+    fetched, most = set[int](), 0
+    for step in range(250):
+        later, done = order.read_ahead(range(8 * step, 8 * step + 8))
+        fetched = (fetched - {index // 10 for index in done}) | {index // 10 for index in later}
+        most = max(most, len(fetched))
+    assert 8 <= most <= order.stored / 10
+
+
+def test_a_substitute_is_in_a_shard_of_the_same_window_or_the_next() -> None:
+    order = streams(2, window=40)
+    rng = random.Random(0)
+    for position in range(0, 3 * SAMPLES, 5):
+        later, _ = order.read_ahead(range(position, position + 1))
+        shards = {shard_of(index) for index in later}
+        assert {shard_of(order.substitute(position, rng)) for _ in range(20)} <= shards
+
+
+def test_replacement_draws_whole_shards_independently() -> None:
+    order = streams(2, replacement=True)
+    for stream in order.orders:
+        drawn: Counter[int] = Counter()
+        for epoch in range(40):
+            found = Counter(stream(epoch * stream.samples + place) for place in range(stream.samples))
+            shards = Counter(shard_of(index) for index in found)
+            # Each shard is drawn as often as each of its samples, but for the last one, which is cut off.
+            cut = [shard for shard in shards if len({found[i] for i in found if shard_of(i) == shard}) > 1]
+            incomplete = [shard for shard, number in shards.items() if number < SIZES[shard]]
+            assert len({*cut, *incomplete}) <= 1
+            drawn.update(found)
+        assert len(drawn) == SAMPLES  # all are drawn at some time
+        assert max(drawn.values()) < 3 * 20 and min(drawn.values()) > 4  # 20 expected
+
+
+def test_a_mixture_keeps_its_shares_in_each_stream() -> None:
+    sizes = {"a": [10] * 12, "b": [5] * 6}
+    sequences = [ShardSequence(shards, 1, key=(k,)) for k, shards in enumerate(sizes.values())]
+    totals = [sum(shards) for shards in sizes.values()]
+    weights = [Fraction(3), Fraction(1)]
+    mixed = [
+        MixedOrder(list(sizes), [StreamOrder(s, Part(k, 2), 20) for s in sequences], weights, random.Random(k), totals)
+        for k in range(2)
+    ]
+    order = Streams(mixed, 8)
+    found = [order(position) for position in range(1600)]
+    assert set(found) == set(range(150))
+    counts = order.source_counts(1600)
+    assert {name: count.size for name, count in counts.items()} == {"a": 120, "b": 30}
+    assert counts["a"].samples == sum(index < 120 for index in found)
+    assert abs(counts["b"].samples - 400) <= 2
+    later, _ = order.read_ahead(range(800, 808))
+    assert {index < 120 for index in later} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("batch", "ranks", "shards", "expected"),
+    [
+        (256, 1, 100, 4),
+        (256, 1, 3, 2),
+        (6, 1, 100, 3),
+        (32768, 128, 41408, 512),
+        (8, 8, 100, 8),
+        (8, 8, 4, 4),
+        (8, 4, 1, 1),
+    ],
+)
+def test_default_number_of_streams(batch: int, ranks: int, shards: int, expected: int) -> None:
+    assert stream_count(batch, ranks, shards) == expected
+    assert batch % expected == 0
+
+
+def test_a_position_at_400_million_samples_takes_little_memory() -> None:
+    sequence = ShardSequence(np.full(41_408, 10_000), 0)  # type: ignore[arg-type]
+    order = Streams([StreamOrder(sequence, Part(k, 512), 200_000) for k in range(512)], 32_768)
+    tracemalloc.start()
+    found = [order(position) for position in range(10**10, 10**10 + 256)]
+    later, _ = order.read_ahead(range(10**10, 10**10 + 256))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert max(found) < 414_080_000
+    assert len(later) <= 4 * 4
+    assert peak < 20e6
