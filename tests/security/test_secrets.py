@@ -243,6 +243,7 @@ def test_a_servers_signature_appears_in_no_quarantine_or_error(
         "data.held_out_share=0",
         "data.batch_size=2",
         "data.workers=0",
+        "data.read=range",
     )
     options = ("data.max_bad_share=1", "duration=3st", "schedule.warmup=0st", "evaluator=[]", f"run_dir={tmp_path}/run")
     Trainer(compose(*data, *VIT, *options)).fit()

@@ -144,7 +144,7 @@ class _Process:
     """State of a process. Each has one, because threads do not survive a fork."""
 
     def __init__(self) -> None:
-        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="clipx-shard")
+        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="clipx-read")
         self.indices: dict[tuple[float, str], ShardIndex] = {}
         self.ahead: dict[tuple[float, str], Future[ShardIndex | None]] = {}
 

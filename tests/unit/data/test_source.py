@@ -67,17 +67,17 @@ def test_a_side_uses_the_sample_keys_of_the_source() -> None:
 
 
 def test_prefetch_of_a_side_is_forwarded_to_the_source() -> None:
-    heard: list[list[int]] = []
+    heard: list[list[list[int]]] = []
 
     class Listening(Numbers):
-        def prefetch(self, indices: Sequence[int]) -> None:
-            heard.append(list(indices))
+        def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
+            heard.append([list(indices), list(later), list(done)])
 
     source = Listening([100], images=dict.fromkeys(range(100), b"x"))
     for side in split(source, 0.3):
         assert side is not None
-        prefetch_samples(side, [0, 5, 9])
-        assert heard.pop() == [side.read(i).label for i in (0, 5, 9)]
+        prefetch_samples(side, [0, 5, 9], [7], [1, 2])
+        assert heard.pop() == [[side.read(i).label for i in some] for some in ((0, 5, 9), (7,), (1, 2))]
     prefetch_samples(split(Numbers([100]), 0.3)[0], [0])  # a source without prefetch is accepted
 
 
