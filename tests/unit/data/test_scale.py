@@ -183,9 +183,9 @@ def test_tables_are_memory_mapped(shards: Shards) -> None:
     places = [shards._locate(index) for index in wanted]
     assert places == [divmod(index, PER_SHARD) for index in wanted]
     for shard in {shard for shard, _ in places}:
-        write_sparse_index(Path(shards.tables[shard]))
+        write_sparse_index(Path(shards._index(shard).table))
     with measure() as cost:
-        assert all(load_table(shards.tables[shard])[row].tolist() == [[0, 0]] * 4 for shard, row in places)
+        assert all(load_table(shards._index(shard).table)[row].tolist() == [[0, 0]] * 4 for shard, row in places)
     mapped = load_table.cache_info().currsize
     assert mapped >= 4 * WINDOW // PER_SHARD
     assert cost.retained < mapped * 20_000, "a table has 640,000 bytes"
@@ -195,14 +195,12 @@ def test_tables_are_memory_mapped(shards: Shards) -> None:
 def test_opening_an_indexed_data_set_reads_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opens the real index: stats 40,000 files and reads the counts of 40,000 indices. Measured: 5 s."""
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
-    cache = indexing.cache_folder("index")
-    cache.mkdir(parents=True, exist_ok=True)
     urls = [str(tmp_path / f"{k:05d}.tar") for k in range(SHARDS)]
     for k, url in enumerate(urls):
         Path(url).touch()
-        place, _ = indexing._table_path(cache, (TXT,), 1.0, url)
-        place.touch()
-        indexing._meta(place).write_text(f'{{"samples": {PER_SHARD}, "digest": "{k:016x}", "bad": [], "notes": []}}')
+        found = indexing.find_shard((TXT,), 1.0, url)
+        found.table.touch()
+        found.meta.write_text(f'{{"samples": {PER_SHARD}, "digest": "{k:016x}", "bad": [], "notes": []}}')
     monkeypatch.setattr(indexing, "scan", None)  # calling it fails: no shard is scanned again
     start = time.perf_counter()
     source = Shards.open(urls, "txt", None)
