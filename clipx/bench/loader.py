@@ -75,7 +75,16 @@ class LoaderSpec(BenchSpec):
             rates = {
                 side: self._rates(contestants, side, Path(folder) / str(side), log) for side in sorted(set(self.sides))
             }
-        return self._findings(rates, left_out)
+            parts = {side: self._parts(Path(folder) / str(side), log) for side in rates}
+        return self._findings(rates, parts, left_out)
+
+    def _parts(self, folder: Path, log: Callable[[str], None]) -> dict[str, float]:
+        """Measures the microseconds per image of each part of loading, in one thread."""
+        from clipx.bench.decoding import microseconds
+
+        log(f"{folder.name} pixels: parts of loading")
+        rounds = 5 * self.repeats
+        return Processes("cpu", self.threads).run(microseconds, str(folder), self.batch, rounds, self.seed)[0]
 
     def _rates(
         self, contestants: Mapping[str, Callable[..., float]], side: int, folder: Path, log: Callable[[str], None]
@@ -94,7 +103,11 @@ class LoaderSpec(BenchSpec):
                 rates[name].append(processes.run(contestant, *load)[0])
         return rates
 
-    def _findings(self, rates: dict[int, dict[str, list[float]]], left_out: dict[str, str]) -> Findings:
+    def _findings(
+        self, rates: dict[int, dict[str, list[float]]], parts: dict[int, dict[str, float]], left_out: dict[str, str]
+    ) -> Findings:
+        from clipx.bench.decoding import PARTS
+
         median = {side: {name: statistics.median(r) for name, r in found.items()} for side, found in rates.items()}
         figures: dict[str, Any] = {"workers": self.workers, "aspect": self.aspect}
         for side, found in rates.items():
@@ -105,6 +118,7 @@ class LoaderSpec(BenchSpec):
         largest = max(rates)
         figures["share_of_decode_bound"] = figures[f"share_of_decode_bound_{largest}"]
         figures["images_per_second"] = {str(side): {k: round(v) for k, v in m.items()} for side, m in median.items()}
+        figures["microseconds"] = {str(side): found for side, found in parts.items()}
         figures["left_out"] = left_out
         labels = {
             "clipx": "clipx",
@@ -128,7 +142,9 @@ class LoaderSpec(BenchSpec):
                 for text in (f"{m[name]:,.0f}", f"{ratio(rates[side]['clipx'], rates[side][name]):.2f}")
             ]
             table.rows.append((label, *cells))
-        return Findings(figures, {str(side): found for side, found in rates.items()}, [table])
+        times = Table("microseconds of CPU time per image, one thread", ("", *(f"{side} px" for side in parts)))
+        times.rows += [(text, *(f"{found[name]:,.0f}" for found in parts.values())) for name, text in PARTS.items()]
+        return Findings(figures, {str(side): found for side, found in rates.items()}, [table, times])
 
     def _of_a_run(self, run_dir: str, log: Callable[[str], None]) -> Findings:
         from clipx.bench.pipelines import rate_of_run

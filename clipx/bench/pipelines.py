@@ -73,7 +73,8 @@ def _source(folder: str) -> Source:
     return Shards.open(expand(f"{folder}/*.tar", "shards"), "txt", None)
 
 
-def _stream(folder: str, seed: int) -> TrainBatches:
+def training_stream(folder: str, seed: int) -> TrainBatches:
+    """Returns the training stream of a folder of photographs: crops of 224 pixels."""
     source = _source(folder)
     order = Order(source.sizes, seed, 200_000)
     return TrainBatches(source, order, ImageView(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed)
@@ -117,13 +118,15 @@ def _loader(stream: TrainBatches, batch: int, workers: int, prefetch: int) -> It
 def clipx_processes(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """Measures clipx's loader with worker processes."""
     fork_workers()
-    return _per_second(_loader(_stream(folder, seed), batch, workers, _PREFETCH), batch, count, workers * _PREFETCH)
+    return _per_second(
+        _loader(training_stream(folder, seed), batch, workers, _PREFETCH), batch, count, workers * _PREFETCH
+    )
 
 
 def clipx_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """Measures the same batches from threads: the decoder and the filter release the GIL, the rest does not."""
     torch.set_num_threads(1)
-    stream = _stream(folder, seed)
+    stream = training_stream(folder, seed)
 
     def make(positions: range) -> Batch:
         batch = stream[positions]
@@ -157,7 +160,7 @@ def spdl_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, 
     import spdl.io
 
     torch.set_num_threads(1)
-    stream = _stream(folder, seed)
+    stream = training_stream(folder, seed)
 
     def make(positions: range) -> Batch:
         frames, captions, indices = [], [], [stream.order(position) for position in positions]

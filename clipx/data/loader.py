@@ -16,7 +16,7 @@ from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, Pa
 from clipx.data.loader_processes import ProcessLoader
 from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
-from clipx.data.views import View
+from clipx.data.views import View, shared_rows
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import check_cores
 from clipx.errors import DataError
@@ -70,9 +70,9 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 captions.append(caption)
                 indices.append(index)
                 targets.append(rows)
+            image, *others = map(self.view.batch, map(shared_rows, views))
         except DataError as error:
             return error
-        image, *others = map(self.view.batch, views)
         return Batch(
             image=image,
             tokens=self.tokenizer(captions),

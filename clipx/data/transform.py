@@ -118,12 +118,12 @@ def train_transform(
         pixels, box = np.array(image), random_box(image.size, scale, rng)
     else:
         size = max(map(len, outs_SS3))
-        pixels, box = _decode_shrunk(encoded, wh, random_box(wh, scale, rng), size)
+        pixels, box = decode_shrunk(encoded, wh, random_box(wh, scale, rng), size)
     for out_SS3 in outs_SS3:
-        _resize(pixels, box, out_SS3)
+        resize(pixels, box, out_SS3)
 
 
-def _decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, size: int) -> tuple[Pixels, Box]:
+def decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, size: int) -> tuple[Pixels, Box]:
     """Decodes a JPEG of wh pixels, shrunk while the box stays at least `size`, and returns it with the scaled box."""
     left, top, right, bottom = box
     # The smallest image size at which the box has at least `size` pixels; simplejpeg selects the DCT scale for it. Only
@@ -166,7 +166,7 @@ def _upright(encoded: bytes) -> bool:
     return False
 
 
-def _resize(pixels: Pixels, box: Box, out_SS3: torch.Tensor) -> None:
+def resize(pixels: Pixels, box: Box, out_SS3: torch.Tensor) -> None:
     """Resizes the box of an image into `out_SS3`: bicubic with antialiasing, in integers, as in Pillow.
 
     Computes `F.interpolate(…, mode="bicubic", antialias=True)`, which has no `out` argument.

@@ -8,7 +8,7 @@ Shape suffixes: n samples, S side of an image in pixels, F stored features of a 
 from __future__ import annotations
 
 import io
-import math
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import get_worker_info
 
 from clipx.data.batch import PART_SAMPLES
@@ -37,8 +38,7 @@ class View(Protocol):
         """Returns uninitialised tensors for the inputs of so many samples, sample by sample.
 
         The first is for this view; the second, with `second_size`, for the same crops in another size, in pixels. In a
-        loader process they are in memory shared with the trainer, so that a batch is passed on without a copy. Raises
-        DataError if the shared memory is full.
+        loader process they are valid until the next call: see empty_rows.
         """
 
     def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
@@ -120,23 +120,48 @@ class FeatureView:
 
 
 def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Returns an uninitialised tensor, in memory shared with the trainer if this is a loader process.
-
-    Raises DataError if the shared memory is full.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if get_worker_info() is None or not size:
+    """Returns an uninitialised tensor of rows. In a loader process it is memory of the last call for such rows."""
+    if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
+    row = (shape[1:], dtype)
+    if row not in _reused or len(_reused[row]) < shape[0]:
+        _reused[row] = torch.empty(shape, dtype=dtype)
+    return _reused[row][: shape[0]]
+
+
+_reused: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+"""Rows of this loader process by shape and type of a row."""
+
+
+def shared_rows(rows: Tensor) -> Tensor:
+    """Copies rows of a loader process to shared memory, see copy_to_shared. Returns others unchanged."""
+    return rows if get_worker_info() is None or not rows.nbytes else copy_to_shared(rows)
+
+
+def copy_to_shared(rows: Tensor) -> Tensor:
+    """Copies contiguous rows to new memory that is shared with the trainer.
+
+    Rows that are computed in new shared memory take longer than rows that are copied to it: a page that is first
+    written through a mapping costs a page fault, a page that is written to the file does not. Raises DataError if the
+    shared memory is full.
+    """
     try:
-        shared = torch.UntypedStorage._new_shared(size)  # as in torch's default_collate
+        storage = torch.UntypedStorage._new_shared(rows.nbytes)  # as in torch's default_collate
     except RuntimeError as error:
         raise DataError(
-            f"the shared memory for {shape[0]} samples of {size / 1e6:,.1f} MB cannot be allocated ({error}): "
+            f"the shared memory for {len(rows)} samples of {rows.nbytes / 1e6:,.1f} MB cannot be allocated ({error}): "
             f"each loader process keeps data.prefetch batches there, of at most {PART_SAMPLES} samples; lower "
             "data.workers or data.prefetch, or give the machine or container more /dev/shm, e.g. with docker's "
             "--shm-size"
         ) from None
-    return torch.empty(0, dtype=dtype).set_(shared).view(shape)
+    shared = torch.empty(0, dtype=rows.dtype).set_(storage).view(rows.shape)
+    if get_sharing_strategy() != "file_descriptor":  # macOS
+        return shared.copy_(rows)
+    file, _ = storage._share_fd_cpu_()
+    left = memoryview(rows.numpy().reshape(-1).view(np.uint8).data)
+    while left:
+        left = left[os.pwrite(file, left, rows.nbytes - len(left)) :]
+    return shared
 
 
 # ------------------------------------------------------------------------------------------------- stored features

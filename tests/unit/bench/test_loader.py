@@ -12,8 +12,10 @@ import pytest
 import torch
 from helpers.runs import SMALL, run
 
+from clipx.bench.decoding import PARTS, microseconds
 from clipx.bench.loader import LoaderSpec
-from clipx.bench.pipelines import photograph, spdl_frame, without_spdl
+from clipx.bench.pipelines import photograph, spdl_frame, without_spdl, write_photographs
+from clipx.bench.processes import Processes
 from clipx.data.transform import train_transform
 
 BENCH = (sys.executable, "-m", "clipx.bench", "loader")
@@ -25,6 +27,7 @@ def test_all_loaders_run_and_the_last_line_is_json(tmp_path: Path) -> None:
     done = run(*BENCH, *sizes, f"run_dir={tmp_path}/found")
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures.keys() >= {"ratio_64", "share_of_decode_bound", "tokens_share_64"}
+    assert figures["microseconds"]["64"].keys() == PARTS.keys()
     rates = figures["images_per_second"]["64"]
     assert rates.keys() | figures["left_out"].keys() == {"clipx", "threads", "spdl", "open_clip", "decode", "tokens"}
     assert figures["left_out"].keys() <= {"spdl"}
@@ -57,6 +60,20 @@ def test_the_reason_for_skipping_spdl_is_reported(tmp_path: Path, utils: str | N
     assert done.stdout.strip() == said
 
 
+def test_the_parts_of_loading_are_measured_and_sum_up_to_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))  # restored: the benchmark sets it
+    folder = str(tmp_path / "photographs")
+    processes = Processes("cpu", 1)
+    processes.run(write_photographs, folder, 64, 0.75, 16, 0)
+    found: dict[str, float] = processes.run(microseconds, folder, 8, 1, 0)[0]
+    assert found.keys() == PARTS.keys()
+    assert min(time for part, time in found.items() if part != "python") > 0
+    parts = ("decode", "resize", "copy", "read", "tokens", "python")
+    assert sum(found[part] for part in parts) == pytest.approx(found["whole"], abs=1)
+
+
 def test_spdl_crops_like_clipx() -> None:
     if (reason := without_spdl()) is not None:
         pytest.skip(reason)
@@ -73,7 +90,9 @@ def test_spdl_crops_like_clipx() -> None:
 
 def test_skipped_loaders_appear_in_the_table_and_the_figures() -> None:
     measured = {"clipx": [4.0], "threads": [2.0], "open_clip": [1.0], "decode": [8.0], "tokens": [400.0]}
-    found = LoaderSpec(run_dir="here")._findings({64: measured}, {"spdl": "spdl is not installed"})
+    found = LoaderSpec(run_dir="here")._findings(
+        {64: measured}, {64: dict.fromkeys(PARTS, 1.0)}, {"spdl": "spdl is not installed"}
+    )
     assert found.figures["left_out"] == {"spdl": "spdl is not installed"}
     assert found.figures["ratio_64"] == 4
     assert found.figures["share_of_decode_bound"] == 0.5

@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from clipx.data import batch as batches_of
+from clipx.data import views
 from clipx.data.batch import PART_SAMPLES, Batch, Packers, Part, PartRange, mapped
 from clipx.data.loader import SecondView, TrainLoader, train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
-from clipx.data.views import ImageView
+from clipx.data.views import ImageView, copy_to_shared
 from clipx.errors import DataError
 from clipx.model.coca import CaptionPacker
 from clipx.model.packer import TextPacker
@@ -186,6 +187,16 @@ def test_only_images_take_shared_memory_of_a_batch_from_a_process(whole: list[Ba
     found = next(iter(loader(workers=1, targets=None, second=None, micro_batches=12)))
     assert len(tensors(found.packing)) >= 48
     assert [x.is_shared() for x in tensors(found)] == [True] + [False] * (len(tensors(found)) - 1)
+
+
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_rows_are_copied_to_shared_memory(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "get_sharing_strategy", lambda: strategy)
+    for rows in (torch.arange(60, dtype=torch.uint8).view(5, 4, 3), torch.randn(7, 3)):
+        shared = copy_to_shared(rows)
+        assert shared.is_shared() and (shared == rows).all() and shared.dtype == rows.dtype
+        rows.zero_()
+        assert shared.any(), "the copy is independent of its reused source"
 
 
 def test_a_batch_survives_pickling(whole: list[Batch]) -> None:
