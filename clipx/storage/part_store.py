@@ -58,12 +58,17 @@ class PartStore:
             self._retry(lambda: StorageFolder(self.out).put(path, name))
             return _size_and_hash(path)
 
+    def read_bytes(self, name: str) -> bytes:
+        """Returns the content of a file. Raises FileNotFoundError."""
+        if self.folder is not None:
+            return (self.folder / name).read_bytes()
+        content: bytes = self._retry(lambda: StorageFolder(self.out).read(name))
+        return content
+
     def read_text(self, name: str) -> str | None:
         """Returns the content of a file, or None if it does not exist."""
         try:
-            if self.folder is not None:
-                return (self.folder / name).read_text(encoding="utf-8")
-            return str(self._retry(lambda: StorageFolder(self.out).read(name)), "utf-8")
+            return str(self.read_bytes(name), "utf-8")
         except FileNotFoundError:
             return None
 
