@@ -216,21 +216,21 @@ class Split:
     def fingerprint(self) -> str:
         return f"{self.source.fingerprint}-{'held' if self.held_out else 'kept'}-{self.held}-of-{self.of}"
 
-    def _source_index(self, index: int) -> int:
+    def source_index(self, index: int) -> int:
         """Returns the index in the source of a sample of this side: the inverse of `_held_before` or its complement."""
         if self.held_out:
             return -((index + 1) * self.of // -self.held) - 1
         return index * self.of // (self.of - self.held)
 
     def key(self, index: int) -> str:
-        return self.source.key(self._source_index(index))
+        return self.source.key(self.source_index(index))
 
     def read(self, index: int) -> Sample:
-        return self.source.read(self._source_index(index))
+        return self.source.read(self.source_index(index))
 
     def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
         prefetch_samples(
-            self.source, *([self._source_index(index) for index in some] for some in (indices, later, done))
+            self.source, *([self.source_index(index) for index in some] for some in (indices, later, done))
         )
 
 
@@ -244,6 +244,14 @@ def split(source: Source, share: float) -> tuple[Source, Source | None]:
         return source, None
     kept, held_out = (Split(source, ratio.numerator, ratio.denominator, held_out=side) for side in (False, True))
     return kept, held_out if sum(held_out.sizes) else None
+
+
+def whole_index(source: Source, index: int) -> int:
+    """Returns the number of a sample before a share of the samples is held out: among training and held-out ones."""
+    while isinstance(source, Split | WrappedSource):
+        index = source.source_index(index) if isinstance(source, Split) else index
+        source = source.source
+    return index
 
 
 def check_held_out_share(share: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,23 +19,14 @@ from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Classes, Dataset, DataSpec, exchange_captions, open_on_all_ranks
 from clipx.data.views import View, view_of
 from clipx.distributed.comm import Comm
+from clipx.distributed.parts import check_plan, locked, write_missing
 from clipx.errors import DataError, require
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.report.console import stdout_console
-from clipx.storage.local import acquire_lock
-from clipx.storage.safe_json import read_as
-from clipx.teacher.embedding_store import (
-    MANIFEST,
-    PLAN,
-    VERSION,
-    EmbeddingStore,
-    Record,
-    caption_hash,
-    npy_files,
-    record_file,
-)
+from clipx.storage.part_store import PartStore, Record, record_file
+from clipx.teacher.embedding_store import MANIFEST, PLAN, VERSION, caption_hash, npy_files
 from clipx.teacher.feature_shards import shard_file, usage, write_classes, write_shard
 from clipx.teacher.live import weights_digest
 from clipx.weights.load import load_model
@@ -67,7 +57,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     )
     dataset = exchange_captions(open_on_all_ranks(data, comm), data, seed)
     source = _source(dataset, spec.split, data)
-    store = EmbeddingStore(spec.out, spec.retry_s)
+    store = PartStore(spec.out, spec.retry_s)
     writer = EmbeddingWriter(
         model=model,
         device=comm.device,
@@ -101,9 +91,10 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         **({"mismatched": [data.mismatched, seed]} if data.mismatched else {}),
     }
     comm.require_equal(embeddings=plan)
-    with _lock(store, comm):
-        comm.run_on_main(lambda: _check_plan(store, plan))
-        records = _write_missing(writer, data, comm)
+    with locked(store, comm):
+        comm.run_on_main(lambda: check_plan(store, PLAN, plan, "embeddings"))
+        write = partial(writer.write, workers=data.workers, prefetch=data.prefetch)
+        records = write_missing(store, writer.shards(), write, comm, "shards")
         classes = dataset.classes if spec.format == "webdataset" else None
         comm.run_on_main(lambda: _finish(store, plan, records, data.max_bad_share, classes))
 
@@ -118,65 +109,8 @@ def _source(dataset: Dataset, split: str, data: DataSpec) -> Source:
     return dataset.held_out
 
 
-@contextlib.contextmanager
-def _lock(store: EmbeddingStore, comm: Comm) -> Iterator[None]:
-    """Locks a local folder against other commands, and removes temporary files of a killed command. Collective."""
-    if store.folder is None:
-        yield
-        return
-    folder = store.folder
-    with (folder / ".lock").open("w") as lock:
-
-        def begin() -> None:
-            acquire_lock(lock, f"out={store.out}")
-            for leftover in folder.glob(".*.*.*"):
-                leftover.unlink()
-
-        comm.run_on_main(begin)
-        yield
-
-
-def _check_plan(store: EmbeddingStore, plan: dict[str, Any]) -> None:
-    """Compares `plan` with that of an earlier run, or writes it. Raises ConfigError if they differ."""
-    text = store.read_text(PLAN)
-    if text is None:
-        store.put_json(PLAN, plan)
-        return
-    try:
-        before = read_as(dict[str, Any], text)
-    except ValueError as error:
-        raise DataError(
-            f"out={store.out}: {PLAN} cannot be read ({error}): give another folder, or delete this one"
-        ) from None
-    changed = [key for key in {**before, **plan} if before.get(key) != plan.get(key)]
-    differences = ", ".join(f"{key} was {before.get(key)}, is {plan.get(key)}" for key in changed)
-    require(
-        not changed, f"out={store.out} holds other embeddings ({differences}): give another folder, or delete this one"
-    )
-
-
-def _write_missing(writer: EmbeddingWriter, data: DataSpec, comm: Comm) -> list[Record]:
-    """Writes the missing shards, distributed over the ranks. Returns the records of all shards. Collective."""
-    total, console = writer.shards(), stdout_console()
-    found: dict[int, Record] = {}
-    for part in comm.gather_objects(writer.store.finished(range(comm.rank, total, comm.world))):
-        found |= part
-    if found and comm.is_main:
-        console.print(f"{len(found):,} of {total:,} shards exist from an earlier run")
-    missing = [number for number in range(total) if number not in found]
-    assigned = missing[comm.rank :: comm.world]
-    written = {}
-    for number, record in writer.write(assigned, data.workers, data.prefetch):
-        written[number] = record
-        if comm.is_main:
-            console.print(f"{len(written):,} of {len(assigned):,} shards written by this rank")
-    for part in comm.gather_objects(written):
-        found |= part
-    return [found[number] for number in range(total)]
-
-
 def _finish(
-    store: EmbeddingStore, plan: dict[str, Any], records: list[Record], max_bad_share: float, classes: Classes | None
+    store: PartStore, plan: dict[str, Any], records: list[Record], max_bad_share: float, classes: Classes | None
 ) -> None:
     """Writes the class names and the manifest, and prints a summary. Raises DataError if too many samples are bad."""
     bad = [item for record in records for item in record["bad"]]
@@ -238,7 +172,7 @@ class EmbeddingWriter:
     format: str
     trunk: bool
     dtype: str
-    store: EmbeddingStore
+    store: PartStore
 
     @property
     def width(self) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.data.spec import Classes
-from clipx.teacher.embedding_store import EmbeddingStore
+from clipx.storage.part_store import PartStore
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ def _members(samples: list[FeatureSample]) -> Iterator[ShardSample]:
         yield {"__key__": f"{index:09d}", "npy": file.getvalue(), "json": json.dumps(meta).encode()}
 
 
-def write_classes(store: EmbeddingStore, classes: Classes | None) -> tuple[str, ...]:
+def write_classes(store: PartStore, classes: Classes | None) -> tuple[str, ...]:
     """Writes the class names and templates. Returns the names of the files written.
 
     Names that a file with one per line cannot represent, because they repeat or have line breaks, are not written.

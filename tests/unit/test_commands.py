@@ -21,6 +21,8 @@ OTHERS = {
     "clipx-look",
     "clipx-openclipart",
     "clipx-prepare",
+    "clipx-score",
+    "clipx-select",
     "clipx-vocabulary",
 }
 

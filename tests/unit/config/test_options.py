@@ -109,6 +109,8 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
         "evaluate.yaml",
         "export.yaml",
         "embed.yaml",
+        "score.yaml",
+        "select.yaml",
         "caption.yaml",
         "wise_ft.yaml",
         "check.yaml",

@@ -1,0 +1,30 @@
+"""`python -m clipx.score data=… out=…`: writes a table of scores with a row for each training sample.
+
+Runs on any number of ranks, which share the parts. A killed command continues when it is started again.
+"""
+
+from __future__ import annotations
+
+from clipx.cli import cli, imports
+from clipx.errors import ConfigError
+from clipx.score.spec import ScoreSpec
+
+
+def score(spec: ScoreSpec) -> None:
+    """Writes the scores. Collective. Raises ConfigError if `out` contains scores of other options."""
+    if spec.data is None:
+        raise ConfigError("data has no value: give the data whose samples are scored, e.g. data=shapes")
+    with imports():
+        from clipx.score.writer import write_scores
+
+    comm = spec.distributed.build()
+    try:
+        write_scores(spec, spec.data, comm)
+    finally:
+        comm.close()
+
+
+main = cli(score, "score", unused=("evaluator",))
+
+if __name__ == "__main__":  # loader processes import this module again
+    main()

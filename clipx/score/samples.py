@@ -1,0 +1,131 @@
+"""Reads and measures samples in the processes of the loader: what their scores need, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from clipx.data.loader_processes import ProcessLoader
+from clipx.data.look.hashing import SIDE, colours, difference_hash, preview
+from clipx.data.look.measure import MOST_CAPTIONS
+from clipx.data.look.scripts import main_script
+from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
+from clipx.data.views import View
+from clipx.errors import DataError
+from clipx.model.tokenizer import repaired
+from clipx.score.spec import Score
+
+SIGNATURE = np.dtype([("index", "i8"), ("digest", "u8", 2), ("hash", "u8"), ("colours", "u1", (SIDE, SIDE, 3))])
+"""Signature of an image: number of its sample, the first 128 bits of the SHA-256 of the encoded image, difference hash
+and mean colours of its areas."""
+
+Row = dict[str, int | float | str]
+"""Scores of a sample by column."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch:
+    """The m usable samples of a batch. `index` has their numbers, and the other lists one item for each of them.
+
+    `image`: the batch of the model, None without a model; `signatures`: empty unless duplicates are searched.
+    """
+
+    index: Sequence[int]
+    rows: Sequence[Row]
+    captions: Sequence[Sequence[str]]
+    image: Tensor | None
+    signatures: NDArray[np.void]
+    bad: Sequence[tuple[int, BadRecord]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches(Dataset["ScoredBatch | DataError"]):
+    """Data set of the measurements of ranges of the source. `view`: None if no model reads the images."""
+
+    source: Source
+    view: View | None
+    scores: Sequence[Score]
+    max_pixels: int
+
+    def __getitem__(self, indices: range) -> ScoredBatch | DataError:
+        index, rows, captions, images = list[int](), list[Row](), list[Sequence[str]](), list[Tensor]()
+        signatures, bad = list[tuple[object, ...]](), list[tuple[int, BadRecord]]()
+        try:
+            prefetch_samples(self.source, indices)
+            for number in indices:
+                try:
+                    sample = self.source.read(number)
+                    row, signature = self._measure(number, sample)
+                    if self.view is not None:
+                        images.append(self.view.load_for_evaluation(sample.image))
+                except BadSample as fault:
+                    bad.append((number, BadRecord(self.source.key(number), str(fault))))
+                else:
+                    index.append(number)
+                    rows.append(row)
+                    captions.append(sample.captions if Score.similarity in self.scores else ())
+                    signatures += signature
+        except DataError as error:
+            return error
+        image = self.view.batch(default_collate(images)) if self.view is not None and images else None
+        return ScoredBatch(index, rows, captions, image, np.array(signatures, SIGNATURE), bad)
+
+    def _measure(self, number: int, sample: Sample) -> tuple[Row, list[tuple[object, ...]]]:
+        """Returns the scores that need no model, and the row of SIGNATURE if duplicates are searched."""
+        row, signature = Row(), list[tuple[object, ...]]()
+        if Score.caption in self.scores:
+            row |= caption_scores(sample.captions)
+        if {Score.image, Score.duplicates} & {*self.scores}:
+            shown, (width, height) = preview(sample.image, self.max_pixels)
+            if Score.image in self.scores:
+                row |= image_scores(shown, width, height)
+            if Score.duplicates in self.scores:
+                digest = hashlib.sha256(sample.image).digest()
+                words = [int.from_bytes(digest[start : start + 8], "big") for start in (0, 8)]
+                signature.append((number, words, difference_hash(shown), colours(shown)))
+        return row, signature
+
+
+def read_scored(
+    source: Source,
+    view: View | None,
+    scores: Sequence[Score],
+    max_pixels: int,
+    batches: Sequence[range],
+    workers: int,
+    prefetch: int,
+) -> Iterator[ScoredBatch]:
+    """Yields the measurements of ranges of the source, in their order."""
+    yield from ProcessLoader(_Batches(source, view, scores, max_pixels), batches, workers, prefetch)
+
+
+def caption_scores(captions: Sequence[str]) -> Row:
+    """Returns the number of captions, characters and words of the longest one, and the script of the first 100."""
+    longest = max(captions, key=len)
+    return {
+        "captions": len(captions),
+        "characters": len(longest),
+        "words": len(longest.split()),
+        "script": main_script(repaired("\n".join(captions[:MOST_CAPTIONS]))),
+    }
+
+
+def image_scores(image: Image.Image, width: int, height: int) -> Row:
+    """Returns upright size in pixels, shorter side, longer side : shorter side, and entropy in bits.
+
+    The entropy is that of the grey values of `image`, which may be shrunk: 0 for one colour, at most 8.
+    """
+    return {
+        "width": width,
+        "height": height,
+        "shorter_side": min(width, height),
+        "aspect_ratio": max(width, height) / min(width, height),
+        "entropy": image.convert("L").entropy(),
+    }

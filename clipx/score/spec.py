@@ -1,0 +1,158 @@
+"""Options of `python -m clipx.score`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from clipx.config import limits
+from clipx.config.registry import MISSING, option
+from clipx.data.shards.index import RETRY_S
+from clipx.data.spec import DataSpec, non_default_values
+from clipx.distributed.spec import DistributedSpec
+from clipx.errors import require
+from clipx.precision.spec import PrecisionSpec
+from clipx.storage.url import check_folder_url
+
+# Options of DataSpec that change neither the samples nor how they are read here.
+_UNUSED = (
+    *("batch_size", "micro_batches", "shuffle_window", "crop_scale", "streams"),
+    *("replacement", "repeat_batch", "weight"),
+)
+_MOST_CLUSTERS = 1 << 20
+_MOST_BITS = 16  # of 64: pictures with more differences have nothing in common
+
+
+class Score(StrEnum):
+    """Groups of scores."""
+
+    similarity = "similarity"
+    """Cosine of image and caption."""
+
+    aesthetic = "aesthetic"
+    """Linear head on the image embedding."""
+
+    caption = "caption"
+    """Number, lengths and script of captions."""
+
+    image = "image"
+    """Size and entropy of the image."""
+
+    duplicates = "duplicates"
+    """Equal files and nearly equal pictures."""
+
+    semantic = "semantic"
+    """Clusters of image embeddings, and cosines in them."""
+
+
+OF_MODEL = (Score.similarity, Score.aesthetic, Score.semantic)
+"""Scores that need a model."""
+
+
+@option("")
+@dataclass(kw_only=True, slots=True)
+class ScoreSpec:
+    """`python -m clipx.score`: writes a table of scores with a row for each training sample of a data set.
+
+    Images are preprocessed as in evaluation: usually resized by the shorter side and cropped to the centre.
+    """
+
+    kind: str = "score"
+    """Kind of the command's configuration. Fixed."""
+
+    data: DataSpec | None = None
+    """Data whose training samples are scored. Required. data.workers processes per rank read the samples."""
+
+    out: str = MISSING
+    """Output folder, or its URL. The table is OUT/scores.parquet."""
+
+    scores: list[Score] = field(default_factory=lambda: [Score.caption, Score.image, Score.duplicates])
+    """Scores to compute: any of `similarity`, `aesthetic` and `semantic`, which need `run`, and `caption`, `image`
+    and `duplicates`. Nothing else is computed: images are not decoded for `caption` alone."""
+
+    run: str | None = None
+    """Model of the scores `similarity`, `aesthetic` and `semantic`: any value of model.weights. Of a run, the moving
+    average of its weights if it has one."""
+
+    head: str | None = None
+    """File with the linear head of the score `aesthetic`: .safetensors, .pt or .npz with one weight for each dimension
+    of the embedding and one bias."""
+
+    seed: int = 0
+    """Seed of data.mismatched, as of a run, and of the clusters. At least 0."""
+
+    near_bits: int = 4
+    """Largest number of differing bits, of 64, in the perceptual hashes of near duplicates, in [0, 16]."""
+
+    clusters: int = 100
+    """Number of clusters of the score `semantic`, in [1, 1048576]. Pairs are compared within a cluster."""
+
+    samples_per_part: int = 100_000
+    """Number of samples of a part, in [1, 16777216]. A part is held in memory until it is written."""
+
+    batch_size: int = 256
+    """Number of images or captions embedded at a time, in [1, 65536]."""
+
+    retry_s: float = RETRY_S
+    """Seconds for which a failed request to the URL `out` is retried before the command ends. 0: a single attempt."""
+
+    precision: PrecisionSpec = MISSING
+    """Number format of the towers."""
+
+    distributed: DistributedSpec = MISSING
+    """Processes and devices."""
+
+    evaluator: dict[str, Any] = field(default_factory=dict)
+    """Unused: options of the group data select evaluators. Setting it is an error."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.out), "out= is empty: give a folder, or a URL of one")
+        if "://" in self.out:
+            check_folder_url("out", self.out)
+        require(bool(self.scores), f"scores=[] is empty: give some of {', '.join(Score)}")
+        require(len({*self.scores}) == len(self.scores), f"scores=[{','.join(self.scores)}] repeats a score: remove it")
+        self._check_effects()
+        for key, value, limit in (
+            ("clusters", self.clusters, _MOST_CLUSTERS),
+            ("samples_per_part", self.samples_per_part, limits.BATCH),
+            ("batch_size", self.batch_size, limits.EMBEDDED),
+        ):
+            require(value >= 1, f"{key}={value} must be at least 1")
+            limits.check_limit(key, value, limit)
+        require(self.seed >= 0, f"seed={self.seed} is negative: give 0 or more")
+        require(0 <= self.near_bits <= _MOST_BITS, f"near_bits={self.near_bits} must be in [0, {_MOST_BITS}]")
+        limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
+        require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
+        for key, value in [] if self.data is None else non_default_values(self.data, _UNUSED):
+            require(False, f"data.{key}={value} has no effect on scores: remove it")
+
+    def _check_effects(self) -> None:
+        """Raises ConfigError for a missing option of a score, and for an option of a score that is not computed."""
+        modelled = [score for score in self.scores if score in OF_MODEL]
+        if modelled:
+            require(
+                self.run is not None, f"scores=[…,{modelled[0]}] needs a model: give run=…, or remove {modelled[0]}"
+            )
+        else:
+            require(
+                self.run is None, f"run={self.run} has no effect without {', '.join(OF_MODEL)} in scores: remove it"
+            )
+        for key, value, default, score in (
+            ("head", self.head, None, Score.aesthetic),
+            ("near_bits", self.near_bits, 4, Score.duplicates),
+            ("clusters", self.clusters, 100, Score.semantic),
+        ):
+            require(
+                value == default or score in self.scores,
+                f"{key}={value} has no effect without {score} in scores: remove it",
+            )
+        require(
+            self.head is not None or Score.aesthetic not in self.scores,
+            "scores=[…,aesthetic] needs a linear head: give head=FILE, or remove aesthetic",
+        )
+        seeded = Score.semantic in self.scores or (self.data is not None and self.data.mismatched > 0)
+        require(
+            not self.seed or seeded,
+            f"seed={self.seed} has no effect without data.mismatched, or semantic in scores: remove it",
+        )

@@ -1,0 +1,313 @@
+"""Writes the scores of a data set in parts, distributed over the ranks, and joins them into one table.
+
+out/score.json            plan: what all parts depend on (scores, data, model); written first
+    00000.parquet         scores of the samples of part 0, a row each
+    00000.signatures.npy  SIGNATURE of its usable images, for `duplicates`
+    00000.embeddings.npy  [n, D] float16, an embedding for each row, for `semantic`; NaN of an unusable image
+    00000.json            record: sizes and hashes of these files; written last
+    scores.parquet        all parts, a row group each, with the columns that depend on all samples
+    manifest.json         the plan and all records
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clipx.config.saved import to_dict
+from clipx.data.loader import check_workers
+from clipx.data.source import Source, whole_index
+from clipx.data.spec import DataSpec, exchange_captions, open_on_all_ranks
+from clipx.data.views import View, view_of
+from clipx.distributed.comm import Comm
+from clipx.distributed.parts import check_plan, locked, write_missing
+from clipx.errors import DataError
+from clipx.model.clip import CLIP
+from clipx.model.tokenizer import Tokenizer
+from clipx.precision.spec import Precision
+from clipx.report.console import stdout_console
+from clipx.score.head import LinearHead, load_head
+from clipx.score.samples import SIGNATURE, Row, ScoredBatch, read_scored
+from clipx.score.spec import OF_MODEL, Score
+from clipx.storage.part_store import PartStore, Record, record_file
+from clipx.teacher.live import weights_digest
+from clipx.weights.load import load_model
+
+if TYPE_CHECKING:
+    from clipx.score.spec import ScoreSpec
+
+PLAN, TABLE, MANIFEST, VERSION = "score.json", "scores.parquet", "manifest.json", 1
+
+_COLUMNS: dict[Score, dict[str, pa.DataType]] = {
+    Score.similarity: {"similarity": pa.float32()},
+    Score.aesthetic: {"aesthetic": pa.float32()},
+    Score.caption: {
+        **{name: pa.int32() for name in ("captions", "characters", "words")},
+        "script": pa.string(),
+    },
+    Score.image: {
+        **{name: pa.int32() for name in ("width", "height", "shorter_side")},
+        **{name: pa.float32() for name in ("aspect_ratio", "entropy")},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A model with what its scores need."""
+
+    model: CLIP
+    tokenizer: Tokenizer
+    view: View
+    precision: Precision
+    device: torch.device
+    head: LinearHead | None
+    batch_size: int
+
+    @torch.inference_mode()
+    def image(self, batch: Tensor) -> Tensor:
+        """Returns the embeddings [m, D] of unit norm, on the host."""
+        return self._call(self.model.encode_image, batch)
+
+    @torch.inference_mode()
+    def similarities(self, image_mD: Tensor, captions: Sequence[Sequence[str]]) -> list[float]:
+        """Returns for each image the mean cosine with its captions."""
+        texts = [caption for own in captions for caption in own]
+        owner = torch.tensor([row for row, own in enumerate(captions) for _ in own])
+        cosines = list[Tensor]()
+        for at in range(0, len(texts), self.batch_size):
+            text_bD = self._call(self.model.encode_text, self.tokenizer(texts[at : at + self.batch_size]))
+            cosines.append((image_mD[owner[at : at + self.batch_size]].double() * text_bD.double()).sum(1))
+        sums = torch.zeros(len(captions), dtype=torch.float64).index_add_(0, owner, torch.cat(cosines))
+        found: list[float] = (sums / torch.bincount(owner, minlength=len(captions))).tolist()
+        return found
+
+    def _call(self, encode: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+        with self.precision.autocast():
+            return encode(batch.to(self.device)).cpu()
+
+
+def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
+    """Writes the scores of the training samples of `data` to `spec.out`. Continues an interrupted command. Collective.
+
+    Raises ConfigError if `spec.out` holds scores with another plan, DataError if no sample is usable.
+    """
+    check_workers(data.workers, comm)
+    encoder, described = _encoder(spec, data, comm)
+    dataset = exchange_captions(open_on_all_ranks(data, comm), data, spec.seed)
+    writer = ScoreWriter(spec, data, dataset.train, encoder, PartStore(spec.out, spec.retry_s))
+    plan = {
+        "version": VERSION,
+        "scores": sorted(map(str, spec.scores)),
+        "data": dataset.train.fingerprint,
+        "samples": sum(dataset.train.sizes),
+        "samples_per_part": spec.samples_per_part,
+        "limits": [data.max_pixels, data.min_caption_chars, data.min_side],
+        "mismatched": [data.mismatched, spec.seed] if data.mismatched else None,
+        "near_bits": spec.near_bits if Score.duplicates in spec.scores else None,
+        "clusters": [spec.clusters, spec.seed] if Score.semantic in spec.scores else None,
+        **described,
+    }
+    comm.require_equal(scores=plan)
+    with locked(writer.store, comm):
+        comm.run_on_main(lambda: check_plan(writer.store, PLAN, plan, "scores"))
+        records = write_missing(writer.store, writer.parts(), writer.write, comm, "parts")
+        comm.run_on_main(lambda: _finish(writer, plan, records, comm.device))
+
+
+def _encoder(spec: ScoreSpec, data: DataSpec, comm: Comm) -> tuple[Encoder | None, dict[str, Any]]:
+    """Returns the model of the scores, or None, and its part of the plan. Raises CheckpointError or DataError."""
+    if spec.run is None:
+        return None, {}
+    precision = spec.precision.build(comm.device)
+    weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
+    head = None if spec.head is None else load_head(spec.head, model.embed_dim)
+    view = view_of(model_spec.image, data)
+    tokenizer = model_spec.text.build_tokenizer()
+    encoder = Encoder(model, tokenizer, view, precision, comm.device, head, spec.batch_size)
+    return encoder, {
+        "model": to_dict(model_spec),
+        "weights": weights_digest(weights.model),
+        "precision": spec.precision.on(comm.device).kind,
+        "head": None if head is None else hashlib.sha256(head.weight_D.numpy().tobytes()).hexdigest() + f"/{head.bias}",
+    }
+
+
+@dataclass(slots=True)
+class _Part:
+    """Measured samples of a part: an item or a row for each one."""
+
+    samples: range
+    rows: list[Row | None] = field(default_factory=list)
+    reasons: list[str | None] = field(default_factory=list)
+    signatures: list[NDArray[np.void]] = field(default_factory=list)
+    embeddings: NDArray[np.float16] | None = None
+
+    def __post_init__(self) -> None:
+        self.rows, self.reasons = [None] * len(self.samples), [None] * len(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreWriter:
+    """Scores the samples of a source and writes the parts."""
+
+    spec: ScoreSpec
+    data: DataSpec
+    source: Source
+    encoder: Encoder | None
+    store: PartStore
+
+    def parts(self) -> int:
+        """Returns the number of parts."""
+        return -(-sum(self.source.sizes) // self.spec.samples_per_part)
+
+    def write(self, numbers: Sequence[int]) -> Iterator[tuple[int, Record]]:
+        """Writes these parts. Yields (number, record) of each part when it is complete."""
+        batches = [batch for number in numbers for batch in self._batches(number)]
+        view = None if self.encoder is None else self.encoder.view
+        scores, data = self.spec.scores, self.data
+        loaded = read_scored(self.source, view, scores, data.max_pixels, batches, data.workers, data.prefetch)
+        for number in numbers:
+            part = _Part(self._samples(number))
+            for _ in self._batches(number):
+                self._add(next(loaded), part)
+            yield number, self._put(number, part)
+
+    def _samples(self, number: int) -> range:
+        start = number * self.spec.samples_per_part
+        return range(start, min(start + self.spec.samples_per_part, sum(self.source.sizes)))
+
+    def _batches(self, number: int) -> list[range]:
+        """Splits the samples of a part into batches. No batch spans parts, so a part does not depend on others."""
+        samples, size = self._samples(number), self.spec.batch_size
+        return [samples[at : at + size] for at in range(0, len(samples), size)]
+
+    def _add(self, batch: ScoredBatch, part: _Part) -> None:
+        first = part.samples.start
+        for index, fault in batch.bad:
+            part.reasons[index - first] = fault.reason
+        for index, row in zip(batch.index, batch.rows, strict=True):
+            part.rows[index - first] = row
+        part.signatures.append(batch.signatures)
+        if self.encoder is None or batch.image is None:
+            return
+        image_mD, scores = self.encoder.image(batch.image), self.spec.scores
+        if Score.similarity in scores:
+            for row, similarity in zip(batch.rows, self.encoder.similarities(image_mD, batch.captions), strict=True):
+                row["similarity"] = similarity
+        if self.encoder.head is not None:
+            for row, aesthetic in zip(batch.rows, self.encoder.head(image_mD).tolist(), strict=True):
+                row["aesthetic"] = aesthetic
+        if Score.semantic in scores:
+            if part.embeddings is None:
+                part.embeddings = np.full((len(part.samples), image_mD.shape[1]), np.nan, np.float16)
+            part.embeddings[[index - first for index in batch.index]] = image_mD.numpy()
+
+    def _put(self, number: int, part: _Part) -> Record:
+        columns: dict[str, pa.Array] = {
+            "index": pa.array([whole_index(self.source, index) for index in part.samples], pa.int64()),
+            "key": pa.array([_text(self.source.key(index)) for index in part.samples], pa.string()),
+            "reason": pa.array([None if reason is None else _text(reason) for reason in part.reasons], pa.string()),
+        }
+        for score, types in _COLUMNS.items():
+            if score in self.spec.scores:
+                columns |= {
+                    name: pa.array([None if row is None else row[name] for row in part.rows], kind)
+                    for name, kind in types.items()
+                }
+        table = pa.table(columns)
+        name = f"{number:05d}"
+        files = {f"{name}.parquet": self.store.put(f"{name}.parquet", lambda path: pq.write_table(table, path))}
+        arrays: dict[str, NDArray[Any]] = {}
+        if Score.duplicates in self.spec.scores:
+            arrays["signatures"] = np.concatenate([*part.signatures, np.empty(0, SIGNATURE)])
+        if Score.semantic in self.spec.scores:
+            assert self.encoder is not None
+            missing = np.full((len(part.samples), self.encoder.model.embed_dim), np.nan, np.float16)
+            arrays["embeddings"] = missing if part.embeddings is None else part.embeddings
+        for kind, array in arrays.items():
+            file = f"{name}.{kind}.npy"
+            files[file] = self.store.put(file, partial(_save, array=array))
+        usable = sum(row is not None for row in part.rows)
+        record = {"samples": len(part.samples), "usable": usable, "files": files}
+        self.store.put_json(record_file(number), record)
+        return record
+
+
+def _finish(writer: ScoreWriter, plan: dict[str, Any], records: list[Record], device: torch.device) -> None:
+    """Joins the parts with the columns that depend on all samples, and prints a summary. Raises DataError."""
+    from clipx.score.groups import duplicate_columns, semantic_columns
+
+    store, usable = writer.store, sum(record["usable"] for record in records)
+    if not usable:
+        raise DataError(
+            f"none of the {plan['samples']:,} samples is usable: see the column reason of {store.out}/*.parquet"
+        )
+    numbers = range(len(records))
+    joined = dict[str, pa.Array]()
+    whole = np.concatenate([store_table(store, number, ["index"])["index"].to_numpy() for number in numbers])
+    if Score.duplicates in writer.spec.scores:
+        found = np.concatenate([store_array(store, f"{number:05d}.signatures.npy") for number in numbers])
+        joined |= duplicate_columns(found, whole, writer.spec.near_bits)
+    if Score.semantic in writer.spec.scores:
+        image_ND = np.concatenate([store_array(store, f"{number:05d}.embeddings.npy") for number in numbers])
+        joined |= semantic_columns(image_ND, writer.spec.clusters, writer.spec.seed, device)
+
+    def write(path: str) -> None:
+        output, start = None, 0
+        for number in numbers:
+            table = store_table(store, number)
+            for name, column in joined.items():
+                table = table.append_column(name, column.slice(start, len(table)))
+            start += len(table)
+            output = output or pq.ParquetWriter(path, table.schema)
+            output.write_table(table, row_group_size=len(table))
+        assert output is not None
+        output.close()
+
+    files = {TABLE: store.put(TABLE, write)}
+    store.put_json(MANIFEST, {**plan, "usable": usable, "files": files, "parts": records})
+    console = stdout_console()
+    names = ", ".join(pa_name for score in _COLUMNS if score in writer.spec.scores for pa_name in _COLUMNS[score])
+    console.print(
+        f"{usable:,} of {plan['samples']:,} samples scored, {plan['samples'] - usable:,} unusable: {store.out}/{TABLE}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"columns: {', '.join(filter(None, ('index, key, reason', names, *joined)))}", highlight=False)
+    if plan["scores"] and not set(writer.spec.scores) & set(OF_MODEL) and usable < plan["samples"]:
+        console.print("the column reason has the fault of each unusable sample")
+
+
+def store_table(store: PartStore, number: int, columns: list[str] | None = None) -> pa.Table:
+    """Returns the table of a part, or some of its columns."""
+    return pq.read_table(pa.BufferReader(store.read_bytes(f"{number:05d}.parquet")), columns=columns)
+
+
+def store_array(store: PartStore, name: str) -> NDArray[Any]:
+    """Returns an array of a part."""
+    import io
+
+    array: NDArray[Any] = np.load(io.BytesIO(store.read_bytes(name)), allow_pickle=False)
+    return array
+
+
+def _text(text: str) -> str:
+    """Returns a text that UTF-8 can represent."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _save(path: str, array: NDArray[Any]) -> None:
+    with Path(path).open("wb") as file:
+        np.save(file, array, allow_pickle=False)

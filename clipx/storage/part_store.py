@@ -1,0 +1,122 @@
+"""A folder, local or at a URL, whose parts several processes write in any order, each with a record written last.
+
+All files are written under temporary names and renamed when they are complete. The record of a part has the sizes and
+hashes of its files, so that a later command finds the parts that are complete and intact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clipx.errors import DataError
+from clipx.escape import json_text
+from clipx.storage.local import ensure_folder, write_atomically
+from clipx.storage.remote import StorageFolder, errors_as, is_local, local_path, retry
+from clipx.storage.safe_json import parse_json, read_as
+
+_FIX = "make room, or give another folder with out=…"
+_ACCESS_FIX = "check the URL and the permissions to read and write it"
+
+Record = dict[str, Any]
+"""Record of a complete part: files {name: [bytes, SHA-256]}, and values of the command."""
+
+
+def record_file(number: int) -> str:
+    """Returns the name of the record of a part."""
+    return f"{number:05d}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Files in the record of a shard: [bytes, SHA-256] by name."""
+
+    files: dict[str, tuple[int, str]]
+
+
+class PartStore:
+    """A folder of parts, local or at a URL. Methods raise DataError if it cannot be read or written."""
+
+    def __init__(self, out: str, retry_s: float) -> None:
+        self.out, self._retry_s = out.rstrip("/"), retry_s
+        self.folder = Path(local_path(out)).expanduser() if is_local(out) else None
+        if self.folder is not None:
+            ensure_folder(self.folder, f"out={out}", "give")
+
+    def put(self, name: str, write: Callable[[str], object]) -> list[Any]:
+        """Writes a file by `write(path)` to a temporary path, then renames or uploads it. Returns [bytes, SHA-256]."""
+        if self.folder is not None:
+            write_atomically(self.folder / name, write, _FIX)
+            return _size_and_hash(self.folder / name)
+        with tempfile.TemporaryDirectory() as temporary:
+            path = Path(temporary, name)
+            write(str(path))
+            self._retry(lambda: StorageFolder(self.out).put(path, name))
+            return _size_and_hash(path)
+
+    def read_bytes(self, name: str) -> bytes:
+        """Returns the content of a file. Raises FileNotFoundError."""
+        if self.folder is not None:
+            return (self.folder / name).read_bytes()
+        content: bytes = self._retry(lambda: StorageFolder(self.out).read(name))
+        return content
+
+    def read_text(self, name: str) -> str | None:
+        """Returns the content of a file, or None if it does not exist."""
+        try:
+            return str(self.read_bytes(name), "utf-8")
+        except FileNotFoundError:
+            return None
+
+    def sizes(self) -> dict[str, int]:
+        """Returns {name: bytes} of all files in the folder."""
+        if self.folder is not None:
+            return {path.name: path.stat().st_size for path in self.folder.iterdir() if path.is_file()}
+        found: dict[str, int] = self._retry(lambda: StorageFolder(self.out).files())
+        return found
+
+    def is_intact(self, files: Mapping[str, Sequence[Any]], sizes: Mapping[str, int]) -> bool:
+        """Verifies files against their record: local files by size and SHA-256, files at a URL by size only.
+
+        Args:
+            files: {name: [bytes, SHA-256]} of the record.
+            sizes: {name: bytes} of the files in the folder.
+        """
+        if any(sizes.get(name) != size for name, (size, _) in files.items()):
+            return False
+        return self.folder is None or all(
+            _size_and_hash(self.folder / name) == list(expected) for name, expected in files.items()
+        )
+
+    def _retry(self, call: Callable[[], Any]) -> Any:
+        with errors_as(DataError, f"out={self.out} cannot be used", _ACCESS_FIX, FileNotFoundError):
+            return retry(self.out, self._retry_s, call)
+
+    def put_json(self, name: str, value: Any) -> None:
+        """Writes a value as a JSON file."""
+        text = json_text(value, indent=1, sort_keys=True) + "\n"
+        self.put(name, lambda path: Path(path).write_text(text, encoding="utf-8"))
+
+    def finished(self, numbers: Sequence[int]) -> dict[int, Record]:
+        """Returns the records of those parts in `numbers` that are complete and intact."""
+        sizes, records = self.sizes(), {}
+        for number in numbers:
+            if record_file(number) not in sizes:
+                continue
+            text = self.read_text(record_file(number)) or "{}"
+            try:
+                files = read_as(_Files, text).files
+            except ValueError:  # the part is written again
+                continue
+            if files and self.is_intact(files, sizes):
+                records[number] = parse_json(text)
+        return records
+
+
+def _size_and_hash(path: Path) -> list[Any]:
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]

@@ -1,0 +1,88 @@
+"""`clipx.data.select` selects the samples that its conditions name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.runs import compose
+
+from clipx.data.select import select
+from clipx.errors import ConfigError, DataError
+
+TABLE = {
+    "index": [0, 2, 4, 6, 8, 10, 12, 14],
+    "key": [f"sample-{number}" for number in range(8)],
+    "reason": [None, None, "damaged", None, None, None, None, None],
+    "similarity": [0.1, 0.5, None, 0.3, 0.3, 0.2, 0.4, 0.0],
+    "words": [1, 2, None, 3, 4, 5, 6, 7],
+    "script": ["Latin", "Han", None, "Latin", "Latin", "Latin", "Greek", "Latin"],
+    "near_duplicate_of": pa.array([None, 0, None, None, 6, 0, None, None], pa.int64()),
+    "cluster": [0, 0, None, 0, 0, 1, 1, 1],
+}
+
+
+def selected(folder: Path, *overrides: str, out: str = "ids.npy") -> Path:
+    pq.write_table(pa.table(TABLE), folder / "scores.parquet")
+    select(compose(f"scores={folder}", f"out={folder}/{out}", *overrides, config_name="select"))  # type: ignore[arg-type]
+    return folder / out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), [0, 2, 6, 8, 10, 12, 14]),
+        (("least={similarity:0.3}",), [2, 6, 8, 12]),
+        (("most={words:3}",), [0, 2, 6]),
+        (("scripts=[Han,Greek]",), [2, 12]),
+        (("without=[near]",), [0, 6, 12, 14]),
+        (("without=[near]", "by=similarity"), [2, 6, 12, 14]),
+        (("without=[near]", "scripts=[Latin]", "least={words:4}"), [8, 10, 14]),
+        (("by=similarity", "top=0.4"), [2, 6, 12]),
+        (("by=similarity", "top=0.3", "per_cluster=true"), [2, 6, 12]),
+        (("by=similarity", "top=1"), [0, 2, 6, 8, 10, 12, 14]),
+    ],
+)
+def test_conditions_select_samples(tmp_path: Path, overrides: tuple[str, ...], expected: list[int]) -> None:
+    found = np.load(selected(tmp_path, *overrides))
+    assert found.dtype == np.int64
+    assert found.tolist() == expected
+
+
+def test_each_format_has_the_same_samples(tmp_path: Path) -> None:
+    words = ("least={words:5}",)
+    table = pq.read_table(selected(tmp_path, *words, out="ids.parquet"))
+    assert table.to_pydict() == {"key": ["sample-5", "sample-6", "sample-7"], "index": [10, 12, 14]}
+    assert selected(tmp_path, *words, out="ids.txt").read_text() == "sample-5\nsample-6\nsample-7\n"
+    for file in ("ids.parquet", "ids.npy"):
+        selected(tmp_path, *words, out=file)
+        found = np.load(selected(tmp_path, f"within={tmp_path}/{file}", "most={words:6}", out="both.npy"))
+        assert found.tolist() == [10, 12]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "message"),
+    [
+        (("top=0.3",), ConfigError, "top=0.3 needs a column: give by=similarity"),
+        (("top=0", "by=words"), ConfigError, "top=0.0 must be in (0, 1]"),
+        (("by=words",), ConfigError, "by=words has no effect without top or without=…"),
+        (("per_cluster=true",), ConfigError, "per_cluster=true has no effect without top"),
+        (("least=3",), ConfigError, "least=3 must be a number for each column"),
+        (("without=[all]",), ConfigError, "without=[…,all] must be in exact, near"),
+        (("least={width:3}",), ConfigError, "has no column width, only index, key"),
+        (("least={script:3}",), ConfigError, "column script has no numbers but string"),
+        (("least={words:9}",), DataError, "no sample meets the conditions (7 usable, 0 with words ≥ 9): relax them"),
+        (("within=nowhere.npy",), DataError, "within=nowhere.npy cannot be read"),
+        (("scores=nowhere",), DataError, "nowhere cannot be read"),
+        (("out=ids.csv",), ConfigError, "out=ids.csv must end in .npy, .parquet, .txt"),
+    ],
+)
+def test_invalid_options_raise_an_error(
+    tmp_path: Path, overrides: tuple[str, ...], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        selected(tmp_path, *overrides)
+    assert message in str(caught.value)
