@@ -176,27 +176,31 @@ class WebDatasetSpec(DataSpec):
 
         access = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole)
         shards = Shards.open(urls, self.caption_key, self.label_key, access, counts)
-        _check_cache(shards, self.cache_gb, self.shuffle_window)
+        remote = [
+            (size, samples)
+            for url, size, samples in zip(shards.urls, shards.lengths, shards.sizes, strict=False)
+            if not is_local(url)
+        ]
+        check_cache(remote, access, self.shuffle_window)
         return shards
 
 
-def _check_cache(shards: Shards, cache_gb: float, window: int) -> None:
-    """Raises ConfigError if the cache is smaller than the shards of a window, which would be fetched repeatedly."""
-    remote = [
-        (size, samples)
-        for url, size, samples in zip(shards.urls, shards.lengths, shards.sizes, strict=False)
-        if not is_local(url)
-    ]
+def check_cache(remote: Sequence[tuple[int, int]], access: Access, window: int) -> None:
+    """Raises ConfigError if the cache is smaller than the shards of a window, which would be fetched repeatedly.
+
+    `remote`: (bytes, samples) of each shard that is stored in the cache.
+    """
+    cache_gb = access.cache_bytes / 1e9
     if not cache_gb or not remote:
         return
-    _ = shards.access.folder  # raises ConfigError if it cannot be created
+    _ = access.folder  # raises ConfigError if it cannot be created
     size, samples = sum(size for size, _ in remote), sum(samples for _, samples in remote)
     together = window * len(remote) // max(1, samples) + 2  # a window starts and ends inside shards
-    together = min(len(remote), together * (_WINDOWS if shards.access.whole else 1))
+    together = min(len(remote), together * (_WINDOWS if access.whole else 1))
     needed = together * size / len(remote) / 1e9
     require(
         cache_gb >= needed,
         f"data.cache_gb={cache_gb:g} is less than the {together} shards that data.shuffle_window={window:,} samples "
         f"are drawn from: give {math.ceil(needed * 10) / 10:g}, a smaller window, or 0 for "
-        + ("no limit" if shards.access.whole else "no cache"),
+        + ("no limit" if access.whole else "no cache"),
     )

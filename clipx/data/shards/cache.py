@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import IO
 
 from clipx.config import limits
 from clipx.errors import ClipxError, DataError, require
@@ -92,13 +93,26 @@ class ShardFile:
         """Path of the file in the cache. The file need not exist there."""
         return self.access.folder / f"{self.version}.tar"
 
+    def write(self, out: IO[bytes]) -> None:
+        """Writes the content of the cached file. Raises DataError, or OSError if `out` cannot be written."""
+        for start in range(0, self.size, BLOCK):
+            out.write(read_range(self.url, start, min(start + BLOCK, self.size), self.access.retry_s))
+        if out.tell() != self.size:
+            raise DataError("it is shorter than recorded in its index")
+
+    def read_uncached(self, span: Span) -> bytes:
+        """Reads a span that is not in the cache as a byte range, and starts a background fetch of the file.
+
+        Therefore no sample waits for a whole file, and a full or failing cache reduces the speed only.
+        """
+        offset, size = span
+        if self.cacheable:
+            _store_in_background(self)
+        return read_range(self.url, offset, offset + size, self.access.retry_s, patient=True)
+
 
 def read_cached(file: ShardFile, span: Span) -> bytes | None:
-    """Reads a span from the cache. Returns None and starts a background fetch if the file is not in the cache.
-
-    The caller then reads the sample as a byte range. Therefore no sample waits for a whole file, and a full or failing
-    cache reduces the speed only.
-    """
+    """Reads a span from the cache. Returns None if the file is not in the cache."""
     path = file.cache_path
     try:
         with path.open("rb", buffering=0) as opened:  # closed at once: an open file that is evicted holds its space
@@ -107,7 +121,6 @@ def read_cached(file: ShardFile, span: Span) -> bytes | None:
                     os.utime(path)  # least recently used files are evicted first
             return os.pread(opened.fileno(), span[1], span[0])
     except OSError:
-        _store_in_background(file)
         return None
 
 
@@ -193,11 +206,8 @@ def store(file: ShardFile) -> None:
         os.truncate(part, file.size)  # reserves the space: other processes now count it
     with target, part.open("r+b") as out:
         try:
-            for start in range(0, file.size, BLOCK):
-                out.write(read_range(file.url, start, min(start + BLOCK, file.size), file.access.retry_s))
-            if out.tell() != file.size:
-                raise DataError("it is shorter than recorded in its index")
-            out.flush()
+            file.write(out)
+            out.truncate()  # the size of a row group is an estimate
             part.rename(path)
         except BaseException:
             part.unlink(missing_ok=True)

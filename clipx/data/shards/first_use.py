@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tarfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,10 +20,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from clipx.data.shards.cache import Access, ShardFile, release, store_now
-from clipx.data.shards.index import FoundShard, MissingShard, ShardIndex, find_shard, make_index
+from clipx.data.shards.index import FoundShard, MissingShard, ShardIndex, find_shard, load_table, make_index
+from clipx.data.shards.remote import fetch
+from clipx.data.shards.tar import IMAGE
 from clipx.data.source import BadRecord
 from clipx.storage.local import cache_folder, write_atomically
-from clipx.storage.remote import is_local, local_path
+from clipx.storage.remote import local_path
 
 _THREADS = 2  # shards that a loader process fetches ahead at a time
 
@@ -69,6 +72,12 @@ class ShardSet:
 
     def file(self, url: str, index: ShardIndex) -> ShardFile:
         return ShardFile(url, Path(index.table).stem, index.size, self.access)
+
+    def name(self, url: str, index: ShardIndex, row: int) -> str:
+        """Returns the name of a sample in its shard. Raises an error if it cannot be read."""
+        offset = int(load_table(index.table)[row, IMAGE, 0])
+        header = fetch(self.file(url, index), offset - 512, 512)
+        return tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").name
 
     def _first_use(self, url: str, wait: bool) -> ShardIndex | None:
         """Returns the index of a shard; None if another process is preparing it and `wait` is false."""
@@ -126,10 +135,11 @@ class ShardSet:
     def _release(self, url: str, index: ShardIndex) -> None:
         if not self.access.whole or not index.table:
             return
-        if is_local(url):
+        file = self.file(url, index)
+        if file.local:
             _advise(url, os.POSIX_FADV_DONTNEED)
         else:
-            release(self.file(url, index))
+            release(file)
 
 
 def _advise(url: str, advice: int) -> None:

@@ -28,12 +28,18 @@ if TYPE_CHECKING:
     Table = NDArray[np.int64]
     """[samples, 4 members, (offset, size)]; size -1 if the member is missing."""
 
+Row = Sequence[tuple[int, int]]
+"""Row of a table: (offset, size) of each member."""
+
 RETRY_S = 120.0
 """Default time in seconds for the retries of a remote read."""
 
 _VERSION = 5
 # Keys of fsspec's file systems for the modification time or checksum of a file; those of local files first.
-_VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created")
+_VERSIONS = (
+    *("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created"),
+    "blob_id",  # of the Hugging Face hub
+)
 # Remote shards read concurrently: a reader mostly waits for the network. Up to this number, threads read them, because
 # each process would first take a second to open its session. Above it, processes read them, because Python parses
 # headers on one core only.
@@ -127,6 +133,20 @@ class FoundShard:
         bad, notes = ([BadRecord(*record) for record in meta[name]] for name in ("bad", "notes"))
         return ShardIndex(str(self.table), meta["samples"], meta["digest"], bad, notes, self.size)
 
+    def save(self, rows: Sequence[Row], digest: str, bad: Sequence[BadRecord], notes: Sequence[BadRecord] = ()) -> None:
+        """Writes the table and the rest of the index. Raises DataError."""
+        import numpy as np
+
+        records = {name: [(one.key, one.reason) for one in found] for name, found in (("bad", bad), ("notes", notes))}
+        meta = json.dumps({"samples": len(rows), "digest": digest, **records})
+
+        def save_table(path: str) -> None:
+            with open(path, "wb") as file:  # noqa: PTH123
+                np.save(file, np.asarray(rows, dtype=np.int64).reshape(-1, 4, 2), allow_pickle=False)
+
+        write_atomically(self.table, save_table)
+        write_atomically(self.meta, lambda path: Path(path).write_text(meta))
+
 
 def find_shard(captions: Sequence[int], retry_s: float, url: str, patient: bool = False) -> FoundShard:
     """Looks up a shard's size and version. Raises DataError, and MissingShard if it does not exist."""
@@ -168,8 +188,6 @@ def make_index(
         content: path of a copy of the shard, which is read instead. None: there is none.
         cross_check: whether to compare the number of samples with the files that list it.
     """
-    import numpy as np
-
     with errors_as(DataError, f"shard {item.url} cannot be read", _FIX):
         tar = scan(content or item.url, item.size, retry_s)
     rows, bad, notes = [], list[BadRecord](), list[BadRecord]()
@@ -191,15 +209,7 @@ def make_index(
         notes.append(BadRecord(item.url, count))
     if tar.dotted:
         notes.append(BadRecord(item.url, _dotted_note(tar.dotted)))
-    records = {name: [(one.key, one.reason) for one in found] for name, found in (("bad", bad), ("notes", notes))}
-    meta = json.dumps({"samples": len(rows), "digest": digest.hexdigest()[:16], **records})
-
-    def save(path: str) -> None:
-        with open(path, "wb") as file:  # noqa: PTH123
-            np.save(file, np.asarray(rows, dtype=np.int64).reshape(-1, 4, 2), allow_pickle=False)
-
-    write_atomically(item.table, save)
-    write_atomically(item.meta, lambda path: Path(path).write_text(meta))
+    item.save(rows, digest.hexdigest()[:16], bad, notes)
 
 
 def _dotted_note(members: Sequence[str]) -> str:

@@ -86,7 +86,7 @@ def _fetch(file: ShardFile, span: Span) -> bytes:
         return os.pread(opened.fileno(), size, offset)
     if file.cacheable and (content := read_cached(file, span)) is not None:
         return content
-    return read_range(file.url, offset, offset + size, file.access.retry_s, patient=True)
+    return file.read_uncached(span)
 
 
 @lru_cache(maxsize=128)

@@ -123,9 +123,7 @@ class Shards:
         name = f"sample {row}"
         try:
             found = self._index(shard)
-            offset = int(load_table(found.table)[row, IMAGE, 0])
-            header = fetch(self._set.file(self.urls[shard], found), offset - 512, 512)
-            name = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").name
+            name = self._set.name(self.urls[shard], found, row)
         except (BadSample, DataError, tarfile.TarError, ValueError, OverflowError, IndexError, OSError):
             pass
         return f"{self.urls[shard]}:{name}"
@@ -159,6 +157,9 @@ class Shards:
         if row >= found.samples:
             raise BadSample(self._missing(shard, found))
         members: list[Span] = [tuple(span) for span in load_table(found.table)[row].tolist()]
+        if members[IMAGE][1] <= 0:  # of a row group, whose bad rows have a place, too
+            key = f"{self.urls[shard]}:{row}"
+            raise BadSample(next((record.reason for record in found.bad if record.key == key), "image is missing"))
         file = self._set.file(self.urls[shard], found)
         return file, {c: members[c] for c in self._columns() if members[c][1] > 0}
 

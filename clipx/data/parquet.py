@@ -1,0 +1,130 @@
+"""Parquet files that contain images, read by row group: as Hugging Face writes them, without conversion.
+
+At the start the footers are read, which have the numbers of rows. A row group is read when training first needs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from clipx.config.registry import option
+from clipx.data.shards.cache import Access, check_access
+from clipx.data.shards.urls import expand
+from clipx.data.source import Source, check_held_out_share, split
+from clipx.data.spec import Dataset, DataSpec, all_held_out
+from clipx.data.webdataset import check_cache
+from clipx.errors import ConfigError, require
+
+if TYPE_CHECKING:
+    from clipx.data.shards.row_groups import RowColumns, RowGroups
+
+
+@option("data")
+@dataclass(kw_only=True, slots=True)
+class ParquetSpec(DataSpec):
+    """Parquet files that contain images and captions, read by row group, local or at a URL."""
+
+    kind: str = "parquet"
+    """Kind of data: Parquet files that contain images."""
+
+    path: str | None = None
+    """Parquet files to train on: path, brace pattern, glob, @list.txt or URL (s3://…, hf://…); several joined by ::.
+    Required."""
+
+    held_out_path: str | None = None
+    """Parquet files to evaluate on, in the same notation as path. null: held_out_share of path is held out."""
+
+    held_out_share: float = 0.05
+    """Share held out for evaluation, evenly spread, in [0, 0.5]: of the row groups, or of the rows if there are too few
+    row groups. 0: none. Has no effect with held_out_path."""
+
+    image_column: str = "image"
+    """Name of the column with the images: bytes, or structs {bytes, path}."""
+
+    caption_column: Any = "caption"  # OmegaConf has no type for a string or a dictionary
+    """Name of the column with the captions: a text or a list of texts in each row. Several with weights,
+    {caption:0.3,recaption:0.7}: one is drawn among those that a row has."""
+
+    label_column: str | None = None
+    """Name of the column with the class of each image, for zero-shot evaluation: an index or a class name. null: no
+    labels."""
+
+    retry_s: float = 120.0
+    """Seconds for which a failed read of a remote file is repeated before the run ends, at most 604800 (a week); 0
+    tries once."""
+
+    cache_gb: float = 0.0
+    """Size limit of the local cache of row groups, in GB. Must hold the row groups of three shuffle windows. 0: no
+    limit; a row group is removed when training does not need it soon."""
+
+    cache_dir: str | None = None
+    """Folder of the cache of row groups, best on a local disk. null: shards in clipx's cache folder."""
+
+    def __post_init__(self) -> None:
+        DataSpec.__post_init__(self)
+        check_held_out_share(self.held_out_share)
+        check_access(self.retry_s, self.cache_gb)
+        caption_columns(self.caption_column)
+
+    def open(self) -> Dataset:
+        if self.path is None:
+            raise ConfigError(
+                "data.path has no value: give the Parquet files with images, e.g. data.path='train-*.parquet'"
+            )
+        held_out = None
+        if self.held_out_path is not None:
+            held_out = expand(self.held_out_path, "data.held_out_path", "file")
+        return self.open_files(expand(self.path, "data.path", "file"), held_out)
+
+    def open_files(self, urls: Sequence[str], held_out: Sequence[str] | None) -> Dataset:
+        """Opens files. `held_out`: files to evaluate on. None: a share of `urls` is held out."""
+        groups = self._find(urls)
+        kept, held = groups.split(0.0 if held_out is not None else self.held_out_share)
+        train = kept.open(self._access)
+        sides: tuple[Source, Source | None]
+        if held_out is not None:
+            sides = train, self._find(held_out).open(self._access)
+        elif held is not None:
+            sides = train, held.open(self._access)
+        else:
+            sides = split(train, self.held_out_share)
+        check_cache(list(zip(train.lengths, train.sizes, strict=True)), self._access, self.shuffle_window)
+        size = sum(train.lengths) / sum(train.sizes)
+        return Dataset(*sides, whole_shards=True, sample_bytes=size)
+
+    def open_for_evaluation(self) -> Dataset:
+        path = self.held_out_path or self.path
+        return all_held_out(replace(self, path=path, held_out_path=None, held_out_share=0.0).open())
+
+    @property
+    def _access(self) -> Access:
+        return Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole=True)
+
+    @property
+    def _columns(self) -> RowColumns:
+        from clipx.data.shards.row_groups import RowColumns
+
+        return RowColumns(self.image_column, caption_columns(self.caption_column), self.label_column)
+
+    def _find(self, urls: Sequence[str]) -> RowGroups:
+        from clipx.data.shards.row_groups import RowGroups
+
+        return RowGroups.find(urls, self._columns, self.retry_s)
+
+
+def caption_columns(value: Any) -> tuple[tuple[str, float], ...]:
+    """Returns (column, weight) of each column of captions, sorted. Raises ConfigError."""
+    fix = "give a column, or several with weights, {caption:0.3,recaption:0.7}"
+    if not value or not isinstance(value, str | dict):
+        raise ConfigError(f"data.caption_column={value} names no column: {fix}")
+    weights: dict[Any, Any] = value if isinstance(value, dict) else {value: 1.0}
+    for name, weight in weights.items():
+        require(
+            type(weight) in (int, float) and 0 < weight < math.inf,
+            f"data.caption_column.{name}={weight} must be a finite number above 0: to draw no caption from it, "
+            "remove it",
+        )
+    return tuple((str(name), float(weights[name])) for name in sorted(weights, key=str))

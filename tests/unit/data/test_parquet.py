@@ -1,0 +1,308 @@
+"""Parquet files with images inside: rows become samples, row groups are read whole, faults are reported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers.runs import VIT, run, tensors
+from helpers.s3_server import FaultyProxy, admin, forget_sessions
+from helpers.samples import jpeg
+
+from clipx.data.parquet import ParquetSpec
+from clipx.data.shards import cache, first_use, footer, row_groups
+from clipx.data.shards.shards import Shards
+from clipx.data.source import BadSample, Source
+from clipx.errors import ConfigError, DataError
+from clipx.storage.traffic import take_traffic
+
+GROUP = 10  # rows of a row group
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    clear_caches()
+    yield
+    clear_caches()
+
+
+def clear_caches() -> None:
+    """Forgets what this process knows of files: it then reads as a new one."""
+    for cached in (cache._cache_dir, cache._background, first_use._process, footer._metadata, row_groups._content):
+        cached.cache_clear()
+
+
+def row(i: int) -> dict[str, Any]:
+    """Returns a row as Hugging Face writes it."""
+    return {
+        "image": {"bytes": jpeg(i), "path": f"{i}.jpg"},
+        "caption": f"caption {i}",
+        "texts": [f"text {i}", "", f"another {i}"],
+        "label": i % 3,
+        "unread": bytes(5000),
+    }
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]], group: int = GROUP) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=group)
+    return path
+
+
+def spec(path: object, **options: Any) -> ParquetSpec:
+    return ParquetSpec(**{"name": "rows", "path": str(path), "held_out_share": 0.0, **options})
+
+
+def open_train(path: object, **options: Any) -> Source:
+    return spec(path, **options).open().train
+
+
+def cached(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "shards").glob("*.tar"))
+
+
+def refuses(path: object, text: str, kind: type[Exception] = ConfigError, **options: Any) -> None:
+    with pytest.raises(kind) as raised:
+        open_train(path, **options)
+    assert text in str(raised.value)
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def test_rows_are_samples_and_row_groups_are_shards(tmp_path: Path) -> None:
+    for k in range(2):
+        write(tmp_path / f"train-{k}.parquet", [row(i) for i in range(25 * k, 25 * k + 25)])
+    data = spec(tmp_path / "train-*.parquet", label_column="label").open()
+    assert (data.train.sizes, data.whole_shards) == ([10, 10, 5, 10, 10, 5], True)
+    for i in range(50):
+        sample = data.train.read(i)
+        assert (sample.image, sample.captions, sample.label) == (jpeg(i), [f"caption {i}"], i % 3)
+    assert data.train.key(27) == f"{tmp_path}/train-1.parquet#0:2"
+
+
+def test_images_may_be_plain_bytes_and_captions_lists_with_weights(tmp_path: Path) -> None:
+    rows = [{**row(i), "image": jpeg(i)} for i in range(5)]
+    file = write(tmp_path / "a.parquet", rows)
+    assert open_train(file, caption_column="texts").read(3).captions == ["text 3", "another 3"]
+    sample = open_train(file, caption_column={"texts": 0.3, "caption": 0.7}).read(3)
+    assert list(sample.captions_by_key) == [(0.7, ["caption 3"]), (0.3, ["text 3", "another 3"])]
+
+
+def test_opening_reads_footers_only(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", [row(i) for i in range(25)])
+    source = open_train(file)
+    assert not cached(tmp_path)
+    source.read(12)
+    (stored,) = cached(tmp_path)
+    assert stored.stat().st_size < 30_000, "columns that are not needed are not stored"
+
+
+def test_the_fingerprint_depends_on_content_and_columns_and_not_on_the_place(tmp_path: Path) -> None:
+    rows = [row(i) for i in range(25)]
+    one, same, other = (write(tmp_path / name / "a.parquet", rows[: 25 - (name == "c")]) for name in "abc")
+    before = open_train(one).fingerprint
+    assert open_train(same).fingerprint == before
+    assert len({before, open_train(other).fingerprint, open_train(one, caption_column="texts").fingerprint}) == 3
+
+
+def test_row_groups_or_rows_are_held_out(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", [row(i) for i in range(80)])
+    groups = spec(file, held_out_share=0.25).open()
+    assert groups.held_out is not None
+    assert (sum(groups.train.sizes), groups.held_out.sizes) == (60, [10, 10])
+    assert groups.train.fingerprint != groups.held_out.fingerprint
+    rows = spec(file, held_out_share=0.1).open()
+    assert rows.held_out is not None
+    assert sum(rows.held_out.sizes) == 8
+    files = spec(file, held_out_path=str(file)).open()
+    assert files.held_out is not None
+    assert sum(files.held_out.sizes) == 80
+    assert sum(spec(file, held_out_share=0.25).open_for_evaluation().held_out.sizes) == 80  # type: ignore[union-attr]
+
+
+def test_a_row_group_is_fetched_ahead_and_removed_when_it_is_done(tmp_path: Path) -> None:
+    source = open_train(write(tmp_path / "a.parquet", [row(i) for i in range(30)]))
+    assert isinstance(source, Shards)
+    source.prefetch([], later=[0, 10])
+    for future in list(first_use._process(first_use.os.getpid()).ahead.values()):
+        future.result()
+    assert len(cached(tmp_path)) == 2
+    assert source.read(10).captions == ["caption 10"]
+    source.prefetch([], done=[10])
+    assert len(cached(tmp_path)) == 1
+    assert source.read(10).captions == ["caption 10"], "it is stored again"
+
+
+def test_a_cached_file_that_is_removed_is_written_again_with_the_same_bytes(tmp_path: Path) -> None:
+    source = open_train(write(tmp_path / "a.parquet", [row(i) for i in range(10)]))
+    source.read(0)
+    (stored,) = cached(tmp_path)
+    before = stored.read_bytes()
+    stored.unlink()
+    assert source.read(7).image == jpeg(7)
+    assert cached(tmp_path)[0].read_bytes() == before
+
+
+def test_rows_are_read_from_memory_if_the_cache_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.os, "truncate", full)  # no disk of a test machine can be filled
+    source = open_train(write(tmp_path / "a.parquet", [row(i) for i in range(20)]))
+    assert [source.read(i).captions[0] for i in (0, 15, 9)] == ["caption 0", "caption 15", "caption 9"]
+    assert "cannot be stored" in capfd.readouterr().err
+    assert not cached(tmp_path)
+
+
+def test_a_cache_smaller_than_the_windows_is_an_error(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", [row(i) for i in range(30)])
+    refuses(file, "data.cache_gb=1e-06 is less than", cache_gb=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------- faults
+
+
+def test_bad_rows_are_bad_samples_with_reasons(tmp_path: Path) -> None:
+    rows = [row(i) for i in range(8)]
+    rows[0]["image"] = None
+    rows[1]["image"] = {"bytes": None, "path": "1.jpg"}
+    rows[2]["image"] = {"bytes": b"", "path": "2.jpg"}
+    rows[3]["caption"] = None
+    rows[4]["caption"] = ""
+    rows[5]["caption"] = "  "
+    rows[6]["label"] = None
+    source = open_train(write(tmp_path / "a.parquet", rows), label_column="label")
+    reasons = []
+    for i in range(7):
+        with pytest.raises(BadSample) as bad:
+            source.read(i)
+        reasons.append(str(bad.value))
+    assert reasons[:3] == ["image is missing or empty"] * 3
+    assert reasons[3:5] == ["caption is missing or empty"] * 2
+    assert "caption is empty" in reasons[5]
+    assert reasons[6] == "label is missing"
+    assert source.read(7).captions == ["caption 7"]
+
+
+def test_a_damaged_row_group_gives_bad_samples_and_the_others_are_read(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", [row(i) for i in range(20)])
+    column = pq.read_metadata(file).row_group(0).column(0)
+    with file.open("r+b") as opened:
+        opened.seek(column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset)
+        opened.write(b"\xff" * 200)
+    source = open_train(file)
+    with pytest.raises(
+        BadSample, match="shard has 0 of the 10 samples that the footer lists; row group cannot be read"
+    ):
+        source.read(3)
+    assert source.read(13).captions == ["caption 13"]
+
+
+def test_a_file_that_disappears_gives_bad_samples(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", [row(i) for i in range(20)])
+    source = open_train(file)
+    file.unlink()
+    with pytest.raises(BadSample, match="row group cannot be read"):
+        source.read(3)
+
+
+def test_files_that_are_cut_off_or_no_parquet_are_errors(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", [row(i) for i in range(20)])
+    cut, other, empty = (tmp_path / name for name in ("cut.parquet", "other.parquet", "empty.parquet"))
+    cut.write_bytes(file.read_bytes()[:-100])
+    other.write_bytes(b"<html>not found</html>" * 100)
+    empty.touch()
+    refuses(cut, "cut.parquet is cut off: it begins as a Parquet file and has no footer", DataError)
+    refuses(other, "other.parquet is not a Parquet file", DataError)
+    refuses(empty, "empty.parquet is not a Parquet file", DataError)
+    refuses(tmp_path / "none.parquet", "does not exist", DataError)
+    content = bytearray(file.read_bytes())
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    content[start : start + 40] = b"\xff" * 40
+    other.write_bytes(content)
+    refuses(other, "damaged footer", DataError)
+
+
+def test_columns_are_checked_at_the_start(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", [{**row(i), "place": f"{i}.jpg", "score": 0.5} for i in range(3)])
+    refuses(file, "data.image_column=jpg is not a column of", image_column="jpg")
+    refuses(file, "data.image_column=place of", image_column="place")
+    refuses(file, "data.caption_column=score of", caption_column="score")
+    refuses(file, "data.label_column=score of", label_column="score")
+    with pytest.raises(ConfigError, match=r"data\.caption_column\.caption=-1 must be a finite number above 0"):
+        spec(file, caption_column={"caption": -1})
+    with pytest.raises(ConfigError, match="data.path has no value: give .* e.g. data.path="):
+        ParquetSpec(name="rows").open()
+
+
+# ------------------------------------------------------------------------------------------------------- remote
+
+
+@pytest.fixture
+def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -> str:
+    """A bucket of a file with three row groups; tmp_path has a copy."""
+    file = write(tmp_path / "a.parquet", [row(i) for i in range(30)])
+    admin(endpoint).put_file(str(file), f"{own_bucket}/a.parquet")
+    forget_sessions()
+    take_traffic()
+    return own_bucket
+
+
+def test_rows_on_s3_equal_local_rows_and_a_row_group_costs_a_request_for_each_column(
+    bucket: str, tmp_path: Path
+) -> None:
+    far, near = (
+        open_train(f"{bucket}/*.parquet", label_column="label"),
+        open_train(tmp_path / "a.parquet", label_column="label"),
+    )
+    assert take_traffic().requests == 2, "the size and the footer"
+    assert (far.sizes, far.fingerprint) == (near.sizes, near.fingerprint)
+    assert far.read(0) == near.read(0)
+    traffic = take_traffic()
+    assert traffic.requests == 3, "image, caption and label"
+    assert [far.read(i) for i in range(10)] == [near.read(i) for i in range(10)]
+    assert take_traffic().requests == 0
+    columns = pq.read_metadata(tmp_path / "a.parquet").row_group(0)
+    sizes = {
+        columns.column(k).path_in_schema: columns.column(k).total_compressed_size for k in range(columns.num_columns)
+    }
+    assert traffic.bytes == sizes["image.bytes"] + sizes["caption"] + sizes["label"]
+
+
+def test_a_row_group_is_read_during_an_outage_and_a_long_one_is_an_error(bucket: str, proxy: FaultyProxy) -> None:
+    source = open_train(f"{bucket}/a.parquet", retry_s=600.0)
+    proxy.set("some", 2)
+    assert source.read(3).captions == ["caption 3"]
+    proxy.set("up")
+    short = open_train(f"{bucket}/a.parquet", retry_s=0.2)
+    proxy.set("status", 503)
+    with pytest.raises(DataError, match="the storage failed for"):
+        short.read(13)
+    proxy.set("up")
+    assert short.read(13).captions == ["caption 13"]
+
+
+# --------------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_resumed_run_in_streams_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", [row(i) for i in range(120)])
+    command = [sys.executable, "-m", "clipx.train", "data=parquet", f"data.path={tmp_path}/a.parquet", *VIT]
+    command += ["data.batch_size=16", "data.shuffle_window=40", "data.streams=4", "data.workers=1", "schedule=constant"]
+    command += ["log_every=1st", "logger=[]", "evaluator=[]", "report=false", "resume=auto"]
+    run(*command, f"run_dir={tmp_path}/whole", "duration=10st")
+    run(*command, f"run_dir={tmp_path}/parts", "duration=5st")
+    run(*command, f"run_dir={tmp_path}/parts", "duration=10st")
+    one, other = tensors(tmp_path / "whole", 10), tensors(tmp_path / "parts", 10)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
