@@ -136,3 +136,43 @@ class Order:
     def _rng(self, epoch: int, purpose: int) -> np.random.Generator:
         entropy = (self.seed, epoch, purpose, *self.stream)
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+
+
+class WeightedOrder:
+    """Endless stream of sample indices, each drawn independently with a probability proportional to its weight.
+
+    `cumulative`: running sums of the weights. A position is a pure function of (seed, stream). `samples` positions make
+    an epoch. Memory: 8 bytes for each of two blocks of positions.
+    """
+
+    def __init__(
+        self, cumulative: NDArray[np.float64], seed: int, stream: tuple[int, ...] = (), samples: int | None = None
+    ) -> None:
+        self.cumulative, self.seed, self.stream = cumulative, seed, stream
+        self.samples = len(cumulative) if samples is None else samples
+        self.total, self.stored = float(cumulative[-1]), 0
+        self._blocks: dict[int, Indices] = {}
+
+    def __call__(self, position: int) -> int:
+        block, offset = divmod(position, _BLOCK)
+        if block not in self._blocks:
+            if len(self._blocks) >= 2:  # a batch may span two blocks
+                self._blocks.pop(next(iter(self._blocks)))
+            seeds = np.random.SeedSequence((self.seed, 0, 1 + block, *self.stream))
+            self._blocks[block] = self._at(np.random.Generator(np.random.Philox(seeds)).random(_BLOCK))
+        return int(self._blocks[block][offset])
+
+    def substitute(self, position: int, rng: random.Random) -> int:
+        return int(self._at(np.array([rng.random()]))[0])
+
+    def source_counts(self, position: int) -> Mapping[str, SourceCount]:
+        return {}
+
+    def read_ahead(self, positions: range) -> ReadAhead:
+        return ReadAhead()
+
+    def _at(self, shares: NDArray[np.float64]) -> Indices:
+        """Returns the sample at each share of the sum of weights, in [0, 1)."""
+        sums = np.minimum(shares * self.total, np.nextafter(self.total, 0))  # the product may be rounded up
+        found: Indices = np.searchsorted(self.cumulative, sums, side="right").astype(np.int64)
+        return found

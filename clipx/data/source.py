@@ -11,10 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from clipx.data.shards.packed import Packed
 from clipx.errors import require
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_BYTES = 1 << 28  # limit of an encoded image: 256 MiB, far above any photograph; a larger file is not an image
 MAX_TEXT = 1 << 24  # limit of an image's text members in bytes: parsed JSON takes ten times as much memory
@@ -221,6 +225,12 @@ class Split:
         if self.held_out:
             return -((index + 1) * self.of // -self.held) - 1
         return index * self.of // (self.of - self.held)
+
+    def of_side(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Returns the indices in this side of the samples on it, and whether each is: `indices` are of the source."""
+        before = indices * self.held // self.of
+        here = ((indices + 1) * self.held // self.of > before) == self.held_out
+        return (before if self.held_out else indices - before)[here], here
 
     def key(self, index: int) -> str:
         return self.source.key(self.source_index(index))

@@ -201,16 +201,26 @@ class DataSpec:
 
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
         """Returns the order in which the opened training source is read."""
-        from clipx.data.order import Order
+        from clipx.data.order import Order, WeightedOrder
+        from clipx.data.selection.selected import cumulative_weights
 
+        if (weights := cumulative_weights(train)) is not None:
+            return WeightedOrder(weights, seed, stream)
         return Order(train.sizes, seed, self.shuffle_window, self.replacement, stream)
 
     def stream_orders(
         self, train: Source, seed: int, count: int, stream: tuple[int, ...] = ()
     ) -> Sequence[SampleOrder]:
         """Returns the orders of `count` streams, which together read the opened training source. Raises ConfigError."""
+        from clipx.data.order import WeightedOrder
+        from clipx.data.selection.selected import cumulative_weights
         from clipx.data.streams import Part, ShardSequence, StreamOrder
 
+        if (weights := cumulative_weights(train)) is not None:  # a source of a mixture, read by ranges
+            return [
+                WeightedOrder(weights, seed, (*stream, number), Part(number, count).samples(len(weights)))
+                for number in range(count)
+            ]
         sequence = ShardSequence(train.sizes, seed, self.replacement, stream)
         require(
             sequence.samples >= count,

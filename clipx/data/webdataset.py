@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.config import limits
 from clipx.config.registry import option
+from clipx.data.selection.expression import Condition
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source, caption_weights, check_held_out_share, check_key, count_reasons, split
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from clipx.data.shards.counts import Counts, Manifest
     from clipx.data.shards.shards import Shards
 
+_IDS, _WEIGHTS = (".npy", ".parquet", ".txt"), (".npy", ".parquet")
 _READ = ("auto", "range", "stream")
 _SAMPLES_PER_GPU = 256  # of the published runs of open_clip: 32,768 samples on 128 GPUs
 _WINDOWS = 3  # shuffle windows whose whole shards are stored at the same time, at most
@@ -86,9 +88,28 @@ class WebDatasetSpec(DataSpec):
     """Number of samples in each shard, if nothing lists it: a place in a shard that has fewer is a bad sample. null:
     remote shards are used by their _stats.json or sizes.json, if these exist; all others are indexed at the start."""
 
+    keep: str | None = None
+    """File of the training samples to use: .npy of indices, of true and false for each sample, or of uids (u8,u8, as
+    DataComp); .txt of keys or uids; .parquet with a column index, key or uid. Held-out samples are not selected.
+    null: all."""
+
+    where: str | None = None
+    """Condition on the training samples to use, e.g. 'similarity > 0.28 and width >= 200', over the keys of the json
+    members or the columns of table. Held-out samples are not selected. null: all."""
+
+    table: str | None = None
+    """Parquet files with the columns of where: shards, the file next to each shard, as img2dataset writes it; or paths
+    or URLs, with a column key or uid, or else one row per sample in their order. null: the json members."""
+
+    weights: str | None = None
+    """File of weights with which the training samples are drawn, with replacement: .npy of a number for each sample, or
+    .parquet with the column weight, and key or uid unless in the order of the samples. A sample of weight 0 is not
+    drawn. shuffle_window has no effect, and shards are read by ranges. null: each sample once per epoch."""
+
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
         check_held_out_share(self.held_out_share)
+        self._check_selection()
         caption_weights("data.caption_key", self.caption_key)
         check_key("data.label_key", self.label_key, "cls")
         check_access(self.retry_s, self.cache_gb)
@@ -104,9 +125,32 @@ class WebDatasetSpec(DataSpec):
         if self.manifest is not None:
             check_path("data.manifest", self.manifest)
 
+    def _check_selection(self) -> None:
+        for name, path, endings in (("keep", self.keep, _IDS), ("weights", self.weights, _WEIGHTS)):
+            require(
+                path is None or path.lower().endswith(endings),
+                f"data.{name}={path} must end with {' or '.join(endings)}",
+            )
+        if self.where is not None:
+            Condition.parse("data.where", self.where)
+        uses_tables = self.where is not None or (self.table == "shards" and self.selects)
+        require(
+            self.table is None or uses_tables,
+            f"data.table={self.table} has no effect without data.where: remove it, or give a condition",
+        )
+        require(
+            self.weights is None or self.read != "stream",
+            f"data.weights={self.weights} draws single samples, which data.read=stream cannot: remove data.read",
+        )
+
+    @property
+    def selects(self) -> bool:
+        """Whether the training samples are chosen by keep, where or weights."""
+        return any(value is not None for value in (self.keep, self.where, self.weights))
+
     @property
     def published(self) -> int | None:
-        return self.samples
+        return None if self.selects else self.samples
 
     def open(self) -> Dataset:
         from clipx.data.shards.counts import Manifest
@@ -116,7 +160,8 @@ class WebDatasetSpec(DataSpec):
             raise ConfigError(self._missing_shards())
         urls = list(manifest.shards if manifest else ()) if self.shards is None else expand(self.shards, "data.shards")
         counts = self._counts(urls, manifest)
-        whole = self.read == "stream" or (self.read == "auto" and not all(map(is_local, urls)))
+        remote = self.weights is None and not all(map(is_local, urls))
+        whole = self.read == "stream" or (self.read == "auto" and remote)
         share = 0.0 if self.held_out_shards is not None else self.held_out_share
         if counts is not None and int(len(urls) * share):  # evaluation would otherwise fetch every shard
             held = [int((i + 1) * share) > int(i * share) for i in range(len(urls))]
@@ -127,13 +172,32 @@ class WebDatasetSpec(DataSpec):
             opened = [self._open(urls, counts, whole)]
             kept, held_out = split(opened[0], share)
             sides = kept, split(opened[0].by_ranges(), share)[1] if held_out else None
+        every = urls
         if self.held_out_shards is not None:
             urls = expand(self.held_out_shards, "data.held_out_shards")
             opened.append(self._open(urls, self._counts(urls, None), whole=False))
             sides = sides[0], opened[-1]
         notes = count_reasons([note for shards in opened for note in shards.notes])
         size = opened[0].first_shard_bytes() / max(1, opened[0].sizes[0]) if whole else 0.0
-        return Dataset(*sides, published=self.samples, notes=notes, whole_shards=whole, sample_bytes=size)
+        samples, held_out = sides
+        if self.selects:
+            selected, lines = self._select(every, counts, opened[0], samples)
+            size *= sum(samples.sizes) / sum(selected.sizes)
+            samples, notes = selected, [*notes, *lines]
+        return Dataset(samples, held_out, published=self.published, notes=notes, whole_shards=whole, sample_bytes=size)
+
+    def _select(
+        self, urls: Sequence[str], counts: Counts | None, shards: Shards, train: Source
+    ) -> tuple[Source, Sequence[str]]:
+        """Returns the selected training samples, and lines for the log. `urls`: all shards, also the held-out ones."""
+        from clipx.data.selection.choose import Choice, choose, side_of
+        from clipx.data.selection.tables import ShardSamples
+
+        where = None if self.where is None else Condition.parse("data.where", self.where)
+        choice = Choice(self.keep, where, self.table, self.weights, self.retry_s)
+        sizes = shards.sizes if counts is None else counts.samples
+        samples = ShardSamples(urls, sizes, shards.columns, shards.access, shards.indices)
+        return choose(choice, samples, train, side_of(train, shards.urls, urls, sizes))
 
     def _missing_shards(self) -> str:
         example = "e.g. data.shards='/data/{00000..01242}.tar'"
@@ -149,7 +213,16 @@ class WebDatasetSpec(DataSpec):
         )
 
     def open_for_evaluation(self) -> Dataset:
-        chosen = replace(self, held_out_shards=None, held_out_share=0.0, read="range")
+        chosen = replace(
+            self,
+            held_out_shards=None,
+            held_out_share=0.0,
+            read="range",
+            keep=None,
+            where=None,
+            table=None,
+            weights=None,
+        )
         return all_held_out(replace(chosen, shards=self.held_out_shards or self.shards).open())
 
     def _counts(self, urls: Sequence[str], manifest: Manifest | None) -> Counts | None:

@@ -34,7 +34,7 @@ Row = Sequence[tuple[int, int]]
 RETRY_S = 120.0
 """Default time in seconds for the retries of a remote read."""
 
-_VERSION = 5
+_VERSION = 6
 # Keys of fsspec's file systems for the modification time or checksum of a file; those of local files first.
 _VERSIONS = (
     *("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created"),
@@ -68,6 +68,26 @@ class ShardIndex:
     size: int
     """Size of the shard in bytes."""
 
+    skipped: Sequence[int] = ()
+    """Numbers of the skipped samples among all samples of the shard, from 0."""
+
+    @property
+    def keys(self) -> str:
+        """Path of the digests of the samples' names, [samples] (u8, u8): see `key_digests`."""
+        return str(Path(self.table).with_suffix(".keys"))
+
+    def places(self, listed: int) -> NDArray[np.int64]:
+        """Returns the places of the usable samples in a shard with a listed number of samples.
+
+        If the skipped samples are listed too, each has its place. A shard that has fewer samples otherwise lacks the
+        last ones, and the last samples of one that has more have no place.
+        """
+        import numpy as np
+
+        if listed == self.samples + len(self.skipped):
+            return np.delete(np.arange(listed), list(self.skipped))
+        return np.arange(min(listed, self.samples))
+
 
 def index_shards(urls: Sequence[str], *captions: int, retry_s: float = RETRY_S) -> list[ShardIndex]:
     """Returns the index of each shard. Creates the indices that are not in the cache.
@@ -96,6 +116,15 @@ def fingerprint(caption_keys: Iterable[str], label_key: str | None, digests: Ite
     """
     facts = [" + ".join(caption_keys), str(label_key), *digests]
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def key_digests(names: Iterable[str]) -> NDArray[np.void]:
+    """Returns a digest of 128 bits of each sample's name, as (u8, u8). A leading ./ of a name is ignored."""
+    import numpy as np
+
+    encoded = (name.removeprefix("./").encode("utf-8", "replace") for name in names)
+    digests = b"".join(hashlib.blake2b(name, digest_size=16).digest() for name in encoded)
+    return np.frombuffer(digests, dtype="<u8,<u8")
 
 
 def caption_columns(keys: Iterable[str]) -> list[int]:
@@ -131,20 +160,30 @@ class FoundShard:
     def load(self) -> ShardIndex:
         meta = json.loads(self.meta.read_text())
         bad, notes = ([BadRecord(*record) for record in meta[name]] for name in ("bad", "notes"))
-        return ShardIndex(str(self.table), meta["samples"], meta["digest"], bad, notes, self.size)
+        return ShardIndex(str(self.table), meta["samples"], meta["digest"], bad, notes, self.size, meta["skipped"])
 
-    def save(self, rows: Sequence[Row], digest: str, bad: Sequence[BadRecord], notes: Sequence[BadRecord] = ()) -> None:
-        """Writes the table and the rest of the index. Raises DataError."""
+    def save(
+        self,
+        rows: Sequence[Row],
+        digest: str,
+        bad: Sequence[BadRecord],
+        notes: Sequence[BadRecord] = (),
+        names: Sequence[str] = (),
+        skipped: Sequence[int] = (),
+    ) -> None:
+        """Writes the table, the digests of the names and the rest of the index. Raises DataError."""
         import numpy as np
 
         records = {name: [(one.key, one.reason) for one in found] for name, found in (("bad", bad), ("notes", notes))}
-        meta = json.dumps({"samples": len(rows), "digest": digest, **records})
+        meta = json.dumps({"samples": len(rows), "digest": digest, "skipped": list(skipped), **records})
 
-        def save_table(path: str) -> None:
+        def save(path: str, array: NDArray[Any]) -> None:
             with open(path, "wb") as file:  # noqa: PTH123
-                np.save(file, np.asarray(rows, dtype=np.int64).reshape(-1, 4, 2), allow_pickle=False)
+                np.save(file, array, allow_pickle=False)
 
-        write_atomically(self.table, save_table)
+        write_atomically(self.table.with_suffix(".keys"), partial(save, array=key_digests(names)))
+        table = np.asarray(rows, dtype=np.int64).reshape(-1, 4, 2)
+        write_atomically(self.table, partial(save, array=table))
         write_atomically(self.meta, lambda path: Path(path).write_text(meta))
 
 
@@ -191,13 +230,16 @@ def make_index(
     with errors_as(DataError, f"shard {item.url} cannot be read", _FIX):
         tar = scan(content or item.url, item.size, retry_s)
     rows, bad, notes = [], list[BadRecord](), list[BadRecord]()
+    names, skipped = [], []
     digest = hashlib.sha256()
-    for sample in tar.samples:
+    for number, sample in enumerate(tar.samples):
         digest.update(f"{sample.name} {sorted(sample.read.items())}\n".encode("utf-8", "replace"))
         if fault := sample.fault(captions):
             bad.append(BadRecord(f"{item.url}:{sample.name}", fault))
+            skipped.append(number)
         else:
             rows.append(sample.row())
+            names.append(sample.name)
     listed, file = listed_in_files(item.url, retry_s) if cross_check else (None, "")
     if tar.damage:
         if tar.samples and tar.samples[-1].fault(captions):
@@ -209,7 +251,7 @@ def make_index(
         notes.append(BadRecord(item.url, count))
     if tar.dotted:
         notes.append(BadRecord(item.url, _dotted_note(tar.dotted)))
-    item.save(rows, digest.hexdigest()[:16], bad, notes)
+    item.save(rows, digest.hexdigest()[:16], bad, notes, names, skipped)
 
 
 def _dotted_note(members: Sequence[str]) -> str:

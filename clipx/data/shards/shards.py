@@ -97,6 +97,16 @@ class Shards:
             _ends=list(accumulate(sizes)),
         )
 
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The columns that make a sample usable: see `index_shards`."""
+        return self._set.captions
+
+    @property
+    def indices(self) -> dict[str, ShardIndex]:
+        """The indices that were made when the source was opened, by URL."""
+        return dict(self._set.known)
+
     def by_ranges(self) -> Shards:
         """Returns the same samples, which are not read by whole shards."""
         return self.with_access(replace(self.access, whole=False))
@@ -123,7 +133,9 @@ class Shards:
         name = f"sample {row}"
         try:
             found = self._index(shard)
-            name = self._set.name(self.urls[shard], found, row)
+            found_row = self._row(row, shard, found)
+            if found_row is not None:
+                name = self._set.name(self.urls[shard], found, found_row)
         except (BadSample, DataError, tarfile.TarError, ValueError, OverflowError, IndexError, OSError):
             pass
         return f"{self.urls[shard]}:{name}"
@@ -154,14 +166,22 @@ class Shards:
         """Returns the shard file of a sample and the spans of the members needed, by column. Raises BadSample."""
         shard, row = self._locate(index)
         found = self._index(shard)
-        if row >= found.samples:
+        place = self._row(row, shard, found)
+        if place is None:
             raise BadSample(self._missing(shard, found))
-        members: list[Span] = [tuple(span) for span in load_table(found.table)[row].tolist()]
+        members: list[Span] = [tuple(span) for span in load_table(found.table)[place].tolist()]
         if members[IMAGE][1] <= 0:  # of a row group, whose bad rows have a place, too
             key = f"{self.urls[shard]}:{row}"
             raise BadSample(next((record.reason for record in found.bad if record.key == key), "image is missing"))
         file = self._set.file(self.urls[shard], found)
         return file, {c: members[c] for c in self._columns() if members[c][1] > 0}
+
+    def _row(self, place: int, shard: int, found: ShardIndex) -> int | None:
+        """Returns the row of a place in the shard's table: see ShardIndex.places. None if it has no sample."""
+        if not found.skipped or self.sizes[shard] != found.samples + len(found.skipped):
+            return place if place < found.samples else None
+        before = bisect_right(found.skipped, place)
+        return None if before and found.skipped[before - 1] == place else place - before
 
     def _index(self, shard: int) -> ShardIndex:
         found = self._set.index(self.urls[shard])
@@ -170,6 +190,8 @@ class Shards:
         return found
 
     def _missing(self, shard: int, found: ShardIndex) -> str:
+        if self.sizes[shard] == found.samples + len(found.skipped):
+            return found.bad[0].reason if found.bad else "sample is unusable"
         listed = f"shard has {found.samples:,} of the {self.sizes[shard]:,} samples that {self.listed_by} lists"
         return "; ".join([listed, *(record.reason for record in found.bad[:1])])
 

@@ -55,7 +55,7 @@ def test_index_command_prints_counts_bytes_and_fingerprint(shards: Path) -> None
     fingerprint = WebDatasetSpec(name="x", shards=f"{shards}/*.tar", held_out_share=0).open().train.fingerprint
     assert cells(out) == ["5", "13", f"{size:,}", "0", "13 samples", fingerprint]
     assert set(shards.iterdir()) == before
-    assert len(cached_files()) == 2 * len(SIZES)
+    assert len(cached_files()) == 3 * len(SIZES)
 
 
 def test_a_run_uses_the_index_of_the_command(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_parts_indexed_in_separate_processes_equal_the_whole_index(
         _, out, _ = command(f"shards={shards}/*.tar", f"part={k}/3")
         assert cells(out)[:2] == [["2", "4"], ["2", "4"], ["1", "5"]][k - 1]
         assert len(cells(out)) == 4, "only the whole index prints the samples of an epoch"
-        assert len(cached_files() - seen[-1]) == 2 * len(SIZES[k - 1 :: 3]), "each part indexes only its shards"
+        assert len(cached_files() - seen[-1]) == 3 * len(SIZES[k - 1 :: 3]), "each part indexes only its shards"
         seen.append(cached_files())
     parts = index_shards(expand(f"{shards}/*.tar", "shards"), TXT)
     assert cached_files() == seen[-1], "all shards are indexed already"

@@ -1,0 +1,246 @@
+"""Files of ids and weights: .npy, .parquet and .txt, read in parts and stored in the cache as sorted arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from clipx.data.selection.expression import Condition
+from clipx.data.selection.ids import HEADER_BYTES, ID, Ids, IdSet, ids_of, is_sorted, write_sorted
+from clipx.data.selection.tables import batches, check_columns, parquet, require_data
+from clipx.errors import ConfigError, DataError, require
+from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.remote import errors_as, file_system, is_local, local_path, retry
+
+Indices = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+_CHUNK = 1 << 20
+_VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified")
+_FIX = "check the path"
+
+
+@dataclass(slots=True)
+class Ordered:
+    """Samples by their place in the data: sorted `indices`, each once, or a bit or a value for each sample."""
+
+    indices: Indices | None = None
+    bits: NDArray[np.uint8] | None = None
+    values: Values | None = None
+
+    def mask(self, start: int, size: int) -> NDArray[np.bool_]:
+        """Returns whether each of `size` samples from `start` is selected."""
+        if self.bits is not None:
+            part = np.unpackbits(self.bits[start >> 3 : (start + size + 7) >> 3])
+            return part[start & 7 : (start & 7) + size].astype(bool)
+        found = np.zeros(size, dtype=bool)
+        if self.indices is not None:
+            low, high = np.searchsorted(self.indices, np.array([start, start + size], dtype=self.indices.dtype))
+            found[self.indices[low:high].astype(np.int64) - start] = True
+        return found
+
+
+@dataclass(slots=True)
+class ById:
+    """Samples by their key or uid (`by`), with `values` of the ids if these are weights."""
+
+    by: str
+    ids: IdSet
+    repeated: int = 0
+
+
+def version(url: str, retry_s: float, key: str) -> str:
+    """Returns the size and time of a file. Raises ConfigError if it cannot be found. `key`: option of the file."""
+    with errors_as(ConfigError, f"{key}={url} cannot be read", _FIX):
+        info: dict[str, Any] = retry(url, retry_s, lambda: _info(url))
+    require(info["type"] != "directory", f"{key}={url} is a folder: give a file")
+    return f"{Path(url).resolve() if is_local(url) else url} {info['size']} {[info[k] for k in _VERSIONS if k in info]}"
+
+
+def _info(url: str) -> dict[str, Any]:
+    fs, path = file_system(url)
+    found: dict[str, Any] = fs.info(path)
+    return found
+
+
+def read_ids(path: str, retry_s: float, key: str) -> Ordered | ById:
+    """Reads a file of ids. Raises ConfigError or DataError."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".npy":
+        return _npy_ids(path, key)
+    if suffix == ".txt":
+        return _text_ids(path, retry_s, key)
+    require(suffix == ".parquet", f"{key}={path} must end with .npy, .parquet or .txt")
+    names = parquet(path, retry_s).schema_arrow.names
+    by = next((name for name in ("index", "key", "uid") if name in names), None)
+    require(by is not None, f"{key}={path} has the columns {', '.join(names)}: name one of them index, key or uid")
+    assert by is not None
+    columns = (batch.column(0) for batch in batches(path, [by], f"{key}={path}", retry_s))
+    if by == "index":
+        return Ordered(_sorted_indices(np.concatenate([np.asarray(c, dtype=np.int64) for c in columns]), path, key))
+    return _by_id(by, ((ids_of(column, by, path), None) for column in columns), path, key)
+
+
+def _npy(path: str, key: str) -> NDArray[Any]:
+    require(is_local(path), f"{key}={path} is remote, and is mapped into memory: copy it to a local disk")
+    with errors_as(ConfigError, f"{key}={path} cannot be read as .npy", "write it by numpy.save"):
+        array: NDArray[Any] = np.load(local_path(path), mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    require(array.ndim == 1 and len(array) > 0, f"{key}={path} has the shape {array.shape}: give one row of numbers")
+    return array
+
+
+def _npy_ids(path: str, key: str) -> Ordered | ById:
+    array = _npy(path, key)
+    if array.dtype.names is not None and [array.dtype[name] for name in array.dtype.names] == [np.dtype("u8")] * 2:
+        ids = array.view(ID)
+        if is_sorted(ids):
+            return ById("uid", IdSet(ids))
+        return _by_id("uid", ((ids[at : at + _CHUNK], None) for at in range(0, len(ids), _CHUNK)), path, key)
+    if array.dtype == bool:
+        return Ordered(bits=np.packbits(array))
+    require(
+        array.dtype.kind in "iu",
+        f"{key}={path} holds {array.dtype}: give integers (indices), true and false for each sample, or u8,u8 "
+        "(uids, as DataComp)",
+    )
+    return Ordered(_sorted_indices(array, path, key))
+
+
+def _sorted_indices(indices: NDArray[Any], path: str, key: str) -> Indices:
+    """Returns the indices themselves if they are sorted, else a sorted copy."""
+    require(len(indices) > 0, f"{key}={path} is empty")
+    if all(bool((np.diff(indices[at : at + _CHUNK + 1]) > 0).all()) for at in range(0, len(indices), _CHUNK)):
+        return indices
+    return np.unique(indices)
+
+
+def _text_ids(path: str, retry_s: float, key: str) -> ById:
+    """Reads a key or uid from each line. They are uids if the first one has 32 hexadecimal digits."""
+    with errors_as(ConfigError, f"{key}={path} cannot be read", _FIX):
+        fs, place = file_system(path)
+        opened = retry(path, retry_s, lambda: fs.open(place, "rb"))
+    with opened as file:
+        try:
+            lines = (line for line in (line.decode("utf-8-sig").strip() for line in file) if line)
+            first = next(lines, "")
+            require(bool(first), f"{key}={path} is empty")
+            by = "uid" if re.fullmatch("[0-9a-fA-F]{32}", first) else "key"
+            chunks = _chunks([first], lines)
+            return _by_id(by, ((ids_of(pa.array(chunk), by, path), None) for chunk in chunks), path, key)
+        except UnicodeError:
+            raise DataError(f"{key}={path} is not UTF-8: give one key or uid per line") from None
+
+
+def _chunks(first: list[str], lines: Iterator[str]) -> Iterator[list[str]]:
+    while chunk := [*first, *islice(lines, _CHUNK)]:
+        yield chunk
+        first = []
+
+
+def _by_id(by: str, chunks: Iterable[tuple[Ids, Values | None]], identity: str, key: str) -> ById:
+    """Sorts ids into a file of the cache, which the caller uses once."""
+    digest = hashlib.sha256(f"{by} {identity} {key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    path = cache_folder("selection") / f"{digest}.ids"
+    repeated = 0
+
+    def write(temporary: str) -> None:
+        nonlocal repeated
+        repeated = write_sorted(temporary, chunks)
+        values = Path(f"{temporary}.values")
+        if values.exists():
+            values.replace(f"{path}.values")
+
+    Path(f"{path}.values").unlink(missing_ok=True)
+    write_atomically(path, write)
+    if path.stat().st_size <= HEADER_BYTES:
+        path.unlink()
+        raise ConfigError(f"{key} selects nothing: {identity}")
+    found = IdSet.open(str(path))
+    for file in (path, Path(f"{path}.values")):
+        file.unlink(missing_ok=True)  # its memory map remains
+    return ById(by, found, repeated)
+
+
+def read_condition(condition: Condition, urls: Sequence[str], retry_s: float, total: int) -> Ordered | ById:
+    """Returns the samples whose row of a table satisfies the condition.
+
+    Without a column key or uid, the rows of all files together must be the samples in their order.
+    """
+    key = "data.table"
+    names = parquet(urls[0], retry_s).schema_arrow.names
+    check_columns(names, condition.columns, key, urls[0])
+    by = next((name for name in ("key", "uid") if name in names), None)
+    columns = list(dict.fromkeys([*condition.columns, *([by] if by else [])]))
+    parts = (pa.Table.from_batches([b]) for url in urls for b in batches(url, columns, key, retry_s))
+    if by is not None:
+        kept = ((ids_of(t.filter(passing(condition, t))[by].combine_chunks(), by, urls[0]), None) for t in parts)
+        return _by_id(by, kept, f"{urls[0]} {condition.text}", key)
+    bits, start = np.zeros(-(-total // 8), dtype=np.uint8), 0
+    for table in parts:
+        if start + len(table) <= total:
+            places = start + np.flatnonzero(passing(condition, table))
+            np.bitwise_or.at(bits, places >> 3, (128 >> (places & 7)).astype(np.uint8))
+        start += len(table)
+    _check_rows(start, total, key, urls)
+    return Ordered(bits=bits)
+
+
+def _check_rows(rows: int, total: int, key: str, urls: Sequence[str]) -> None:
+    require_data(
+        rows == total,
+        f"{key}={urls[0]} has {rows:,} rows{f' in {len(urls):,} files' if len(urls) > 1 else ''}, but the shards have "
+        f"{total:,} samples: give one row for each sample in their order, or a column key or uid",
+    )
+
+
+def read_weights(path: str, retry_s: float, key: str, total: int) -> Ordered | ById:
+    """Reads a file of weights: a .npy of one number per sample, or a .parquet with the column weight."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".npy":
+        array = _npy(path, key)
+        require(array.dtype.kind in "fiu", f"{key}={path} holds {array.dtype}: give one number per sample")
+        _check_rows(len(array), total, key, [path])
+        return Ordered(values=array)
+    require(suffix == ".parquet", f"{key}={path} must end with .npy or .parquet")
+    names = parquet(path, retry_s).schema_arrow.names
+    by = next((name for name in ("key", "uid") if name in names), None)
+    parts = batches(path, ["weight", *([by] if by else [])], key, retry_s)
+    weights = ((batch, np.asarray(batch.column(0).cast(pa.float64()), dtype=np.float64)) for batch in parts)
+    if by is not None:
+        return _by_id(by, ((ids_of(batch.column(1), by, path), values) for batch, values in weights), path, key)
+    values = np.concatenate([np.zeros(0), *(values for _, values in weights)])
+    _check_rows(len(values), total, key, [path])
+    return Ordered(values=values)
+
+
+def passing(condition: Condition, table: pa.Table) -> NDArray[np.bool_]:
+    """Returns whether each row satisfies the condition; not if a value is missing. Raises ConfigError."""
+    import pyarrow.dataset as ds
+
+    if not len(table):
+        return np.zeros(0, dtype=bool)
+    try:
+        found = ds.dataset(table).to_table(columns={"found": condition.expression()}, use_threads=False)["found"]
+    except pa.ArrowException as error:
+        if any(pa.types.is_null(table.schema.field(name).type) for name in condition.columns):
+            return np.zeros(len(table), dtype=bool)  # a column without a value
+        types = ", ".join(f"{name} is {table.schema.field(name).type}" for name in condition.columns)
+        reason = " ".join(str(error).split())[:150]
+        raise ConfigError(f"{condition.key}={condition.text} cannot be evaluated ({types}): {reason}") from None
+    if pa.types.is_null(found.type):
+        return np.zeros(len(table), dtype=bool)
+    require(
+        pa.types.is_boolean(found.type),
+        f"{condition.key}={condition.text} is {found.type}, not true or false: compare it with a value",
+    )
+    result: NDArray[np.bool_] = found.combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
+    return result

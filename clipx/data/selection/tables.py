@@ -1,0 +1,258 @@
+"""Columns of the samples of each shard: from the Parquet file next to it, or from its json members.
+
+The json members of a shard are read once, and their columns are stored in the cache as a Parquet file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from clipx.data.selection.ids import ID, Ids, IdSet, ids_of
+from clipx.data.shards.cache import Access, ShardFile
+from clipx.data.shards.index import ShardIndex, index_shards, load_table
+from clipx.data.shards.remote import fetch, prefetch_spans
+from clipx.data.shards.tar import JSON
+from clipx.data.shards.write import run_in_pool
+from clipx.data.source import BadSample
+from clipx.errors import DataError
+from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.remote import errors_as, file_system, is_local, retry
+
+_REQUESTED = 512  # json members of a remote shard that are requested together
+_THREADS = 16
+_BATCH = 1 << 16  # rows of a table that are read together
+_FIX = "give a Parquet file"
+
+
+@dataclass(slots=True)
+class ShardSamples:
+    """The shards of a selection, with the number of places in each.
+
+    `indices` has the indices that were made before, by URL.
+    """
+
+    urls: Sequence[str]
+    sizes: Sequence[int]
+    captions: tuple[int, ...]
+    access: Access
+    indices: dict[str, ShardIndex] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    def ensure_indices(self) -> None:
+        """Indexes the shards that have no index yet, with a progress bar."""
+        missing = [url for url in self.urls if url not in self.indices]
+        found = index_shards(missing, *self.captions, retry_s=self.access.retry_s) if missing else []
+        self.indices.update(zip(missing, found, strict=True))
+
+    def index(self, shard: int) -> ShardIndex:
+        url = self.urls[shard]
+        if url not in self.indices:
+            (self.indices[url],) = index_shards([url], *self.captions, retry_s=self.access.retry_s)
+        return self.indices[url]
+
+    def rows(self, shard: int) -> NDArray[np.int64]:
+        """Returns the row in the index of the shard's place, -1 for a place without a sample."""
+        found = self.index(shard)
+        rows = np.full(self.sizes[shard], -1, dtype=np.int64)
+        places = found.places(self.sizes[shard])
+        rows[places] = np.arange(len(places))
+        return rows
+
+    def keys(self, shard: int) -> Ids:
+        """Returns the id of the key of each place, 0 without a sample."""
+        stored = np.load(self.index(shard).keys, allow_pickle=False)
+        return at_rows(stored, self.rows(shard))
+
+
+def at_rows(values: Ids, rows: NDArray[np.int64]) -> Ids:
+    """Returns the ids at these rows, 0 at -1."""
+    found = np.zeros(len(rows), dtype=ID)
+    found[rows >= 0] = values[rows[rows >= 0]]
+    return found
+
+
+def take(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """Returns the rows of a table, missing values at -1."""
+    return table.take(pa.array(rows, mask=rows < 0))
+
+
+def parquet(url: str, retry_s: float) -> pq.ParquetFile:
+    """Opens a Parquet file. Raises DataError."""
+
+    def call() -> pq.ParquetFile:
+        fs, path = file_system(url)
+        return pq.ParquetFile(path if is_local(url) else fs.open(path))
+
+    with errors_as(DataError, f"table {url} cannot be read", _FIX):
+        return retry(url, retry_s, call)
+
+
+def batches(url: str, columns: Sequence[str], key: str, retry_s: float) -> Iterator[pa.RecordBatch]:
+    """Yields some columns of a Parquet file. Raises DataError if one is missing; `key` is the option of the file."""
+    file = parquet(url, retry_s)
+    check_columns(file.schema_arrow.names, columns, key, url)
+    with errors_as(DataError, f"table {url} cannot be read", _FIX):
+        yield from file.iter_batches(batch_size=_BATCH, columns=list(columns))
+
+
+def check_columns(found: Sequence[str], wanted: Sequence[str], key: str, url: str) -> None:
+    missing = [name for name in wanted if name not in found]
+    require_data(
+        not missing,
+        f"{key}: {url} has no column {', '.join(missing)}: it has {', '.join(found)}; correct the name or the table",
+    )
+
+
+def require_data(ok: bool, message: str) -> None:
+    if not ok:
+        raise DataError(message)
+
+
+# ------------------------------------------------------------------------------------ tables next to the shards
+
+
+def sidecar(url: str) -> str:
+    """Returns the Parquet file next to a shard, as img2dataset writes it."""
+    return f"{url.removesuffix('.tar')}.parquet"
+
+
+@dataclass(slots=True)
+class SidecarTables:
+    """The Parquet files next to the shards. Rows with a status other than success have no sample, as in img2dataset.
+
+    Rows are found by the column key if the shard is indexed, else by their order, if they are as many as the samples.
+    """
+
+    samples: ShardSamples
+    columns: Sequence[str]
+    without_row: int = 0
+    without_sample: int = 0
+
+    def read(self, shard: int) -> pa.Table:
+        """Returns the columns of each place of a shard. Raises DataError if the file does not match the shard."""
+        url = sidecar(self.samples.urls[shard])
+        file = parquet(url, self.samples.access.retry_s)
+        names = file.schema_arrow.names
+        check_columns(names, self.columns, "data.table=shards", url)
+        further = [name for name in ("status", "key") if name in names and name not in self.columns]
+        with errors_as(DataError, f"table {url} cannot be read", _FIX):
+            table = file.read(columns=[*self.columns, *further], use_threads=False)
+        if "status" in names:
+            table = table.filter(pc.equal(table["status"], "success"))
+        rows = self._rows(shard, table, url)
+        self.without_row += int((rows < 0).sum())
+        self.without_sample += len(table) - int((rows >= 0).sum())
+        return take(table, rows)
+
+    def _rows(self, shard: int, table: pa.Table, url: str) -> NDArray[np.int64]:
+        """Returns the row of each place of a shard, -1 for none."""
+        size, shard_url = self.samples.sizes[shard], self.samples.urls[shard]
+        if shard_url not in self.samples.indices and len(table) == size:
+            return np.arange(size)
+        if "key" in table.column_names:
+            ids = ids_of(table["key"].combine_chunks(), "key", url)
+            order = np.lexsort((ids["f1"], ids["f0"]))
+            found = IdSet(ids[order]).find(self.samples.keys(shard))
+            require_data(
+                bool((found >= 0).any()) or not size or not len(table),
+                f"none of the {len(table):,} keys of {url} is in its shard: write the table of this shard",
+            )
+            return np.where(found >= 0, order[np.maximum(found, 0)], -1) if len(table) else found
+        rows, index = self.samples.rows(shard), self.samples.index(shard)
+        if len(table) == index.samples + len(index.skipped):  # a row for each sample, also for those that are not used
+            rows = np.where(rows >= 0, index.places(len(table))[np.maximum(rows, 0)], -1)
+        else:
+            require_data(
+                len(table) == index.samples,
+                f"{url} has {len(table):,} rows, but its shard has {index.samples:,} samples: write it again, or "
+                "with a column key",
+            )
+        return rows
+
+
+# ----------------------------------------------------------------------------------------------- json members
+
+
+@dataclass(slots=True)
+class JsonTables:
+    """Columns from the json members of the shards. A key that a sample does not have is a missing value."""
+
+    samples: ShardSamples
+    columns: Sequence[str]
+
+    def prepare(self) -> None:
+        """Reads the json members that are not in the cache, with a progress bar."""
+        self.samples.ensure_indices()
+        shards = [(url, self.samples.indices[url]) for url in self.samples.urls]
+        new = [item for item in shards if not self._path(item[1]).is_file()]
+        make = partial(_store_columns, columns=tuple(self.columns), access=self.samples.access)
+        items = [(url, index, str(self._path(index))) for url, index in new]
+        run_in_pool(make, items, "reading json", threads=0 if all(is_local(url) for url, _ in new) else _THREADS)
+
+    def read(self, shard: int) -> pa.Table:
+        """Returns the columns of each place of a shard."""
+        table = pq.read_table(self._path(self.samples.index(shard)), use_threads=False, partitioning=None)
+        return take(table, self.samples.rows(shard))
+
+    def _path(self, index: ShardIndex) -> Path:
+        digest = hashlib.sha256("\n".join(self.columns).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return cache_folder("columns") / f"{Path(index.table).stem}-{digest}.parquet"
+
+
+def _store_columns(item: tuple[str, ShardIndex, str], columns: tuple[str, ...], access: Access) -> None:
+    url, index, path = item
+    values: dict[str, list[Any]] = {name: [] for name in columns}
+    for meta in _json_members(url, index, access):
+        for name in columns:
+            values[name].append(meta.get(name))
+    table = pa.table({name: _column(found) for name, found in values.items()})
+    write_atomically(Path(path), lambda temporary: pq.write_table(table, temporary))
+
+
+def _json_members(url: str, index: ShardIndex, access: Access) -> Iterator[dict[str, Any]]:
+    """Yields the json member of each sample of a shard, {} if it has none that can be read."""
+    ranges = replace(access, whole=False, cache_bytes=0)
+    file = ShardFile(url, Path(index.table).stem, index.size, ranges)
+    spans = [tuple(span) for span in load_table(index.table)[:, JSON].tolist()]
+    for start in range(0, len(spans), _REQUESTED):
+        group = spans[start : start + _REQUESTED]
+        if not file.local:
+            prefetch_spans(f"json {url}", [(file, (offset, size)) for offset, size in group if size > 0])
+        for offset, size in group:
+            try:
+                meta = json.loads(fetch(file, offset, size)) if size > 0 else {}
+            except (BadSample, ValueError, RecursionError):
+                meta = {}
+            yield meta if isinstance(meta, dict) else {}
+
+
+def _column(values: Sequence[Any]) -> pa.Array:
+    """Returns a column of true/false, of numbers, or of texts if the values are of several types."""
+    types = {type(value) for value in values if value is not None}
+    if not types:
+        return pa.nulls(len(values))
+    if types == {bool}:
+        return pa.array(values, pa.bool_())
+    if types <= {int, float, bool}:
+        try:
+            return pa.array(values, pa.float64() if float in types else pa.int64())
+        except (OverflowError, pa.ArrowInvalid):
+            return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    texts = [value if isinstance(value, str | None) else json.dumps(value) for value in values]
+    clean = [None if text is None else text.encode("utf-8", "replace").decode() for text in texts]
+    return pa.array(clean, pa.string())

@@ -1,0 +1,432 @@
+"""Selection of training samples: ids, conditions, tables and weights on real shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.samples import captions, jpeg, write_tar
+
+from clipx.data.order import WeightedOrder
+from clipx.data.selection.expression import Condition
+from clipx.data.selection.files import passing
+from clipx.data.selection.ids import ID, IdSet, is_sorted, write_sorted
+from clipx.data.selection.selected import Selected
+from clipx.data.spec import Dataset
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import ClipxError, ConfigError, DataError
+
+PER_SHARD, SHARDS = 10, 3
+TOTAL = PER_SHARD * SHARDS
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+
+
+def uid(i: int) -> str:
+    return hashlib.md5(str(i).encode(), usedforsecurity=False).hexdigest()
+
+
+def meta(i: int) -> dict[str, Any]:
+    return {
+        "caption": f"caption {i}",
+        "similarity": i / 100,
+        "width": 100 + i,
+        "uid": uid(i),
+        "lang": "de" if i % 2 else "en",
+    }
+
+
+def write_shards(folder: Path, without_caption: tuple[int, ...] = ()) -> str:
+    for shard in range(SHARDS):
+        members = []
+        for i in range(shard * PER_SHARD, (shard + 1) * PER_SHARD):
+            members += [(f"{i:09d}.jpg", jpeg(i)), (f"{i:09d}.json", json.dumps(meta(i)).encode())]
+            members += [(f"{i:09d}.txt", b"" if i in without_caption else f"caption {i}".encode())]
+        write_tar(folder / f"{shard:05d}.tar", members)
+    return f"{folder}/*.tar"
+
+
+def write_sidecars(folder: Path, key: bool = True) -> None:
+    """As img2dataset: a row for each URL, also of images that could not be downloaded."""
+    for shard in range(SHARDS):
+        rows = []
+        for i in range(shard * PER_SHARD, (shard + 1) * PER_SHARD):
+            if i % 4 == 0:
+                rows.append({"key": f"fail{i}", "status": "failed_to_download", "similarity": 1.0, "uid": uid(-1 - i)})
+            rows.append({"key": f"{i:09d}", "status": "success", "similarity": i / 100, "uid": uid(i)})
+        for row in rows:
+            if not key:
+                del row["key"]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{shard:05d}.parquet")
+
+
+def opened(shards: str, **options: Any) -> Dataset:
+    return WebDatasetSpec(name="mine", shards=shards, **{"held_out_share": 0.0, **options}).open()
+
+
+def chosen(shards: str, **options: Any) -> list[int]:
+    return [int(text.removeprefix("caption ")) for text in captions(opened(shards, **options).train)]
+
+
+def datacomp(uids: list[str]) -> np.ndarray[Any, Any]:
+    """As DataComp's baselines write a subset."""
+    pairs = [(int(one[:16], 16), int(one[16:32], 16)) for one in uids]
+    found = np.array(pairs, np.dtype("u8,u8"))
+    found.sort()
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- ids
+
+
+def test_ids_of_every_format_select_the_same_samples(tmp_path: Path) -> None:
+    shards, wanted = write_shards(tmp_path), [3, 7, 12, 29]
+    keys, uids = [f"{i:09d}" for i in wanted], [uid(i) for i in wanted]
+    np.save(tmp_path / "index.npy", np.array(wanted[::-1]))
+    np.save(tmp_path / "mask.npy", np.isin(np.arange(TOTAL), wanted))
+    np.save(tmp_path / "uid.npy", datacomp(uids))
+    np.save(tmp_path / "unsorted.npy", datacomp(uids)[::-1])
+    (tmp_path / "key.txt").write_text("\n".join(keys[::-1]))
+    (tmp_path / "uid.txt").write_text("\n".join(uids))
+    for name, values in (("index", wanted), ("key", keys), ("uid", uids)):
+        pq.write_table(pa.table({"other": [0] * 4, name: values}), tmp_path / f"{name}.parquet")
+    files = sorted(path for path in tmp_path.iterdir() if path.suffix in (".npy", ".txt", ".parquet"))
+    assert len(files) == 9
+    found = {path.name: opened(shards, keep=str(path)) for path in files}
+    assert all(captions(data.train) == [f"caption {i}" for i in wanted] for data in found.values())
+    assert len({data.train.fingerprint for data in found.values()}) == 1, "the samples decide, not the format"
+    assert found["key.txt"].train.sizes == [2, 1, 1]
+
+
+def test_unknown_and_repeated_ids_are_counted(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path)
+    keys = tmp_path / "keys.txt"
+    keys.write_text("000000001\nmissing\n000000001\n000000002\n")
+    assert opened(shards, keep=str(keys)).notes == [
+        "2 of 30 training samples are selected",
+        f"data.keep={keys}: 1 of 3 keys are not in the data",
+        f"data.keep={keys}: 1 keys are repeated",
+    ]
+    np.save(tmp_path / "far.npy", np.array([4, 500]))
+    assert any(
+        "1 of 2 indices are not in the data" in note for note in opened(shards, keep=f"{tmp_path}/far.npy").notes
+    )
+    keys.write_text("no\nsuch")
+    with pytest.raises(ConfigError, match="no training sample is selected .*2 of 2 keys are not in the data"):
+        opened(shards, keep=str(keys))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
+def test_held_out_samples_are_not_selected(tmp_path: Path, share: float) -> None:
+    shards = write_shards(tmp_path)
+    np.save(tmp_path / "ids.npy", np.arange(5, 25))
+    plain, data = (opened(shards, held_out_share=share, **more) for more in ({}, {"keep": f"{tmp_path}/ids.npy"}))
+    assert captions(data.train) == [c for c in captions(plain.train) if 5 <= int(c.split()[1]) < 25]
+    if share:
+        assert data.held_out is not None and plain.held_out is not None
+        assert captions(data.held_out) == captions(plain.held_out)
+
+
+# ------------------------------------------------------------------------------------------------ conditions
+
+
+def test_a_condition_on_the_json_members_is_read_once(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path)
+    where = "similarity > 0.1 and width < 115 and lang == 'de'"
+    assert chosen(shards, where=where) == [11, 13]
+    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.parquet")}
+    assert chosen(shards, where="similarity > 0.2 or width < 0 and lang in ('de', 'x')") == list(range(21, 30))
+    assert len(stored) == SHARDS
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored
+    with pytest.raises(DataError, match="no json member has a value of similarty"):
+        opened(shards, where="similarty > 0.2")
+
+
+def test_tables_next_to_the_shards_are_matched_by_key(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, without_caption=(13,))
+    write_sidecars(tmp_path)
+    data = opened(shards, where="similarity >= 0.12 and similarity < 0.16", table="shards")
+    assert captions(data.train) == ["caption 12", "caption 14", "caption 15"]
+    assert "1 rows of the tables next to the shards are of no usable sample" in data.notes
+    assert not list((tmp_path / "cache").rglob("columns/*")), "no json member is read"
+    np.save(tmp_path / "uid.npy", datacomp([uid(2), uid(14), uid(-1)]))
+    by_uid = opened(shards, keep=f"{tmp_path}/uid.npy", table="shards")
+    assert captions(by_uid.train) == ["caption 2", "caption 14"]
+    assert any("1 of 3 uids are not in the data" in note for note in by_uid.notes)
+
+
+def test_listed_shards_with_tables_are_not_read_at_the_start(tmp_path: Path) -> None:
+    """Sample 13 is listed and has a row, but no caption: its place remains, and the samples after it are right."""
+    shards = write_shards(tmp_path, without_caption=(13,))
+    write_sidecars(tmp_path)
+    data = opened(shards, where="similarity >= 0.11 and similarity < 0.16", table="shards", samples_per_shard=PER_SHARD)
+    assert not list((tmp_path / "cache").rglob("index/*.npy"))
+    assert data.train.sizes == [0, 5, 0]
+    found = []
+    for i in range(5):
+        try:
+            found.append(data.train.read(i).captions[0])
+        except Exception as error:
+            found.append(str(error))
+    assert found == ["caption 11", "caption 12", "caption is missing or empty", "caption 14", "caption 15"]
+
+
+def test_a_table_is_matched_by_key_by_uid_or_by_order(tmp_path: Path) -> None:
+    shards, table = write_shards(tmp_path), tmp_path / "scores.parquet"
+    order = np.random.default_rng(0).permutation(TOTAL).tolist()
+    rows = {"score": [float(i) for i in order], "key": [f"{i:09d}" for i in order], "uid": [uid(i) for i in order]}
+    for by in ("key", "uid"):
+        pq.write_table(pa.table({"score": rows["score"], by: rows[by]}), table)
+        assert chosen(shards, where="score > 25", table=str(table)) == [26, 27, 28, 29]
+        table.unlink()
+    pq.write_table(pa.table({"score": [float(i) for i in range(TOTAL)]}), table, row_group_size=7)
+    assert chosen(shards, where="score > 25", table=str(table)) == [26, 27, 28, 29]
+    parts = [pa.table({"score": [float(i) for i in part]}) for part in (range(12), range(12, TOTAL))]
+    for k, part in enumerate(parts):
+        pq.write_table(part, tmp_path / f"part{k}.parquet")
+    assert chosen(shards, where="score > 25", table=f"{tmp_path}/part*.parquet") == [26, 27, 28, 29]
+
+
+def test_a_table_that_does_not_match_is_an_error(tmp_path: Path) -> None:
+    shards, table = write_shards(tmp_path), tmp_path / "scores.parquet"
+    pq.write_table(pa.table({"score": [1.0] * 29}), table)
+    with pytest.raises(DataError, match="has 29 rows, but the shards have 30 samples: give one row for each sample"):
+        opened(shards, where="score > 0", table=str(table))
+    with pytest.raises(DataError, match="has no column width: it has score"):
+        opened(shards, where="width > 0", table=str(table))
+    write_sidecars(tmp_path, key=False)
+    lines = pq.read_table(tmp_path / "00001.parquet")
+    pq.write_table(lines.slice(0, len(lines) - 1), tmp_path / "00001.parquet")
+    with pytest.raises(DataError, match="00001.parquet has 9 rows, but its shard has 10 samples"):
+        opened(shards, where="similarity > 0", table="shards")
+    (tmp_path / "00002.parquet").write_bytes(b"no table")
+    with pytest.raises(DataError, match="00002.parquet cannot be read"):
+        opened(f"{tmp_path}/00002.tar", where="similarity > 0", table="shards")
+
+
+CASES = [
+    ("a > 1", [False, True, False]),
+    ("not a > 1", [True, False, False]),  # the last value is missing
+    ("1 < b <= 3.5", [False, True, True]),
+    ("a / 2 > 0.4", [True, True, False]),
+    ("min(a, b) >= 1 or t == 'cat'", [True, True, True]),
+    ("len(t) > 2 and 'a' in t", [True, False, True]),
+    ("t not in ('dog', 'cow')", [True, False, True]),
+    ("a is None", [False, False, True]),
+    ("a is not None and -b < -1", [False, True, False]),
+    ("abs(b - 2) < 0.5 or flag", [True, True, False]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), CASES)
+def test_conditions(text: str, expected: list[bool]) -> None:
+    columns = {"a": [1, 2, None], "b": [1.0, 2.0, 3.5], "t": ["cat", "dog", "cat"], "flag": [True, False, False]}
+    assert passing(Condition.parse("data.where", text), pa.table(columns)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "a.b > 1",
+        "a[0] > 1",
+        "(lambda: 1)() > 1",
+        "a >",
+        "1 < 2",
+        "open(a) > 1",
+        "a + 1",
+        "f'{a}' == 'x'",
+        "[x for x in a]",
+        "a > b'x'",
+        "a := 3",
+        "len(a, b) > 1",
+        "a in b",
+        "a ** 9 > 1",
+        "((((((((",
+    ],
+)
+def test_anything_else_is_an_error_that_names_what_is_allowed(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"data.where=.*(write columns, numbers)"):
+        WebDatasetSpec(name="mine", where=text)
+
+
+def test_types_that_cannot_be_compared_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be evaluated .lang is string"):
+        opened(write_shards(tmp_path), where="lang > 3")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"table": "x.parquet"}, "data.table=x.parquet has no effect without data.where"),
+        ({"keep": "ids.csv"}, "data.keep=ids.csv must end with .npy or .parquet or .txt"),
+        ({"weights": "w.npy", "read": "stream"}, "data.weights=w.npy draws single samples"),
+    ],
+)
+def test_options_without_effect_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WebDatasetSpec(name="mine", **options)
+
+
+@pytest.mark.parametrize("name", ["keep", "weights"])
+def test_a_missing_file_is_an_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ClipxError, match=rf"data.{name}=no.npy cannot be read"):
+        opened(write_shards(tmp_path), **{name: "no.npy"})
+
+
+# --------------------------------------------------------------------------------------- order and fingerprint
+
+
+def test_the_fingerprint_changes_with_the_selected_samples(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path)
+    found = [
+        opened(shards, **more).train.fingerprint for more in ({}, {"where": "width > 110"}, {"where": "width > 111"})
+    ]
+    assert len(set(found)) == 3
+    assert opened(shards, where="similarity > 0.10").train.fingerprint == found[1], "the same samples"
+
+
+def test_streams_visit_each_selected_sample_once_in_an_epoch(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path)
+    spec = WebDatasetSpec(
+        name="mine", shards=shards, held_out_share=0, where="width > 104 and width < 117", read="stream"
+    )
+    data = spec.open()
+    assert data.train.sizes == [5, 7, 0]
+    for orders in (spec.stream_orders(data.train, 0, 3), [spec.order(data.train, 0)]):
+        assert sorted(order(p) for order in orders for p in range(order.samples)) == list(range(12))
+    data.train.prefetch([0], later=[0, 11], done=[])  # type: ignore[attr-defined]
+    assert captions(data.train)[-1] == "caption 16"
+
+
+# ----------------------------------------------------------------------------------------------------- weights
+
+
+def test_samples_are_drawn_in_proportion_to_their_weights(tmp_path: Path) -> None:
+    shards, weights = write_shards(tmp_path), np.zeros(TOTAL)
+    weights[[2, 11, 25]] = 1, 2, 5
+    np.save(tmp_path / "w.npy", weights)
+    order = np.random.default_rng(0).permutation(TOTAL)
+    columns = {"key": [f"{i:09d}" for i in order], "weight": weights[order]}
+    pq.write_table(pa.table(columns), tmp_path / "w.parquet")
+    spec = WebDatasetSpec(name="mine", shards=shards, held_out_share=0, weights=f"{tmp_path}/w.npy")
+    train = spec.open().train
+    assert captions(train) == ["caption 2", "caption 11", "caption 25"]
+    drawn = spec.order(train, 0)
+    counts = Counter(drawn(p) for p in range(16_000))
+    expected = {0: 2000, 1: 4000, 2: 10_000}
+    assert sum((counts[i] - n) ** 2 / n for i, n in expected.items()) < 13.8, "chi-squared, p = 0.001"
+    again = spec.order(spec.open().train, 0)
+    assert [again(p) for p in (9999, 3, 5000)] == [drawn(p) for p in (9999, 3, 5000)], "a function of the position"
+    assert train.fingerprint == opened(shards, weights=f"{tmp_path}/w.parquet").train.fingerprint
+    np.save(tmp_path / "w.npy", weights * [2 if i == 2 else 1 for i in range(TOTAL)])
+    assert train.fingerprint != opened(shards, weights=f"{tmp_path}/w.npy").train.fingerprint
+
+
+def test_wrong_weights_are_errors(tmp_path: Path) -> None:
+    shards, path = write_shards(tmp_path), tmp_path / "w.npy"
+    for weights, message in (
+        (np.ones(29), "has 29 rows, but the shards have 30 samples"),
+        (np.full(30, np.nan), "has the weight nan: give finite numbers from 0"),
+        (np.full(30, -1.0), "has the weight -1.0"),
+        (np.zeros(30), "no training sample is selected"),
+    ):
+        np.save(path, weights)
+        with pytest.raises(ClipxError, match=message):
+            opened(shards, weights=str(path))
+    pq.write_table(pa.table({"key": ["000000001", "x"], "weight": [1.0, 1.0]}), tmp_path / "w.parquet")
+    notes = opened(shards, weights=f"{tmp_path}/w.parquet").notes
+    assert any("1 of 2 keys are not in the data" in note for note in notes)
+    assert any("has no weight of 29 samples: not drawn" in note for note in notes)
+
+
+def test_zero_weights_at_the_ends_are_never_drawn() -> None:
+    order = WeightedOrder(np.cumsum([0.0, 1e-300, 0.0, 1e-300, 0.0]), 0)
+    assert {order(p) for p in range(5000)} == {1, 3}
+
+
+# ---------------------------------------------------------------------------------------------------- id sets
+
+
+def test_sorted_ids_find_ids_with_equal_halves(tmp_path: Path) -> None:
+    pairs = [(5, 1), (5, 2), (5, 9), (7, 0), (2**64 - 1, 2**64 - 1), (0, 3), (5, 2)]
+    ids = np.array(pairs, dtype=ID)
+    values = np.arange(7.0)
+    path = str(tmp_path / "ids")
+    assert write_sorted(path, [(ids[:4], values[:4]), (ids[4:], values[4:])]) == 1
+    found = IdSet.open(path)
+    assert is_sorted(found.ids) and len(found.ids) == 6
+    at = found.find(np.array([*pairs, (5, 3), (1, 1), (2**64 - 1, 0)], dtype=ID))
+    assert found.values is not None
+    assert [float(found.values[i]) if i >= 0 else None for i in at] == [0, 1, 2, 3, 4, 5, 1, None, None, None]
+    assert found.unknown == 0
+
+
+MEMORY = """
+import sys, time, tracemalloc
+import numpy as np
+from clipx.data.selection.ids import ID, IdSet, is_sorted, write_sorted
+n, chunk, path = int(sys.argv[1]), 1 << 20, sys.argv[2]
+def chunks(unsorted):
+    for k in range(0, n, chunk):
+        rng = np.random.default_rng(k)
+        yield rng.integers(0, 2**64, size=(min(chunk, n - k), 2), dtype=np.uint64).view(ID).ravel(), None
+tracemalloc.start()
+peak = lambda: tracemalloc.get_traced_memory()[1] / 2**20
+start = time.perf_counter()
+write_sorted(path, chunks(True))
+wrote, most = time.perf_counter() - start, peak()
+tracemalloc.reset_peak()
+ids = IdSet.open(path)
+start = time.perf_counter()
+assert is_sorted(ids.ids)
+for part, _ in chunks(True):
+    for at in range(0, len(part), 10_000):
+        assert (ids.find(part[at : at + 10_000]) >= 0).all()
+assert ids.unknown == 0
+print(f"{n:,} ids: sorted in {wrote:.1f} s, {most:.0f} MiB at most; found in {time.perf_counter() - start:.1f} s,")
+print(f"{peak():.0f} MiB at most")
+"""
+
+
+def measured(n: int, path: Path) -> tuple[float, float]:
+    """Returns MiB of own memory: at most while sorting, and while finding all ids."""
+    run = subprocess.run([sys.executable, "-c", MEMORY, str(n), str(path)], capture_output=True, text=True, check=True)
+    print(run.stdout)
+    first, second = run.stdout.splitlines()
+    return float(first.split(" s, ")[1].split()[0]), float(second.split()[0])
+
+
+def test_the_memory_of_ids_does_not_grow_with_their_number(tmp_path: Path) -> None:
+    small, large = measured(1_000_000, tmp_path / "a"), measured(4_000_000, tmp_path / "b")
+    assert large[0] < small[0] + 64, "MiB; all ids would take 61"
+    assert large[1] < small[1] + 24, "MiB, with two chunks of wanted ids instead of one"
+
+
+@pytest.mark.number
+def test_forty_million_ids(tmp_path: Path) -> None:
+    assert measured(40_000_000, tmp_path / "a")[0] < 400
+
+
+def test_a_selection_of_many_samples_is_mapped_and_small_when_pickled(tmp_path: Path) -> None:
+    import pickle
+
+    shards = write_shards(tmp_path)
+    train = opened(shards, where="width > 110").train
+    assert isinstance(train, Selected)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert captions(pickle.loads(pickle.dumps(train))) == captions(train)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16
