@@ -145,7 +145,7 @@ class WebDatasetSpec(DataSpec):
 
     @property
     def selects(self) -> bool:
-        """Whether the training samples are chosen by keep, where or weights."""
+        """Returns whether the training samples are chosen by keep, where or weights."""
         return any(value is not None for value in (self.keep, self.where, self.weights))
 
     @property

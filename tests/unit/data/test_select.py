@@ -60,7 +60,7 @@ def write_shards(folder: Path, without_caption: tuple[int, ...] = ()) -> str:
 
 
 def write_sidecars(folder: Path, key: bool = True) -> None:
-    """As img2dataset: a row for each URL, also of images that could not be downloaded."""
+    """Writes a row for each URL, as img2dataset does, also of images that could not be downloaded."""
     for shard in range(SHARDS):
         rows = []
         for i in range(shard * PER_SHARD, (shard + 1) * PER_SHARD):
@@ -82,7 +82,7 @@ def chosen(shards: str, **options: Any) -> list[int]:
 
 
 def datacomp(uids: list[str]) -> np.ndarray[Any, Any]:
-    """As DataComp's baselines write a subset."""
+    """Returns the ids of samples in the format of DataComp."""
     pairs = [(int(one[:16], 16), int(one[16:32], 16)) for one in uids]
     found = np.array(pairs, np.dtype("u8,u8"))
     found.sort()
