@@ -31,7 +31,7 @@ class ParquetSpec(DataSpec):
     """Kind of data: Parquet files that contain images."""
 
     path: str | None = None
-    """Parquet files to train on: path, brace pattern, glob, @list.txt or URL (s3://…, hf://…); several joined by ::.
+    """Parquet files to train on: path, brace pattern, glob, @list.txt or URL (s3://…); several joined by ::.
     Required."""
 
     held_out_path: str | None = None
