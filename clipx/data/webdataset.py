@@ -213,17 +213,11 @@ class WebDatasetSpec(DataSpec):
         )
 
     def open_for_evaluation(self) -> Dataset:
-        chosen = replace(
-            self,
-            held_out_shards=None,
-            held_out_share=0.0,
-            read="range",
-            keep=None,
-            where=None,
-            table=None,
-            weights=None,
-        )
-        return all_held_out(replace(chosen, shards=self.held_out_shards or self.shards).open())
+        chosen = replace(self, held_out_shards=None, held_out_share=0.0, read="range")
+        chosen = replace(chosen, keep=None, where=None, table=None, weights=None)
+        if self.held_out_shards is not None:  # which the manifest need not list
+            chosen = replace(chosen, shards=self.held_out_shards, manifest=None)
+        return all_held_out(chosen.open())
 
     def _counts(self, urls: Sequence[str], manifest: Manifest | None) -> Counts | None:
         """Returns the numbers of samples of the shards if they are listed, so that they need not be indexed now."""

@@ -65,6 +65,16 @@ def test_a_manifest_gives_the_counts_and_the_fingerprint_of_the_content(shards: 
     assert read_all(listed) == read_all(indexed)
 
 
+def test_held_out_shards_are_evaluated_without_the_manifest(shards: Path) -> None:
+    manifest = manifest_of(shards)
+    held_out = write_tar(shards.parent / "held_out.tar", img2dataset(range(30, 33)))
+    data = WebDatasetSpec(name="own", manifest=manifest, held_out_shards=str(held_out))
+    expected = [f"caption {i}" for i in range(30, 33)]
+    for opened in (data.open(), data.open_for_evaluation()):
+        assert opened.held_out is not None
+        assert captions(opened.held_out) == expected
+
+
 def test_a_manifest_names_the_shards_if_none_are_given(shards: Path) -> None:
     data = WebDatasetSpec(name="own", manifest=manifest_of(shards), held_out_share=0.0).open()
     assert captions(data.train) == [f"caption {i}" for i in range(sum(SIZES))]
