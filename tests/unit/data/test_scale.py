@@ -200,7 +200,9 @@ def test_opening_an_indexed_data_set_reads_no_shard(tmp_path: Path, monkeypatch:
         Path(url).touch()
         found = indexing.find_shard((TXT,), 1.0, url)
         found.table.touch()
-        found.meta.write_text(f'{{"samples": {PER_SHARD}, "digest": "{k:016x}", "bad": [], "notes": []}}')
+        found.meta.write_text(
+            f'{{"samples": {PER_SHARD}, "digest": "{k:016x}", "bad": [], "notes": [], "skipped": []}}'
+        )
     monkeypatch.setattr(indexing, "scan", None)  # calling it fails: no shard is scanned again
     start = time.perf_counter()
     source = Shards.open(urls, "txt", None)
