@@ -10,12 +10,14 @@ import hashlib
 import json
 import os
 import tarfile
+import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from queue import SimpleQueue
 
 from filelock import FileLock, Timeout
 
@@ -62,13 +64,14 @@ class ShardSet:
         """Fetches shards in the background, and releases those that are done."""
         process = _process(os.getpid())
         for url in done:
-            process.ahead.pop((self.opened, url), None)
+            if (ahead := process.ahead.pop((self.opened, url), None)) is not None:
+                ahead.cancel()
             if (found := process.indices.pop((self.opened, url), None)) is not None:
                 self._release(url, found)
         for url in later:
             key = (self.opened, url)
             if key not in process.indices and key not in process.ahead:
-                process.ahead[key] = process.threads.submit(self._first_use, url, wait=False)
+                process.ahead[key] = process.submit(partial(self._first_use, url, wait=False))
 
     def file(self, url: str, index: ShardIndex) -> ShardFile:
         return ShardFile(url, Path(index.table).stem, index.size, self.access)
@@ -154,9 +157,27 @@ class _Process:
     """State of a process. Each has one, because threads do not survive a fork."""
 
     def __init__(self) -> None:
-        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="clipx-read")
         self.indices: dict[tuple[float, str], ShardIndex] = {}
         self.ahead: dict[tuple[float, str], Future[ShardIndex | None]] = {}
+        self._calls: SimpleQueue[tuple[Future[ShardIndex | None], Callable[[], ShardIndex | None]]] = SimpleQueue()
+        # Daemons, unlike the threads of an executor: the process ends without waiting for shards that it does not read.
+        for _ in range(_THREADS):
+            threading.Thread(target=self._run, name="clipx-read", daemon=True).start()
+
+    def submit(self, call: Callable[[], ShardIndex | None]) -> Future[ShardIndex | None]:
+        """Returns the future result of a call in another thread."""
+        future: Future[ShardIndex | None] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, call = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
 
 
 @lru_cache(maxsize=1)

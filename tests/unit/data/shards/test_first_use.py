@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,29 @@ def test_faults_of_the_storage_change_nothing(
     found += stream
     assert indices(found) == expected
     assert not [bad for batch in found for bad in batch.bad]
+
+
+def test_a_process_ends_without_waiting_for_shards_that_it_does_not_read(bucket: str, proxy: FaultyProxy) -> None:
+    """The shards after the first batch hang for longer than `run` waits."""
+    script = (
+        "import sys\n"
+        "from clipx.data.webdataset import WebDatasetSpec\n"
+        f"data = WebDatasetSpec(name='far', shards='{bucket}/{{00000..00007}}.tar', held_out_share=0.0, retry_s=6000.0)\n"
+        "train = data.open().train\n"
+        "train.prefetch([0], later=[0])\n"
+        "print(train.read(0).captions, flush=True)\n"
+        "sys.stdin.readline()\n"
+        "train.prefetch([0], later=[6, 12, 18])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "['caption 0']\n"
+        proxy.set("hang")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(600) == 0
 
 
 def test_a_permanent_outage_is_an_error_with_the_url(bucket: str, proxy: FaultyProxy) -> None:
