@@ -349,3 +349,14 @@ if __name__ == "__main__":
         with serving(venv, Path(sys.argv[3]), int(sys.argv[4])) as address:
             print(address, flush=True)
             signal.pause()
+
+
+def clear_caches() -> None:
+    """Clears the caches of fsspec and of clipx's shards in this process."""
+    from clipx.data.shards import cache, first_use, remote
+
+    forget_sessions()
+    first_use._process.cache_clear()
+    remote._prefetcher.cache_clear()
+    cache._background.cache_clear()
+    cache._cache_dir.cache_clear()

@@ -47,8 +47,8 @@ class Access:
     """Folder of the cache. None selects `shards` in the cache folder of clipx."""
 
     whole: bool = False
-    """Whether shards are stored whole before they are read. Then the cache may exceed `cache_bytes`, and with
-    cache_bytes=0 shards are removed when they are released."""
+    """Whether a shard is stored in the cache before it is read. The cache may then exceed `cache_bytes`. With
+    cache_bytes=0, a shard is removed when it is released."""
 
     @property
     def folder(self) -> Path:

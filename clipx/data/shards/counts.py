@@ -28,7 +28,7 @@ class Counts:
     samples: Sequence[int]
 
     by: str
-    """What lists them, for messages."""
+    """Name of the file or option that lists them, for messages."""
 
     digests: Sequence[str] = ()
     """Digests of the shards, as in their indices. () if they are not listed."""

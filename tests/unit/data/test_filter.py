@@ -61,14 +61,14 @@ def test_held_out_samples_are_not_filtered() -> None:
 
 
 def test_prefetch_is_forwarded_to_the_source() -> None:
-    told: list[Any] = []
+    forwarded: list[Any] = []
 
     class Prefetching(Numbers):
         def prefetch(self, indices: Any, later: Any = (), done: Any = ()) -> None:
-            told.append((indices, later, done))
+            forwarded.append((indices, later, done))
 
     Filtered(Prefetching([3]), 1, 1).prefetch([0, 2], [1], [2])
-    assert told == [([0, 2], [1], [2])]
+    assert forwarded == [([0, 2], [1], [2])]
 
 
 @pytest.mark.parametrize("key", ["min_side", "min_caption_chars"])

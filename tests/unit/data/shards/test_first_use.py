@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 from helpers.runs import VIT, compose, rows
-from helpers.s3_server import FaultyProxy, admin, forget_sessions
+from helpers.s3_server import FaultyProxy, admin, clear_caches
 from helpers.samples import img2dataset, write_tar
 
 from clipx.data.batch import Batch
 from clipx.data.loader import train_loader
-from clipx.data.shards import cache, first_use, remote
 from clipx.data.spec import Dataset, training_order
 from clipx.data.views import ImageView
 from clipx.data.webdataset import WebDatasetSpec
@@ -28,23 +27,6 @@ from clipx.trainer.trainer import Trainer
 
 SHARDS, EACH = 8, 6
 BATCH, STEPS = 4, 24  # two epochs
-
-
-@pytest.fixture
-def proxy(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
-    """The faulty proxy with a separate CLIPX_CACHE for each test."""
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
-    clear_caches()
-    yield proxy
-    clear_caches()
-
-
-def clear_caches() -> None:
-    forget_sessions()
-    first_use._process.cache_clear()
-    remote._prefetcher.cache_clear()
-    cache._background.cache_clear()
-    cache._cache_dir.cache_clear()
 
 
 @pytest.fixture

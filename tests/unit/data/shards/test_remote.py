@@ -22,7 +22,7 @@ import fsspec
 import pytest
 from helpers.cases import slow_except
 from helpers.runs import rows, run
-from helpers.s3_server import FaultyProxy, admin, forget_sessions
+from helpers.s3_server import FaultyProxy, admin, clear_caches
 from helpers.samples import captions, img2dataset, read_all, write_tar
 from helpers.waiting import wait_until
 
@@ -43,23 +43,6 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.storage.remote import BLOCK, read_file, retry
 
 SIZES = (6, 9, 5)
-
-
-@pytest.fixture
-def proxy(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyProxy]:
-    """The faulty proxy with a separate CLIPX_CACHE for each test."""
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
-    clear_caches()
-    yield proxy
-    clear_caches()
-
-
-def clear_caches() -> None:
-    """Clears the caches of fsspec and clipx in this process."""
-    forget_sessions()
-    remote._prefetcher.cache_clear()
-    cache._background.cache_clear()
-    cache._cache_dir.cache_clear()
 
 
 @pytest.fixture
