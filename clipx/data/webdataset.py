@@ -69,8 +69,8 @@ class WebDatasetSpec(DataSpec):
     tries once."""
 
     cache_gb: float = 0.0
-    """Size limit of the local cache of whole remote shards, in GB. Must hold the shards of one shuffle window. 0: no
-    cache, samples are read by range requests."""
+    """Size limit of the local cache of whole remote shards, in GB. Must hold the shards of a shuffle window, of three
+    with read=stream. 0: with read=stream, shards are removed after use; with read=range, there is no cache."""
 
     cache_dir: str | None = None
     """Folder of the cache of remote shards, best on a local disk. null: shards in clipx's cache folder."""
