@@ -35,6 +35,8 @@ class Scene:
     said: list[str] = field(default_factory=list)  # the faults caused, for the log line of this attempt
     # additional exit codes that processes may end with
     codes: set[int] = field(default_factory=lambda: {Exit.FINISHED})
+    # exit codes of torchrun alone, where it reports none of its ranks
+    launcher_codes: set[int] = field(default_factory=set)
 
     @property
     def world(self) -> int:
@@ -103,6 +105,8 @@ def stop(scene: Scene, attempt: Attempt) -> None:
     scene.allow(Exit.REQUEUE, Exit.ABORTED, -number)
     if scene.ranks:
         scene.allow(-signal.SIGTERM)  # from torchrun, to ranks that are ending
+    if whom == "the launcher":
+        scene.launcher_codes.add(Exit.FAILED)  # torch up to 2.14 ends with the traceback of a SignalException
     for pid in targets:
         send(pid, number)
 
