@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +39,7 @@ def series_style(number: int) -> SeriesStyle:
 
 def new_figure(title: str, width: float, height: float) -> Figure:
     """Returns an empty figure in the common style. `width`, `height`: in inches."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # the first figure of a machine logs its list of fonts
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=110, facecolor=SURFACE, layout="constrained")

@@ -11,17 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
+from helpers import debian
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_chromium = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed")
 
 
 class Browser:
     """A page of a new browser without a network. Its commands are written to a pipe, so that no port is needed."""
 
     def __init__(self, profile: Path) -> None:
-        assert PROGRAM is not None
+        assert PROGRAM is not None, f"Chromium is not installed: {debian.INSTALL}"
         to_browser, self._to = os.pipe()
         self._from, from_browser = os.pipe()
 

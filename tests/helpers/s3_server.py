@@ -269,7 +269,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         install(VENV)
     except (subprocess.SubprocessError, OSError) as error:
-        pytest.skip(f"no S3 server can be installed here: {error}")
+        pytest.fail(f"no S3 server can be installed here: {error}")
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "s3"
     lock, shared = FileLock(f"{root}.lock"), Path(f"{root}.json")

@@ -1,9 +1,9 @@
 """A real SLURM on this machine, as root: two nodes of 8 CPUs and 2 GPUs each, all daemons on loopback.
 
-    PYTHONPATH=tests python -m helpers.slurm_cluster install              installs Debian's packages if missing
     PYTHONPATH=tests python -m helpers.slurm_cluster start FOLDER [KIND]  prints the slurm.conf for CLIPX_TEST_SLURM
     PYTHONPATH=tests python -m helpers.slurm_cluster stop FOLDER          ends its daemons and jobs, removes the folder
 
+`helpers.debian` installs it.
 A second `start` reuses a running cluster. Jobs of the partition `main` preempt those of `low`, which are requeued.
 
 plain      squeue and scontrol work, sacct does not; a signal to a step reaches all of its processes
@@ -27,19 +27,15 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
+from helpers import debian
 from helpers.processes import free_ports
 
 NODES = ("n1", "n2")
 GPUS = 2  # per node: devices like /dev/null, which SLURM assigns to tasks like real ones
-_PACKAGES = {
-    "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge",
-    "slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core", "my_print_defaults": "mariadb-client-core",
-}  # fmt: skip
 # in the order in which they are ended
 _DAEMONS = (*(f"slurmd.{node}" for node in NODES), "slurmctld", "slurmdbd", "mariadbd", "munged")
 _CGROUPS = (Path("/sys/fs/cgroup/freezer"), Path("/sys/fs/cgroup/cgroup.procs"))  # cgroup version 1, and version 2
 _HOSTS = Path("/etc/hosts")
-_NO_START = Path("/usr/sbin/policy-rc.d")
 
 
 class Kind(StrEnum):
@@ -50,32 +46,6 @@ class Kind(StrEnum):
 
 class Unavailable(Exception):
     """Raised if no cluster can run here; the message is the reason."""
-
-
-def install() -> None:
-    """Installs Debian's packages without starting their services. Raises Unavailable."""
-    missing = sorted(package for program, package in _PACKAGES.items() if shutil.which(program) is None)
-    if not missing:
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise Unavailable(f"{', '.join(missing)} are not installed, which takes root and Debian's apt-get")
-    with _services_stopped():
-        _run("apt-get", "update", "-qq", timeout=120)
-        _run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, timeout=300)
-
-
-@contextlib.contextmanager
-def _services_stopped() -> Iterator[None]:
-    """Blocks the start of services of new packages: Debian asks this program, and 101 means no."""
-    if _NO_START.exists():
-        yield
-        return
-    _NO_START.write_text("#!/bin/sh\nexit 101\n")
-    _NO_START.chmod(0o755)
-    try:
-        yield
-    finally:
-        _NO_START.unlink()
 
 
 def start(folder: Path, kind: Kind = Kind.plain) -> Path:
@@ -298,15 +268,13 @@ def _client(conf: Path, *command: str) -> str:
 
 def _run(*command: str, timeout: float = 30, **variables: str) -> None:
     """Runs a command with its output separate from ours, which may be parsed as a value. Raises Unavailable."""
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", **variables}
+    env = {**os.environ, **variables}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{' '.join(command)} took more than {timeout:.0f} s") from None
     except FileNotFoundError:
-        raise Unavailable(
-            f"{command[0]} is not installed: PYTHONPATH=tests python -m helpers.slurm_cluster install"
-        ) from None
+        raise Unavailable(f"{command[0]} is not installed: {debian.INSTALL}") from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise Unavailable(f"{' '.join(command)} failed: {said[-1] if said else done.returncode}")
@@ -323,9 +291,7 @@ def _wait(ready: Callable[[], bool], what: str, folder: Path, seconds: float = 3
 
 if __name__ == "__main__":
     try:
-        if sys.argv[1] == "install":
-            install()
-        elif sys.argv[1] == "start":
+        if sys.argv[1] == "start":
             print(start(Path(sys.argv[2]).absolute(), *map(Kind, sys.argv[3:])))
         else:
             stop(Path(sys.argv[2]).absolute())

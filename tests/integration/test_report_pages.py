@@ -6,13 +6,13 @@ import math
 from pathlib import Path
 
 import pytest
-from helpers.browser import Browser, needs_chromium
+from helpers.browser import Browser
 
 from clipx.report.chart import Chart, Charts, Series
 from clipx.report.page import Cell, data_script, page, table
 from clipx.report.run_report import RunRecord, write_report
 
-pytestmark = [pytest.mark.slow, needs_chromium]
+pytestmark = pytest.mark.slow
 
 ROWS = [
     {"step": s, "samples": 100.0 * s, "epoch": s / 10, "seconds": 1e9 + s, "train/loss": 5.0 - s / 50, "train/lr": 1e-3}

@@ -125,7 +125,7 @@ def test_links_and_devices_in_a_tar_are_ignored(flag: Flag, tmp_path: Path, kind
 
 
 def _zstd(content: bytes) -> bytes:
-    return subprocess.run(["zstd", "-qc"], input=content, capture_output=True, check=True).stdout
+    return pa.compress(content, codec="zstd", asbytes=True)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd])
@@ -133,8 +133,6 @@ def test_a_compressed_tar_is_rejected_without_unpacking(
     flag: Flag, tmp_path: Path, pack: Callable[[bytes], bytes]
 ) -> None:
     plain = write_tar(tmp_path / "plain.tar", sample("0"))
-    if pack is _zstd and not Path("/usr/bin/zstd").exists():
-        pytest.skip("zstd is not installed")
     (tmp_path / "evil.tar").write_bytes(pack(plain.read_bytes()))
     with pytest.raises(DataError, match="cannot be read as an uncompressed tar"):
         shards(tmp_path / "evil.tar")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import debian
 from helpers.runs import SMALL, run
 
 from clipx.bench.decoding import PARTS, microseconds
@@ -74,9 +75,9 @@ def test_the_parts_of_loading_are_measured_and_sum_up_to_the_whole(
     assert sum(found[part] for part in parts) == pytest.approx(found["whole"], abs=1)
 
 
+@pytest.mark.slow
 def test_spdl_crops_like_clipx() -> None:
-    if (reason := without_spdl()) is not None:
-        pytest.skip(reason)
+    assert (reason := without_spdl()) is None, f"{reason}: {debian.INSTALL}"
     from spdl.io import convert_frames, to_numpy
 
     encoded, out_SS3 = photograph((256, 192), 0), torch.empty(224, 224, 3, dtype=torch.uint8)
