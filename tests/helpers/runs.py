@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import clipx
 from clipx.checkpoint.async_writer import AsyncWriter
@@ -26,6 +27,11 @@ from clipx.errors import ConfigError
 from clipx.trainer.spec import RunSpec
 from helpers import forks
 from helpers.processes import free_ports
+
+if TYPE_CHECKING:
+    from clipx.data.batch import Batch
+    from clipx.objective.base import Metrics
+    from clipx.trainer.trainer import Trainer
 
 # Few samples and few steps of the default run: batches of 32 from 256 images in one process, no report.
 SMALL = (
@@ -93,6 +99,21 @@ def step_losses(run_dir: Path, *overrides: str) -> list[float]:
     found = [trainer.step(batch.to(trainer.comm.device))["loss"].item() for batch in trainer._batches()]
     trainer.close()
     return found
+
+
+def interrupt(trainer: Trainer, step: int) -> None:
+    """Trains up to `step`, then ends the run by an exception, without a save."""
+    run = trainer.step
+
+    def interrupted(batch: Batch) -> Metrics:
+        if trainer.steps_done == step:
+            raise InterruptedError
+        return run(batch)
+
+    trainer.step = interrupted  # type: ignore[method-assign]
+    with contextlib.suppress(InterruptedError):
+        trainer.fit()
+    assert trainer.steps_done == step
 
 
 def run(

@@ -22,7 +22,7 @@ from clipx.teacher.embedding_store import caption_hash, npy_files
 from clipx.weights.load import load_into, load_weights
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
-KILLED = str(SCRIPTS / "killed_embed.py")
+KILLED = (str(SCRIPTS / "killed_at_rename.py"), "embed")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_kill_before_any_rename_continues_to_identical_files(
 ) -> None:
     """Kills before the rename of 3 of the 17 files: within a shard, after a shard, and before the manifest."""
     options = (f"run={trained}", f"out={tmp_path}", "samples_per_shard=24", "batch_size=10")
-    done = run(sys.executable, KILLED, str(number), *options, check=False)
+    done = run(sys.executable, *KILLED, str(number), *options, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "manifest.json").exists()
     assert len([name for name in contents(tmp_path) if not name.startswith(".")]) == number
@@ -107,7 +107,7 @@ def test_two_ranks_continue_a_killed_single_rank_with_identical_files(
     trained: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     options = (f"run={trained}", f"out={tmp_path}", "samples_per_shard=24", "batch_size=10")
-    assert run(sys.executable, KILLED, "7", *options, check=False).returncode == -signal.SIGKILL
+    assert run(sys.executable, *KILLED, "7", *options, check=False).returncode == -signal.SIGKILL
     done = torchrun(2, "-m", "clipx.embed", *options)
     assert "1 of 3 shards exist from an earlier run" in done.stdout
     assert contents(tmp_path) == contents(uninterrupted)

@@ -26,7 +26,7 @@ TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=
 DATA = ("data=shapes", "data.samples=64", "data.held_out_samples=16", "data.workers=0")
 PARTS = ("samples_per_part=24", "batch_size=10")
 ALL = "scores=[similarity,aesthetic,caption,image,duplicates,semantic]"
-KILLED = str(SCRIPTS / "killed_score.py")
+KILLED = (str(SCRIPTS / "killed_at_rename.py"), "score")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_two_ranks_continue_a_killed_command_with_identical_files(
     trained: Path, uninterrupted: Path, tmp_path: Path, number: int
 ) -> None:
     """Kills before the rename of 2, 7 and 14 of the 15 files: in a part, after a part, before the manifest."""
-    done = run(sys.executable, KILLED, str(number), *options(trained, tmp_path), check=False)
+    done = run(sys.executable, *KILLED, str(number), *options(trained, tmp_path), check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "manifest.json").exists()
     torchrun(2, "-m", "clipx.score", *options(trained, tmp_path))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import SCRIPTS
 from helpers.cases import slow_except
-from helpers.runs import VIT, events, rows, small, torchrun
+from helpers.runs import VIT, events, interrupt, rows, small, torchrun
 
 from clipx.checkpoint.tensors import RankRows
 from clipx.errors import ClipxError, ConfigError
@@ -97,17 +97,7 @@ def test_too_many_nonfinite_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
 
 def test_counts_of_nonfinite_steps_are_restored_at_resume(tmp_path: Path) -> None:
     overrides = ("optimizer.non_finite=skip", "optimizer.non_finite_limit=2", "checkpoint.every=1st", "duration=8st")
-    first = poisoned(Trainer(small(tmp_path / "run", *overrides)), 1, 2)
-    step = first.step
-
-    def stopping(batch):
-        if first.steps_done == 3:
-            raise InterruptedError
-        return step(batch)
-
-    first.step = stopping  # type: ignore[method-assign]
-    with pytest.raises(InterruptedError):
-        first.fit()
+    interrupt(poisoned(Trainer(small(tmp_path / "run", *overrides)), 1, 2), 3)
     again = poisoned(Trainer(small(tmp_path / "run", *overrides, "resume=auto")), 3)
     assert (again.learner.non_finite.total, again.learner.non_finite.consecutive) == (2, 2)
     with pytest.raises(ClipxError, match="at step 3, the last of 3 in a row"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import VIT, compose, rows
+from helpers.runs import VIT, compose, interrupt, rows
 from helpers.samples import captions, img2dataset, read_all, write_tar
 
 from clipx.data.index import IndexSpec
@@ -173,27 +173,13 @@ def test_a_run_with_listed_counts_resumes_bit_for_bit(shards: Path, tmp_path: Pa
         "duration=12st", "precision=fp32",
     )  # fmt: skip
     Trainer(compose(*options, f"run_dir={tmp_path}/whole")).fit()
-    first = Trainer(compose(*options, f"run_dir={tmp_path}/parts"))
-    with pytest.raises(InterruptedError):
-        stopping_at(first, 7).fit()
+    interrupt(Trainer(compose(*options, f"run_dir={tmp_path}/parts")), 7)
     Trainer(compose(*options, f"run_dir={tmp_path}/parts", "resume=auto")).fit()
     losses = [
         [row["train/loss"] for row in rows(tmp_path / name) if "train/loss" in row] for name in ("whole", "parts")
     ]
     assert losses[0] == losses[1]
     assert rows(tmp_path / "whole")[-1]["train/bad_samples"] > 0
-
-
-def stopping_at(trainer: Trainer, step: int) -> Trainer:
-    run = trainer.step
-
-    def stopping(*args: Any, **options: Any) -> Any:
-        if trainer.steps_done == step:
-            raise InterruptedError
-        return run(*args, **options)
-
-    trainer.step = stopping  # type: ignore[method-assign]
-    return trainer
 
 
 def outcomes(source: Source) -> tuple[list[str], list[str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import VIT, compose, rows
+from helpers.runs import VIT, compose, interrupt, rows
 from helpers.s3_server import FaultyProxy, admin, clear_caches
 from helpers.samples import img2dataset, write_tar
 
@@ -203,17 +203,7 @@ def test_a_run_from_s3_resumes_bit_for_bit_on_a_machine_with_an_empty_cache(
         "data.workers=0", "checkpoint.every=5st", "duration=15st", "precision=fp32",
     )  # fmt: skip
     Trainer(compose(*options, f"run_dir={tmp_path}/whole")).fit()
-    first = Trainer(compose(*options, f"run_dir={tmp_path}/parts"))
-    run = first.step
-
-    def stopping(*args: Any, **kwargs: Any) -> Any:
-        if first.steps_done == 7:
-            raise InterruptedError
-        return run(*args, **kwargs)
-
-    first.step = stopping  # type: ignore[method-assign]
-    with pytest.raises(InterruptedError):
-        first.fit()
+    interrupt(Trainer(compose(*options, f"run_dir={tmp_path}/parts")), 7)
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "other"))
     clear_caches()
     Trainer(compose(*options, f"run_dir={tmp_path}/parts", "resume=auto")).fit()

@@ -1,4 +1,4 @@
-"""Runs `python -m clipx.embed` and kills it by SIGKILL before a rename: killed_embed.py NUMBER OVERRIDES..."""
+"""Runs `python -m clipx.embed` or `clipx.score`, killed by SIGKILL before a rename: embed|score NUMBER OVERRIDES..."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from helpers.runs import compose
 
 from clipx.embed import embed
+from clipx.score.__main__ import score
 
-left = int(sys.argv[1])
+command, left = sys.argv[1], int(sys.argv[2])
 replace = Path.replace
 
 
@@ -24,4 +25,4 @@ def counted(self: Path, target: str | Path) -> Path:
 
 
 Path.replace = counted  # type: ignore[method-assign]
-embed(compose(*sys.argv[2:], config_name="embed"))
+{"embed": embed, "score": score}[command](compose(*sys.argv[3:], config_name=command))
