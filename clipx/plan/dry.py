@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from clipx.model.clip import empty_input
 from clipx.model.freeze import freeze
@@ -69,11 +69,29 @@ class LiveBytes(TorchDispatchMode):
         self.now += copies * added
 
 
+Shape = Sequence[int]
+
+
+def _attention(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
+    return cast(int, sdpa_flop_count(query, key, value))
+
+
+def _attention_backward(out: Shape, query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
+    return cast(int, sdpa_backward_flop_count(out, query, key, value))
+
+
+# Fused attention on the CPU, which torch up to 2.14 counts as 0.
+_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+
+
 class CountedFlops:
     """Context that counts FLOPs."""
 
     def __init__(self) -> None:
-        self._counter = FlopCounterMode(display=False)
+        self._counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
         self._start = self._repeated = 0
 
     def __enter__(self) -> CountedFlops:
