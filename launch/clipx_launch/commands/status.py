@@ -34,11 +34,14 @@ def show(folders: Sequence[Path], watch: bool = False, as_json: bool = False) ->
 
 def _watch(folders: Sequence[Path], runs: list[Run]) -> None:
     """Refreshes the table on a terminal. Elsewhere the table is printed when all runs have ended."""
-    with Live(table(runs), console=stdout_console(), auto_refresh=False) as live:
+    console = stdout_console()
+    with Live(table(runs), console=console, auto_refresh=False) as live:
         while any(run.state not in ENDED for run in runs):
             time.sleep(_POLL_S)
             runs = runs_in(folders)
             live.update(table(runs), refresh=True)
+    if not console.is_terminal:
+        console.line()  # rich ends the last line on a terminal alone
 
 
 def facts(run: Run) -> dict[str, Any]:

@@ -224,7 +224,9 @@ def test_watch_ends_with_the_last_run(
         child.wait()
         watch.join(600)
         assert not watch.is_alive()
-    assert "its process has ended" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "its process has ended" in out
+    assert out.endswith("\n")
 
 
 def broken_point(folder: Path) -> list[str]:
