@@ -243,9 +243,10 @@ class Trainer:
         try:
             with (
                 screen,
+                StopSignals(verbose=comm.is_main) as self.stop,
+                # Within StopSignals: torchrun sends SIGTERM to the other ranks of a lost one, which are to name it first.
                 name_lost_peers(comm, lambda: self.steps_done, lambda reason: abort(reason, Exit.FAILED)),
                 report_out_of_memory(spec, comm),
-                StopSignals(verbose=comm.is_main) as self.stop,
                 Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
             ):
                 final = self._finish(screen, self._loop(screen))

@@ -22,7 +22,7 @@ import torch
 from helpers import SCRIPTS
 from helpers.forks import Fork
 from helpers.processes import children_of, free_ports, is_running
-from helpers.runs import SMALL, start
+from helpers.runs import SMALL, VIT, start
 from helpers.waiting import wait_until
 from submitit.helpers import DelayedSubmission
 
@@ -202,18 +202,31 @@ def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- lost ranks
 
 
-def test_a_killed_rank_is_named_by_the_others_which_exit_soon(tmp_path: Path) -> None:
-    with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
-        two.wait_for_steps(2)
-        pid, start = two.pid(1), time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        assert two.exit_code() != 0
-        assert time.monotonic() - start < 500, "the time limit of a collective is 600 s"
-        line = next(line for line in two.stderr().splitlines() if line.startswith("error"))
-        host = re.escape(socket.gethostname())
-        assert re.match(
-            rf"error \(rank 0\): rank 1 \(host {host}, pid {pid}\) sent no heartbeat for \d+ s, since step ", line
+def test_a_killed_rank_of_torchrun_is_named_by_the_other(tmp_path: Path) -> None:
+    """Kills rank 0 of a run. torchrun sends SIGTERM to rank 1, which waits for the heartbeat of rank 0 at that time."""
+    metrics, err = tmp_path / "run/metrics.jsonl", tmp_path / "err"
+    options = (*SMALL, *VIT, "distributed=cpu", "checkpoint=none", "duration=100000st", f"run_dir={tmp_path}/run")
+    command = [sys.executable, *TORCHRUN, "-m", "clipx.train", *last_of_each(options), "name=run"]
+    with err.open("w") as file:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        torchrun = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=file)
+    try:
+        wait_until(lambda: metrics.is_file() and metrics.read_text().count("\n") > 5, err.read_text)
+        pid = next(
+            child
+            for child in children_of(torchrun.pid)
+            if b"RANK=0" in Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
         )
+        os.kill(pid, signal.SIGKILL)
+        assert torchrun.wait(600) == Exit.FAILED
+    finally:
+        torchrun.kill()  # its ranks end by themselves
+        torchrun.wait()
+    lines = [line for line in err.read_text().splitlines() if line.startswith(("error", "stopped"))]
+    said = rf"error \(rank 1\): rank 0 \(host {re.escape(socket.gethostname())}, pid {pid}\) sent no heartbeat for \d+ s, since step "
+    assert len(lines) == 1
+    assert re.match(said, lines[0])
+    assert re.search(rf"exitcode *: {int(Exit.FAILED)} ", err.read_text())
 
 
 @pytest.mark.parametrize(
