@@ -243,8 +243,7 @@ class Trainer:
         try:
             with (
                 screen,
-                StopSignals(verbose=comm.is_main) as self.stop,
-                # Within StopSignals: torchrun sends SIGTERM to the other ranks of a lost one, which are to name it first.
+                StopSignals(verbose=comm.is_main) as self.stop,  # first: torchrun's SIGTERM precedes a lost rank's name
                 name_lost_peers(comm, lambda: self.steps_done, lambda reason: abort(reason, Exit.FAILED)),
                 report_out_of_memory(spec, comm),
                 Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
