@@ -80,7 +80,7 @@ def _attention_backward(out: Shape, query: Shape, key: Shape, value: Shape, *_: 
     return cast(int, sdpa_backward_flop_count(out, query, key, value))
 
 
-# Fused attention on the CPU, which torch up to 2.14 counts as 0.
+# Fused attention on the CPU, which torch 2.14 counts as 0.
 _FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,

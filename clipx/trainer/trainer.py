@@ -243,7 +243,7 @@ class Trainer:
         try:
             with (
                 screen,
-                StopSignals(verbose=comm.is_main) as self.stop,  # first: torchrun's SIGTERM precedes a lost rank's name
+                StopSignals(verbose=comm.is_main) as self.stop,  # first: SIGTERM must not end a search for a lost rank
                 name_lost_peers(comm, lambda: self.steps_done, lambda reason: abort(reason, Exit.FAILED)),
                 report_out_of_memory(spec, comm),
                 Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,

@@ -106,7 +106,7 @@ def stop(scene: Scene, attempt: Attempt) -> None:
     if scene.ranks:
         scene.allow(-signal.SIGTERM)  # from torchrun, to ranks that are ending
     if whom == "the launcher":
-        scene.launcher_codes.add(Exit.FAILED)  # torch up to 2.14 ends with the traceback of a SignalException
+        scene.launcher_codes.add(Exit.FAILED)  # torchrun of torch 2.14 raises a SignalException
     for pid in targets:
         send(pid, number)
 

@@ -120,9 +120,10 @@ def test_patches_in_bfloat16_are_at_least_as_close_as_those_of_normalized_pixels
     for model in (copy.deepcopy(built), plain(built)):
         found = patches(model, autocast=True)
         errors.append([(ours - true).norm() / true.norm() for ours, true in zip(found, exact, strict=True)])
-    for folded, normalized in zip(*errors, strict=True):
+    # The gradient has an error of 5.0e-3 with torch 2.14 on a CPU with AVX512-BF16, 5.2e-3 for normalized pixels.
+    for folded, normalized, limit in zip(*errors, (4e-3, torch.finfo(torch.bfloat16).eps), strict=True):
         assert folded <= 1.02 * normalized
-        assert folded < torch.finfo(torch.bfloat16).eps
+        assert folded < limit
 
 
 def patches(model: CLIP, autocast: bool) -> tuple[Tensor, Tensor]:
