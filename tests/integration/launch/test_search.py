@@ -1,7 +1,8 @@
 """Searches with Optuna by real runs: a better learning rate is found, a worse one is pruned, a killed search continues.
 
 The learning rate 0.01 lowers the loss; 1e-12 does not. A run with the latter is held after five steps of its process
-until the file `prune` ends it, so that it is pruned however slow the search is.
+until the file `prune` ends it, so that it is pruned however slow the search is. A killed run continues at step 6, and
+is held a second time before step 11: STEPS is larger.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from clipx_launch.search.spec import Storage
 from clipx_launch.search.study import study_file
 
 GOOD, BAD = "0.01", "1e-12"
+STEPS = 12
 SPACE = f"optimizer.lr={GOOD},{BAD}"
 PRUNED = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1", "hydra.sweeper.warmup=4")
 
@@ -31,7 +33,7 @@ def command(sweep: Path) -> tuple[str, ...]:
     gates.mkdir()
     (gates / GOOD).touch()
     (gates / BAD).symlink_to(sweep / "1/prune")
-    run_options = (*SMALL, *VIT, "duration=8st", "checkpoint.every=1st", *held(sweep)[:3])
+    run_options = (*SMALL, *VIT, f"duration={STEPS}st", "checkpoint.every=1st", *held(sweep)[:3])
     options = ("hydra.sweeper.metric=train/loss", "hydra.sweeper.sampler=grid", f"hydra.sweep.dir={sweep}")
     until = f"objective.until='{gates}/${{optimizer.lr}}'"
     return ("hydra/sweeper=clipx_optuna", *options, *run_options, until, SPACE)
@@ -51,7 +53,7 @@ def assert_found(sweep: Path) -> None:
         bad.intermediate_values.values()
     )
     assert bad.value == rows(sweep / "1")[-1]["train/loss"]
-    assert 5 <= len(rows(sweep / "1")) < 8, "the bad trial was not pruned early"
+    assert 5 <= len(rows(sweep / "1")) < STEPS, "the bad trial was not pruned early"
     state, reason = states(sweep)["1"]
     assert (state, reason.partition(" = ")[0], reason.rpartition(" at ")[2]) == (
         "pruned",

@@ -14,7 +14,7 @@ from helpers.runs import run
 from helpers.slurm_jobs import LOCAL, QUICK, launch
 from helpers.sweeps import make_sweep, states
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState
+from optuna.trial import Trial, TrialState
 
 from clipx.errors import ClipxError, ConfigError
 from clipx_launch.point import Result
@@ -158,10 +158,15 @@ class Recorded:
     def __init__(self, folder: Path, spec: OptunaSpec, trials: int) -> None:
         self.folder = folder
         self.sweep = make_sweep(folder, *([f"seed={number}"] for number in range(trials)))
-        self.study = opened(folder, spec)
+        self.start(spec)
+        self.search._active = {trial.number: trial for trial in (self.study.ask() for _ in range(trials))}
+
+    def start(self, spec: OptunaSpec) -> None:
+        """Starts a search; a second call repeats it, with the trials that it has not finished."""
+        self.study = opened(self.folder, spec)
         # No test of this class launches anything.
         self.search = _Search(cast("ClipxLauncher", None), self.study, spec, cast("Any", LR), [], METRIC)
-        self.search._active = {trial.number: trial for trial in (self.study.ask() for _ in range(trials))}
+        self.search._active = {trial.number: Trial(self.study, trial._trial_id) for trial in self.study.trials}
 
     def log(self, number: int, *values: float) -> None:
         with (self.folder / str(number) / "metrics.jsonl").open("a") as file:
@@ -216,6 +221,18 @@ def test_a_trial_is_pruned_at_the_evaluation_that_its_pruner_names(
     if pruned_at is not None and math.isfinite(values[pruned_at - 1]):
         text = (tmp_path / "3/prune").read_text()
         assert text == f"{METRIC} = {values[pruned_at - 1]:.2%} at evaluation {pruned_at}, by pruner={spec.pruner}\n"
+
+
+def test_a_repeated_search_judges_the_last_value_of_the_search_before_it(tmp_path: Path) -> None:
+    """A search that is killed after it has reported a value may not have judged it, or had another pruner."""
+    recorded = Recorded(tmp_path, OptunaSpec(), 2)
+    recorded.log(0, 0.2, 0.3)
+    recorded.log(1, 0.2, 0.1)
+    assert recorded.poll() == []
+    recorded.start(OptunaSpec(pruner=Pruner.threshold, lower=0.15))
+    assert recorded.poll() == [1]
+    assert (tmp_path / "1/prune").read_text() == f"{METRIC} = 10.00% at evaluation 2, by pruner=threshold\n"
+    assert [trial.intermediate_values for trial in recorded.study.trials] == [{1: 0.2, 2: 0.3}, {1: 0.2, 2: 0.1}]
 
 
 def test_results_are_recorded_and_stopped_trials_stay_unfinished(
