@@ -54,6 +54,7 @@ class StartSignals:
         self._pid = os.getpid()
         self._pipe: tuple[int, int] | None = None
         self._stopping = threading.Lock()
+        self._raised = False  # whether a handler has raised StoppedAtStart
 
     def run(self, work: Callable[[], None]) -> None:
         """Calls `work`, and restores the handlers after it. Handles no signals outside the main thread."""
@@ -91,16 +92,25 @@ class StartSignals:
         elif frame is None:
             self._saved()
         else:
+            self._raised = True
             raise StoppedAtStart(signal.Signals(number).name)
 
     def _end_blocked(self, reader: int) -> None:
         """Ends the process if the main thread has not handled a signal after some seconds."""
         while numbers := os.read(reader, 16):
-            for number in filter(self._handles, numbers):
+            for number in filter(self._awaits, numbers):
                 time.sleep(_UNWIND_S)
-                if self._handles(number):  # else training has begun
+                if self._handles(number):
                     self._stop(signal.Signals(number).name)
+                elif self._raised and signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+                    # Raised in a callback, the exception was dropped, and training has begun: it stops after its step.
+                    self._raised = False
+                    os.kill(self._pid, number)
         os.close(reader)
+
+    def _awaits(self, number: int) -> bool:
+        """Returns whether a signal must end the process, which its handler does unless Python drops the exception."""
+        return self._handles(number) or (number in SIGNALS and self._raised)
 
     def _handles(self, number: int) -> bool:
         return number in SIGNALS and signal.getsignal(number) == self._handle

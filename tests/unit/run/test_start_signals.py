@@ -20,7 +20,7 @@ from clipx.errors import Exit
 from clipx.run.start_signals import SIGNALS
 
 SCRIPT = """
-import ctypes, os, signal, sys, threading, time
+import ctypes, os, signal, sys, threading, time, types, weakref
 from clipx.run import start_signals
 
 def block():
@@ -51,8 +51,23 @@ def fork():
     print("child", os.waitpid(pid, 0)[1], flush=True)
     time.sleep(0.5)
 
+def drop():
+    def end(_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):
+            pass  # the handler runs here
+
+    class Referent: pass
+    referent, received, replaced = Referent(), threading.Event(), threading.Event()
+    reference = weakref.ref(referent, end)
+    start_signals.time = types.SimpleNamespace(sleep=lambda _: replaced.wait(600))
+    del referent
+    signal.signal(signal.SIGTERM, lambda *_: received.set())
+    replaced.set()
+    print("received", received.wait(600), flush=True)
+
 start_signals._UNWIND_S = 600 if sys.argv[1] == "work" else 0.2
-start_signals.StartSignals().run({"block": block, "work": work, "fork": fork}[sys.argv[1]])
+start_signals.StartSignals().run({"block": block, "drop": drop, "work": work, "fork": fork}[sys.argv[1]])
 """
 
 
@@ -87,6 +102,14 @@ def test_a_blocked_process_ends_too(tmp_path: Path) -> None:
         assert started.wait(600) == Exit.REQUEUE
         assert started.stderr is not None
         assert started.stderr.read() == "", "only rank 0 reports the stop"
+
+
+def test_a_signal_whose_exception_is_dropped_reaches_the_handler_of_the_training_loop() -> None:
+    """Python drops an exception that is raised in a callback, such as that of a weak reference."""
+    with process("-c", SCRIPT, "drop") as started:
+        out, err = started.communicate(timeout=600)
+    assert (out, started.returncode) == ("received True\n", 0)
+    assert "Exception ignored in" in err and "StoppedAtStart" in err
 
 
 def test_a_forked_process_is_ended_by_its_signal_and_the_process_is_not() -> None:
