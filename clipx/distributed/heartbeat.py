@@ -27,6 +27,7 @@ _PERIOD_S = 1.0  # between two heartbeats of a rank: one small write to the stor
 _LOST_AFTER_S = 4.0  # without a heartbeat after a failed collective, a rank counts as lost
 _GRACE_S = 20.0  # after the failure of a rank, for the others to end by an error of their collective
 _FAILED = "clipx/heartbeat/failed"
+_READ_S = 8.0  # for the other ranks to read the reason of a failure: less than _TIMEOUT_S
 _TIMEOUT_S = 10.0  # for the store to answer; also for the whole search if no rank is lost
 
 # torch's error types (DistBackendError and similar), or the text of gloo's errors, which are plain RuntimeErrors.
@@ -109,16 +110,26 @@ class _HeartbeatThread:
             self._put()
             if self._failed:
                 self._store.set(_FAILED, _describe_failed([self._beat]))
-                if self._comm.is_main:  # it may serve the store: the others read it within a period
-                    time.sleep(2 * _PERIOD_S)
+                if self._comm.is_main:  # it may serve the store
+                    self._wait_until_read()
 
     def _follow_failed_rank(self) -> None:
         """Ends this process if another rank failed and the main thread does not notice it, as in a NCCL collective."""
         if not self._store.check([_FAILED]):
             return
         self.failure = self._store.get(_FAILED).decode()
+        self._store.set(f"{_FAILED}/{self._comm.rank}", "read")
         if not self._stop.wait(_GRACE_S):
             self._end(self.failure)
+
+    def _wait_until_read(self) -> None:
+        """Waits until the ranks that are alive have read why this rank failed; for a killed one, 8 s."""
+        end = time.monotonic() + _READ_S
+        while time.monotonic() < end:
+            others = [beat.rank for beat in self._read() if beat.state == "alive" and beat.rank != self._comm.rank]
+            if all(self._store.check([f"{_FAILED}/{rank}"]) for rank in others):
+                return
+            time.sleep(_PERIOD_S / 4)
 
     def _put(self) -> None:
         self._beat.step, self._beat.count = self._step(), self._beat.count + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -30,6 +31,8 @@ _LOG_AFTER_S = 30.0  # rank 0 first logs the missing ranks after this time, and 
 _EXIT_WAIT_S = 5.0  # rank 0 waits this long for the other ranks to read an error: the store ends with rank 0
 _VERDICT_S = 30.0  # for the comparison of facts, on top of the wait for all ranks: rank 0 may arrive last
 _rendezvous_numbers = itertools.count()  # sweep points in one process repeat the rendezvous, maybe at the same store
+# A rank that is faster than rank 0 may begin the next rendezvous at the store of the last one, which must not end then.
+_served: list[Store] = []
 _ERRORS: dict[str, type[ClipxError]] = {error.__name__: error for error in (PeerLost, ConfigError)}
 
 
@@ -57,15 +60,17 @@ def rendezvous(launch: LaunchEnv, facts: Mapping[str, str], wait_s: float) -> tu
             store.wait(["verdict"], timedelta(seconds=wait_s + _VERDICT_S))
             verdict = json.loads(store.get("verdict"))
             error = _ERRORS[verdict[0]](verdict[1]) if verdict else None
+        sharing = store.add(_cores_key(), 0)
+        store.add("read", 1)
     except RuntimeError as lost:
         raise PeerLost(
             f"rank 0 at {launch.endpoint} ended, or did not complete the rendezvous, while rank {launch.rank} (host "
             f"{node_name()}) waited for it: check the output of rank 0"
         ) from lost
     if error:
-        _wait_until_read(store, launch)
+        wait_until_read(store, launch)
         raise error
-    return store, store.add(_cores_key(), 0)
+    return store, sharing
 
 
 def _connect(launch: LaunchEnv, wait_s: float) -> Store:
@@ -90,9 +95,11 @@ def _connect(launch: LaunchEnv, wait_s: float) -> Store:
 def _start_store(launch: LaunchEnv) -> Store:
     """Serves the store for all ranks. Rank 0 connects through localhost and need not resolve its host name."""
     try:
-        return TCPStore("localhost", launch.port, is_master=True, wait_for_workers=False, multi_tenant=True)
+        store = TCPStore("localhost", launch.port, is_master=True, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
         raise ConfigError(_store_fault(launch.port, error)) from error
+    _served.append(store)
+    return store
 
 
 def _store_fault(port: int, error: RuntimeError) -> str:
@@ -204,13 +211,11 @@ def _compare_facts(store: Store, launch: LaunchEnv) -> ConfigError | None:
     return None
 
 
-def _wait_until_read(store: Store, launch: LaunchEnv) -> None:
-    """Waits, on rank 0, until all ranks have read the verdict: the store ends with rank 0."""
-    try:
-        read = store.add("read", 1)
-        end = time.monotonic() + _EXIT_WAIT_S
-        while launch.rank == 0 and read < store.add("arrived", 0) and time.monotonic() < end:
+def wait_until_read(store: Store, launch: LaunchEnv) -> None:
+    """Waits, on rank 0, until all ranks have read from the store: it ends with rank 0. Call it before an early end."""
+    if launch.rank != 0:
+        return
+    end = time.monotonic() + _EXIT_WAIT_S
+    with contextlib.suppress(RuntimeError):  # the store of torchrun's agent has ended already
+        while store.add("read", 0) < store.add("arrived", 0) and time.monotonic() < end:
             time.sleep(_POLL_S)
-            read = store.add("read", 0)
-    except RuntimeError:
-        pass  # the store has ended already

@@ -180,7 +180,7 @@ class DistributedSpec:
 
     def _join(self, launch: LaunchEnv, device: torch.device) -> int:
         """Joins the process group. Returns the number of ranks that share this rank's cores."""
-        from clipx.distributed.rendezvous import rendezvous
+        from clipx.distributed.rendezvous import rendezvous, wait_until_read
 
         backend = self._backend(device)
         facts = {"clipx": code_version(), "device": device.type, "backend": backend, "torch?": torch.__version__}
@@ -197,6 +197,7 @@ class DistributedSpec:
                 device_id=None if device.type == "cpu" else device,
             )
         except RuntimeError as error:
+            wait_until_read(store, launch)
             raise PeerLost(
                 f"the ranks joined the rendezvous at {launch.endpoint}, but {backend} did not connect them "
                 f"({str(error).splitlines()[0]}): set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network "

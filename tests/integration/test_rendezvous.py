@@ -124,8 +124,12 @@ def is_complete(found: list[Output], world: int, local_ranks: list[int]) -> bool
 
 
 def test_manually_started_processes_rendezvous_twice_and_share_the_cores(by_hand: Start) -> None:
-    """Two rendezvous in a row, as in the points of a sweep. Rank 0 warns that rank 1 has another version of torch."""
-    ranks = [by_hand(rank, 3, "{}", "2", **({"TORCH": "2.0"} if rank == 1 else {})) for rank in range(3)]
+    """Two rendezvous in a row, as in the points of a sweep. Rank 0 warns that rank 1 has another version of torch.
+
+    Rank 0, which serves the store, ends the first rendezvous when the others have begun the second.
+    """
+    own: list[dict[str, str]] = [{"LATE": "1"}, {"TORCH": "2.0"}, {}]
+    ranks = [by_hand(rank, 3, "{}", "2", **own[rank]) for rank in range(3)]
     found = outputs(*ranks)
     assert is_complete(found, 3, [0, 1, 2])
     assert {x["threads"] for x in found} == {max(1, cores() // 3)}
@@ -245,7 +249,9 @@ def test_two_processes_with_the_same_rank_are_rejected(by_hand: Start, port: int
 
 @pytest.mark.slow
 def test_ranks_without_a_common_network_name_the_interface_variables(by_hand: Start, port: int) -> None:
-    ranks = [by_hand(rank, 2, GLOO_SOCKET_IFNAME="none0") for rank in (0, 1)]
+    """Rank 1 reads from the store when rank 0, which serves it, has failed."""
+    own: list[dict[str, str]] = [{}, {"LATE": "1"}]
+    ranks = [by_hand(rank, 2, GLOO_SOCKET_IFNAME="none0", **own[rank]) for rank in (0, 1)]
     for rank in outputs(*ranks):
         assert rank["error"].startswith(
             f"the ranks joined the rendezvous at 127.0.0.1:{port}, but gloo did not connect them ("

@@ -3,16 +3,19 @@
     rendezvous.py ['{"threads": 2}' [TIMES]]
 
 Environment variables: TORCH is the reported version of torch; COLOUR is a value that must be equal on all ranks; BOUND
-binds the process to one core; MEET_ONLY ends it after the rendezvous.
+binds the process to one core; MEET_ONLY ends it after the rendezvous; LATE suspends it for a second before its last read
+from the store, and before it closes.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +42,26 @@ def run(*arguments: str) -> None:
     if "BOUND" in os.environ:
         cores = launch_env.usable_cores()
         os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
+    if "LATE" in os.environ:
+        rendezvous._cores_key = late_read(rendezvous._cores_key)
     try:
         print_json(meet_only() if "MEET_ONLY" in os.environ else main(*arguments))
     except ClipxError as error:
         print_json({"rank": launch_env.rank_or_none(), "error": str(error)})
         sys.stderr.flush()
         os._exit(error.exit_code)
+
+
+def late_read(cores_key: Callable[[], str]) -> Callable[[], str]:
+    """Returns the function with a pause before its second call in a rendezvous, which is the last read of a rank."""
+    calls = itertools.count(1)
+
+    def late() -> str:
+        if next(calls) % 2 == 0:
+            time.sleep(1)
+        return cores_key()
+
+    return late
 
 
 def meet_only() -> dict[str, Any]:
@@ -70,6 +87,8 @@ def main(options: str = "{}", times: str = "1") -> dict[str, Any]:
         }
         comm.require_equal(config={"seed": 0, "colour": os.environ.get("COLOUR", "red")}, data="the same")
         comm.barrier()
+        if "LATE" in os.environ:
+            time.sleep(1)
         comm.close()
     return found
 
