@@ -33,6 +33,7 @@ from helpers.slurm_jobs import (
     rows,
     slurm_tasks,
     wait_for_job,
+    wait_for_signal,
     wait_for_steps,
 )
 from helpers.sweeps import make_sweep, states
@@ -177,6 +178,7 @@ def test_a_signal_sent_only_to_the_task_also_ends_its_loader_processes(tmp_path:
     job = submitted(tmp_path)
     wait_for_steps(tmp_path / "0")
     output_of("scancel", "--signal=USR1", job)
+    wait_for_signal(tmp_path / "0")
     assert restarts_of_identical_run(uninterrupted, tmp_path, job) == 1
     assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
 

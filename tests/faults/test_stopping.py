@@ -154,8 +154,8 @@ def test_submitits_handler_requeues_the_job_after_the_save(tmp_path: Path) -> No
     executor.update_parameters(timeout_min=5)
     submitted = executor.submit(Train(), tmp_path)
     pid = tmp_path / "pid"
-    wait_until(lambda: pid.is_file() and pid.read_text().endswith("\n"))
-    os.kill(int(pid.read_text()), signal.SIGUSR2)
+    found = wait_until(lambda: pid.is_file() and re.fullmatch(r"(\d+)\n", pid.read_text()))
+    os.kill(int(found[1]), signal.SIGUSR2)
     assert submitted.result() == "finished"
     assert (tmp_path / "saved").read_text() == "SIGUSR2"
 

@@ -83,7 +83,7 @@ class Browser:
         self.call("Page.navigate", url=page.absolute().as_uri())
         self.wait_for("document.readyState === 'complete' && location.protocol === 'file:'")
 
-    def wait_for(self, expression: str, seconds: float = 60) -> None:
+    def wait_for(self, expression: str, seconds: float = 600) -> None:
         """Waits until an expression is true. Fails after `seconds`."""
         end = time.monotonic() + seconds
         while not self(expression):

@@ -125,6 +125,10 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+# Seconds in which a daemon of a busy machine answers a command, 10 by default.
+MessageTimeout=100
+# Two clusters on one machine have different jobs, and so different MASTER_PORTs.
+FirstJobId={1 + 100 * (port // 4 % 45)}
 # A requeued job starts again only when its credentials have expired, 120 s by default.
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
@@ -205,7 +209,7 @@ def stop(folder: Path) -> None:
     conf = folder / "slurm.conf"
     if _pid(folder / "slurmctld.pid") is not None:
         _client(conf, "scancel", "--user=root")
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while _client(conf, "squeue", "-h").strip() and time.monotonic() < end:
             time.sleep(0.1)
     for name in _DAEMONS:
@@ -262,11 +266,11 @@ def _client(conf: Path, *command: str) -> str:
     """Returns the output of a SLURM command; empty on failure, as until the controller answers."""
     env = {**os.environ, "SLURM_CONF": str(conf)}
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=10, check=False).stdout
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False).stdout
     return ""
 
 
-def _run(*command: str, timeout: float = 30, **variables: str) -> None:
+def _run(*command: str, timeout: float = 600, **variables: str) -> None:
     """Runs a command with its output separate from ours, which may be parsed as a value. Raises Unavailable."""
     env = {**os.environ, **variables}
     try:
@@ -280,7 +284,7 @@ def _run(*command: str, timeout: float = 30, **variables: str) -> None:
         raise Unavailable(f"{' '.join(command)} failed: {said[-1] if said else done.returncode}")
 
 
-def _wait(ready: Callable[[], bool], what: str, folder: Path, seconds: float = 300) -> None:
+def _wait(ready: Callable[[], bool], what: str, folder: Path, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:

@@ -74,6 +74,11 @@ def wait_for_steps(point: Path, steps: int = 2) -> None:
     wait_until(lambda: len(rows(point)) >= steps, lambda: f"{point} does not train: {logs(point)}")
 
 
+def wait_for_signal(point: Path) -> None:
+    """Waits until a run has received a signal: scancel returns before SLURM delivers it."""
+    wait_until(lambda: "stopping after this step" in logs(point), lambda: f"{point} has no signal: {logs(point)}")
+
+
 def rows(point: Path) -> list[dict[str, float]]:
     path = point / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

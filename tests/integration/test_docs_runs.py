@@ -129,7 +129,7 @@ def output(command: Command, session: Session) -> str:
         done = run(sys.executable, "-m", *words, *session.overrides(words), check=False)
     else:
         shell = ["bash", "-c", command.text]
-        done = subprocess.run(shell, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(shell, env=environment(), capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return f"{done.stdout}\n{done.stderr}".replace(str(Path.cwd()), "/home/me")
 

@@ -128,7 +128,7 @@ def test_the_number_of_collectives_does_not_depend_on_micro_batches(grid: Callab
 def failures(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], str]:
     """Runs `fail_on_one_rank.py`. Returns the result of each rank, and stderr of all."""
     folder = tmp_path_factory.mktemp("failures")
-    done = torchrun(2, str(SCRIPTS / "fail_on_one_rank.py"), str(folder), check=False, timeout=300)
+    done = torchrun(2, str(SCRIPTS / "fail_on_one_rank.py"), str(folder), check=False)
     assert done.returncode != 0
     assert (folder / "1.json").is_file(), done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)], done.stderr
@@ -219,7 +219,7 @@ def test_an_error_of_rank_0_is_reported_by_every_rank(tmp_path: Path) -> None:
     """A missing file ends the run immediately; no rank waits for the others."""
     done = torchrun(
         2, "-m", "clipx.train", "data=csv", f"data.path={tmp_path}/none.csv", f"run_dir={tmp_path}/x", "schedule.warmup=1st",
-        check=False, timeout=300,
+        check=False,
     )  # fmt: skip
     assert done.returncode != 0
     for rank in (0, 1):

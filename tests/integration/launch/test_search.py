@@ -7,11 +7,13 @@ is held a second time before step 11: STEPS is larger.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import optuna
 import pytest
+from helpers.processes import is_running
 from helpers.runs import SMALL, VIT, run, start
 from helpers.slurm_jobs import LOCAL, SLURM, held, launch, launch_json, logs, rows
 from helpers.sweeps import states
@@ -73,8 +75,10 @@ def test_a_killed_search_continues_and_prunes_the_worse_learning_rate(
     saved = sweep / "1/checkpoints/step-00000005"  # without it the resumed run would log step 5 again
     wait_until(lambda: saved.is_dir() or first.poll() is not None, lambda: first.out.read_text())
     assert first.returncode is None, first.err.read_text()
+    worker = json.loads((sweep / "1/run.lock").read_text())["pid"]
     first.kill()
     first.wait(600)
+    wait_until(lambda: not is_running(worker), "the run outlives its search")
     assert [trial.state.name for trial in trials(sweep)] == ["COMPLETE", "RUNNING"]
     finished = (sweep / "0/metrics.jsonl").stat().st_mtime_ns
 

@@ -25,6 +25,7 @@ from helpers.slurm_jobs import (
     rows,
     slurm_tasks,
     wait_for_job,
+    wait_for_signal,
     wait_for_steps,
 )
 from helpers.sweeps import states
@@ -86,6 +87,7 @@ def test_torchrun_on_each_node_matches_a_single_process_and_forwards_signals(tmp
     job = job_of(launch(*options, f"run_dir={tmp_path}/four", f"hydra.sweep.dir={tmp_path}/s").stdout)
     wait_for_steps(tmp_path / "four")
     output_of("scancel", "--signal=USR1", job)
+    wait_for_signal(tmp_path / "four")
     release(tmp_path)
     Trainer(small(tmp_path / "one", *LONG, *VIT)).fit()
     assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "four")
@@ -99,6 +101,7 @@ def test_a_signalled_run_is_requeued_and_matches_an_uninterrupted_run_bit_for_bi
     job = job_of(launch(*SLURM, f"hydra.sweep.dir={tmp_path}", *LONG, *held(tmp_path)).stdout)
     wait_for_steps(tmp_path / "0")
     output_of("scancel", "--signal=USR1", job)
+    wait_for_signal(tmp_path / "0")
     release(tmp_path)
     Trainer(small(tmp_path / "straight", *LONG)).fit()
     assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "0")

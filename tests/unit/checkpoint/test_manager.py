@@ -265,7 +265,7 @@ def test_a_second_job_in_the_same_directory_is_rejected(tmp_path: Path) -> None:
 
 def test_a_hanging_loader_is_ended_by_the_watchdog_with_its_stacks(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    process = started(run_dir, "duration=4000st", "data.workers=1", "distributed.watchdog_s=15")
+    process = started(run_dir, "duration=4000st", "data.workers=1", "checkpoint=none", "distributed.watchdog_s=60")
     wait_for_step(run_dir, 2, process)
     (worker,) = children_of(process.pid)
     os.kill(worker, signal.SIGSTOP)  # like a read from a file server that does not respond

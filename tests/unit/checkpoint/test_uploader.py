@@ -168,7 +168,7 @@ def test_abandoned_multipart_uploads_are_aborted(
         begin(key)
     upload(run_dir, f"{own_bucket}/one", save(run_dir, 10))
     assert begun() == ["one/checkpoints/step-00000020/x", "one2/checkpoints/y"], "the other upload may be in progress"
-    monkeypatch.setattr("clipx.checkpoint.uploader._ORPHAN_S", 0.0)
+    monkeypatch.setattr("clipx.checkpoint.uploader._ORPHAN_S", -2.0)  # the server rounds the start up to a second
     upload(run_dir, f"{own_bucket}/one", save(run_dir, 30))
     assert begun() == ["one2/checkpoints/y"], "the upload of another run"
 
@@ -219,7 +219,6 @@ def test_an_outage_only_delays_uploads(
     assert found is not None and same_files(found, folder)
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("mode", slow_except(["down", "hang"], "down"))
 def test_an_upload_interrupted_within_a_file_is_restarted(
     run_dir: Path,
@@ -231,7 +230,8 @@ def test_an_upload_interrupted_within_a_file_is_restarted(
     mode: str,
 ) -> None:
     monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
-    monkeypatch.setattr("clipx.storage.remote._STALL_S", 1.5)
+    if mode == "hang":  # a part makes progress when it is complete, after at least 1.6 s
+        monkeypatch.setattr("clipx.storage.remote._STALL_S", 10.0)
     folder, events = save(run_dir, 10, os.urandom(11 << 20), shards=0), UploadEvents()
     proxy.set("slow", 0.02)  # per 64 KiB
     with closing(Uploader(run_dir, own_bucket, events)) as uploader:
@@ -365,7 +365,7 @@ def test_a_kill_between_files_leaves_no_listed_checkpoint(
 ) -> None:
     first = save(run_dir, 10)
     upload(run_dir, own_bucket)
-    folder = save(run_dir, 20, shards=4)
+    folder = save(run_dir, 20, shards=20)
     proxy.set("slow", 0.5)
     uploader = process("time.sleep(600)")
     place, far = f"{own_bucket}/checkpoints/step-00000020", admin(endpoint)
@@ -373,7 +373,7 @@ def test_a_kill_between_files_leaves_no_listed_checkpoint(
     uploader.send_signal(signal.SIGKILL)
     uploader.wait()
     proxy.set("up")
-    assert 2 <= len(far.find(place)) < 6
+    assert 2 <= len(far.find(place)) < 22
     assert steps(own_bucket) == [10]
     found = fetch_newest(own_bucket, tmp_path / "other", pytest.fail)
     assert found is not None and same_files(found, first)

@@ -225,7 +225,7 @@ def test_too_many_pixels_are_rejected_from_the_header(kind: str) -> None:
     start = time.process_time()
     with pytest.raises(BadSample, match=r"12000x11000 pixels, more than data.max_pixels=89000000"):
         decode(huge, 89_000_000)
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 2
 
 
 def test_the_pixel_limit_is_inclusive() -> None:
