@@ -127,7 +127,7 @@ class _HeartbeatThread:
         end = time.monotonic() + _READ_S
         while time.monotonic() < end:
             others = [beat.rank for beat in self._read() if beat.state == "alive" and beat.rank != self._comm.rank]
-            if all(self._store.check([f"{_FAILED}/{rank}"]) for rank in others):
+            if self._store.check([f"{_FAILED}/{rank}" for rank in others]):
                 return
             time.sleep(_PERIOD_S / 4)
 

@@ -124,7 +124,6 @@ class _Search:
         self._active: dict[int, Trial] = {}  # trials of the batch by number
         self._planned: Sequence[Planned] = []
         self._sizes: dict[int, int] = {}  # size of the metrics file when it was last read
-        self._judged: dict[int, int] = {}  # number of values that this search has judged, by trial
         self._marked: set[int] = set()  # trials that are being pruned
         self._polled = 0.0
         self._failures: list[str] = []  # errors of the latest trials in a row
@@ -172,13 +171,13 @@ class _Search:
         size = file.stat().st_size if file.is_file() else 0
         if size == self._sizes.get(number, 0) and prune:
             return []
+        first = number not in self._sizes
         self._sizes[number] = size
         trial = self._active[number]
         known = max(self._study.get_trials(deepcopy=False)[number].intermediate_values, default=0)
         values = [row[self._metric] for row in read_rows(file) if self._metric in row] if size else []
         # The last value of an earlier search is judged again: that search may have ended before its pruner judged it.
-        judged = self._judged.get(number, max(known - 1, 0))
-        self._judged[number] = len(values)
+        judged = max(known - first, 0)
         for step, value in enumerate(values[judged:], start=judged + 1):
             if step > known:
                 trial.report(value, step)
