@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 from helpers import debian
+from helpers.waiting import wait_until
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -83,12 +83,9 @@ class Browser:
         self.call("Page.navigate", url=page.absolute().as_uri())
         self.wait_for("document.readyState === 'complete' && location.protocol === 'file:'")
 
-    def wait_for(self, expression: str, seconds: float = 600) -> None:
-        """Waits until an expression is true. Fails after `seconds`."""
-        end = time.monotonic() + seconds
-        while not self(expression):
-            assert time.monotonic() < end, f"not true: {expression}"
-            time.sleep(0.05)
+    def wait_for(self, expression: str) -> None:
+        """Waits until an expression is true."""
+        wait_until(lambda: self(expression), f"not true: {expression}")
 
     def __call__(self, expression: str) -> Any:
         """Returns the value of a JavaScript expression."""

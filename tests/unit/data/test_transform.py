@@ -222,10 +222,10 @@ def file_claiming_size(kind: str, width: int, height: int) -> bytes:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_too_many_pixels_are_rejected_from_the_header(kind: str) -> None:
     huge = file_claiming_size(kind, 12_000, 11_000)
-    start = time.process_time()
+    start = time.thread_time()
     with pytest.raises(BadSample, match=r"12000x11000 pixels, more than data.max_pixels=89000000"):
         decode(huge, 89_000_000)
-    assert time.process_time() - start < 2
+    assert time.thread_time() - start < 0.5
 
 
 def test_the_pixel_limit_is_inclusive() -> None:
