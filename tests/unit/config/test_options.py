@@ -99,7 +99,15 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
     covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
     covered |= {
         f"{group}/{name}.yaml"
-        for group in ("recipe", "experiment", "debug", "expectation", "hydra/launcher", "hydra/sweeper")
+        for group in (
+            "recipe",
+            "experiment",
+            "debug",
+            "expectation",
+            "hydra/launcher",
+            "hydra/sweeper",
+            "hydra/hydra_logging",
+        )
         for name in names(group)
     }
     covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
