@@ -22,8 +22,8 @@ class Entries:
     """A metadata list. The number of an entry is its place in the list, from 0; the first place of a repeated one.
 
     An entry between spaces occurs in a text if its words, split at single spaces, are consecutive words of the text. So
-    a dictionary of all entries is sufficient: sequences of words are searched that have the first word and the number of
-    words of an entry. An automaton of pyahocorasick takes twice the memory and half the time.
+    a dictionary of all entries is sufficient: sequences of words are searched that have the first word and as many
+    words as an entry. An automaton of pyahocorasick takes twice the memory and half the time.
     """
 
     texts: Sequence[str]

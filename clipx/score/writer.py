@@ -108,8 +108,8 @@ def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
     Raises ConfigError if `spec.out` holds scores with another plan, DataError if no sample is usable.
     """
     check_workers(data.workers, comm)
-    encoder, described = _encoder(spec, data, comm)
     entries = None if spec.entries is None else read_entries(spec.entries)
+    encoder, described = _encoder(spec, data, comm)
     dataset = exchange_captions(open_on_all_ranks(data, comm), data, spec.seed)
     writer = ScoreWriter(spec, data, dataset.train, encoder, entries, PartStore(spec.out, spec.retry_s))
     plan = {
