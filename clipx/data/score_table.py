@@ -236,7 +236,7 @@ def _indices(file: str) -> NDArray[np.int64]:
 
 
 def write_ids(path: str, out: Path, table: ScoreTable, rows: Rows, weights: NDArray[np.float64] | None) -> None:
-    """Writes the ids in the format that the name `out` has, and `weights` of them if given. Raises DataError."""
+    """Writes the ids in the format that the name `out` has, or their indices and `weights`. Raises DataError."""
     if out.suffix == ".parquet":
         _write_parquet(path, table, rows, weights)
     elif out.suffix == ".npy":
@@ -251,13 +251,14 @@ def write_ids(path: str, out: Path, table: ScoreTable, rows: Rows, weights: NDAr
 
 
 def _write_parquet(path: str, table: ScoreTable, rows: Rows, weights: NDArray[np.float64] | None) -> None:
-    schema = pa.schema([table.file.schema_arrow.field(name) for name in ("key", "index")])
+    names = ["key", "index"] if weights is None else ["index"]
+    schema = pa.schema([table.file.schema_arrow.field(name) for name in names])
     schema = schema if weights is None else schema.append(pa.field("weight", pa.float64()))
     start = 0
     with pq.ParquetWriter(path, schema) as output:
-        for part in table.parts(["key", "index"], rows.mask):
+        for part in table.parts(names, rows.mask):
             end = start + len(part)
-            columns = [part["key"], part["index"], *([] if weights is None else [pa.array(weights[start:end])])]
+            columns = [part[name] for name in names] + ([] if weights is None else [pa.array(weights[start:end])])
             if len(part):
                 output.write_table(pa.table(columns, schema=schema))
             start = end

@@ -67,8 +67,8 @@ class SelectSpec:
     samples of its entries."""
 
     weights: bool = False
-    """Writes the samples with an entry and, as the column `weight` of .parquet, the probability with which `balance`
-    keeps each, for data.weights, instead of drawing once."""
+    """Writes a .parquet file for data.weights instead of drawing: the columns index and weight of the samples with an
+    entry, the weight being the probability with which `balance` keeps the sample."""
 
     out: str = MISSING
     """File to write: .npy (indices, int64), .parquet (columns key and index), or .txt (a key per line). An existing
@@ -139,8 +139,8 @@ def select(spec: SelectSpec) -> None:
 
     out = Path(spec.out).expanduser()
     ensure_folder(out.parent, f"the folder of out={spec.out}", "give out in")
-    keyed = ["key"] if out.suffix != ".npy" else []
-    further = [*keyed, *(["entries"] if spec.balance is not None else [])]
+    keyed = out.suffix != ".npy" and not spec.weights
+    further = [*(["key"] if keyed else []), *(["entries"] if spec.balance is not None else [])]
     table = ScoreTable.open(spec.scores, ["index", *spec.columns, *spec.compared, *further])
     rows = filter_rows(spec, table)
     compare_rows(spec, rows)

@@ -215,7 +215,7 @@ def read_weights(path: str, retry_s: float, key: str, total: int) -> Ordered | B
         return Ordered(values=array)
     require(suffix == ".parquet", f"{key}={path} must end with .npy or .parquet")
     names = parquet(path, retry_s).schema_arrow.names
-    by = next((name for name in ("index", "key", "uid") if name in names), None)
+    by = next((name for name in ("key", "uid", "index") if name in names), None)
     parts = batches(path, ["weight", *([by] if by else [])], key, retry_s)
     weights = ((batch, np.asarray(batch.column(0).cast(pa.float64()), dtype=np.float64)) for batch in parts)
     if by == "index":

@@ -332,7 +332,7 @@ def test_samples_are_drawn_in_proportion_to_their_weights(tmp_path: Path) -> Non
     again = spec.order(spec.open().train, 0)
     assert [again(p) for p in (9999, 3, 5000)] == [drawn(p) for p in (9999, 3, 5000)], "a function of the position"
     assert train.fingerprint == opened(shards, weights=f"{tmp_path}/w.parquet").train.fingerprint
-    columns = {"key": ["a", "b", "c"], "index": [25, 2, 11], "weight": [5.0, 1.0, 2.0]}
+    columns = {"index": [25, 2, 11], "weight": [5.0, 1.0, 2.0]}
     pq.write_table(pa.table(columns), tmp_path / "index.parquet")
     assert train.fingerprint == opened(shards, weights=f"{tmp_path}/index.parquet").train.fingerprint
     np.save(tmp_path / "w.npy", weights * [2 if i == 2 else 1 for i in range(TOTAL)])
