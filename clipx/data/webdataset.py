@@ -103,8 +103,8 @@ class WebDatasetSpec(DataSpec):
 
     weights: str | None = None
     """File of weights with which the training samples are drawn, with replacement: .npy of a number for each sample, or
-    .parquet with the column weight, and key or uid unless in the order of the samples. A sample of weight 0 is not
-    drawn. shuffle_window has no effect, and shards are read by ranges. null: each sample once per epoch."""
+    .parquet with the column weight, and key, uid or index unless in the order of the samples. A sample of weight 0 is
+    not drawn. shuffle_window has no effect, and shards are read by ranges. null: each sample once per epoch."""
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
