@@ -59,7 +59,7 @@ def warn_of_few(batch: Batch, rank: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDecoder:
-    """Decodes the images of the batches of `stream`, whose view decodes on the CPU, on the device.
+    """Decodes the encoded images of batches on the device. `stream`: the samples of the batches, decoded on the CPU.
 
     An image that the device cannot decode is read again on the CPU: if it is a bad sample, it is replaced by the same
     sample as with data.decode=cpu.
@@ -73,7 +73,7 @@ class DeviceDecoder:
     def __call__(self, batch: Batch, device: torch.device) -> Batch:
         """Returns the batch on the device, with all images in pixels. Raises DataError.
 
-        The host waits for the decoder, and before for the current stream.
+        The host waits for the current stream, then for the decoder.
         """
         encoded = [item for images in batch.encoded for item in images]
         whole_bSS3 = [torch.empty((len(batch.index), s, s, 3), dtype=torch.uint8, device=device) for s in self.sizes]
@@ -177,12 +177,14 @@ def decode_jpegs(files: Sequence[Tensor], device: torch.device) -> list[Tensor |
 
 
 def _decode_halves(files: Sequence[Tensor], device: torch.device, errors: list[RuntimeError]) -> list[Tensor | None]:
-    """Decodes each file that can be decoded: torchvision decodes none of a list in which one cannot."""
+    """Decodes each file that can be decoded, by halves: torchvision decodes no file of a list in which one fails."""
     try:
         return [*_decode(files, device)]
     except RuntimeError as error:
         if "out of memory" in str(error):
             raise torch.OutOfMemoryError(str(error)) from None
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the failed call may still write to memory that it has freed
         if len(files) == 1:
             log.debug("data.decode=gpu: a JPEG is read on the CPU: %s", _first_line(error))
             errors.append(error)
