@@ -37,7 +37,7 @@ class View(Protocol):
 
     @property
     def on_device(self) -> bool:
-        """Whether `load` leaves images to the device (data.decode=gpu)."""
+        """Returns whether `load` leaves images to the device (data.decode=gpu)."""
 
     def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
         """Returns uninitialised tensors for the inputs of so many samples, sample by sample.
