@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange
+from clipx.data.device_decoder import DeviceDecoder, warn_of_few
+from clipx.data.encoded import Crop, EncodedImages, Place
 from clipx.data.loader_processes import ProcessLoader
 from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
-from clipx.data.views import View, shared_rows
+from clipx.data.views import ImageView, View, shared_rows
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import check_cores
 from clipx.errors import DataError
@@ -43,6 +45,16 @@ class TargetSource(Protocol):
         """Returns the target rows of a sample and its drawn caption. Raises BadSample if it has none."""
 
 
+@dataclass(slots=True)
+class Drawn:
+    """Sample at a position of the stream. `crop`: see View.load."""
+
+    index: int
+    caption: str
+    targets: tuple[Tensor, ...]
+    crop: Crop | None
+
+
 @dataclass(frozen=True)
 class TrainBatches(Dataset["Batch | DataError"]):
     """Data set of batches by positions of the stream. A bad sample is replaced by one drawn from (seed, position)."""
@@ -61,16 +73,22 @@ class TrainBatches(Dataset["Batch | DataError"]):
         torch would replace the message of an exception raised here by a stack trace.
         """
         captions, indices, targets, bad = [], [], [], list[BadRecord]()
+        crops = list[tuple[Place, Crop]]()
         try:
             views = self.view.allocate(len(positions), None if self.second is None else self.second.size)
             wanted = [self.order(position) for position in positions]
             prefetch_samples(self.source, wanted, *self.order.read_ahead(positions))
-            for position, first, *outs in zip(positions, wanted, *views, strict=True):
-                index, caption, rows = self.draw(position, first, bad, *outs)
-                captions.append(caption)
-                indices.append(index)
-                targets.append(rows)
-            image, *others = map(self.view.batch, map(shared_rows, views))
+            for row, (position, first) in enumerate(zip(positions, wanted, strict=True)):
+                known = len(bad)
+                drawn = self.draw(position, first, bad, *(rows[row - len(crops)] for rows in views))
+                captions.append(drawn.caption)
+                indices.append(drawn.index)
+                targets.append(drawn.targets)
+                if drawn.crop is not None:
+                    crops.append((Place(row, position, len(bad) - known), drawn.crop))
+            pixels = len(positions) - len(crops)
+            image, *others = (self.view.batch(shared_rows(rows[:pixels])) for rows in views)
+            encoded = (EncodedImages.of(crops, shared_rows),) if self.view.on_device else ()
         except DataError as error:
             return error
         return Batch(
@@ -82,28 +100,32 @@ class TrainBatches(Dataset["Batch | DataError"]):
             second_image=others[0] if others else None,
             second_tokens=None if self.second is None else self.second.tokenizer(captions),
             traffic=take_traffic(),
+            encoded=encoded,
         )
 
     def rng(self, position: int) -> random.Random:
         """Returns the generator of the crop and the caption at a position."""
         return random.Random(f"{self.seed}/{position}")
 
-    def draw(
-        self, position: int, index: int, bad: list[BadRecord], *outs: Tensor
-    ) -> tuple[int, str, tuple[Tensor, ...]]:
+    def draw(self, position: int, index: int, bad: list[BadRecord], *outs: Tensor) -> Drawn:
         """Reads sample `index` into its row of each allocated tensor, with the draws of a position of the stream.
 
-        Returns (index, caption, target rows) of the sample, or of its first usable substitute. Appends the bad ones to
-        `bad`. Raises DataError if all substitutes are bad.
+        Returns the sample, or its first usable substitute. Appends the bad ones to `bad`. Raises DataError if all
+        substitutes are bad.
         """
-        rng = self.rng(position)
+        rng, first, known = self.rng(position), index, len(bad)
         for _ in range(_MAX_SUBSTITUTES):
+            crop = None
             try:
                 sample = self.source.read(index)
-                self.view.load(sample.image, rng, *outs)
+                crop = self.view.load(sample.image, rng, *outs)
                 caption = sample.draw_caption(rng)
-                return index, caption, () if self.targets is None else self.targets.rows(index, sample, caption)
+                targets = () if self.targets is None else self.targets.rows(index, sample, caption)
+                return Drawn(index, caption, targets, crop)
             except BadSample as error:
+                if crop is not None:  # it has no targets: whether its image is bad, too, decides on the next draws
+                    del bad[known:]
+                    return replace(self, view=self.view.on_cpu()).draw(position, first, bad, *outs)
                 bad.append(BadRecord(self.source.key(index), str(error)))
                 index = self.order.substitute(position, rng)
         raise DataError(f"{_MAX_SUBSTITUTES} samples in a row are bad, the last {bad[-1].key}: {bad[-1].reason}")
@@ -151,23 +173,37 @@ class TrainLoader:
     """Loader of this rank's batches. Each batch is joined from its parts, in pinned memory with `pin`."""
 
     def __init__(self, parts: _Parts, sampler: _PartSampler, workers: int, prefetch: int, pin: bool) -> None:
-        self.sampler = sampler
+        self.sampler, self.decoder = sampler, _device_decoder(parts)
         # Each process keeps `prefetch` parts ready, and all processes together `prefetch` batches.
         ready = max(prefetch, -(-prefetch * sampler.parts // workers)) if workers else prefetch
         self.items: ProcessLoader[Part | JoinedBatch] = ProcessLoader(parts, sampler, workers, ready, pin)
 
     def __iter__(self) -> Iterator[Batch]:
-        missing = self.sampler.parts
+        missing, warned = self.sampler.parts, False
         for item in self.items:
             joined = item.join()
             del item  # frees the shared memory of the part
             missing -= 1
             if not missing:
                 missing = self.sampler.parts
-                yield joined.take()
+                batch = replace(joined.take(), decoder=self.decoder)
+                if self.decoder is not None and not warned:
+                    warned = True
+                    warn_of_few(batch, self.sampler.rank)
+                yield batch
+                del batch
 
     def __len__(self) -> int:
         return len(self.sampler.firsts)
+
+
+def _device_decoder(parts: _Parts) -> DeviceDecoder | None:
+    """Returns the decoder of the batches if their images are left to the device."""
+    stream, view = parts.stream, parts.stream.view
+    if not isinstance(view, ImageView) or not view.on_device:
+        return None
+    sizes = view.sizes(None if stream.second is None else stream.second.size)
+    return DeviceDecoder(replace(stream, view=view.on_cpu()), parts.packers, sizes)
 
 
 def check_workers(workers: int, comm: Comm) -> None:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -23,9 +23,10 @@ from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import get_worker_info
 
 from clipx.data.batch import PART_SAMPLES
+from clipx.data.encoded import Crop, device_crop
 from clipx.data.image_format import NPY
 from clipx.data.source import BadSample
-from clipx.data.spec import DataSpec, check_takes_features
+from clipx.data.spec import DataSpec, Decoder, check_takes_features
 from clipx.data.transform import decode, eval_transform, train_transform
 from clipx.errors import DataError
 from clipx.model.tower_spec import ImageTowerSpec
@@ -34,6 +35,10 @@ from clipx.model.tower_spec import ImageTowerSpec
 class View(Protocol):
     """Input of an image tower, read from the encoded image or the stored features of a sample."""
 
+    @property
+    def on_device(self) -> bool:
+        """Returns whether `load` leaves images to the device (data.decode=gpu)."""
+
     def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
         """Returns uninitialised tensors for the inputs of so many samples, sample by sample.
 
@@ -41,14 +46,20 @@ class View(Protocol):
         loader process they are valid until the next call: see empty_rows.
         """
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
-        """Reads a training sample into its row of each allocated tensor. Raises BadSample."""
+    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> Crop | None:
+        """Reads a training sample into its row of each allocated tensor. Raises BadSample.
+
+        Returns its crop instead, and reads nothing, if the device decodes it.
+        """
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         """Returns the row of an evaluation sample. Raises BadSample."""
 
     def batch(self, rows: Tensor) -> Tensor:
         """Returns rows as the model takes them."""
+
+    def on_cpu(self) -> View:
+        """Returns the view that leaves no image to the device."""
 
     def for_data(self, data: DataSpec) -> View:
         """Returns the view with the limits of other data."""
@@ -60,7 +71,8 @@ def view_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) -> V
     Raises ConfigError for an option of images that is set for stored features.
     """
     if image.features is None:
-        return ImageView(size or image.size, data.crop_scale, data.max_pixels, image.stretch)
+        on_device = data.decode == Decoder.gpu
+        return ImageView(size or image.size, data.crop_scale, data.max_pixels, image.stretch, on_device)
     check_takes_features(data)
     return FeatureView(image.features)
 
@@ -77,19 +89,29 @@ class ImageView:
     crop_scale: Sequence[float]
     max_pixels: int
     stretch: bool = False  # model.image.stretch; evaluation only
+    on_device: bool = False  # training only
+
+    def sizes(self, second_size: int | None) -> list[int]:
+        """Returns the sides of the images of a batch: a second view of the same size has the same images."""
+        return [self.size] if second_size is None or second_size == self.size else [self.size, second_size]
 
     def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
-        sizes = [self.size] if second_size in (None, self.size) else [self.size, second_size]
-        return [empty_rows((samples, size, size, 3), torch.uint8) for size in sizes]
+        return [empty_rows((samples, size, size, 3), torch.uint8) for size in self.sizes(second_size)]
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
-        train_transform(encoded, self.crop_scale, self.max_pixels, rng, *outs)
+    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> Crop | None:
+        crop = device_crop(encoded, self.crop_scale, self.max_pixels, rng) if self.on_device else None
+        if crop is None:
+            train_transform(encoded, self.crop_scale, self.max_pixels, rng, *outs)
+        return crop
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         return torch.tensor(eval_transform(decode(encoded, self.max_pixels), self.size, self.stretch))
 
     def batch(self, rows: Tensor) -> Tensor:
         return rows.permute(0, 3, 1, 2)
+
+    def on_cpu(self) -> ImageView:
+        return replace(self, on_device=False)
 
     def for_data(self, data: DataSpec) -> ImageView:
         return replace(self, max_pixels=data.max_pixels)
@@ -100,6 +122,7 @@ class FeatureView:
     """Stored features: `width` numbers of each sample. Rows are [F] float32, and a batch of them is [n, F]."""
 
     width: int
+    on_device: ClassVar[bool] = False
 
     def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
         assert second_size is None, "a teacher model reads images"
@@ -113,6 +136,9 @@ class FeatureView:
 
     def batch(self, rows: Tensor) -> Tensor:
         return rows
+
+    def on_cpu(self) -> FeatureView:
+        return self
 
     def for_data(self, data: DataSpec) -> FeatureView:
         check_takes_features(data)
@@ -149,7 +175,7 @@ def copy_to_shared(rows: Tensor) -> Tensor:
         storage = torch.UntypedStorage._new_shared(rows.nbytes)  # as in torch's default_collate
     except RuntimeError as error:
         raise DataError(
-            f"the shared memory for {len(rows)} samples of {rows.nbytes / 1e6:,.1f} MB cannot be allocated ({error}): "
+            f"{rows.nbytes / 1e6:,.1f} MB of shared memory for samples cannot be allocated ({error}): "
             f"each loader process keeps data.prefetch batches there, of at most {PART_SAMPLES} samples; lower "
             "data.workers or data.prefetch, or give the machine or container more /dev/shm, e.g. with docker's "
             "--shm-size"

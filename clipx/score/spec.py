@@ -17,7 +17,7 @@ from clipx.storage.url import check_folder_url
 
 # Options of DataSpec that change neither the samples nor how they are read here.
 _UNUSED = (
-    *("batch_size", "micro_batches", "shuffle_window", "crop_scale", "streams"),
+    *("batch_size", "micro_batches", "shuffle_window", "crop_scale", "decode", "streams"),
     *("replacement", "repeat_batch", "weight"),
 )
 _MOST_CLUSTERS = 1 << 20

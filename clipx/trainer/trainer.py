@@ -15,7 +15,6 @@ from clipx.config.duration import Duration, Length
 from clipx.config.saved import flatten, to_dict
 from clipx.data.bad_samples import BadSampleCounter, check_opened
 from clipx.data.batch import Batch
-from clipx.data.loader import check_workers
 from clipx.data.order import SampleOrder
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.spec import Dataset, exchange_captions, open_on_all_ranks, training_order
@@ -39,7 +38,7 @@ from clipx.storage.traffic import NO_TRAFFIC
 from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredEmbeddings
 from clipx.trainer.backends import Backends, prepare_backends
-from clipx.trainer.batches import remaining_batches
+from clipx.trainer.batches import check_loading, remaining_batches
 from clipx.trainer.counters import counters, restore_counters
 from clipx.trainer.early_stopping import EarlyStopping
 from clipx.trainer.evaluation import PeriodicEvaluation
@@ -110,7 +109,7 @@ class Trainer:
     def _build_data(self) -> None:
         spec, comm, batch = self.spec, self.comm, self.spec.data.batch_size
         check_ranks(spec.stages, spec.data, comm.world)
-        check_workers(spec.data.workers, comm)
+        check_loading(spec.data, comm)
         self.dataset = open_on_all_ranks(spec.data, comm)
         train = self.dataset.train
         # Name and directory may contain the time and differ between ranks; those of rank 0 are used.
